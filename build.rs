@@ -1,6 +1,6 @@
-//! Tells the tests what this machine has: a test whose servers, sandboxes or rights are missing is reported as ignored,
-//! with the command that installs them. `MCP_REAL_SERVERS`, `MCP_SANDBOX` and `MCP_MOUNTS` set to `required` run it all
-//! the same, and it fails.
+//! Tells the tests which programs and privileges this machine has. A test whose servers, sandboxes or privileges are
+//! missing is reported as ignored, with the command that installs them. `MCP_REAL_SERVERS`, `MCP_SANDBOX` and
+//! `MCP_MOUNTS` set to `required` run the test anyway, and it fails.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }
 
-/// Sets `cfg` if something is missing that is not required.
+/// Sets `cfg` if a prerequisite is missing and not required.
 fn without(cfg: &str, required: &str, is_there: bool) {
     println!("cargo::rustc-check-cfg=cfg({cfg})");
     println!("cargo::rerun-if-env-changed={required}");
@@ -34,13 +34,11 @@ fn without(cfg: &str, required: &str, is_there: bool) {
     }
 }
 
-/// Returns the directory that `variable` names, or the default.
 fn directory(variable: &str, default: PathBuf) -> PathBuf {
     println!("cargo::rerun-if-env-changed={variable}");
     std::env::var_os(variable).map_or(default, PathBuf::from)
 }
 
-/// Finds a program in `PATH`, then in `more`.
 fn find(program: &str, more: &[PathBuf]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain(more.iter().cloned());

@@ -1,4 +1,4 @@
-//! What a call costs through the runtime, against rmcp's client on the pipes of the same kind of process.
+//! Cost of a call through the runtime, compared with rmcp's client on the pipes of the same kind of process.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -24,7 +24,6 @@ use common::{CpuClock, GIVE_UP, NullSink, Report, is_online, median, number, spe
 const ROUNDS: usize = 15;
 const CALLS: u32 = 4096;
 
-/// What one round has taken.
 struct Round {
     cpu: Duration,
     wall: Duration,
@@ -103,7 +102,7 @@ async fn round<F: Future<Output = ()> + Send + 'static>(callers: u32, caller: im
     Round { cpu: cpu.elapsed(), wall: began.elapsed() }
 }
 
-/// rmcp's client on a child's pipes, with nothing between.
+/// Baseline: rmcp's client directly on the pipes of a child.
 struct Direct {
     client: RunningService<RoleClient, Handler>,
     child: tokio::process::Child,

@@ -1,5 +1,5 @@
-//! What a decision costs: one charge against a restart budget, and the whole life of a slot from a crash until it is online
-//! again, against a look-up in a map of 10,000 instances, which is how a supervisor finds the slot at all.
+//! Cost of decisions: charging a restart budget, and a slot's transitions from a crash until it is online again,
+//! compared with a look-up in a map of 10,000 instances, by which a supervisor finds the slot.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -26,7 +26,6 @@ use serde_json::value::RawValue;
 
 use common::{Report, number, spec, time};
 
-/// Two crashes of one instance are so far apart.
 const APART: Duration = Duration::from_secs(400);
 
 fn main() {
@@ -49,7 +48,6 @@ fn main() {
     report.publish();
 }
 
-/// As criterion has written it.
 fn median(home: &Path, bench: &str) -> Duration {
     let text = std::fs::read_to_string(home.join(bench).join("new/estimates.json")).unwrap();
     let estimates: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -65,7 +63,7 @@ fn look_up(criterion: &mut Criterion) {
     criterion.bench_function("look_up", |bencher| bencher.iter(|| slots.get(black_box(turn.next().unwrap()))));
 }
 
-/// The budget is nearly spent at each charge: that is the most that there is to look through.
+/// Charges a budget that is always nearly spent, so that the history has its largest size.
 fn charge(criterion: &mut Criterion) {
     let policy = RestartPolicy { max_crashes: 5, ..RestartPolicy::default() };
     let (mut history, mut now) = (History::default(), Instant::now());
@@ -77,7 +75,6 @@ fn charge(criterion: &mut Criterion) {
     });
 }
 
-/// What a server says of itself.
 fn introduced() -> ServerInfo {
     let object = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
     ServerInfo {

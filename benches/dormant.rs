@@ -1,5 +1,5 @@
-//! What a server that sleeps costs: its memory, and the first answer of one that is woken, against bare spawn, handshake
-//! and call of the same program.
+//! Cost of a dormant server: its memory, and the latency of the call that wakes it, compared with a bare spawn,
+//! handshake and call of the same program.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -22,11 +22,9 @@ const INSTANCES: usize = 10_000;
 const TEAMS: usize = 100;
 const USERS: usize = 10;
 
-/// Fleets of each kind; the one in the middle is reported.
 const FLEETS: usize = 5;
 const WAKES: usize = 101;
 
-/// In the environment of a child: which fleet it is to put to sleep.
 const CHILD: &str = "SATELLITE_BENCH_DORMANT";
 
 fn main() {
@@ -57,7 +55,7 @@ fn parent() {
     report.publish();
 }
 
-/// Each fleet in a process of its own, so that none finds memory that another has left.
+/// Runs each fleet in a separate process, so that it does not reuse memory of another fleet.
 fn run(kind: &str) -> f64 {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .env(CHILD, kind)
@@ -73,7 +71,7 @@ fn child(known: bool) {
     println!("{}", common::tokio_runtime().block_on(memory(known)));
 }
 
-/// Bytes of each server of a fleet that sleeps. Its servers have no tools: what is left is all beyond a catalogue.
+/// Returns the bytes per dormant server. The servers have no tools, so a catalogue is not included.
 async fn memory(known: bool) -> f64 {
     let script = Script { no_tools_capability: true, ..Script::default() };
     let connector = SimConnector::new(script);
@@ -99,7 +97,7 @@ async fn memory(known: bool) -> f64 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(connector.alive(), 0);
-    // What is over is given back: events that wait, and what the allocator keeps for a moment.
+    // Wait until temporary memory is freed: queued events and pages held by the allocator.
     runtime.flush().await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (after, _) = resident();
@@ -111,7 +109,6 @@ fn at_once() -> IdlePolicy {
     IdlePolicy { idle: Duration::ZERO, grace: Duration::ZERO, sweep: Duration::from_millis(1) }
 }
 
-/// From a call to its answer, where the server sleeps; and bare, in turns.
 async fn wakes() -> (Vec<Duration>, Vec<Duration>) {
     let program = [env!("CARGO_BIN_EXE_satellite").to_owned(), "sim-server".to_owned()];
     let mut spec = spec(0, 1, 1, &program, &Arc::new(Policy { idle: at_once(), ..Policy::default() }));

@@ -1,5 +1,5 @@
-//! Whether telling an event ever holds up who tells it: from one and from four threads at full speed, with a sink that
-//! takes everything and with one that never answers.
+//! Latency of emitting events from one and four threads at full speed, with a sink that accepts everything and one that
+//! never answers. Emitting should never block the caller.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -17,10 +17,8 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 
 use common::{NullSink, Report, median, number, quantile, spec, start, time};
 
-/// Events told in each round, by all threads together.
 const EVENTS: usize = 400_000;
 
-/// Never answers.
 struct StalledSink;
 
 impl EventSink for StalledSink {
@@ -45,7 +43,7 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut Report) {
     .await;
     let subject = Arc::new(Subject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))));
     for threads in [1, 4] {
-        // Twice: a look at the clock around each event costs as much as the event.
+        // Measured twice, because reading the clock around each event costs as much as the event.
         let before = runtime.event_statistics();
         let (took, _) = tell(runtime.emitter(), &subject, threads, false);
         let after = runtime.event_statistics();

@@ -1,5 +1,5 @@
-//! How long simulated servers take to be online, how much memory each takes, its server counted in, and what of it grows
-//! with the size of the fleet.
+//! Time until simulated servers are online, memory of each instance including its server, and how both grow with the
+//! size of the fleet.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -21,21 +21,17 @@ use serde::{Deserialize, Serialize};
 use common::{CpuClock, GIVE_UP, NullSink, Report, number, resident, spec, start, time};
 
 const INSTANCES: usize = 10_000;
-/// How many, and how many fleets of that size; the middle one is reported.
+/// Fleet sizes with the number of runs of each; the median is reported.
 const SIZES: [(usize, usize); 3] = [(1_000, 5), (10_000, 5), (100_000, 1)];
 const TEAMS: usize = 100;
 const USERS: usize = 10;
 
-/// Runs of each kind; the one in the middle is reported.
 const ROUNDS: usize = 5;
 
-/// Installations that wait for their answers at once.
 const INSTALLS: usize = 64;
 
-/// In the environment of a child: which fleet it is to bring up, and how large.
 const CHILD: &str = "SATELLITE_BENCH_FLEET";
 
-/// What one fleet has taken.
 #[derive(Serialize, Deserialize)]
 struct Found {
     online: Duration,
@@ -65,7 +61,7 @@ fn answer(found: &Found) {
     println!("{}", serde_json::to_string(found).unwrap());
 }
 
-/// Each fleet in a process of its own, so that none finds memory that another has left.
+/// Runs each fleet in a separate process, so that it does not reuse memory of another fleet.
 fn parent() {
     let mut report =
         Report::new("fleet", ["10,000 servers", "online", "CPU", "KiB each", "KiB each, at most", "torn down"]);
@@ -88,7 +84,6 @@ fn parent() {
     shares();
 }
 
-/// What of the cost grows with the fleet.
 fn sizes() {
     let columns = ["servers", "online", "CPU", "CPU each", "KiB each", "peak", "torn down", "torn down, each"];
     let mut report = Report::new("fleet_sizes", columns);
@@ -117,7 +112,7 @@ fn sizes() {
     report.publish();
 }
 
-/// What an instance takes that has no server yet, beside one that has.
+/// Measures an instance without a server, compared with one that has a server.
 fn shares() {
     let mut report = Report::new("fleet_memory", ["10,000 instances", "KiB each"]);
     for (kind, name) in [
@@ -158,7 +153,6 @@ async fn online(instances: usize, kind: ServerKind) -> Found {
     found
 }
 
-/// All of them wait for a server that never comes.
 async fn starting(instances: usize) -> Found {
     measure(instances, Status::Connecting, Nobody, |options| options.start_permits = usize::MAX).await
 }
@@ -193,7 +187,7 @@ async fn measure(
         done.unwrap();
     }
     drop(installed);
-    // Looking costs as well: now and then is enough, and the first that is missing ends the look.
+    // Polling costs CPU as well, so it is rare; `all` stops at the first instance that is not ready.
     let look_again_after = Duration::from_millis(if instances > INSTANCES { 50 } else { 5 });
     while !runtime.snapshot().iter().all(|view| view.status == until) {
         assert!(began.elapsed() < GIVE_UP, "the fleet does not come up");
@@ -202,7 +196,7 @@ async fn measure(
     let (online, online_cpu) = (began.elapsed(), cpu.elapsed());
     assert_eq!(runtime.snapshot().len(), instances);
 
-    // What is over is given back: events that wait, and what the allocator keeps for a moment.
+    // Wait until temporary memory is freed: queued events and pages held by the allocator.
     runtime.flush().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let (bytes, peak) = resident();

@@ -1,8 +1,8 @@
-//! What the endpoint costs: calls of an echo tool behind one stdio server, through the endpoint in each of its ways,
-//! against the same server's bare pipe, against rmcp's own HTTP server before the same runtime, and against `mcp-proxy`.
-//! Every gateway is a process of its own, and its CPU time is its own alone; the bench is the clients.
+//! Cost of the MCP endpoint: calls of an echo tool of one stdio server through each kind of endpoint, compared with the
+//! server's bare pipe, with rmcp's own HTTP server in front of the same runtime, and with `mcp-proxy`. Every gateway is
+//! a separate process, so its CPU time is measured alone; the bench process runs the clients.
 //!
-//! `mcp-proxy` 0.6.0 is measured where `MCP_PROXY` says it is, or `target/tools/bin/mcp-proxy`.
+//! `mcp-proxy` 0.6.0 is measured if the path in `MCP_PROXY`, or else `target/tools/bin/mcp-proxy`, exists.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[path = "gateway/client.rs"]
@@ -28,26 +28,22 @@ use common::{Report, median, number, quantile, time};
 use gateways::Gateway;
 use pipe::Pipe;
 
-/// Clients at once, and calls of a round by all of them together: a round takes about as long with each.
+/// Number of concurrent clients, and calls per round of all clients together: each load takes about as long.
 const LOADS: [(usize, usize); 3] = [(1, 5_000), (8, 20_000), (32, 20_000)];
 
-/// Of each way, in turns; the one in the middle is reported.
+/// Rounds per gateway, taken in turns; the median is reported.
 const ROUNDS: usize = 7;
 
-/// Of each client, before the first round.
 const WARM_UP: usize = 200;
 
-/// What one round has taken.
 struct Round {
     wall: Duration,
     cpu: Option<Duration>,
     calls: Vec<Duration>,
 }
 
-/// Where the calls go.
 enum Way {
     Pipe(Pipe),
-    /// A gateway, and its clients. A client is away while it calls.
     Gateway(Gateway, Vec<Client>),
 }
 
@@ -117,7 +113,6 @@ async fn joined(tasks: Vec<tokio::task::JoinHandle<Vec<Duration>>>) -> Vec<Durat
     all
 }
 
-/// What was found of one way under one load.
 struct Found {
     per_second: f64,
     cpu: Option<Duration>,
@@ -127,7 +122,7 @@ fn main() {
     if sdk::is_child() {
         common::tokio_runtime().block_on(sdk::serve());
     } else {
-        // `-- discovery` measures that alone.
+        // `-- discovery` measures discovery only.
         if !std::env::args().any(|argument| argument == "discovery") {
             common::tokio_runtime().block_on(measure());
         }
@@ -178,7 +173,8 @@ fn row(report: &mut Report, way: &Way, clients: usize, rounds: &[Round]) -> Foun
     found
 }
 
-/// Half the CPU time of `mcp-proxy`, and one and a half times its requests: 1 / 1.5 the other way round.
+/// Adds the goals: half the CPU time of `mcp-proxy`, and 1.5 times its requests per second, stated as 1 / 1.5 the other
+/// way round.
 fn goals(report: &mut Report, ways: &[Way], found: &[Found], clients: usize) {
     let of = |name: &str| ways.iter().zip(found).find(|(way, _)| way.name() == name).map(|(_, found)| found);
     let Some(proxy) = of(gateways::MCP_PROXY) else { return };

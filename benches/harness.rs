@@ -1,5 +1,5 @@
-//! What `satellite load` says of large fleets: whether a storm in some teams is felt in others, how soon everybody is back
-//! from each kind of fault, and what we add to the start of 300 real processes.
+//! Results of `satellite load` for large fleets: whether a crash storm in some teams affects others, the recovery time
+//! from each kind of fault, and the overhead at the start of 300 real processes.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -12,10 +12,8 @@ use serde_json::Value;
 
 use common::{Report, harness, median, number, time};
 
-/// Everything is drawn from it.
 const SEED: &str = "1";
 
-/// Fleets of real processes; the one in the middle is reported.
 const ROUNDS: usize = 5;
 
 fn main() {
@@ -28,12 +26,12 @@ fn milliseconds(value: &Value) -> Duration {
     Duration::from_secs_f64(value.as_f64().unwrap_or_else(|| panic!("{value} is no time")) / 1e3)
 }
 
-/// A quantile of a latency as the harness writes it; a dash where there is none.
+/// Formats a quantile of a latency; a dash if there are no samples.
 fn at(latency: &Value, quantile: &str) -> String {
     if latency["n"] == 0 { "-".to_owned() } else { time(milliseconds(&latency[quantile])) }
 }
 
-/// A third of 10,000 crash at once.
+/// Crashes a third of 10,000 servers at once.
 fn storm() {
     let found = harness(&["--scenario", "storm", "--seed", SEED]);
     let mut report = Report::new("storm", ["10,000 servers", "n", "median", "99 %", "longest"]);
@@ -48,14 +46,13 @@ fn storm() {
     }
     let [quiet, storm] = ["quiet", "neighbours"].map(|kind| milliseconds(&found["calls"][kind]["p99"]));
     report.goal("99 % of calls to other teams, against before", 2.0, "×", storm.div_duration_f64(quiet));
-    // The first restart comes after a second, and each may take a second more.
+    // The first restart comes after one second; jitter may add another.
     let longest = milliseconds(&found["recoveries"]["crash"]["max"]);
     report.goal("the last is online after", 2.0, "s", longest.as_secs_f64());
     report.goal("promises broken", 0.0, "", found["violations_in_all"].as_f64().unwrap());
     report.publish();
 }
 
-/// A little of everything.
 fn recoveries() {
     let found = harness(&["--scenario", "mixed", "--seed", SEED]);
     let mut report = Report::new("recoveries", ["until its victim is online, from", "n", "median", "99 %", "longest"]);
@@ -67,7 +64,7 @@ fn recoveries() {
     report.publish();
 }
 
-/// 300 processes that do next to nothing.
+/// Starts 300 processes that do almost no work.
 fn children() {
     let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/children.toml");
     let found = (0..ROUNDS).map(|_| harness(&["--scenario", scenario, "--seed", SEED, "--real"]));

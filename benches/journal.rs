@@ -1,6 +1,6 @@
-//! How fast events are on disk: into the journal alone and through the whole of a satellite, beside the same events written as
-//! lines to a file. How fast those that have piled up go to a backend, which is the reference backend in another thread. And
-//! how long a satellite with a million of them takes to open it.
+//! Throughput of the journal: events stored in the journal alone and through a whole satellite, compared with the same
+//! events as lines of a file; delivery of a backlog to the reference backend in another thread; and the time to open a
+//! journal of a million events.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -26,16 +26,15 @@ use mcp_satellite_actors::seam::{Answer, Batch};
 
 use common::{Report, median, number, quantile, spec, start, time};
 
-/// A bench that was not optimized is a look at whether it works.
+/// An unoptimized run only checks that the bench works.
 const EVENTS: u64 = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
 
-/// Of those, so many go to a backend.
 const DELIVERED: u64 = EVENTS / 10;
 
-/// As many as the batcher hands over at most.
+/// Largest batch of the batcher.
 const BATCH: u64 = 2_000;
 
-/// Of the whole way, only every so many emits is timed: a look at the clock costs as much as an emit.
+/// Ratio of emits to timed emits: reading the clock costs as much as an emit.
 const TIMED: u64 = 16;
 
 fn main() {
@@ -59,7 +58,8 @@ fn event(of: &Arc<Subject>) -> Event {
     }
 }
 
-/// The batches, made before anything is measured, a piece at a time so that they need not all be in memory.
+/// Returns the next batches of a piece of 100,000 events, made before the measurement. All events at once would need
+/// too much memory.
 fn batches(from: u64, size: u64, of: &Arc<Subject>) -> Vec<Arc<Batch>> {
     let envelope = |seq| Envelope { seq, timestamp: Timestamp::now(), event: event(of) };
     let piece = (from..from + 50 * BATCH).step_by(usize::try_from(size).unwrap());
@@ -120,7 +120,6 @@ async fn measure(report: &mut Report) {
     report.goal("reading an event back", 10.0, "µs", each(read));
 }
 
-/// The same events as lines of a file, as fast as one thread can.
 fn lines(path: &Path, of: &Arc<Subject>) -> (Duration, u64) {
     let mut file = File::create(path).unwrap();
     let (mut took, mut text) = (Duration::ZERO, Vec::new());
@@ -156,7 +155,7 @@ async fn journalled(data_dir: &Path, size: u64, of: &Arc<Subject>) -> (Duration,
     (took + began.elapsed(), fs::metadata(journal::database(data_dir)).unwrap().len())
 }
 
-/// Told by one thread, as fast as none is lost.
+/// Emits from one thread, as fast as no event is lost.
 async fn through(data_dir: &Path, of: &Arc<Subject>) -> (Duration, u64, (Duration, Duration)) {
     let journal = Journal::open(data_dir, limits()).unwrap();
     let sink = JournalSink::new(journal.clone(), None);
@@ -167,7 +166,7 @@ async fn through(data_dir: &Path, of: &Arc<Subject>) -> (Duration, u64, (Duratio
     let emits = tokio::task::spawn_blocking(move || {
         let mut emits = Vec::new();
         for nth in 0..EVENTS {
-            // Half of what there is room for on the way.
+            // Half of the capacity of the queues.
             while nth.is_multiple_of(100) && nth.saturating_sub(*appended.borrow()) > 5_000 {
                 std::thread::yield_now();
             }
@@ -189,12 +188,12 @@ async fn through(data_dir: &Path, of: &Arc<Subject>) -> (Duration, u64, (Duratio
     (took, bytes, (median(emits.iter().copied()), quantile(emits, 0.99)))
 }
 
-/// What has piled up, to a backend that keeps it: until that has acknowledged the last of them.
+/// Delivers a backlog to the backend until it has acknowledged the last event.
 async fn delivered(home: &Path, of: &Arc<Subject>) -> Duration {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (send, receive) = std::sync::mpsc::channel();
     let backend_dir = home.join("backend");
-    // On threads of its own, as another process would be.
+    // Separate threads, as another process would have.
     let backend = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     backend.spawn(async move {
         let backend = Backend::open(Settings::new(backend_dir)).await.unwrap();
@@ -233,7 +232,6 @@ async fn delivered(home: &Path, of: &Arc<Subject>) -> Duration {
     took
 }
 
-/// The middle one of a few, in milliseconds.
 async fn opening(data_dir: &Path) -> f64 {
     let mut opened = Vec::new();
     for _ in 0..5 {
@@ -241,7 +239,7 @@ async fn opening(data_dir: &Path) -> f64 {
         let journal = Journal::open(data_dir, limits()).unwrap();
         assert!(journal.next_seq() > EVENTS);
         opened.push(began.elapsed());
-        // The next one finds it closed.
+        // Close it for the next round.
         journal.close().await;
     }
     median(opened).as_secs_f64() * 1e3

@@ -1,5 +1,5 @@
-//! How long a server that was killed with SIGKILL is gone, where its restart is immediate, against bare spawn,
-//! handshake and reading of the lists of the same program.
+//! Downtime of a server after SIGKILL with an immediate restart, compared with a bare spawn, handshake and reading of
+//! the lists of the same program.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -19,16 +19,14 @@ use serde_json::value::RawValue;
 
 use common::{Bare, GIVE_UP, NullSink, Report, is_online, median, number, server_everything, spec, start, time};
 
-/// A server lives at least this long before it is killed: one that crashes in its first moments is another question.
+/// Minimum uptime before a kill: a crash right after the start would take another path.
 const LIFE: Duration = Duration::from_millis(100);
 
-/// From the beginning to each of two states.
 struct Round {
     initialized: Duration,
     online: Duration,
 }
 
-/// A server, and how it is told that it works.
 struct Subject {
     name: &'static str,
     program: Vec<String>,
@@ -59,7 +57,7 @@ async fn measure() {
             ("initialized", (|round| round.initialized) as fn(&Round) -> Duration),
             ("its tools are known", |round| round.online),
         ] {
-            // Of neighbours, because the machine's other work comes and goes.
+            // Ratios of adjacent rounds, because the load of the machine varies.
             let ratios = ours.iter().zip(&bare).map(|(ours, bare)| of(ours).div_duration_f64(of(bare)));
             let mut ratios: Vec<f64> = ratios.collect();
             ratios.sort_by(f64::total_cmp);
@@ -79,7 +77,6 @@ async fn measure() {
     report.publish();
 }
 
-/// Rounds of both, in turns.
 async fn compare(subject: &Subject) -> (Vec<Round>, Vec<Round>) {
     let restart = RestartPolicy { max_crashes: usize::MAX, delays: vec![Duration::ZERO], ..RestartPolicy::default() };
     let policy = Arc::new(Policy { restart, ..Policy::default() });
@@ -120,7 +117,7 @@ async fn until(runtime: &RuntimeHandle, id: &InstanceId, wanted: impl FnMut(&Ins
     tokio::time::timeout(GIVE_UP, runtime.wait_for(id, wanted)).await.unwrap().unwrap();
 }
 
-/// What nobody can do without: the process, the handshake, the list.
+/// Measures the minimum: the process, the handshake and the list.
 async fn bare_start(program: &[String]) -> Round {
     let began = Instant::now();
     let mut server = Bare::start(program);

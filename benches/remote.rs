@@ -1,5 +1,5 @@
-//! How long after its server's return a remote instance is callable, against bare connect and handshake with the same
-//! server; and what a thousand cost that nobody calls: memory, and CPU in a minute. Servers are processes of their own.
+//! Time from the return of a remote server until its instance is callable, compared with a bare connect and handshake
+//! with the same server; and memory and CPU of a thousand idle remote instances. Servers are separate processes.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -28,28 +28,26 @@ use common::{
     time,
 };
 
-/// Nothing is tried for its time's sake.
+/// Backoff that never expires during the bench.
 const NEVER: Duration = Duration::from_secs(60 * 60);
 
 const SESSION: &str = "mcp-session-id";
 
-/// Instances that wait for one server under the default schedule.
 const WAITING: usize = 100;
 
 const INSTANCES: usize = 1000;
 const TEAMS: usize = 100;
 const USERS: usize = 10;
 
-/// Fleets whose memory is counted; the one in the middle is reported.
 const FLEETS: usize = 5;
 
-/// In the environment of a child: whether its fleet's CPU time is counted, too.
+/// Environment variable that marks a child process; its value selects whether CPU time is measured, too.
 const CHILD: &str = "SATELLITE_BENCH_REMOTE";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// By the defaults, each instance is checked once in the minute that begins so long after it was connected: 120 s, ten
-/// percent more or less.
+/// Time after connecting at which the minute with health checks begins: by default each instance is checked once, after
+/// 120 s ± 10 %.
 const BEFORE_CHECKS: Duration = Duration::from_secs(90);
 
 fn main() {
@@ -60,7 +58,7 @@ fn main() {
 }
 
 fn parent() {
-    // reqwest is built without a provider; nothing here is encrypted.
+    // reqwest is built without a provider; no connection here is encrypted.
     rustls::crypto::ring::default_provider().install_default().unwrap();
     let runtime = common::tokio_runtime();
     runtime.block_on(returns());
@@ -68,19 +66,17 @@ fn parent() {
     idle();
 }
 
-// ---- from the server's return until it is callable ----
+// ---- latency of a reconnect ----
 
-/// A server, and how it is told that it works.
 struct Subject {
     name: &'static str,
     program: Vec<String>,
     rounds: usize,
     echo: &'static str,
-    /// Between two attempts in the background: the server is back before that.
+    /// Backoff between attempts; the server restarts within it.
     pause: Duration,
 }
 
-/// From the beginning to each of two states.
 struct Round {
     initialized: Duration,
     answered: Duration,
@@ -113,7 +109,7 @@ async fn returns() {
                 ("initialized", (|round| round.initialized) as fn(&Round) -> Duration),
                 ("a call is answered", |round| round.answered),
             ] {
-                // Of neighbours, because the machine's other work comes and goes.
+                // Ratios of adjacent rounds, because the load of the machine varies.
                 let ratios = ours.iter().zip(&bare).map(|(ours, bare)| of(ours).div_duration_f64(of(bare)));
                 let mut ratios: Vec<f64> = ratios.collect();
                 ratios.sort_by(f64::total_cmp);
@@ -133,7 +129,7 @@ async fn returns() {
     report.publish();
 }
 
-/// Rounds of both, in turns, each with a server that has just been started: ours has one, the bare client another.
+/// Measures ours and the bare client in turns, each with its own server that was just restarted.
 async fn compare(subject: &Subject, pause: Duration) -> (Vec<Round>, Vec<Round>) {
     let reconnect = ReconnectPolicy { backoff_min: pause, backoff_max: pause, ..ReconnectPolicy::default() };
     let policy = Arc::new(Policy { reconnect, ..Policy::default() });
@@ -153,7 +149,7 @@ async fn compare(subject: &Subject, pause: Duration) -> (Vec<Round>, Vec<Round>)
             Some(called(&runtime, &id, subject).await)
         } else {
             let due = runtime.snapshot().get(&id).unwrap().next_retry_at;
-            // Where the server was not quick enough, an attempt may have come too early.
+            // If the server started too slowly, an attempt may have come too early.
             match due.filter(|due| *due > Instant::now()) {
                 Some(due) => Some(awaited(&runtime, &id, due, subject).await),
                 None => None,
@@ -171,7 +167,7 @@ async fn compare(subject: &Subject, pause: Duration) -> (Vec<Round>, Vec<Round>)
     (ours, bare)
 }
 
-/// A call makes the attempt.
+/// Measures a reconnect triggered by a call.
 async fn called(runtime: &RuntimeHandle, id: &InstanceId, subject: &Subject) -> Round {
     let began = Instant::now();
     let look_on = async {
@@ -182,7 +178,7 @@ async fn called(runtime: &RuntimeHandle, id: &InstanceId, subject: &Subject) -> 
     Round { initialized, answered: began.elapsed() }
 }
 
-/// The attempt comes when it is due; nobody calls before that.
+/// Measures a scheduled reconnect; the call follows.
 async fn awaited(runtime: &RuntimeHandle, id: &InstanceId, due: Instant, subject: &Subject) -> Round {
     until(runtime, id, |view| view.port.is_some()).await;
     let initialized = due.elapsed();
@@ -196,7 +192,7 @@ async fn call(runtime: &RuntimeHandle, id: &InstanceId, subject: &Subject) {
     assert!(answer.get().contains("hello"));
 }
 
-/// What nobody can do without: a connection, the handshake, the call.
+/// Measures the minimum: a connection, the handshake and the call.
 async fn bare_start(server: &Server, subject: &Subject) -> Round {
     let client = reqwest::Client::builder().http1_only().no_proxy().tcp_nodelay(true).build().unwrap();
     let (url, mut session) = (server.url(), None);
@@ -234,9 +230,9 @@ async fn until_all(runtime: &RuntimeHandle, wanted: impl Fn(&InstanceView) -> bo
     tokio::time::timeout(GIVE_UP, all).await.unwrap().unwrap();
 }
 
-// ---- how long the default schedule makes it wait ----
+// ---- waits of the default backoff ----
 
-/// Seconds for which the server is away, and the attempt that is the first one after its return, counted from the loss.
+/// Outages in seconds, and the attempt that first succeeds after each, in seconds after the loss.
 const OUTAGES: [(u64, u64); 3] = [(2, 3), (5, 7), (10, 15)];
 
 async fn schedule() {
@@ -265,9 +261,8 @@ async fn schedule() {
     report.publish();
 }
 
-// ---- a thousand that nobody calls ----
+// ---- a thousand idle instances ----
 
-/// What a fleet has taken.
 #[derive(Serialize, Deserialize)]
 struct Found {
     bytes: usize,
@@ -297,7 +292,7 @@ fn idle() {
     report.publish();
 }
 
-/// Each fleet in a process of its own, so that none finds memory that another has left.
+/// Runs a fleet in a separate process, so that it does not reuse memory of another fleet.
 fn run(kind: &str) -> Found {
     let child = Command::new(std::env::current_exe().unwrap()).env(CHILD, kind).stderr(Stdio::inherit()).output();
     let child = child.unwrap();
@@ -328,8 +323,8 @@ async fn fleet(cpu: bool) -> Found {
     assert_eq!(runtime.snapshot().len(), INSTANCES);
     let online = Instant::now();
 
-    // What is over is given back: events that wait, connections on which something was asked, and what the allocator
-    // keeps for a moment. What stays is the connection on which each listens.
+    // Wait until temporary memory is freed: queued events, connections of finished requests and pages held by the
+    // allocator. Each instance keeps one connection, for its event stream.
     runtime.flush().await;
     while descriptors() > open_before + INSTANCES {
         assert!(online.elapsed() < GIVE_UP, "{} descriptors are open, not {INSTANCES}", descriptors() - open_before);
@@ -348,7 +343,7 @@ async fn minutes(runtime: &RuntimeHandle, online: Instant) -> [Duration; 2] {
     [quiet, minute(runtime, INSTANCES).await]
 }
 
-/// The CPU time of a minute in which so many are checked.
+/// Returns the CPU time of a minute in which this many instances are checked.
 async fn minute(runtime: &RuntimeHandle, checked: usize) -> Duration {
     let (clock, began) = (CpuClock::start(), Timestamp::now());
     tokio::time::sleep(MINUTE).await;
@@ -358,9 +353,8 @@ async fn minute(runtime: &RuntimeHandle, checked: usize) -> Duration {
     taken
 }
 
-// ---- a server ----
+// ---- server process ----
 
-/// A process that listens on a port of its own, or the place where it was.
 struct Server {
     program: Vec<String>,
     port: u16,
@@ -369,7 +363,7 @@ struct Server {
 
 impl Server {
     fn start(program: &[String]) -> Self {
-        // Not one of those from which the kernel takes the ports of clients: they could be connected with themselves.
+        // Outside the range of ephemeral ports: a client whose own port equals the target would connect to itself.
         let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
         let first = u16::try_from(std::process::id() % 10_000).unwrap();
         let port = (0..10_000).map(|offset| 20_000 + (first + offset) % 10_000).find(is_free).unwrap();
@@ -378,7 +372,6 @@ impl Server {
         server
     }
 
-    /// Starts it, and waits until it listens.
     fn start_again(&mut self) {
         let mut command = Command::new(&self.program[0]);
         command.args(&self.program[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -395,7 +388,6 @@ impl Server {
         }
     }
 
-    /// SIGKILL, and gone.
     fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -407,7 +399,6 @@ impl Server {
         format!("http://127.0.0.1:{}/mcp", self.port)
     }
 
-    /// One of its instances.
     fn spec(&self, nth: usize, policy: &Arc<Policy>) -> InstanceSpec {
         let target = Target::Remote { transport: RemoteTransport::Http, url: self.url(), health_url: None };
         InstanceSpec { target, ..spec(nth, TEAMS, USERS, &self.program[..1], policy) }

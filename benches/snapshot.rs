@@ -1,5 +1,5 @@
-//! Whether reading waits for writing: snapshot reads per second while 100,000 status changes pass, against reads in
-//! quiet, and how long the changes take to be visible, all of them and each.
+//! Contention between snapshot readers and writers: reads per second during 100,000 status changes compared with reads
+//! without changes, and the time until changes are visible.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -22,15 +22,13 @@ const INSTANCES: usize = 1_000;
 const TEAMS: usize = 100;
 const CHANGES: usize = 100_000;
 
-/// How long reads in quiet are counted.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Every so many deaths of a storm is looked for.
+/// In a storm, one of this many deaths is watched.
 const WATCHED: usize = 20;
-/// So many deaths are looked for one at a time.
 const WATCHED_ALONE: usize = 1_000;
 
-/// Only every so many reads is timed: a look at the clock costs as much as a read.
+/// Ratio of reads to timed reads: reading the clock costs as much as a read.
 const TIMED: u64 = 64;
 
 fn main() {
@@ -75,7 +73,7 @@ async fn measure() {
     fleet.runtime.shutdown().await;
 }
 
-/// From the death of a server until a reader sees it: of one at a time, and of every 20th in the storm.
+/// Measures the time from a server's death until a reader sees it: of single deaths, and of every 20th in a storm.
 async fn visible(fleet: &Fleet, each: usize) {
     let mut report = Report::new("visible", ["a server that dies", "looked for", "median", "99 %", "longest"]);
     let alone = fleet.watched(async |watcher: &Watcher| {
@@ -94,7 +92,6 @@ async fn visible(fleet: &Fleet, each: usize) {
     report.publish();
 }
 
-/// A death that somebody looks for.
 struct Death {
     id: InstanceId,
     restarts: u64,
@@ -103,12 +100,12 @@ struct Death {
 
 type Watcher = std::sync::mpsc::Sender<Death>;
 
-/// Looks at the snapshot without a pause until every death it was told of is seen.
+/// Polls the snapshot without pause until every reported death is visible.
 fn watch(runtime: &RuntimeHandle, deaths: &std::sync::mpsc::Receiver<Death>) -> Vec<Duration> {
     let (mut open, mut seen): (Vec<Death>, Vec<Duration>) = (Vec::new(), Vec::new());
     loop {
         if open.is_empty() {
-            // Nobody tells any more: all was seen.
+            // The sender is gone: all deaths were seen.
             let Ok(death) = deaths.recv() else { return seen };
             open.push(death);
         }
@@ -144,7 +141,7 @@ impl Fleet {
         fleet
     }
 
-    /// Status changes between the death of a server and its being online again, as told by the events.
+    /// Counts the status changes from a server's death until it is online again, by its events.
     async fn changes_of_one_crash(&self) -> usize {
         self.runtime.flush().await;
         let mut events = self.runtime.subscribe();
@@ -158,7 +155,7 @@ impl Fleet {
                 _ => {}
             }
         }
-        // `online` is told beside `restarted`, before or after.
+        // `online` is emitted next to `restarted`, before or after it.
         self.runtime.flush().await;
         while let Ok(envelope) = events.try_recv() {
             changes += usize::from(matches!(envelope.event, Event::StatusChanged { .. }));
@@ -166,7 +163,6 @@ impl Fleet {
         changes
     }
 
-    /// Runs this beside a thread that looks for the deaths that it tells.
     async fn watched(&self, meanwhile: impl AsyncFnOnce(&Watcher)) -> Vec<Duration> {
         let (watcher, deaths) = std::sync::mpsc::channel();
         let runtime = self.runtime.clone();
@@ -188,7 +184,7 @@ impl Fleet {
         self.storm_watched(crashes, None).await;
     }
 
-    /// So many crashes, each instance taking its turn.
+    /// Crashes this many servers, each instance in turn.
     async fn storm_watched(&self, crashes: usize, watcher: Option<&Watcher>) {
         let mut left = crashes;
         while left > 0 {
@@ -214,7 +210,7 @@ impl Fleet {
                 || !self.runtime.snapshot().iter().all(|view| is_online(view))
             {
                 watch.changed().await.unwrap();
-                // Looking at each picture would cost more than painting it.
+                // Polling each snapshot would cost more than producing it.
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
@@ -249,7 +245,6 @@ struct Read {
     took: Duration,
 }
 
-/// Takes the picture and finds an instance in it, again and again.
 fn reader(runtime: &RuntimeHandle, id: &InstanceId, stop: &AtomicBool) -> (u64, Vec<Duration>) {
     let (mut reads, mut timed) = (0, Vec::new());
     while !stop.load(Ordering::Acquire) {

@@ -1,5 +1,5 @@
-//! What a launcher adds to the start of a server: from the order to the first line of a small shell script, against a
-//! bare fork and exec of the same.
+//! Overhead of a launcher at server start: from the request to the first line of a small shell script, compared with a
+//! bare fork and exec of the same script.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -26,7 +26,6 @@ use common::{GIVE_UP, Report, median, number, spec, time};
 const ROUNDS: usize = 101;
 const SCRIPT: &str = "echo up; read -r _";
 
-/// A launcher, and what it holds its trees by.
 struct Subject {
     launcher: &'static str,
     held_by: &'static str,
@@ -47,7 +46,7 @@ async fn measure() {
             let data_dir = data_dir.path().join(format!("{launcher}-{}", cgroups == CgroupMode::Off));
             let data_dir = Some(DataDir::create(&data_dir).unwrap());
             let options = StdioOptions { data_dir, isolation, cgroups, ..StdioOptions::default() };
-            // What this machine does not have is not measured.
+            // Skip launchers that this machine lacks.
             let Ok(connector) = StdioConnector::with(options) else { continue };
             let found = connector.sandboxes().await;
             let works = found.iter().any(|finding| finding.sandbox == launcher && finding.usable.is_ok());
@@ -89,7 +88,7 @@ async fn measure() {
     report.publish();
 }
 
-/// From the order to the first line; and from the end of its input until nothing of it is left.
+/// Returns the time from the start to the first line, and from the end of input until all processes are gone.
 async fn started(connector: &StdioConnector, spec: &Arc<InstanceSpec>) -> (Duration, Duration) {
     let began = Instant::now();
     let mut link = connector.open(Arc::clone(spec), Run(1)).await.unwrap();

@@ -1,4 +1,5 @@
-//! Puts what the benches have found into `BENCHMARKS.md`, between its markers. It comes last of all benches, by name.
+//! Writes the published reports of all benches into `BENCHMARKS.md`, between its markers. Its name makes it the last
+//! bench.
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
 
 #[expect(dead_code, reason = "each bench uses its part of it")]
@@ -20,7 +21,7 @@ fn main() {
     std::fs::write(path, text).unwrap();
 }
 
-/// Replaces what is between `<!-- name -->` and `<!-- /name -->`.
+/// Replaces the text between `<!-- name -->` and `<!-- /name -->`.
 fn fill(text: &str, name: &str, content: &str) -> String {
     let (open, close) = (format!("<!-- {name} -->\n"), format!("<!-- /{name} -->"));
     let (before, rest) = text.split_once(&open).unwrap_or_else(|| panic!("BENCHMARKS.md has no place for {name}"));

@@ -1,5 +1,5 @@
-//! Servers that are neither processes nor URLs: functions of the host, supervised like any other server. A connector
-//! brings them to life; nothing else of the runtime knows what they are.
+//! Implements a connector for servers that are functions of the host, neither processes nor URLs. They are supervised
+//! like any other server; only the connector knows their kind.
 //!
 //! ```text
 //! cargo run --example custom_connector
@@ -23,10 +23,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, duplex, split};
 use tokio_util::sync::CancellationToken;
 
-/// What a pipe to a server holds, in bytes.
 const PIPE: usize = 4096;
 
-/// The command of a configuration is the name of one of these.
+/// Implementation of a server. The command of a configuration selects it by name.
 type Function = fn(&Value) -> Result<String, String>;
 
 const FUNCTIONS: [(&str, Function); 2] = [("shout", shout), ("count", count)];
@@ -56,7 +55,7 @@ impl Connector for Functions {
             let (ours, theirs) = duplex(PIPE);
             let (reader, writer) = split(ours);
             let life = CancellationToken::new();
-            // It ends by itself when its input ends, at once when it is killed, and says so either way.
+            // The server ends when its input ends, or at once when killed; `over` reports either.
             let (alive, over) = (life.clone(), CancellationToken::new());
             let process = InProcess { life: life.clone(), over: over.clone() };
             let guard = life.drop_guard();
@@ -80,7 +79,7 @@ impl Connector for Functions {
     }
 }
 
-/// As much of a process as supervision needs.
+/// Process handle with the functions that supervision needs.
 struct InProcess {
     life: CancellationToken,
     over: CancellationToken,
@@ -111,7 +110,7 @@ impl Process for InProcess {
     }
 }
 
-/// MCP over lines of JSON, as much of it as a server with one tool needs.
+/// Serves MCP over JSON lines, limited to what a server with one tool needs.
 async fn serve(name: &str, function: Function, pipe: impl AsyncRead + AsyncWrite) -> std::io::Result<()> {
     let (input, mut output) = split(pipe);
     let mut lines = BufReader::new(input).lines();
@@ -167,7 +166,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One of them, for one user of one team.
 fn function(name: &str) -> InstanceSpec {
     InstanceConfig {
         team: "team".into(),

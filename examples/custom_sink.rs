@@ -1,5 +1,5 @@
-//! Where events go: a sink of the host. It is given a batch at a time, in order, and says what became of it. A batch that
-//! it does not take comes again, whole and under the same id.
+//! Implements an event sink. A sink receives one batch at a time, in order, and returns the outcome. A batch that it
+//! does not accept is sent again, unchanged and under the same id.
 //!
 //! ```text
 //! cargo run --example custom_sink
@@ -19,7 +19,7 @@ use mcp_satellite::actors::seam::{Answer, Batch, EventSink};
 use mcp_satellite::actors::{Options, start};
 use mcp_satellite::connect::sim::{Script, SimConnector};
 
-/// Counts what happens, by kind.
+/// Sink that counts events by kind.
 #[derive(Default)]
 struct Tally(Mutex<Counts>);
 
@@ -27,7 +27,7 @@ struct Tally(Mutex<Counts>);
 struct Counts {
     by_kind: BTreeMap<&'static str, u64>,
     last_seq: u64,
-    /// The last batch that was counted, so that one that comes again is not counted again.
+    /// Id of the last counted batch, so that a repeated batch is not counted twice.
     last_batch: Option<u64>,
     refused: Option<u64>,
 }
@@ -37,7 +37,7 @@ impl EventSink for Tally {
         Box::pin(std::future::ready(self.take(&batch)))
     }
 
-    /// Counting is as near by as it gets: events need not be gathered for it.
+    /// Tells the batcher not to gather events: counting is cheap.
     fn is_prompt(&self) -> bool {
         true
     }
@@ -45,9 +45,9 @@ impl EventSink for Tally {
 
 impl Tally {
     fn take(&self, batch: &Batch) -> Answer {
-        // A sink never panics; what a panic has left behind in a lock is still a count.
+        // A sink must not panic. After a panic elsewhere, the counts are still usable.
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The first batch is put off once, as a busy service would put it off.
+        // The first batch is throttled once, as a busy service would do.
         if counts.refused.is_none() {
             counts.refused = Some(batch.id);
             println!("batch {} of {} events is put off", batch.id, batch.events.len());
@@ -83,7 +83,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for id in &ids {
         satellite.wait_for(id, |view| view.port.is_some()).await.ok_or("it ended")?;
     }
-    // One of them crashes, so that there is more to tell.
+    // Crash one server to produce more events.
     connector.handle(&ids[0]).ok_or("it has no server")?.signal(9);
     satellite.wait_for(&ids[0], |view| view.restarts > 0 && view.port.is_some()).await.ok_or("it ended")?;
 
@@ -98,7 +98,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if counted == counts.last_seq { Ok(()) } else { Err("an event is missing".into()) }
 }
 
-/// A simulated server of one user.
 fn server(nth: u32) -> InstanceSpec {
     InstanceConfig {
         team: "team".into(),

@@ -1,4 +1,4 @@
-//! A program that runs actors already, and MCP servers among them: a satellite under an actor of the host.
+//! Embeds a satellite in a program that already uses actors: the satellite runs under an actor of the host.
 //!
 //! ```text
 //! cargo run --example embed -- npx -y @modelcontextprotocol/server-everything
@@ -17,7 +17,8 @@ use mcp_satellite::connect::stdio::StdioConnector;
 use mcp_satellite::sink::stdout::StdoutSink;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent, call};
 
-/// The host's own actor. It owns the satellite: when it ends, however it ends, every server of the satellite ends too.
+/// Actor of the host. It owns the satellite: when the actor ends for any reason, every server of the satellite ends,
+/// too.
 struct Host;
 
 enum Msg {
@@ -44,12 +45,13 @@ impl Actor for Host {
         satellite: &mut RuntimeHandle,
     ) -> Result<(), ActorProcessingErr> {
         let Msg::Satellite(reply) = msg;
-        // An error says that nobody waits any more.
+        // An error means that the caller does not wait any more.
         let _ = reply.send(satellite.clone());
         Ok(())
     }
 
-    /// The host's first duty: to answer by name. ractor's default would end the host together with the satellite.
+    /// Handles events of the satellite. The host must implement this: ractor's default would end the host together with
+    /// the satellite.
     async fn handle_supervisor_evt(
         &self,
         _: ActorRef<Msg>,
@@ -59,7 +61,7 @@ impl Actor for Host {
         match event {
             SupervisionEvent::ActorTerminated(..) => println!("the satellite has ended"),
             SupervisionEvent::ActorFailed(_, error) => println!("the satellite failed: {error}"),
-            // Neither says that anything has ended.
+            // These events do not report an end.
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
             #[cfg(feature = "cluster")]
             SupervisionEvent::PidLifecycleEvent(_) => {}
@@ -90,7 +92,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         println!("{:?}", satellite.call(&id, "echo", None, None).await);
     }
 
-    // The host's second duty: to end the satellite before itself, so that servers get their grace and events are sent.
+    // The host must end the satellite before itself, so that servers end gracefully and events are delivered.
     let farewell = satellite.shutdown().await;
     println!("events lost: {}, all servers ended in time: {}", farewell.events_lost, farewell.in_time);
     host.stop(None);
@@ -98,7 +100,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One server of one user; a real host has its own idea of teams, users and policies.
+/// Returns the specification of one server for one user. A real host has its own teams, users and policies.
 fn server(command: String, args: Vec<String>) -> InstanceSpec {
     InstanceConfig {
         team: "team".into(),

@@ -1,10 +1,12 @@
-//! What servers that sleep offer, kept over restarts of the satellite: one file for each configuration in
-//! `DIR/catalogues/`. Those that are started only when they are called have one as soon as they were discovered, the
-//! others when they fall asleep.
+//! Cache of the catalogues (tools, resources, prompts) of stdio servers that may sleep, kept over restarts of the
+//! satellite: one file per server configuration in `DIR/catalogues/`. The catalogue of a lazy server is stored as soon
+//! as it is discovered, that of another server when it goes dormant.
 //!
-//! A file is named by a keyed hash of what defines the server (`identity`), values included: a change of any of them is
-//! another name, and another policy is not. The key is random and never leaves the data directory, where it is beside the cache (`DIR/catalogues.key`): what is
-//! remembered under such a name (`memories`) outlives the cache. From a name nobody can find out a short secret by trying. What cannot be used, for whatever reason, is not cached: the server is started to be discovered.
+//! The file name is a keyed hash of everything that defines the server (`identity`), secret values included: a changed
+//! value gives another name, a changed policy does not. The key is random and never leaves the data directory, so
+//! nobody can find out a short secret from a name by trying. The key is stored beside the cache (`DIR/catalogues.key`),
+//! because memos (`memories`) with such a name outlive the cache. A file that cannot be used is ignored: the satellite
+//! then starts the server to discover its catalogue.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -25,24 +27,19 @@ use serde_json::value::RawValue;
 use crate::data_dir::{DataDir, is_hex};
 use crate::identity;
 
-/// The version of a file's format.
 const FORM: u32 = 2;
-/// A larger file is none of ours.
 const FILE_MAX: u64 = 256 << 20;
-/// What changes within this time is looked at once.
+// Pause after a snapshot change, so that several changes are stored together.
 const SETTLE: Duration = Duration::from_millis(500);
 const KEY: &str = "catalogues.key";
-/// Where it was before.
+/// File name of the key inside the cache directory, as written by earlier releases.
 const KEY_IN_CACHE: &str = "key";
 const KEY_BYTES: usize = 32;
-/// Hexadecimal digits in the name of a cached catalogue.
 const NAME_LEN: usize = 64;
 
-/// A file's content.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     form: u32,
-    /// Its own name: a file under another one is not what it seems.
     name: String,
     tools: Vec<Box<RawValue>>,
     resources: Vec<Box<RawValue>>,
@@ -50,25 +47,22 @@ struct Entry {
     prompts: Vec<Box<RawValue>>,
 }
 
-/// The directory.
 pub(crate) struct CatalogueCache {
     directory: DataDir,
     key: hmac::Key,
     kept: Mutex<HashMap<InstanceId, Kept>>,
 }
 
-/// Whose tools are kept.
 struct Kept {
-    /// Of its configuration: one before it may still run.
+    /// File name for the configuration to keep. An instance may still run with an earlier configuration.
     name: String,
-    /// As they were read or written last.
     last: Option<Arc<Catalogue>>,
-    /// They could not be written: that is tried again with the next picture, and said once.
+    /// True if the last write failed. The write is repeated with the next snapshot and the failure is logged once.
     failed: bool,
 }
 
 impl CatalogueCache {
-    /// The cache in this data directory, which is made if it is not there.
+    /// Opens the cache in this data directory and creates it if it does not exist.
     pub(crate) fn open(data_dir: &DataDir) -> std::io::Result<Self> {
         let directory = data_dir.subdirectory("catalogues")?;
         let usable = |read: &std::io::Result<Vec<u8>>| read.as_ref().is_ok_and(|key| key.len() == KEY_BYTES);
@@ -80,7 +74,7 @@ impl CatalogueCache {
                 data_dir.replace(KEY, &key)?;
                 key
             }
-            // With another key every name is another one: nothing is cached, and nothing remembered but stops.
+            // A new key changes every name: no cached catalogue is used, and of the memos only a stop still holds.
             (unusable, _) => {
                 if let Some(why) = why_unusable(&unusable) {
                     tracing::warn!(why, "the key of the cached catalogues cannot be used; there is a new one");
@@ -95,10 +89,10 @@ impl CatalogueCache {
         Ok(Self { directory, key: hmac::Key::new(hmac::HMAC_SHA256, &key), kept: Mutex::default() })
     }
 
-    /// From now on the tools of these are kept, and of no others: what is there of others is removed. Returns what is
-    /// known of each.
+    /// Sets the instances whose catalogues are kept and removes the cached catalogues of all others. Returns the cached
+    /// catalogues of these instances.
     pub(crate) fn keep(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
-        // Locked from here on, so that nothing is written that is removed here as unknown.
+        // Locked from here on, so that no file is written that is then removed as unknown.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let sleepers = || specs.iter().filter(|spec| may_sleep(spec));
         let known: HashMap<_, _> = sleepers().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
@@ -111,7 +105,7 @@ impl CatalogueCache {
         known
     }
 
-    /// From now on the tools of this one are kept under this configuration, which may be another than before.
+    /// Adds or replaces the configuration of one instance.
     pub(crate) fn keep_one(&self, spec: &InstanceSpec) {
         if !may_sleep(spec) {
             return;
@@ -122,31 +116,31 @@ impl CatalogueCache {
             return;
         }
         if let Some(before) = kept.insert(spec.id.clone(), Kept { name, last: None, failed: false }) {
-            // What cannot be removed now is with the next configuration.
+            // If the file cannot be removed now, the next call of `keep` removes it.
             let _ = self.directory.remove(&before.name);
         }
     }
 
-    /// Keeps what is discovered, until the runtime has ended.
+    /// Stores newly discovered catalogues until the runtime has ended.
     pub(crate) async fn watch(self: Arc<Self>, runtime: RuntimeHandle) {
         let mut snapshots = runtime.watch();
         while snapshots.changed().await.is_ok() {
             tokio::time::sleep(SETTLE).await;
             let snapshot = snapshots.borrow_and_update().clone();
             let this = self.clone();
-            // An error says that the thread panicked: what it did not write is discovered again.
+            // An error means that the thread panicked: a catalogue that was not stored is discovered again.
             let _ = tokio::task::spawn_blocking(move || this.store(&snapshot)).await;
         }
     }
 
-    /// Keeps what is new in this picture.
+    /// Stores the catalogues in this snapshot that are not stored yet.
     pub(crate) fn store(&self, snapshot: &Snapshot) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, Kept { name, last, failed }) in kept.iter_mut() {
             let Some(view) = snapshot.get(id) else { continue };
             let Some(now) = &view.catalogue else { continue };
             if view.spec.keep != Keep::Lazy && !view.dormant {
-                continue; // Should the satellite end now, it is started and discovered by the next one.
+                continue; // The next satellite starts and discovers this server anyway.
             }
             let is_known = last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
             if is_known || self.name(&view.spec) != *name {
@@ -220,7 +214,7 @@ impl CatalogueCache {
         }
     }
 
-    /// A keyed hash of what defines the server of this instance.
+    /// Returns the keyed hash of what defines the server of this instance, in hexadecimal.
     pub(crate) fn name(&self, spec: &InstanceSpec) -> String {
         let mut name = String::new();
         for byte in hmac::sign(&self.key, &identity::of_server(spec)).as_ref() {
@@ -436,7 +430,7 @@ pub(crate) mod tests {
         cache.keep(std::slice::from_ref(&spec));
         let name = cache.name(&spec);
         let runtime = recalled(&spec).await;
-        // A directory is in the way.
+        // A directory with the name of the temporary file makes the write fail.
         let in_the_way = cache.directory.path().join(format!("{name}.new"));
         std::fs::create_dir(&in_the_way).unwrap();
         cache.store(&runtime.snapshot());
@@ -447,7 +441,6 @@ pub(crate) mod tests {
         runtime.shutdown().await;
     }
 
-    /// A runtime with this server asleep, its tools known.
     async fn recalled(spec: &InstanceSpec) -> RuntimeHandle {
         struct Nowhere;
         impl EventSink for Nowhere {

@@ -1,9 +1,9 @@
-//! The files of the satellite itself, opened relative to a descriptor of its data directory.
+//! Files of the satellite itself, opened relative to a descriptor of its data directory.
 //!
-//! No symbolic link is followed on the way, and what belongs to another user or is accessible to group or others is
-//! refused with the command that repairs it. A cloned repository can contain a data directory, and git stores symbolic
-//! links: the repository must not choose which files the satellite reads, overwrites or removes. The homes of sandboxed
-//! servers (`DIR/homes/*`) belong to the servers and are not checked.
+//! Symbolic links are not followed. A file that belongs to another user or is accessible to group or others is
+//! rejected, and the error contains the command that repairs it. A cloned repository can contain a data directory, and
+//! git stores symbolic links: the repository must not choose which files the satellite reads, overwrites or removes.
+//! The homes of sandboxed servers (`DIR/homes/*`) belong to the servers and are not checked.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -19,10 +19,9 @@ use rustix::io::Errno;
 
 const OPEN_DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A FIFO or a device must not block whoever opens it.
+/// Flags for files. `NONBLOCK` keeps a FIFO or a device from blocking the open.
 const OPEN_FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// Problems beyond this number are left out of one error.
 const PROBLEMS_MAX: usize = 10;
 
 /// Files and directories directly in a data directory that the satellite or the reference backend creates.
@@ -51,35 +50,35 @@ const OWN: [&str; 22] = [
     "values.json",
 ];
 
-/// Directories whose entries belong to the satellite, with a test for the names that it gives.
 type NameTest = fn(&str) -> bool;
+// Directories whose entries belong to the satellite, with a test for the names that it gives.
 const OWN_DIRECTORIES: [(&str, NameTest); 3] = [
     ("catalogues", |name| name == "key" || is_hex(name, 64)),
     ("grants", |name| name.strip_suffix(".json").is_some_and(|name| is_hex(name, 32))),
     ("journal", |name| name == "seq" || name.starts_with("journal.db")),
 ];
 
-/// Why a file or directory is not used.
+/// Reasons why a file or directory is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// A symbolic link.
+    /// The path is a symbolic link.
     #[error("`{}` is a symbolic link, which the satellite does not follow here; remove it: rm {}", .0.display(), quoted(.0))]
     Link(PathBuf),
-    /// Another kind of file than the one that belongs there.
+    /// The file has another type than the one that belongs there.
     #[error("`{}` is not {expected}; move it away: mv {} {}", .path.display(), quoted(.path), quoted(&suffixed(.path, ".old")))]
     Kind {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The kind of file that belongs there, with its article.
         expected: &'static str,
     },
-    /// The owner is another user.
+    /// The file belongs to another user.
     #[error(
         "`{}` belongs to user {owner}, and this process runs as user {user}; run it as the owner, or change the \
          owner: sudo chown {user} {}", .path.display(), quoted(.path)
     )]
     Owner {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The user id of its owner.
         owner: u32,
@@ -92,9 +91,9 @@ pub enum DataDirError {
         .path.display(), .mode & 0o700, quoted(.path)
     )]
     Mode {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permissions.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// The default directory contains files, and no satellite of this user created it.
@@ -103,7 +102,7 @@ pub enum DataDirError {
          repository; if it is yours, name it: --data-dir {}", .path.display(), .named.display()
     )]
     Unknown {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
         /// The path by which a person names it.
         named: PathBuf,
@@ -119,7 +118,6 @@ impl From<DataDirError> for io::Error {
     }
 }
 
-/// Kinds of files in a data directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Directory,
@@ -127,21 +125,21 @@ enum Kind {
     Socket,
 }
 
-/// Ways to open a file.
+/// Modes of opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// For reading; the file must exist.
+    /// Opens for reading; the file must exist.
     Read,
-    /// For reading and for writing at any position; a missing file is created.
+    /// Opens for reading and for writing at any position; creates a missing file.
     Write,
-    /// For reading and for writing at the end; a missing file is created.
+    /// Opens for reading and for writing at the end; creates a missing file.
     Append,
 }
 
 /// Device, inode and length of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileStat {
-    /// Device and inode: two files never share them at the same time.
+    /// Device and inode. Two files never share them at the same time.
     pub identity: (u64, u64),
     /// Length in bytes.
     pub len: u64,
@@ -155,7 +153,12 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Opens an existing directory. `path` itself may be reached through links; nothing below it is.
+    /// Opens an existing directory. `path` itself may be reached through links; no link below it is followed.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory does not exist. If the owner or the permissions are unsafe, the [`io::Error`] contains a
+    /// [`DataDirError`].
     pub fn open(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let descriptor = rustix::fs::open(&path, OPEN_DIRECTORY, Mode::empty())?;
@@ -164,11 +167,15 @@ impl DataDir {
     }
 
     /// Opens a directory, which is created for its owner only if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`DataDir::open`] does, or if the directory cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         Self::create_or_open(path).map(|(directory, _)| directory)
     }
 
-    /// [`DataDir::create`], and whether the directory was created.
+    /// Opens or creates the directory as [`DataDir::create`] does and also returns true if it was created.
     pub fn create_or_open(path: &Path) -> io::Result<(Self, bool)> {
         let mut builder = DirBuilder::new();
         builder.mode(0o700);
@@ -187,18 +194,22 @@ impl DataDir {
         Ok((Self::open(path)?, created))
     }
 
-    /// The path that the directory was opened by, without links.
+    /// Returns the path at which the directory was opened, with links resolved.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A path that leads to `name` in this directory for as long as a clone exists, whatever happens to the path of the
-    /// directory.
+    /// Returns a path that leads to `name` in this directory as long as a clone of this value exists, even if the
+    /// directory is renamed.
     pub(crate) fn through_descriptor(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
     }
 
     /// Opens the directory `name` in this one, which is created if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`DataDir::existing`] does, or if the directory cannot be created.
     pub fn subdirectory(&self, name: &str) -> io::Result<Self> {
         match self.existing(name) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -211,15 +222,19 @@ impl DataDir {
     }
 
     /// Opens the directory `name` in this one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `name` does not exist, is a link, or has an unsafe owner or unsafe permissions.
     pub fn existing(&self, name: &str) -> io::Result<Self> {
         let (descriptor, path) = (self.open_at(name, OPEN_DIRECTORY, Kind::Directory)?, self.path.join(name));
         Ok(Self { descriptor: Arc::new(descriptor), path })
     }
 
-    /// Opens a directory of somebody else in this one, such as a server's home: its owner and permissions are not
-    /// checked. It is created if it does not exist.
+    /// Opens or creates a directory of another owner in this one, such as a server's home. Owner and permissions are
+    /// not checked.
     pub(crate) fn foreign_directory(&self, name: &str) -> io::Result<OwnedFd> {
-        // On a disk that hangs, creating a directory that exists would wait.
+        // Opened first: creating an existing directory would wait on a disk that hangs.
         match open_beneath(self.descriptor.as_fd(), name, OPEN_DIRECTORY) {
             Err(Errno::NOENT) => {}
             opened => return Ok(opened?),
@@ -247,6 +262,10 @@ impl DataDir {
     }
 
     /// Opens the file `name`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `name` is a link or no regular file, or has an unsafe owner or unsafe permissions.
     pub fn open_file(&self, name: &str, access: Access) -> io::Result<File> {
         let flags = match access {
             Access::Read => OFlags::RDONLY,
@@ -274,26 +293,31 @@ impl DataDir {
 
     /// Creates the file `name` for writing in place of an existing one.
     pub fn create_file(&self, name: &str) -> io::Result<File> {
-        // Left by a satellite that was killed while it wrote.
+        // Remove the file that a satellite left when it was killed while writing.
         self.remove(name)?;
         let flags = OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL);
         self.open_at(name, flags, Kind::File).map(File::from)
     }
 
-    /// Replaces the file `name` as a whole: a reader finds all of `bytes` or all that was there before, also after a
+    /// Replaces the file `name` as a whole: a reader finds all of `bytes` or all of the previous content, even after a
     /// power loss.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the new content cannot be written. The file is then unchanged.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let unfinished = format!("{name}.new");
         let mut file = self.create_file(&unfinished)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         self.rename(&unfinished, name)?;
-        // The name must survive a power loss, too; a directory that cannot be synced contains it all the same.
+        // Syncing the directory makes the new name survive a power loss. A failure is not an error: the file is
+        // complete.
         let _ = self.sync();
         Ok(())
     }
 
-    /// Renames a file in this directory. What is at `to` is replaced.
+    /// Renames a file in this directory and replaces the file at `to`.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.descriptor, from, &self.descriptor, to)?)
     }
@@ -307,12 +331,12 @@ impl DataDir {
         }
     }
 
-    /// Writes the directory itself to the disk.
+    /// Flushes the directory itself to the disk.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.descriptor)?)
     }
 
-    /// The names in this directory. The satellite gives no names that are not UTF-8, so others are left out.
+    /// Returns the names in this directory. Names that are not UTF-8 are left out, because the satellite creates none.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.descriptor)? {
@@ -325,21 +349,21 @@ impl DataDir {
         Ok(names)
     }
 
-    /// Device, inode and length of a file; `None` if it cannot be found.
+    /// Returns device, inode and length of a file, or `None` if it cannot be found.
     pub fn stat(&self, name: impl AsRef<Path>) -> Option<FileStat> {
         let stat = rustix::fs::statat(&self.descriptor, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(FileStat { identity: (stat.st_dev, stat.st_ino), len: u64::try_from(stat.st_size).unwrap_or(0) })
     }
 
-    /// Device and inode of the directory itself.
+    /// Returns device and inode of the directory itself.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let stat = rustix::fs::fstat(&self.descriptor)?;
         Ok((stat.st_dev, stat.st_ino))
     }
 
-    /// The path by which `SQLite` opens the database `name`, with `SQLITE_OPEN_NOFOLLOW`. `SQLite` rejects a path below
-    /// `/proc/self/fd` together with that flag, because the path contains a link. So this is the present path of the
-    /// directory, checked to lead to the directory that is open.
+    /// Returns the path by which `SQLite` opens the database `name` with `SQLITE_OPEN_NOFOLLOW`. With that flag
+    /// `SQLite` rejects a path below `/proc/self/fd`, because it contains a link. So this is the current path of the
+    /// directory, after a check that it still leads to the open directory.
     pub fn database(&self, name: &str) -> io::Result<PathBuf> {
         for suffix in ["", "-wal", "-shm", "-journal"] {
             self.check(&format!("{name}{suffix}"), Kind::File)?;
@@ -360,9 +384,13 @@ impl DataDir {
 
     /// Checks every file that the satellite reads or writes, so that all problems are reported before anything is
     /// written.
+    ///
+    /// # Errors
+    ///
+    /// Returns an [`io::Error`] that contains a [`DataDirError`] with up to ten problems.
     pub fn inspect(&self) -> io::Result<()> {
         let mut problems = Vec::new();
-        // What an unfinished write left is removed before the next write, as a link and not its target.
+        // Unfinished writes are skipped: the next write removes them, and of a link only the link.
         let is_checked = |name: &&String| name.strip_suffix(".new").is_none();
         for name in self.names()?.iter().filter(|name| is_own(name)).filter(is_checked) {
             let own = OWN_DIRECTORIES.iter().find(|(directory, _)| directory == name);
@@ -392,7 +420,7 @@ impl DataDir {
         }
     }
 
-    /// Keeps git from storing the directory. A directory with files of somebody else is left as it is.
+    /// Writes a `.gitignore` so that git does not store the directory. A directory with foreign files is left as it is.
     pub fn ignore(&self) -> io::Result<()> {
         const FILE: &str = ".gitignore";
         let names = self.names()?;
@@ -402,11 +430,10 @@ impl DataDir {
         self.replace(FILE, b"*\n")
     }
 
-    /// Checks what is at `name`, if anything is.
     fn check(&self, name: &str, kind: Kind) -> Result<(), DataDirError> {
         match rustix::fs::statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => check(&self.path.join(name), &stat, kind),
-            // Whoever opens it meets the error again.
+            // The caller meets the same error when it opens the file.
             Err(_) => Ok(()),
         }
     }
@@ -426,14 +453,14 @@ impl DataDir {
     }
 }
 
-/// Opens `name`, which is one component of a path: where the kernel or a container's filter does not have `openat2`,
-/// `O_NOFOLLOW` then forbids the same links.
+/// Opens `name`, which must be a single path component. If `openat2` is missing or blocked by a container's seccomp
+/// filter, `O_NOFOLLOW` forbids the same links.
 fn open_beneath(directory: BorrowedFd<'_>, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     if name.contains('/') || matches!(name, "" | "." | "..") {
         return Err(Errno::INVAL);
     }
     let resolve = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::BENEATH);
-    // The kernel rejects permissions for a file that is not to be created.
+    // The kernel rejects a mode for an open that creates no file.
     let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR.union(Mode::WUSR) } else { Mode::empty() };
     match rustix::fs::openat2(directory, name, flags, mode, resolve) {
         Err(Errno::NOSYS | Errno::PERM) => rustix::fs::openat(directory, name, flags.union(OFlags::NOFOLLOW), mode),
@@ -459,14 +486,13 @@ fn check(path: &Path, stat: &Stat, kind: Kind) -> Result<(), DataDirError> {
     if stat.st_uid != user {
         return Err(DataDirError::Owner { path, owner: stat.st_uid, user });
     }
-    // A socket is created with the permissions of the umask; nobody else reaches it in a private directory.
+    // A socket gets its permissions from the umask; the private directory protects it.
     if mode & 0o077 != 0 && kind != Kind::Socket {
         return Err(DataDirError::Mode { path, mode });
     }
     Ok(())
 }
 
-/// Whether the satellite or the backend creates a file of this name directly in a data directory.
 fn is_own(name: &str) -> bool {
     let stem = name.strip_suffix(".new").unwrap_or(name);
     let stem = ["-wal", "-shm"].iter().find_map(|suffix| stem.strip_suffix(suffix)).unwrap_or(stem);
@@ -474,7 +500,6 @@ fn is_own(name: &str) -> bool {
     OWN.contains(&stem) || events.is_some_and(|digits| digits.len() == 20 && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Whether `name` is `len` lower-case hexadecimal digits.
 pub(crate) fn is_hex(name: &str, len: usize) -> bool {
     name.len() == len && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -485,12 +510,10 @@ fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// A path as it is typed in a shell.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
-/// A temporary directory as the satellite would make it.
 #[cfg(test)]
 pub(crate) fn private_tempdir() -> tempfile::TempDir {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);

@@ -1,18 +1,18 @@
-//! From the journal to whoever wants the events: in order, at least once, for as long as it takes. What each answer means
-//! is decided by `rules::outbox`, as it is for the batcher; this file reads, sends, and writes down how far it has come.
+//! Delivery of events from the journal to a sink: in order, at least once, and for as long as an outage lasts.
+//! `rules::outbox` decides what each answer of the sink means, as it does for the batcher; this module reads the
+//! journal, sends batches and stores the progress.
 //!
 //! ```text
-//!  journal ── rows behind the cursor ──► Outbox ── batch, once its id is written down ──► way
+//!  journal ── rows behind the cursor ──► Outbox ── batch, after its id is stored ──► sink
 //!     ▲                                    │ ▲
-//!     └──── cursor: all before is settled ─┘ └── straight from memory, while the disk takes nothing
+//!     └──── cursor: all before is settled ─┘ └── directly from memory, while the disk fails
 //! ```
 //!
-//! Before a batch goes out its id and its range are stored, so that after a `kill -9` the same events go again under
-//! the same id, and whoever has taken them can tell. Ids count up from a random number in each process: a counter on a
-//! disk that loses power, or takes nothing, would give one out twice, and events would be dropped as repeats that are none.
+//! Before a batch is sent, its id and its range are stored. After a `kill -9` the same events are sent again under the
+//! same id, so that the sink can recognize them. Ids count up from a random number in each process: a counter on a disk
+//! that loses power or fails would repeat ids, and a sink would drop new events as duplicates.
 //!
-//! A disk that fails delays nobody: what it does not take goes its way from memory, as soon as all that is stored has
-//! gone before.
+//! A failing disk does not delay events: those that cannot be stored are sent from memory after all stored events.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -34,33 +34,33 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, tim
 
 use crate::journal::{Journal, Sending};
 
-/// Orders wait for the batch in flight.
 const ORDERS_MAX: usize = 16;
-/// A batch that comes again has no more events than this, whatever made room or was refused in between.
+/// Upper limit for the number of events in a batch that is resumed after a restart.
 const RESUMED_MAX: usize = 10_000;
 
-/// For `status`. Durations and counts are since the satellite was started.
+/// Delivery status for `status`. Counts cover the time since the satellite was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeliveryStatus {
-    /// Where events go: `stdout`, `file`, `backend`, or an address without credentials.
+    /// Destination of the events: `stdout`, `file`, `backend`, or an address without credentials.
     pub to: String,
-    /// `idle`, `sending`, `retrying` or `backing_off`.
+    /// Current state: `idle`, `sending`, `retrying` or `backing_off`.
     pub state: State,
-    /// Stored events that are not settled yet, by their numbers.
+    /// Number of stored events that are not settled yet.
     pub backlog: u64,
-    /// All up to this event was taken, refused for good, or had to make room.
+    /// Sequence number of the last settled event: all events up to it were accepted, rejected for good, or dropped for
+    /// lack of space.
     pub settled: u64,
-    /// Events that were taken.
+    /// Number of events that the sink accepted.
     pub sent: u64,
-    /// Events that were refused for good.
+    /// Number of events that the sink rejected for good.
     pub failed: u64,
-    /// When a batch was taken last: RFC 3339.
+    /// Time at which the sink last accepted a batch (RFC 3339).
     pub last_sent: Option<String>,
-    /// Why the last batch was not taken; gone after a success.
+    /// Reason why the sink did not accept the last batch; `None` after a success.
     pub last_error: Option<String>,
 }
 
-/// Delivers what a journal stores. Dropped, it stops where it is; the next one goes on there.
+/// Delivery of a journal's events. Dropping it stops delivery; the next one resumes at the same event.
 pub struct Delivery {
     orders: mpsc::Sender<Order>,
     status: watch::Receiver<DeliveryStatus>,
@@ -68,25 +68,27 @@ pub struct Delivery {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the task is told.
 enum Order {
-    /// Events that the disk did not take.
     Direct(Arc<Batch>, oneshot::Sender<Answer>),
-    /// The satellite is ending: nothing waits for the interval any more.
+    /// Shutdown notice: direct events do not wait for the interval any more.
     Hurry,
-    /// Send what is there until this time, whatever pause was asked for, and tell that it is over.
+    /// Final delivery: sends all events until this time, ignores pauses, and replies when done.
     Flush(Instant, oneshot::Sender<()>),
 }
 
 impl Delivery {
-    /// Delivers the events of `journal` by `way`, which is called `to` in the status. Of `policy` it takes the interval,
-    /// the size of a batch and the longest pause. An outage may last as long as the journal has room.
+    /// Starts to deliver the events of `journal` through `way`, which is called `to` in the status. Interval, batch
+    /// size and longest pause come from `policy`. An outage may last until the journal is full.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a Tokio runtime.
     pub fn start(journal: Journal, to: &str, way: Arc<dyn EventSink>, policy: &BatchPolicy) -> Self {
         journal.expect_delivery();
         let (orders, inbox) = mpsc::channel(ORDERS_MAX);
         let (published, status) = watch::channel(DeliveryStatus { to: to.to_owned(), ..DeliveryStatus::default() });
         let appended = journal.appended();
-        // Far below the numbers that a reader of JSON or SQL cannot hold in an i64.
+        // Two bits less, so that ids stay far below the largest `i64` that readers of JSON or SQL can hold.
         let first_batch = RandomState::new().build_hasher().finish() >> 2;
         let courier = Courier {
             outbox: Outbox::new(policy.clone(), 1, first_batch),
@@ -110,40 +112,40 @@ impl Delivery {
         Self { orders, status, appended, task }
     }
 
-    /// How it is now.
+    /// Returns the current status.
     pub fn status(&self) -> DeliveryStatus {
         let status = self.status.borrow().clone();
         let stored = *self.appended.borrow();
         DeliveryStatus { backlog: stored.saturating_sub(status.settled), ..status }
     }
 
-    /// To wait for changes. The backlog is not in it, since it changes with every event.
+    /// Returns a receiver for status changes. Its `backlog` is always 0, because the backlog changes with every event.
     pub fn watch(&self) -> watch::Receiver<DeliveryStatus> {
         self.status.clone()
     }
 
-    /// The way for events that the disk does not take. They are taken once all that is stored has gone before.
+    /// Returns the sink for events that the disk does not store. They are sent after all stored events.
     pub fn direct(&self) -> Arc<dyn EventSink> {
         Arc::new(Direct(self.orders.clone()))
     }
 
-    /// The satellite is ending: what comes directly does not wait for the interval.
+    /// Makes direct events not wait for the interval any more, because the satellite is ending.
     pub async fn hurry(&self) {
-        // An error says that it has ended.
+        // An error means that the task has ended.
         let _ = self.orders.send(Order::Hurry).await;
     }
 
-    /// Delivers what is stored for no longer than `limit`, and ends. What is left then is sent by the next one; how many
-    /// events that is, by their numbers.
+    /// Delivers stored events for no longer than `limit` and ends. Returns the number of events that remain, which the
+    /// next start sends.
     pub async fn finish(&self, limit: Duration) -> u64 {
         let until = Instant::now() + limit;
         let (reply, flushed) = oneshot::channel();
         let flush = async {
-            // An error says that it has ended.
+            // An error means that the task has ended.
             let _ = self.orders.send(Order::Flush(until, reply)).await;
             let _ = flushed.await;
         };
-        // Overdue: the batch in flight goes again under its id with the next start.
+        // After a timeout the next start sends the batch in flight again under the same id.
         let _ = timeout_at(until, flush).await;
         self.abort();
         self.status().backlog
@@ -168,7 +170,6 @@ impl std::fmt::Debug for Delivery {
     }
 }
 
-/// See [`Delivery::direct`].
 struct Direct(mpsc::Sender<Order>);
 
 impl EventSink for Direct {
@@ -176,7 +177,7 @@ impl EventSink for Direct {
         let orders = self.0.clone();
         async move {
             let (reply, answer) = oneshot::channel();
-            // If it has ended, `reply` is dropped with the order and the answer below says so.
+            // If the task has ended, `reply` is dropped with the order and the answer below reports it.
             let _ = orders.send(Order::Direct(batch, reply)).await;
             answer.await.unwrap_or_else(|_| Answer::Unavailable("events are not delivered any more".to_owned()))
         }
@@ -184,7 +185,6 @@ impl EventSink for Direct {
     }
 }
 
-/// The task: one batch at a time.
 struct Courier {
     journal: Journal,
     appended: watch::Receiver<u64>,
@@ -192,24 +192,22 @@ struct Courier {
     policy: BatchPolicy,
     outbox: Outbox,
     published: watch::Sender<DeliveryStatus>,
-    /// The last event that was read from the journal or came directly; `None` as long as the journal has not told how far
-    /// the last satellite was.
+    /// Sequence number of the last event that was read from the journal or received directly; `None` until the journal
+    /// has returned the progress of the last satellite.
     passed: Option<u64>,
-    /// The first event that came directly, and the last one. The journal has them later, too.
+    /// Sequence number of the first event that was received directly; `direct_through` is that of the last. The journal
+    /// stores these events later, too.
     direct_from: u64,
     direct_through: u64,
-    /// What the journal knows: all up to this event is settled, and what is under way.
+    /// Progress that the journal has stored: the last settled event and the batch in flight.
     written: (u64, Option<Sending>),
-    /// Events behind the cursor that were refused for good: they are no part of a batch that comes again.
+    /// Sequence numbers after the cursor that were rejected for good. A resumed batch leaves them out.
     refused: Vec<u64>,
-    /// What the disk did not take, and who wants to know what becomes of it.
     direct: Option<(Arc<Batch>, oneshot::Sender<Answer>)>,
     hurried: bool,
-    /// No pause is honoured any more.
     flushing: bool,
-    /// Why the journal cannot be read now.
     unreadable: Option<String>,
-    /// As it was logged: an outage is told once, not at each attempt.
+    /// Failure that was logged last: an outage is logged once, not at each attempt.
     complaint: Option<String>,
 }
 
@@ -231,7 +229,7 @@ impl Courier {
                 order = orders.recv() => match order {
                     None => return,
                     Some(Order::Direct(batch, reply)) => {
-                        // Who asked before has given up.
+                        // The sender of an earlier batch has given up.
                         self.direct = Some((batch, reply));
                         if self.hurried {
                             self.cycle().await;
@@ -245,7 +243,7 @@ impl Courier {
                     }
                     Some(Order::Flush(until, done)) => {
                         self.flush(until).await;
-                        // Who does not wait any more need not know.
+                        // The receiver may have stopped waiting.
                         let _ = done.send(());
                     }
                 },
@@ -253,7 +251,8 @@ impl Courier {
         }
     }
 
-    /// Sends all that was stored when it began, and what came directly, as far as it is taken.
+    /// Sends all events that were stored when the cycle began, and those that were received directly, until the sink
+    /// rejects a batch.
     async fn cycle(&mut self) {
         self.outbox.begin_cycle(Instant::now().into_std());
         self.send_all().await;
@@ -267,7 +266,7 @@ impl Courier {
             self.send_all().await;
             self.answer_direct();
             let left = self.outbox.unsent() > 0 || self.passed.is_none_or(|passed| passed < *self.appended.borrow());
-            // As always, what was not taken is tried again after an interval.
+            // As always, a batch that was not accepted is sent again after an interval.
             if !left || Instant::now() + self.policy.interval >= until {
                 return;
             }
@@ -303,10 +302,9 @@ impl Courier {
         self.publish();
     }
 
-    /// Goes on where the last satellite was.
     async fn resume(&mut self) {
         if !self.outbox.is_empty() {
-            return; // What came directly is on its way, and would be in front of what is older.
+            return; // Direct events are queued already; older events cannot be put before them.
         }
         let state = match self.journal.delivery().await {
             Ok(state) => state,
@@ -327,7 +325,7 @@ impl Courier {
         let Ok(mut rest) = rest else { return };
         if let Some(sending) = state.sending {
             rest.retain(|event| event.seq <= sending.last && !sending.refused.contains(&event.seq));
-            // Where its first event had to make room it is another batch.
+            // If its first event was dropped for lack of space, it is another batch and needs another id.
             if rest.first().is_some_and(|first| first.seq == sending.first) {
                 passed = passed.max(sending.last);
                 self.refused.clone_from(&sending.refused);
@@ -339,7 +337,7 @@ impl Courier {
         self.passed = Some(passed);
     }
 
-    /// Reads on, up to what was stored when the cycle began, and takes what came directly behind that.
+    /// Reads events up to `stored`, the last one when the cycle began, and then adds those that were received directly.
     async fn refill(&mut self, stored: u64) {
         let page = self.policy.batch_max * 2;
         while let Some(passed) = self.passed
@@ -354,7 +352,7 @@ impl Courier {
                 }
             };
             self.unreadable = None;
-            // A page without an event that can be read is no end: as many numbers further there may be more.
+            // A page without a readable event is not the end of the journal: skip as many numbers and read on.
             let read = rows.last().map_or(passed.saturating_add(page as u64).min(stored), |last| last.seq);
             let went = self.direct_from..=self.direct_through;
             self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored && !went.contains(&row.seq)));
@@ -372,7 +370,7 @@ impl Courier {
             }
             self.outbox.refill(news);
         }
-        // What was just read belongs to this cycle.
+        // The events just read belong to this cycle.
         if self.flushing {
             self.outbox.hurry();
         } else if !self.outbox.is_kept() {
@@ -380,7 +378,8 @@ impl Courier {
         }
     }
 
-    /// Whoever gave it is told once all of it is settled, or that it is not for now: it comes again, or the disk takes it.
+    /// Replies to the sender of the direct batch: accepted once all events are settled, otherwise unavailable. The
+    /// sender then repeats the batch, or the disk stores it.
     fn answer_direct(&mut self) {
         let Some((batch, reply)) = self.direct.take() else { return };
         let through = self.direct_through.max(self.passed.unwrap_or_default());
@@ -391,7 +390,7 @@ impl Courier {
             let reason = self.outbox.statistics().last_error;
             Answer::Unavailable(reason.unwrap_or_else(|| "what is stored has not been delivered".to_owned()))
         };
-        // Who does not wait any more sends it again.
+        // A sender that does not wait any more sends the batch again.
         let _ = reply.send(answer);
     }
 
@@ -411,8 +410,8 @@ impl Courier {
         self.write(self.settled(), sending).await;
     }
 
-    /// A disk that does not take it keeps nobody from sending: should the satellite be killed now, the events come again
-    /// under another id.
+    /// Stores the progress. A failing disk does not stop delivery: after a kill the events are then sent again under
+    /// another id.
     async fn write(&mut self, settled: u64, sending: Option<Sending>) {
         if self.passed.is_none() || self.written == (settled, sending.clone()) {
             return;

@@ -1,5 +1,5 @@
-//! Waiting for a disk, with a limit. A disk can hang for minutes; supervision, control commands and the shutdown go on
-//! after [`WAIT_MAX`] without it.
+//! Disk writes with a time limit. A disk can hang for minutes; supervision, control commands and the shutdown then go
+//! on after [`WAIT_MAX`] without it.
 //!
 //! ```text
 //!  caller ── request ──► Saver ──► its thread ── save() ──► disk
@@ -12,24 +12,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest time that a restart, a control command or the shutdown waits for a disk.
+/// Upper limit for the time that a restart, a control command or the shutdown waits for a disk.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
-/// The pause before something that could not be saved is saved again.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// Reasons why something is not saved yet. It is tried again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotSaved {
-    /// The last attempt failed.
     #[error("{0}")]
     Failed(String),
-    /// The attempt takes longer than [`WAIT_MAX`].
     #[error("the disk does not answer")]
     Hangs,
 }
 
-/// A thread that saves one thing as often as it is requested, and until it is saved. Dropped, it ends after the attempt
-/// that is under way.
+/// A thread that saves one file on request and repeats a failed save until it succeeds. After a drop, it ends with the
+/// attempt in progress.
 pub(crate) struct Saver(Arc<Shared>);
 
 #[derive(Default)]
@@ -38,23 +34,21 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Requests are numbered; an attempt saves all requests before it.
+/// Progress of the numbered requests. An attempt saves all requests made before it.
 #[derive(Default)]
 struct Progress {
     requested: u64,
     saved: u64,
-    /// The last request that an attempt is over for, whatever came of it.
+    /// Number of the last request whose attempt is over, successful or not.
     tried: u64,
     error: Option<String>,
-    /// The beginning of the attempt that is under way.
     since: Option<Instant>,
-    /// Whether it was logged that the disk does not answer.
     hangs: bool,
     ended: bool,
 }
 
 impl Saver {
-    /// Starts the thread. `what` names the saved thing in the log.
+    /// Starts the thread. `what` names the saved data in the log.
     pub(crate) fn start(
         what: &'static str,
         mut save: impl FnMut() -> io::Result<()> + Send + 'static,
@@ -70,7 +64,7 @@ impl Saver {
         Ok(saver)
     }
 
-    /// Requests that what there is now is saved. Does not wait.
+    /// Requests a save of the current data without waiting, and returns the number of the request.
     pub(crate) fn request(&self) -> u64 {
         let mut progress = self.0.lock();
         progress.requested += 1;
@@ -78,8 +72,8 @@ impl Saver {
         progress.requested
     }
 
-    /// Waits until a request is saved or could not be. While the disk hangs nobody waits: the limit counts from the
-    /// beginning of the attempt.
+    /// Waits until the request is saved or has failed. The limit counts from the start of the attempt, so further
+    /// callers do not wait while the disk hangs.
     pub(crate) fn wait(&self, request: u64) -> Result<(), NotSaved> {
         let until = Instant::now() + WAIT_MAX;
         let mut progress = self.0.lock();
@@ -102,7 +96,6 @@ impl Saver {
         }
     }
 
-    /// Requests and waits.
     pub(crate) fn save(&self) -> Result<(), NotSaved> {
         self.wait(self.request())
     }
@@ -120,7 +113,7 @@ impl Shared {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is something to save; `None` at the end.
+    /// Waits for the next request or for the time of the next retry. Returns `None` after the saver is dropped.
     fn next(&self) -> Option<u64> {
         let mut progress = self.lock();
         loop {
@@ -170,12 +163,12 @@ impl Shared {
     }
 }
 
-/// Jobs that wait for a disk at once. The other blocking threads of the async runtime are left to restarts and `status`.
+/// Limits the jobs that wait for a disk at the same time, so that blocking threads remain for restarts and `status`.
 #[cfg(feature = "cli")]
 static PLACES: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(64);
 
-/// Runs `job`, which waits for a disk, on a thread of its own. `None` if that takes longer than [`WAIT_MAX`], or panics;
-/// an overdue job goes on by itself.
+/// Runs `job`, which waits for a disk, on a blocking thread. Returns `None` if that takes longer than [`WAIT_MAX`] or
+/// panics; a job that takes longer continues in the background.
 #[cfg(feature = "cli")]
 pub(crate) async fn in_time<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let done = async {

@@ -1,5 +1,5 @@
-//! The MCP endpoint of a satellite: opened, changed and closed as the configuration asks. What it does is in
-//! [`gateway`](crate::gateway).
+//! Life cycle of the satellite's MCP endpoint: opened, changed and closed as the configuration requires.
+//! [`gateway`](crate::gateway) implements the endpoint itself.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -22,7 +22,6 @@ use crate::gateway::room::Rooms;
 use crate::gateway::sessions::Sessions;
 use crate::gateway::{self, Gateway, Settings, face};
 
-/// Why it cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve the MCP endpoint at {address}: {why}; {hint}")]
 pub(crate) struct EndpointError {
@@ -33,7 +32,6 @@ pub(crate) struct EndpointError {
 
 const ELSEWHERE: &str = "stop what is there, or give it another place with [gateway] listen or --listen";
 const TOKEN: &str = "look at the file `token` in the data directory";
-/// The fallback address in the data directory, remembered so that clients find the endpoint after a restart.
 const LISTEN_FILE: &str = "listen";
 const LISTEN_FILE_MAX: u64 = 100;
 /// Ports for the endpoint if its default port is taken, below the range of ephemeral ports.
@@ -41,15 +39,12 @@ const FALLBACK_PORTS: std::ops::Range<u16> = 7301..7901;
 
 const CERTIFICATE: &str = "look at the files that [gateway] tls names";
 
-/// See the module.
 pub(crate) struct Endpoint {
     name: String,
     data_dir: DataDir,
     sessions: Arc<Sessions>,
     rooms: Arc<Rooms>,
-    /// None while it is closed.
     open: Mutex<Option<Open>>,
-    /// The kept token, as it was read last.
     kept: Mutex<Option<Secret>>,
 }
 
@@ -60,7 +55,8 @@ struct Open {
     plan: GatewayPlan,
 }
 
-/// What is taken before anything else begins, so that whatever is wrong with it is told first.
+/// Reserved address and checked settings of the endpoint. Reserving first reports every error before anything else
+/// starts.
 pub(crate) struct Place {
     listener: TcpListener,
     settings: Settings,
@@ -69,19 +65,18 @@ pub(crate) struct Place {
 }
 
 impl Endpoint {
-    /// Creates a closed one. What clients make the satellite keep counts in `memory`.
+    /// Creates a closed endpoint. Data that the satellite holds for clients counts against `memory`.
     pub(crate) fn new(name: &str, data_dir: DataDir, memory: Arc<ByteBudget>) -> Self {
         let sessions = Arc::new(Sessions::within(memory));
         let rooms = Arc::new(Rooms::new(sessions.clone()));
         Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default(), kept: Mutex::default() }
     }
 
-    /// Where the servers' own messages go.
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {
         self.rooms.clone()
     }
 
-    /// Takes its place, if it is to have one. Connections wait there until it is opened.
+    /// Binds the address, if the plan has one. Connections wait in the backlog until the endpoint is opened.
     pub(crate) fn reserve(&self, mut plan: GatewayPlan) -> Result<Option<Place>, EndpointError> {
         let Some(address) = plan.address() else { return Ok(None) };
         let failed = |hint| move |why| EndpointError { address, why, hint };
@@ -95,7 +90,6 @@ impl Endpoint {
         Ok(Some(Place { listener, settings, access, plan }))
     }
 
-    /// Serves there.
     pub(crate) fn open(&self, place: Place, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
         let Place { listener, settings, access, plan } = place;
         let address = listener.local_addr().unwrap_or(LISTEN);
@@ -109,7 +103,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes on what a reload says.
     pub(crate) async fn apply(&self, mut plan: GatewayPlan, runtime: &RuntimeHandle) {
         let Some(open) = self.state().clone() else {
             let opened = self.reserve(plan).and_then(|place| place.map_or(Ok(()), |place| self.open(place, runtime)));
@@ -129,7 +122,7 @@ impl Endpoint {
             Err(error) => {
                 let (wanted, stays) = (plan.address(), open.gateway.address());
                 tracing::error!(?wanted, %stays, %error, "the MCP endpoint cannot move and stays where it is");
-                // That it is to speak in the clear was said of the other place.
+                // The plan's choice of plain HTTP applied to the new address only.
                 plan.tls = plan.tls.or_else(|| open.gateway.tls());
                 None
             }
@@ -146,12 +139,13 @@ impl Endpoint {
                 tracing::error!(%stays, %error, "the MCP endpoint stays where it is, with the certificate that it has");
             }
         }
-        // What it does, which may not be what was asked.
+        // Record the settings in effect, which may differ from those requested.
         plan.tls = open.gateway.tls();
         *self.state() = Some(Open { plan, ..open });
     }
 
-    /// Who comes in is what `plan` says from now on. Sessions of tokens that are gone end.
+    /// Applies the users and tokens of `plan` only and ends the sessions of removed tokens. Returns true if they
+    /// changed.
     pub(crate) async fn renew(&self, mut plan: GatewayPlan) -> bool {
         let Some(open) = self.state().clone() else { return false };
         self.give_or_tell(&mut plan).await;
@@ -165,14 +159,13 @@ impl Endpoint {
         true
     }
 
-    /// An instance is not there any more.
     pub(crate) fn removed(&self, id: &InstanceId) {
         if let Some(open) = &*self.state() {
             open.gateway.removed(&face::Endpoint::Instance(id.clone()));
         }
     }
 
-    /// Takes no more requests, and is closed when what is being answered is answered.
+    /// Stops accepting requests and closes the endpoint after the requests in progress are answered.
     pub(crate) async fn close(&self) {
         let open = self.state().take();
         if let Some(open) = open {
@@ -180,7 +173,6 @@ impl Endpoint {
         }
     }
 
-    /// Where it is, if it is open.
     pub(crate) fn status(&self) -> Option<EndpointStatus> {
         let state = self.state();
         let open = state.as_ref()?;
@@ -195,13 +187,13 @@ impl Endpoint {
         })
     }
 
-    /// The clients that are connected.
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         self.state().as_ref().map(|open| open.gateway.clients()).unwrap_or_default()
     }
 
-    /// Binds the address that clients of this data directory know: the one that was remembered, else the usual one. If
-    /// both are taken, the first free port of a range that the path of the data directory chooses, which is remembered.
+    /// Binds the address that clients of this data directory know: the remembered one, else the default. If both are
+    /// taken, binds the first free port of a range, starting at a port derived from the path of the data directory, and
+    /// remembers that address.
     fn bind_anywhere(&self) -> io::Result<TcpListener> {
         let remembered = self.remembered();
         for address in remembered.into_iter().chain([LISTEN]) {
@@ -214,7 +206,7 @@ impl Endpoint {
         }
         let digest = ring::digest::digest(&ring::digest::SHA256, self.data_dir.path().as_os_str().as_encoded_bytes());
         let start = digest.as_ref().iter().fold(0, |sum, byte| (sum * 256 + usize::from(*byte)) % FALLBACK_PORTS.len());
-        // After them, any port.
+        // Port 0 at the end of the range means any free port.
         for port in FALLBACK_PORTS.cycle().skip(start).take(FALLBACK_PORTS.len()).chain([0]) {
             match gateway::bind(SocketAddr::new(LISTEN.ip(), port)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -236,7 +228,7 @@ impl Endpoint {
             None
         });
         let address: SocketAddr = std::str::from_utf8(&read?).ok()?.trim().parse().ok()?;
-        // The file chooses a port, and not who can reach it.
+        // The file can choose the port only, not the IP address and thereby not who can reach the endpoint.
         (address.ip() == LISTEN.ip() && address.port() != 0).then_some(address)
     }
 
@@ -258,8 +250,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Reads the kept token again. A token that cannot be read admits nobody; on a disk that does not answer the token that
-    /// was read last stays valid. All other users of the plan are not affected.
+    /// Reads the token in the data directory again. If it cannot be read, requests with it are rejected; if the disk
+    /// does not answer, the token that was read last stays valid. Other users of the plan are not affected.
     async fn give_or_tell(&self, plan: &mut GatewayPlan) {
         if plan.auth != Auth::Bearer || !plan.users.iter().any(|user| user.token_kept) {
             return;
@@ -285,7 +277,7 @@ impl Endpoint {
     }
 
     fn state(&self) -> MutexGuard<'_, Option<Open>> {
-        // Nothing is called in between that could leave it half changed.
+        // No lock holder calls code that could panic halfway through a change.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

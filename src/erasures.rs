@@ -1,9 +1,9 @@
-//! Erases what is kept for instances that the configuration does not name any more: the values of their users, their
-//! authorizations and the homes of their sandboxes.
+//! Erasure of data of instances that the configuration does not name any more: values of their users, authorizations
+//! and sandbox homes.
 //!
-//! A removal by configuration may be a mistake that is corrected a moment later, so the data is only listed at first, in
-//! `DIR/to-erase.json`, and erased when the retention has passed. An instance that is configured again before that finds
-//! everything as it was. The list survives restarts of the satellite, so a restart neither shortens nor extends the time.
+//! A removal may be a mistake that is corrected a moment later. So the instance is first listed in `DIR/to-erase.json`
+//! and its data is erased when the retention has passed. An instance that is configured again before that finds its
+//! data unchanged. The list survives restarts of the satellite, so a restart neither shortens nor extends the time.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,13 +23,11 @@ use crate::satellite::Applied;
 use crate::values::Values;
 
 const FILE: &str = "to-erase.json";
-/// The version of the file's format.
 const VERSION: u32 = 1;
-/// A larger file is not one that a satellite has written.
 const FILE_MAX: u64 = 16 << 20;
-/// The longest time between two looks at the list: the wall clock may have been set meanwhile.
+/// Longest pause between two checks of the list, because the wall clock may have been set meanwhile.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// The time before another attempt, where an instance was still ending or its data could not be erased.
+/// Pause before another attempt if an instance was still ending or its data could not be erased.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize)]
@@ -46,17 +44,15 @@ struct Entry {
     removed_at: Timestamp,
 }
 
-/// The list of the instances whose data is to be erased, by when they were removed.
 struct ToErase {
     directory: DataDir,
-    /// Never locked while the disk is waited for: threads of the async runtime lock it.
+    /// Never locked while waiting for the disk: threads of the async runtime lock it.
     removed: Mutex<BTreeMap<InstanceId, Timestamp>>,
-    /// Held while the file is written.
     writing: Mutex<()>,
 }
 
 impl ToErase {
-    /// Reads the list. Where it cannot be read it is empty: what is still there is listed anew, and kept longer.
+    /// Reads the list. An unreadable list counts as empty: the data is then listed anew and kept longer.
     fn open(directory: &DataDir) -> Self {
         let removed = Self::read(directory).unwrap_or_else(|why| {
             tracing::error!(file = FILE, why, "cannot read the list of data to erase; the retention starts again");
@@ -81,8 +77,8 @@ impl ToErase {
         Ok(form.instances.into_iter().map(of).collect())
     }
 
-    /// Updates the list: adds the instances in `present` that are not in `configured`, as removed at `now` unless they
-    /// are listed, and drops the others. Waits for the disk.
+    /// Adds the instances in `present` that are not in `configured`, as removed at `now` unless they are listed
+    /// already, and drops all others. Waits for the disk.
     fn update(&self, present: &BTreeSet<InstanceId>, configured: &HashSet<InstanceId>, now: Timestamp) {
         self.change(|removed| {
             removed.retain(|id, _| present.contains(id) && !configured.contains(id));
@@ -111,7 +107,7 @@ impl ToErase {
         }
     }
 
-    /// Writes the list as it is when its turn has come. Waits for the disk.
+    /// Writes the current list as soon as no other write is in progress. Waits for the disk.
     fn write(&self) -> std::io::Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = |(id, removed_at): (&InstanceId, &Timestamp)| Entry {
@@ -124,13 +120,11 @@ impl ToErase {
         self.directory.replace(FILE, &serde_json::to_vec_pretty(&Form { version: VERSION, instances })?)
     }
 
-    /// Returns the instances whose retention has passed.
     fn due(&self, retention: Duration, now: Timestamp) -> Vec<InstanceId> {
         let is_due = |removed_at: &Timestamp| left(*removed_at, retention, now).is_zero();
         self.removed().iter().filter(|(_, at)| is_due(at)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// The time until the next one is due.
     fn next_due(&self, retention: Duration, now: Timestamp) -> Option<Duration> {
         self.removed().values().map(|at| left(*at, retention, now)).min()
     }
@@ -150,22 +144,21 @@ fn left(removed_at: Timestamp, retention: Duration, now: Timestamp) -> Duration 
     retention.saturating_sub(passed)
 }
 
-/// Lists what is to be erased, and erases it when that is due.
 pub(crate) struct Eraser {
     list: ToErase,
     values: Arc<Values>,
     grants: Grants,
     connector: StdioConnector,
     runtime: RuntimeHandle,
-    /// Held while something is erased, so that no configuration brings an instance back meanwhile.
+    /// Locked during an erasure, so that no configuration brings an instance back meanwhile.
     applied: Arc<tokio::sync::Mutex<Applied>>,
-    /// None before a complete configuration was taken on: then nothing is erased.
+    /// `None` until a complete configuration was applied; nothing is erased before.
     retention: Mutex<Option<Duration>>,
     changed: Notify,
 }
 
 impl Eraser {
-    /// An eraser for this data directory. Reads the list, so it waits for the disk.
+    /// Creates an eraser for this data directory. Reads the list, so it waits for the disk.
     pub(crate) fn open(
         data_dir: &DataDir,
         values: Arc<Values>,
@@ -179,10 +172,10 @@ impl Eraser {
         Self { list, values, grants, connector, runtime, applied, retention, changed }
     }
 
-    /// Sets the configured instances, and the retention for the data of all others. Waits for the disk.
+    /// Sets the configured instances and the retention for the data of all others. Waits for the disk.
     pub(crate) fn configured(&self, configured: &HashSet<InstanceId>, retention: Duration) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = Some(retention);
-        // In memory at once: the data of a configured instance is not erased, even if the disk does not answer.
+        // Changed in memory first: the data of a configured instance is not erased even if the disk does not answer.
         self.list.change(|removed| removed.retain(|id, _| !configured.contains(id)));
         let mut present: BTreeSet<InstanceId> = self.values.instances();
         present.extend(self.grants.instances());
@@ -191,7 +184,6 @@ impl Eraser {
         self.changed.notify_one();
     }
 
-    /// Erases whatever is due, until this is dropped.
     pub(crate) async fn watch(self: Arc<Self>) {
         let this = self.clone();
         // An error means that it panicked: the next start clears what is left.
@@ -199,7 +191,7 @@ impl Eraser {
         loop {
             let next = self.retention().and_then(|retention| self.list.next_due(retention, Timestamp::now()));
             let wait = next.unwrap_or(LOOK_INTERVAL);
-            // Due already: it was tried before, and something kept it from being erased.
+            // A wait of zero means that an earlier attempt could not erase the data.
             let wait = if wait.is_zero() { RETRY_INTERVAL } else { wait.min(LOOK_INTERVAL) };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
@@ -209,7 +201,6 @@ impl Eraser {
         }
     }
 
-    /// Erases whatever is due now.
     pub(crate) async fn erase_due(self: &Arc<Self>) {
         let Some(retention) = self.retention() else { return };
         if !self.list.due(retention, Timestamp::now()).is_empty() {
@@ -218,11 +209,11 @@ impl Eraser {
         }
     }
 
-    /// Erases everything that is listed and that `admits` admits, whatever is left of its retention. Returns what was
-    /// erased.
+    /// Erases the data of all listed instances for which `admits` returns true, regardless of their retention. Returns
+    /// the erased instances.
     pub(crate) async fn erase_now(self: &Arc<Self>, admits: impl Fn(&InstanceId) -> bool) -> Vec<InstanceId> {
         if self.retention().is_none() {
-            return Vec::new(); // Nobody has said yet what is configured.
+            return Vec::new(); // No complete configuration was applied yet.
         }
         let chosen: Vec<InstanceId> = self.list.listed().into_iter().filter(|id| admits(id)).collect();
         let this = self.clone();
@@ -235,7 +226,7 @@ impl Eraser {
     }
 
     async fn erase(self: &Arc<Self>, choose: impl FnOnce() -> Vec<InstanceId> + Send + 'static) -> Vec<InstanceId> {
-        // Nothing is erased while the disk does not answer: `applied` would be locked until it does.
+        // Check the disk first: otherwise `applied` would stay locked until the disk answers.
         let this = self.clone();
         if in_time(move || this.list.write()).await.is_none() {
             tracing::warn!("the disk does not answer; data of removed instances is not erased now");
@@ -244,7 +235,7 @@ impl Eraser {
         let applied = self.applied.lock().await;
         let this = self.clone();
         let erasing = tokio::task::spawn_blocking(move || {
-            // One that is still ending uses its home.
+            // An instance that is still ending uses its home.
             let is_gone = |id: &InstanceId| this.runtime.status(id).is_none();
             let mut ids: Vec<InstanceId> = choose().into_iter().filter(is_gone).collect();
             if !this.values.erase(&ids) {

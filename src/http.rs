@@ -1,4 +1,4 @@
-//! What all HTTP clients of ours share.
+//! Helpers shared by all HTTP clients of the satellite.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,32 +7,32 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use reqwest::Url;
 
-/// How we introduce ourselves.
 pub(crate) const USER_AGENT: &str = concat!("mcp-satellite/", env!("CARGO_PKG_VERSION"));
 
-/// The longest pause that a server can ask for: a wrong clock or one zero too many must not silence us for good.
+/// Upper limit for the pause of a `Retry-After` header: a wrong clock or one zero too many must not silence a client.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
-/// The process has one provider of cryptography. If a host has chosen another one, that is as good.
+/// Installs `ring` as the process-wide provider of cryptography, unless the embedding program has installed one.
 #[cfg(feature = "cli")]
 pub(crate) fn install_tls_provider() {
     rustls::crypto::ring::default_provider().install_default().ok();
 }
 
-/// A proxy's loopback is not ours, so what is on ours is not asked of a proxy.
+/// Returns true if the host of the URL is this machine. Such a request must not go to a proxy, whose loopback is
+/// another.
 pub(crate) fn is_loopback(url: &Url) -> bool {
     let Some(host) = url.host_str() else { return false };
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     host == "localhost" || host.ends_with(".localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// A client for one place. Redirects are answers, never followed: what they point at was not configured.
+/// Creates a client for this URL's origin. Redirects are returned, never followed: their targets were not configured.
 #[cfg(feature = "cli")]
 pub(crate) fn client(url: &Url) -> reqwest::Result<reqwest::Client> {
     install_tls_provider();
     let mut builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).user_agent(USER_AGENT);
     if url.scheme() == "http" {
-        // A machine without CA certificates can send to a server that needs none.
+        // Without CA certificates, so that a machine that has none can still send to a plain HTTP server.
         builder = builder.tls_certs_only([]);
     }
     if is_loopback(url) {
@@ -41,7 +41,8 @@ pub(crate) fn client(url: &Url) -> reqwest::Result<reqwest::Client> {
     builder.build()
 }
 
-/// Why an exchange failed, by its root: the error's own text would show the whole URL. None if nothing but that is known.
+/// Returns the root cause of a failed exchange: the error's own text would show the whole URL. `None` if there is no
+/// other cause.
 #[cfg(feature = "cli")]
 pub(crate) fn root_of(error: &reqwest::Error) -> Option<String> {
     let mut root: &dyn std::error::Error = error;
@@ -51,7 +52,7 @@ pub(crate) fn root_of(error: &reqwest::Error) -> Option<String> {
     (!root.is::<reqwest::Error>()).then(|| root.to_string())
 }
 
-/// The pause that `Retry-After` asks for, in seconds or as a date.
+/// Returns the pause that a `Retry-After` value requests, given in seconds or as a date.
 pub(crate) fn pause(value: &str, now: Timestamp) -> Option<Duration> {
     let asked = if let Ok(seconds) = value.trim().parse() {
         Duration::from_secs(seconds)

@@ -1,7 +1,7 @@
 //! Canonical forms of a server's configuration, and hashes of them that are the same in every build and release.
 //!
-//! A form is JSON with its fields in a fixed order. Of a policy only the numbers that differ from their defaults are in
-//! it, so a release that adds a field changes no hash. Rename a field of a policy only together with [`FORM`].
+//! A form is JSON with its fields in a fixed order. It contains only those settings of a policy that differ from their
+//! defaults, so a release that adds a field changes no hash. Rename a field of a policy only together with [`FORM`].
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use ring::digest::{SHA256, digest};
 use serde::Serialize;
 use serde_json::Value;
 
-/// The version of the forms. Another version is another hash of everything.
+/// Version of the forms. Another version changes every hash.
 const FORM: u32 = 1;
 
-/// The settings that a process is started with or a connection is opened with. Contains secrets.
+/// Settings with which a process is started or a connection is opened. Contains secrets.
 #[derive(Serialize)]
 struct ServerForm<'a> {
     form: u32,
@@ -30,11 +30,10 @@ struct ServerForm<'a> {
     headers: BTreeMap<&'a str, &'a str>,
     query: BTreeMap<&'a str, &'a str>,
     protocol: Option<Era>,
-    /// What differs from the default.
     isolation: BTreeMap<String, Value>,
 }
 
-/// Everything that is configured for an instance, without a value that may be secret.
+/// Settings of an instance without values that may be secret.
 #[derive(Serialize)]
 struct ShownForm<'a> {
     form: u32,
@@ -51,7 +50,6 @@ struct ShownForm<'a> {
     keep: Keep,
     on_update: OnUpdate,
     request_logging: bool,
-    /// What differs from the default.
     policy: BTreeMap<String, Value>,
 }
 
@@ -90,8 +88,9 @@ pub(crate) fn of_server(spec: &InstanceSpec) -> Vec<u8> {
     })
 }
 
-/// A hash of what is configured for an instance. It is shown to others, so no value of an environment, header, query or
-/// argument is in it, and of an address only the origin: a short secret could be guessed from its hash.
+/// Returns a hash of the configuration of an instance. The hash is shown to others and a short secret could be guessed
+/// from it, so it covers no value of an environment variable, header, query parameter or argument, and only the origin
+/// of a URL.
 pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
     fn names(values: &BTreeMap<String, Secret>) -> Vec<&str> {
         values.keys().map(String::as_str).collect()
@@ -127,12 +126,11 @@ pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
     u64::from_be_bytes(first)
 }
 
-/// A form has string keys only, so it can be written.
+/// A form has string keys only, so serializing it cannot fail.
 fn bytes(form: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(form).unwrap_or_default()
 }
 
-/// The values of a policy that are not those of `default`, by their paths.
 fn differences<T: Serialize>(policy: &T, default: &T) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let value = |policy: &T| serde_json::to_value(policy).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! The data directories of this user, recorded in `$XDG_STATE_HOME/mcp-satellite/data-dirs`: those that a satellite
-//! created on this machine, and those that a person named. A default data directory that contains files is used only if
-//! it was created here: one that came with a cloned repository was not. Commands find a running satellite by the same
+//! Record of this user's data directories in `$XDG_STATE_HOME/mcp-satellite/data-dirs`: those that a satellite created
+//! on this machine, and those that a person named. A default data directory that contains files is used only if it was
+//! created here, because it may have come with a cloned repository. Commands find running satellites by the same
 //! record.
 
 use std::fs::{self, File};
@@ -15,22 +15,19 @@ use serde::{Deserialize, Serialize};
 use crate::console::SOCKET;
 use crate::data_dir::{DataDir, DataDirError};
 
-/// File name of the record in the state directory.
 const FILE: &str = "data-dirs";
-/// The oldest entries beyond this number are forgotten.
 const ENTRIES_MAX: usize = 1000;
 const FILE_MAX: u64 = 16 << 20;
 
-/// One line of the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     device: u64,
     inode: u64,
-    /// Nanoseconds since 1970; `None` where the file system does not record it. The inode of a removed directory may be
-    /// given to another one, which is born later.
+    /// Time of creation in nanoseconds since 1970; `None` if the file system does not record it. It tells a directory
+    /// from a later one that reuses its inode.
     birth: Option<u64>,
     path: PathBuf,
-    /// Whether a satellite created the directory. A person has named the others.
+    /// True if a satellite created the directory, false if a person named it.
     created: bool,
 }
 
@@ -43,7 +40,8 @@ impl Entry {
         Ok(Self { device, inode, birth, path: directory.path().to_owned(), created })
     }
 
-    /// Whether both are about the same directory. Some file systems have another device number after each boot.
+    /// Returns true if both entries describe the same directory. Some file systems have another device number after
+    /// each boot.
     fn is_of(&self, other: &Self) -> bool {
         let born_alike = self.birth.is_some() && self.path == other.path;
         self.inode == other.inode && self.birth == other.birth && (self.device == other.device || born_alike)
@@ -53,9 +51,8 @@ impl Entry {
 /// The directory in which a satellite is to keep its data.
 #[derive(Debug, Clone)]
 pub(crate) struct Location {
-    /// As it was typed, or the default.
     pub(crate) path: PathBuf,
-    /// Whether a person named it. The default must have been created here, and is not reached through a link.
+    /// True if a person named the directory. A default directory must have been created here and must not be a link.
     pub(crate) is_named: bool,
 }
 
@@ -88,7 +85,6 @@ impl Location {
         Ok(directory)
     }
 
-    /// Opens the directory for a command that writes nothing of its own to it.
     pub(crate) fn visit(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         DataDir::open(&self.path)
@@ -102,12 +98,10 @@ impl Location {
     }
 }
 
-/// Whether a satellite answers on the control socket of a data directory.
 pub(crate) fn is_running(directory: &DataDir) -> bool {
     directory.check_socket(SOCKET).is_ok() && UnixStream::connect(directory.through_descriptor(SOCKET)).is_ok()
 }
 
-/// The recorded data directories on which a satellite of this user is running.
 pub(crate) fn running() -> Vec<PathBuf> {
     let entries = Record::open().map(|record| record.entries()).unwrap_or_default();
     let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path).collect();
@@ -117,7 +111,6 @@ pub(crate) fn running() -> Vec<PathBuf> {
     paths
 }
 
-/// The record, which the satellites of a user share.
 struct Record(DataDir);
 
 impl Record {
@@ -140,15 +133,15 @@ impl Record {
         bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
     }
 
-    /// Records a directory. What was recorded of it as created stays so.
+    /// Records a directory. A directory that was recorded as created remains so.
     fn add(&self, directory: &DataDir, created: bool) -> io::Result<()> {
         let lock = File::open(self.0.path())?;
-        // Where a directory cannot be locked, two satellites that start at the same moment may lose an entry.
+        // If locking fails, two satellites that start at the same moment may lose an entry.
         let _ = flock(&lock, FlockOperation::LockExclusive);
         let mut entries = self.entries();
         let mut added = Entry::of(directory, created)?;
         added.created |= entries.iter().any(|entry| entry.created && entry.is_of(&added));
-        // The directories that were used last are kept longest.
+        // Entries are ordered by last use, so that the directories that were used last are kept.
         if entries.last() == Some(&added) {
             return Ok(());
         }
@@ -163,7 +156,6 @@ impl Record {
     }
 }
 
-/// `$XDG_STATE_HOME`, or its default in the home directory of the environment or of the user database.
 fn state_home() -> Option<PathBuf> {
     let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let user = || nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();

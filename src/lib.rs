@@ -1,5 +1,6 @@
-//! mcp-satellite around its actors: the connectors that touch the world, where events go, and — with the feature
-//! `cli`, on by default — configuration files, the control socket and the command line.
+//! Supervision runtime for MCP servers, based on the actors of `mcp_satellite_actors`: connectors to processes and
+//! remote servers, event sinks and the journal. The feature `cli`, on by default, adds configuration files, the MCP
+//! endpoint, the control socket and the command line.
 
 #[cfg(feature = "cli")]
 pub mod backend;

@@ -1,5 +1,5 @@
-//! What instances have come to, kept in the journal over restarts of the satellite, each with the name of the
-//! configuration that it came to it with.
+//! Restart counters, failures and stops of instances, kept in the journal over restarts of the satellite. Each memo
+//! contains the name of the configuration that it belongs to.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,27 +12,24 @@ use mcp_satellite_actors::seam::Memory;
 use crate::catalogue_cache::CatalogueCache;
 use crate::journal::{Journal, Memos};
 
-/// The memory of a satellite.
 pub(crate) struct Memories {
     journal: Journal,
-    /// Knows what a configuration is called. Without it none can be told from another: only a stop is recalled and
-    /// remembered, and nothing is forgotten.
+    /// Source of configuration names. Without it configurations cannot be told apart: then only stops are recalled and
+    /// stored, and no memo is deleted.
     catalogues: Option<Arc<CatalogueCache>>,
     past: Arc<Mutex<Past>>,
 }
 
-/// What the last satellite knew.
 #[derive(Default)]
 struct Past {
-    /// And nobody has asked for yet.
     unclaimed: HashMap<InstanceId, String>,
-    /// It cannot be read yet: who has asked for it meanwhile.
+    /// While the memos cannot be read: instances that were installed without them.
     asked: Option<HashSet<InstanceId>>,
 }
 
 impl Past {
-    /// It can be read now. Who has begun without it goes on without: only a stop holds, from the next start. What is to be
-    /// remembered of those, and how many they are.
+    /// Accepts memos that become readable late. Instances that started without their memo go on without it: only a stop
+    /// is kept, for the next start. Returns the memos to store for these instances and their number.
     fn comes_late(&mut self, late: HashMap<InstanceId, String>) -> (Memos, u64) {
         let asked = self.asked.take().unwrap_or_default();
         let (missed, unclaimed): (HashMap<_, _>, _) = late.into_iter().partition(|(id, _)| asked.contains(id));
@@ -69,8 +66,8 @@ impl Memories {
         self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the last satellite knew of these, which are all that are configured: each is told once, and the others are
-    /// forgotten. Another configuration has a clean slate, but for what a person wants.
+    /// Returns the memos of these instances, which must be all configured ones, and deletes those of others. Each memo
+    /// is returned once. With a changed configuration only a person's stop is returned.
     pub(crate) fn recall(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, StoredMemo> {
         let mut past = self.past();
         if let Some(asked) = &mut past.asked {
@@ -78,7 +75,7 @@ impl Memories {
         }
         let unclaimed = &mut past.unclaimed;
         if unclaimed.is_empty() || specs.is_empty() {
-            return HashMap::new(); // Nothing is configured yet: a backend may still have to tell what is.
+            return HashMap::new(); // No instance is configured yet: the backend may still send the configuration.
         }
         let mut recalled = HashMap::new();
         for spec in specs {
@@ -99,7 +96,7 @@ impl Memories {
             let stop = stored.for_another_configuration();
             let is_stopped = stop != StoredMemo::default();
             match (&config, is_stopped) {
-                // It may be the same one: the next start may be able to tell.
+                // The configuration may be unchanged: the next start may be able to tell.
                 (None, _) => {}
                 (Some(_), true) => self.keep(spec, stop.clone()),
                 (Some(_), false) => self.journal.forget(&spec.id),
@@ -124,7 +121,7 @@ impl Memories {
         let memo = if let Some(config) = self.configuration(spec) {
             StoredMemo { config: Some(config), ..memo }
         } else {
-            // What is known of a configuration without a name stays as it is, but for what a person wants.
+            // Without a configuration name only the stop changes; the rest of the stored memo is kept.
             let known = self.journal.memos().get(&spec.id).and_then(|text| serde_json::from_str(text).ok());
             StoredMemo { stopped: memo.stopped, ..known.unwrap_or_default() }
         };
@@ -187,7 +184,6 @@ mod tests {
         memories.journal.close().await;
     }
 
-    /// What is known of these, without when they were configured how.
     fn recalled(memories: &Memories, of: &[&Arc<InstanceSpec>]) -> Vec<Option<StoredMemo>> {
         let specs: Vec<InstanceSpec> = of.iter().map(|spec| InstanceSpec::clone(spec)).collect();
         let mut recalled = memories.recall(&specs);
@@ -249,7 +245,7 @@ mod tests {
         let meanwhile = StoredMemo { restarts: 1, ..StoredMemo::default() };
         memories.remember(&busy, meanwhile.clone());
         version(1);
-        // Whatever is asked for finds out that it can be read.
+        // Any query detects that the journal can be read again.
         memories.journal.delivery().await.unwrap();
         assert_eq!(memories.journal.append(Arc::new(Batch { id: 1, events: Vec::new() })).await, Answer::Accepted);
         assert_eq!(memories.journal.status().memos_missed, 3);

@@ -1,6 +1,6 @@
-//! The memory that servers and clients together can make the satellite use: a quarter of what the machine, the satellite's
-//! cgroup and its limit of address space leave to it. What is made of a message while it is read and passed on takes a few
-//! times its bytes, and a satellite that runs out of memory is ended, with all its servers.
+//! Memory limit for data of servers and clients together: a quarter of what the machine, the satellite's cgroup and its
+//! address space limit allow. Reading and forwarding a message takes several times its size, and the kernel ends a
+//! satellite that runs out of memory, with all its servers.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,6 @@ use crate::connect::process::own_cgroup;
 /// Minimum budget in bytes, so that a message can be read at all.
 const LEAST: u64 = 8 << 20;
 
-/// Creates the budget of this process.
 pub(crate) fn budget() -> Arc<ByteBudget> {
     let limits = [of_machine(), of_cgroup(own_cgroup().as_deref()), of_address_space()];
     let bytes = share_of(limits);
@@ -30,23 +29,22 @@ fn of_machine() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// The least limit of a cgroup and of those above it.
 fn of_cgroup(own: Option<&Path>) -> Option<u64> {
     let limit = |directory: &Path| fs::read_to_string(directory.join("memory.max")).ok()?.trim().parse::<u64>().ok();
     own?.ancestors().filter_map(limit).min()
 }
 
-/// The limit of address space, without what is in use already: much of it is reserved and never touched.
+/// Returns the rest of the address space limit. Much of the address space in use is reserved and never touched, so it
+/// is subtracted.
 fn of_address_space() -> Option<u64> {
     let (soft, _) = getrlimit(Resource::RLIMIT_AS).ok()?;
-    // No limit is the largest number.
+    // `RLIM_INFINITY` means no limit.
     (soft < u64::MAX).then(|| {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         soft.saturating_sub(kibibytes(&status, "VmSize:").unwrap_or_default())
     })
 }
 
-/// A number of bytes in a file of the kernel's, where a line gives it in kB.
 fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)

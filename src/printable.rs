@@ -1,28 +1,28 @@
-//! Text of servers, clients and files, made safe to print: it neither controls a terminal nor changes the order in which
-//! its lines are read.
+//! Makes text of servers, clients and files safe to print: it neither controls a terminal nor changes the order in
+//! which its lines are read.
 
 use std::fmt::Write;
 
-/// Whether a terminal acts on the character instead of showing it: a control character, or a mark that reorders
+/// Returns true if a terminal acts on the character instead of showing it: a control character, or a mark that reorders
 /// bidirectional text or ends a line.
 fn controls(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns one line of text in which every character is shown.
+/// Returns one line of text with all such characters except tabs replaced.
 pub(crate) fn line(text: &str) -> String {
     text.chars().map(|letter| if controls(letter) && letter != '\t' { '\u{fffd}' } else { letter }).collect()
 }
 
-/// Returns text of several lines in which every character is shown.
+/// Returns text of several lines with all such characters except tabs and line ends replaced.
 pub(crate) fn lines(text: &str) -> String {
     let shown = |letter: char| if controls(letter) && !"\t\n".contains(letter) { '\u{fffd}' } else { letter };
     text.chars().map(shown).collect()
 }
 
-/// Returns the same JSON value in which these characters are escapes. Outside strings only spaces, tabs and ends of
-/// lines can occur among them.
+/// Returns the same JSON value with these characters escaped. Outside strings only spaces, tabs and line ends can occur
+/// among them.
 pub(crate) fn json(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -39,7 +39,7 @@ pub(crate) fn json(text: &str) -> String {
     escaped
 }
 
-/// Returns text in which each of these characters is as many question marks as it has bytes, so that positions stay.
+/// Replaces each of these characters by as many question marks as it has bytes, so that positions do not change.
 pub(crate) fn in_place(text: &str) -> String {
     let shown = |letter: char| {
         let hides = controls(letter) && !"\t\n\r".contains(letter);

@@ -1,23 +1,24 @@
-//! The process above the satellite. It is there so that nothing outlives the satellite, however that ends: it adopts
-//! what is orphaned below it, and once the satellite is gone it kills all of that, waits until there is none, and ends
-//! with the satellite's code. It is forked before any thread exists and has only one.
+//! Reaper process above the satellite, which makes sure that no server outlives the satellite. It adopts orphaned
+//! processes below it. After the satellite has ended for whatever reason, it kills all of them, waits until none is
+//! left, and exits with the satellite's code. It is forked before any thread exists and has a single thread.
 //!
 //! ```text
-//!  shell ──► reaper ──► satellite ──► servers ──► whatever they start
+//!  shell ──► reaper ──► satellite ──► servers ──► their children
 //!              ▲            ▲            │            │
 //!              │            └─ orphans ◀─┴────────────┘
 //!              └──────────────┘ when the satellite has ended
 //! ```
 //!
-//! The satellite adopts orphans, too, from when it can start servers: so the end of either process leaves the other one
-//! with all of them.
+//! The satellite adopts orphans, too, from when it can start servers: if either process ends, the other one has all of
+//! them.
 //!
-//! Signals that ask for something come down a pipe. Who signals the whole group, as a terminal and systemd do, reaches
-//! both processes, and means it once: the satellite acts on the larger of the two counts. The end of the pipe is how the
-//! satellite learns that the reaper was killed; then it ends every tree at once, without grace, and itself.
+//! The reaper forwards signals such as SIGTERM through a pipe. A signal to the whole process group, as sent by a
+//! terminal or systemd, reaches both processes but is one request, so the satellite acts on the larger of the two
+//! counts. When the pipe closes, the reaper was killed; the satellite then ends every process tree at once, without
+//! grace, and itself.
 //!
-//! A second pipe leads up: the satellite writes its exit code into it when all is done. A thread that waits in the kernel
-//! for a disk that hangs can keep the satellite's process from ending; the reaper then ends without it.
+//! Through a second pipe the satellite sends its exit code when it is finished. A thread that waits in the kernel for a
+//! hanging disk can keep the satellite's process from ending; the reaper then ends without it.
 
 use std::ffi::CStr;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -38,67 +39,63 @@ use tokio::sync::mpsc;
 use crate::connect::process::{Census, LeftBy, Stat, children_of, set_reaper, signals};
 use crate::disk::WAIT_MAX;
 
-/// What does not die of SIGKILL within this is left to the kernel, and named.
+/// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
-/// Added to the number of a signal it is an exit code.
+/// Exit code for a death by signal, minus the signal's number.
 const SIGNAL_BASE: u8 = 128;
-/// For people, and for the next satellite on the same data directory.
+/// Process name, shown to people and checked by the next satellite on the same data directory.
 const NAME: &CStr = c"satellite-reaper";
 
-/// Passed on through the pipe: they ask the satellite for something.
+// Forwarded through the pipe; the others with `kill`.
 const ASKING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
-/// Passed on as they are.
 const PLAIN: [Signal; 3] = [Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// Ends everything; see [`Below::when_orphaned`].
 type LastAct = Box<dyn FnOnce() + Send>;
 
-/// The satellite's side of the pipe.
 pub(crate) struct Below {
-    /// What the reaper was asked by signals.
     pub(crate) asked: mpsc::UnboundedReceiver<Signal>,
 }
 
 static LAST_ACT: Mutex<Option<LastAct>> = Mutex::new(None);
 
 impl Below {
-    /// What is done, on a thread of its own, if the reaper is killed; the process ends afterwards.
+    /// Sets the cleanup that runs on its own thread if the reaper is killed. The process exits afterwards.
     pub(crate) fn when_orphaned(act: impl FnOnce() + Send + 'static) {
         *LAST_ACT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
     }
 }
 
-/// Runs `satellite` in a child of this process, which stays above it. To be called while there is one thread.
-/// `satellite` returns its exit code.
+/// Runs `satellite` in a child process and becomes its reaper. `satellite` returns its exit code. Must be called while
+/// the process has one thread.
 pub(crate) fn above(satellite: impl FnOnce(Below) -> u8) -> io::Result<ExitCode> {
     let (below, pipe) = io::pipe()?;
     let (last_word, mut done) = io::pipe()?;
     let mut waited_for = SigSet::empty();
     waited_for.add(Signal::SIGCHLD);
-    // What `nohup` and the like have switched off stays so.
+    // Signals that `nohup` or a similar command ignores remain ignored.
     for signal in ASKING.into_iter().chain(PLAIN).filter(|signal| !signals::are_ignored(*signal)) {
         waited_for.add(signal);
     }
     #[expect(unsafe_code, reason = "there is no safe way to set a signal's action")]
-    // SAFETY: it is the default action, not a handler. Who has started us may ignore this one, and then the kernel would
-    // tell neither of us how anything ended.
+    // SAFETY: this sets the default action, not a handler. The parent process may have ignored SIGCHLD, and then the
+    // kernel would report no exit status to the reaper or the satellite.
     unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
     let before = waited_for.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK)?;
-    // Servers that run as the same user must not read our environment in /proc.
+    // Servers that run as the same user must not read this environment in `/proc`.
     if let Err(error) = set_dumpable(false) {
-        // Nobody has opened a log yet.
+        // No log is open yet.
         let _ = writeln!(io::stderr(), "satellite: cannot keep this process's environment from the servers: {error}");
     }
     let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let reaper = getpid();
     #[expect(unsafe_code, reason = "there is no safe fork")]
-    // SAFETY: this process has one thread, so the child may do whatever a process may.
+    // SAFETY: this process has one thread, so the child may call any function.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop((pipe, last_word, signals));
             before.thread_set_mask()?;
-            // Killed before it could do anything: the pipe will say so.
+            // If the reaper was killed before this, the closed pipe reports it.
             if getppid() == reaper {
                 set_reaper(reaper.as_raw().unsigned_abs());
             }
@@ -112,21 +109,19 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> u8) -> io::Result<ExitCode>
         ForkResult::Parent { child } => {
             drop((below, done));
             let _ = set_name(NAME);
-            // Inherited by nobody; a kernel without it leaves orphans to the process above us.
+            // Children do not inherit the setting. Without it orphans go to the process above the reaper.
             let _ = set_child_subreaper(true);
             Ok(watch(child, pipe, last_word, &signals))
         }
     }
 }
 
-/// Whether the satellite `pid` has lost its reaper.
 pub(crate) fn is_orphan(pid: u32) -> bool {
     let name = Stat::read(pid).and_then(|stat| fs::read_to_string(format!("/proc/{}/comm", stat.parent)).ok());
-    // The kernel cuts names.
+    // The kernel truncates process names.
     name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
 }
 
-/// The satellite's thread on the pipe.
 fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
     let mut byte = [0];
     loop {
@@ -134,7 +129,7 @@ fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
             Ok(1..) => {
                 let signal = ASKING.iter().find(|signal| **signal as i32 == i32::from(byte[0]));
                 if let Some(signal) = signal {
-                    // Nobody listens once the satellite is ending.
+                    // The receiver is gone once the satellite is ending.
                     let _ = ask.send(*signal);
                 }
             }
@@ -149,11 +144,11 @@ fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
     std::process::exit(1);
 }
 
-/// The reaper's life.
+/// Forwards signals and waits for the satellite until it has ended; then ends the processes that it left.
 fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &SignalFd) -> ExitCode {
-    // Dropped when it has nothing more to tell.
+    // Dropped after the exit code was read.
     let mut last_word = Some(last_word);
-    // The satellite's exit code, and the end of the time that it has for its exit.
+    // Exit code of the satellite, and the deadline for its exit.
     let mut done: Option<(u8, Instant)> = None;
     let (code, stuck) = 'watching: loop {
         if let Some((code, until)) = done
@@ -167,7 +162,7 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &
         });
         let mut awaited = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         awaited.extend(last_word.as_ref().map(|last_word| PollFd::new(last_word.as_fd(), PollFlags::POLLIN)));
-        // An error means that it was interrupted: both are looked at all the same.
+        // An error means that the poll was interrupted; both descriptors are read anyway.
         let _ = poll(&mut awaited, timeout);
         let has_last_word = awaited.get(1).is_some_and(|awaited| awaited.any() == Some(true));
         while let Ok(Some(about)) = signals.read_signal() {
@@ -188,7 +183,7 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &
         }
         if has_last_word && let Some(mut last_word) = last_word.take() {
             let mut code = [0];
-            // Without one it has crashed, and is reaped next.
+            // Without an exit code the satellite has crashed and is reaped next.
             if last_word.read_exact(&mut code).is_ok() {
                 done = Some((code[0], Instant::now() + WAIT_MAX));
             }
@@ -204,7 +199,7 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &
     ExitCode::from(code)
 }
 
-/// Takes note of all that has ended; the satellite's exit code, if it has.
+/// Reaps all processes that have ended. Returns the satellite's exit code if it is among them.
 fn reap(satellite: Pid) -> Option<u8> {
     let mut code = None;
     loop {
@@ -222,20 +217,20 @@ fn reap(satellite: Pid) -> Option<u8> {
     }
 }
 
-/// Kills what was adopted until there is nobody left, and says how many they were. Each is a child of ours that was not
-/// waited for, so its number is its own. A satellite that is `stuck` in the kernel is not waited for.
+/// Kills the adopted processes until none is left and returns their number. Each one is an unreaped child of the
+/// reaper, so its process id is not reused. A satellite that is `stuck` in the kernel is not waited for.
 fn end_orphans(cgroups: &LeftBy, stuck: Option<Pid>) -> usize {
     let until = Instant::now() + PATIENCE;
     let mut ended = 0;
     loop {
-        // In one act, where it can be: what forks faster than it is looked for cannot get away.
+        // Killing the whole cgroup at once catches a process that forks faster than it can be found.
         let cgroups_are_empty = cgroups.end();
         for child in children() {
             let _ = kill(child, Signal::SIGKILL);
         }
         let childless = loop {
             match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-                // What it has left in turn is ours now.
+                // The children of a reaped process are now children of the reaper.
                 Ok(WaitStatus::StillAlive) => break false,
                 Ok(_) => ended += 1,
                 Err(_) => break true,
@@ -254,11 +249,10 @@ fn end_orphans(cgroups: &LeftBy, stuck: Option<Pid>) -> usize {
     }
 }
 
-/// The children of this process, which has one thread.
 fn children() -> Vec<Pid> {
     let own = getpid().as_raw().unsigned_abs();
     let pids = children_of(own).unwrap_or_else(|_| {
-        // A kernel without that file.
+        // Kernels without `/proc/PID/task/TID/children`.
         let Ok(census) = Census::take() else { return Vec::new() };
         census.all().filter(|stat| stat.parent == own).map(|stat| stat.pid).collect()
     });

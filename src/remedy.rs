@@ -1,10 +1,10 @@
-//! The commands that carry out a remedy, for people at a terminal.
+//! Commands that carry out a remedy, shown to people at a terminal.
 
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 
-/// Returns the command for a remedy of the instance with this full name, in backquotes. `missing` are the values that its
-/// user must give.
+/// Returns the command for a remedy in backquotes. `name` is the full name of the instance; `missing` contains the keys
+/// of the values that its user must set.
 pub fn command(remedy: Remedy, name: &str, missing: &[String]) -> String {
     match remedy {
         Remedy::Restart => format!("`satellite restart {name}`"),

@@ -1,5 +1,5 @@
-//! One satellite process: a data directory that is ours alone, the runtime on it, the control socket, and the
-//! instances that the configuration asks for.
+//! A satellite process, which owns its data directory exclusively and runs the runtime, the control socket, the MCP
+//! endpoint and the link to the backend, with the instances of the current configuration.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -64,40 +64,33 @@ use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
 use crate::values::{Asked, Configurer, Values};
 
-/// Answers on the control socket that are still being given at the end are not waited for longer than this.
+/// Upper limit for the time to finish responses on the control socket at shutdown, and to end leftover processes.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// The journal takes so many events in one transaction: a storm is stored in few of them, and none takes long.
+/// Number of events that the journal stores in one transaction: few transactions during a burst, and none of them long.
 const JOURNAL_BATCH_MAX: usize = 2_000;
 
-/// The lock in the data directory.
 const LOCK: &str = "lock";
 
-/// The lock is compared with the one at the path of the data directory this often.
 const LOCK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A satellite whose reaper was killed is waited for this long.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The time for which the lock of the data directory itself is waited for.
 const DIRECTORY_LOCK_WAIT: Duration = Duration::from_millis(500);
 
-/// Files with credentials are looked at this often. What a look sees changed is read at the next one.
+/// Interval between checks of the files with credentials. A change is read at the check after the one that sees it.
 const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A configuration that removes more than half of the instances is taken for a mistake, where there are at least this many.
+/// Number of instances from which on a configuration that removes more than half of them is rejected as a likely
+/// mistake.
 const REMOVAL_GUARD_MIN: usize = 4;
 
-/// The next step after a configuration was rejected because it removes most instances.
 const ACCEPT_HINT: &str = "if that is meant, run `satellite reload --accept`";
 
-/// Requests for a reload that wait for the one before.
 const RELOADS_MAX: usize = 4;
 
-/// A rejected configuration: the reason and its type.
 #[derive(Debug, Clone)]
 pub(crate) struct Rejected {
-    /// The `error_type` of the event.
     pub(crate) error_type: &'static str,
     pub(crate) message: String,
 }
@@ -108,111 +101,92 @@ impl From<String> for Rejected {
     }
 }
 
-/// A configuration that was taken on, in numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Accepted {
     pub(crate) servers: usize,
     pub(crate) teams: usize,
 }
 
-/// A request of a person to read the configuration again.
 pub(crate) struct ReloadRequest {
-    /// Whether a configuration that removes most instances is meant.
+    /// True if the person confirms that most instances are to be removed.
     pub(crate) accept: bool,
     pub(crate) reply: oneshot::Sender<Result<Accepted, Rejected>>,
 }
 
-/// Why a satellite does not start.
+/// Errors that keep a satellite from starting.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// Another one has the data directory.
     #[error(
         "a satellite is already running on `{data_dir}`{holder}; end it with `satellite down --data-dir {data_dir}`, or \
          give this one another --data-dir"
     )]
     InUse { data_dir: String, holder: String },
-    /// The data directory cannot be used.
     #[error("cannot use the data directory `{data_dir}`: {why}")]
     DataDir { data_dir: String, why: std::io::Error },
-    /// Clients cannot come in.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// The machine refuses something else.
     #[error("cannot {what}: {why}")]
     Machine { what: &'static str, why: Box<dyn std::error::Error + Send + Sync> },
 }
 
-/// A satellite that runs.
 pub(crate) struct Satellite {
     runtime: RuntimeHandle,
     connector: StdioConnector,
     endpoint: Arc<Endpoint>,
     journal: Journal,
-    /// None if events stay in the journal.
+    /// `None` if events stay in the journal.
     delivery: Option<Arc<Delivery>>,
     memories: Arc<Memories>,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
-    /// Cancelled by `satellite down`.
     down: CancellationToken,
     members: Arc<Members>,
     rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     data_dir: DataDir,
     settings: Settings,
-    /// None if there is no backend.
     link: Option<Link>,
-    /// None if its directory cannot be used.
     catalogues: Option<Arc<CatalogueCache>>,
-    /// What was installed last: the snapshot may still be behind.
+    /// Instances that were installed last. The snapshot may lag behind.
     known: Mutex<HashSet<InstanceId>>,
     _renewals: AbortOnDropHandle<()>,
     _suspends: AbortOnDropHandle<()>,
     _memory: AbortOnDropHandle<()>,
-    /// What users have given.
     values: Arc<Values>,
-    /// What users have been granted by remote servers.
     grants: Grants,
-    /// The data of instances that are gone.
     eraser: Arc<Eraser>,
     _erasing: AbortOnDropHandle<()>,
     reloads: tokio::sync::Mutex<mpsc::Receiver<ReloadRequest>>,
-    /// What the configuration was made of. Held while it is taken on, so that nothing older is taken on after it.
+    /// The applied configuration. Locked during a change, so that no older configuration is applied after it.
     applied: Arc<tokio::sync::Mutex<Applied>>,
-    /// Held as long as the satellite lives.
     lock: Flock<File>,
 }
 
-/// A configuration that was taken on.
 #[derive(Default)]
 pub(crate) struct Applied {
-    /// Tells it from the one before.
     generation: u64,
     origin: Origin,
     pub(crate) config_hash: ConfigHash,
     pub(crate) server_count: usize,
     pub(crate) teams_count: usize,
-    /// What asks something of its user, which may be given at any time.
     pub(crate) asked: Asked,
-    /// What the files say, and what the backend gives beside it.
+    /// Plans from the configuration files and the document from the backend.
     files: Plan,
     document: Option<Document>,
-    /// What the files say now, where only `document` keeps that from being taken on.
+    /// Plan from the current files if it waits because only `document` conflicts with it.
     waiting: Option<Plan>,
-    /// The hash of the backend's document that was rejected because it removes most instances.
+    /// Hash of the backend's document that was rejected because it removes most instances.
     rejected: Option<String>,
-    /// The hash of such a document that a person has accepted.
+    /// Hash of a rejected document that a person has accepted.
     accepted: Option<String>,
 }
 
-/// Where a configuration comes from.
+/// Origin of a configuration change.
 struct Came {
-    /// When it was asked for.
     since: Instant,
-    /// What it is called there, where it has a name.
     hash: Option<String>,
 }
 
-/// What of a plan is settled at the start and cannot be changed by a reload.
+/// Settings of a plan that take effect at the start only; a reload cannot change them.
 #[derive(PartialEq)]
 struct Settings {
     name: String,
@@ -234,7 +208,7 @@ impl Settings {
     fn of(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
-            // Another token is taken on.
+            // A changed token is applied by a reload.
             backend: plan.backend.clone().map(|backend| BackendPlan { token: None, ..backend }),
             journal: plan.journal.clone(),
             sink: plan.sink.clone(),
@@ -252,7 +226,7 @@ impl Settings {
 }
 
 impl Satellite {
-    /// Starts the runtime and the control socket on `data_dir`, and installs what `plan` asks for.
+    /// Starts the runtime and the control socket in `location`, and installs the instances of `plan`.
     pub(crate) async fn start(plan: Plan, location: &Location) -> Result<Self, StartError> {
         let (data_dir, lock) = own(location).await?;
         let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.path().display().to_string(), why };
@@ -262,7 +236,8 @@ impl Satellite {
         }
 
         let machine = |what: &'static str| move |why: std::io::Error| StartError::Machine { what, why: why.into() };
-        // Whatever the events' way is, they are stored: their numbers go on, and `satellite events` can read them.
+        // Every event is stored whatever the sink is, so that sequence numbers continue and `satellite events` can read
+        // them.
         let (place, limits) = (data_dir.clone(), plan.journal.clone());
         let journal = tokio::task::spawn_blocking(move || Journal::open_in(place, limits)).await;
         let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
@@ -298,11 +273,11 @@ impl Satellite {
         let sink = Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct())));
         let memory = memory_limit::budget();
         let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone(), memory.clone()));
-        // On another thread, so that a signal is answered also while the disk with the token is not.
+        // On a blocking thread, so that signals are handled while the disk with the token does not respond.
         let (reserving, gateway) = (endpoint.clone(), plan.gateway.clone());
         let place = tokio::task::spawn_blocking(move || reserving.reserve(gateway)).await;
         let place = place.map_err(|error| machine("reserve the MCP endpoint")(std::io::Error::other(error)))??;
-        // The directory is ours, so whoever had it before is dead.
+        // The lock is held, so the previous satellite is dead.
         if let Some(reclaimed) = reclaim(&data_dir).await.map_err(machine("reclaim what the last satellite left"))? {
             let Reclaimed { processes, instances, satellite_pid, left } = reclaimed;
             tracing::warn!(
@@ -333,7 +308,7 @@ impl Satellite {
         let grants = grants.map_err(std::io::Error::other).flatten().map_err(machine("read authorizations"))?;
         let server_memory = ServerMemory::part_of(&memory);
         let remote = remote.with_tokens(Arc::new(grants.clone())).with_memory(server_memory.messages.clone());
-        // Without it servers that slept are started to be discovered: no reason not to serve.
+        // Without the cache dormant servers are started to discover their catalogues; the satellite can run.
         let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
             tracing::warn!(%error, "the tools of servers that sleep cannot be kept; they are started to be discovered");
         });
@@ -357,7 +332,7 @@ impl Satellite {
         journal.on_dropped(move |from_seq, to_seq| teller.emit(Event::EventsDropped { from_seq, to_seq }));
 
         if let Some(catalogues) = catalogues.clone() {
-            // Ends with the runtime.
+            // The task ends with the runtime.
             drop(tokio::spawn(catalogues.watch(runtime.clone())));
         }
         let (sleeper, linked) = (runtime.clone(), link.clone());
@@ -444,24 +419,22 @@ impl Satellite {
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
         satellite.install(plan, applied, Came { since: Instant::now(), hash: None }).await;
-        // A client that comes now finds everything by its name; those that came earlier have waited.
+        // All instances are installed now; clients that connected earlier have waited.
         if let Some(place) = place {
             satellite.endpoint.open(place, &satellite.runtime)?;
         }
         Ok(satellite)
     }
 
-    /// The runtime.
     pub(crate) fn runtime(&self) -> &RuntimeHandle {
         &self.runtime
     }
 
-    /// Where its data is.
     pub(crate) fn data_dir(&self) -> &Path {
         self.data_dir.path()
     }
 
-    /// Resolves when the path of the data directory leads to another lock than the one that is held, or to none: another
+    /// Resolves when the path of the data directory leads to another lock than the held one or to none: another
     /// satellite may then use that path.
     pub(crate) async fn lost_data_dir(&self) {
         let Ok(held) = self.lock.metadata().map(|held| (held.dev(), held.ino())) else {
@@ -474,22 +447,21 @@ impl Satellite {
             match found {
                 Ok(Ok(found)) if (found.dev(), found.ino()) == held => {}
                 Ok(Err(error)) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-                // The task panicked: the next look is another one.
+                // The task panicked; the next check tries again.
                 Err(_) => {}
                 Ok(_) => return,
             }
         }
     }
 
-    /// Where clients come in, if they do.
     pub(crate) fn endpoint(&self) -> Option<EndpointStatus> {
         self.endpoint.status()
     }
 
-    /// Takes on another configuration: who may come in first, so that nobody who may not sees what is new. An error says
-    /// why not, be it that of `files`: nothing has changed then. Where what the backend gives is the reason, the files
-    /// wait for another document. A configuration that removes most instances is rejected unless a person wants to
-    /// `accept` it.
+    /// Applies another configuration. Access is changed first, so that no client that loses access sees new instances.
+    /// An error means that nothing changed and contains the reason, also that of `files`. If the files conflict with
+    /// the backend's document, they wait for another document. A configuration that removes most instances is rejected
+    /// unless `accept` is true.
     pub(crate) async fn apply(&self, files: Result<Plan, String>, accept: bool) -> Result<Accepted, Rejected> {
         let outcome = self.try_apply(files, accept).await;
         let mut rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
@@ -530,13 +502,13 @@ impl Satellite {
         self.settle(files, &mut applied);
         let accepted = Accepted { servers: plan.instances.len(), teams: plan.teams };
         self.take(plan, applied, Came { since, hash: None }).await;
-        // A document that did not go with what the files said before may go with this.
+        // A document that conflicted with the previous files may fit these.
         self.link.iter().for_each(Link::reconsider);
         Ok(accepted)
     }
 
-    /// Says so if a plan removes more than half of at least four instances. Those that `expected` admits are not counted as
-    /// removed: somebody has named them.
+    /// Returns an error message if the plan removes more than half of at least [`REMOVAL_GUARD_MIN`] instances. Those
+    /// that `expected` admits are not counted, because their removal was requested by name.
     fn removes_most(&self, plan: &Plan, expected: Option<&Scope>) -> Option<String> {
         let wanted = plan.ids();
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -549,7 +521,7 @@ impl Satellite {
         most.then(|| format!("the configuration removes {removed} of {all} servers, so nothing was changed"))
     }
 
-    /// The next request of a person for a reload. Never, once nobody can ask any more.
+    /// Returns the next request of a person for a reload. Never resolves after the control socket is closed.
     pub(crate) async fn reload_requested(&self) -> ReloadRequest {
         match self.reloads.lock().await.recv().await {
             Some(request) => request,
@@ -557,7 +529,6 @@ impl Satellite {
         }
     }
 
-    /// These are what the files say from now on.
     fn settle(&self, files: Plan, applied: &mut Applied) {
         if let (Some(link), Some(backend)) = (&self.link, &files.backend) {
             link.renew(backend);
@@ -566,14 +537,15 @@ impl Satellite {
     }
 
     async fn take(&self, plan: Plan, mut applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
-        // A look at credentials that began before knows those who may not come in any more.
+        // The new generation makes a check of credentials that began earlier discard its result: it may contain revoked
+        // tokens.
         applied.generation += 1;
         self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
         self.install(plan, applied, came).await
     }
 
-    /// Brings the fleet to what `plan` asks for, by difference: what is the same is not touched. `applied` is held until all
-    /// is installed, and not while what goes takes its time.
+    /// Changes the instances to those of `plan`; unchanged ones are not touched. `applied` is locked until all
+    /// instances are installed, but not while removed ones shut down.
     async fn install(&self, plan: Plan, applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
@@ -590,13 +562,13 @@ impl Satellite {
         let config_hash = ConfigHash::of(&specs);
         let whole: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
-        // As long as the backend has told nothing, what is there is not all that there is.
+        // Before the backend has sent a document, the known instances are incomplete.
         let complete = applied.files.backend.is_none() || applied.document.is_some();
         // At the start a plan without any instance is more likely a mistake.
         let forgets = complete && !(applied.generation == 0 && wanted.is_empty());
         if forgets {
             let (eraser, wanted, retention) = (self.eraser.clone(), wanted.clone(), plan.retention);
-            // Overdue, it is listed later.
+            // After a timeout the data is listed later.
             let _ = in_time(move || eraser.configured(&wanted, retention)).await;
         }
         let other_plans = self.grants.take_on(&specs, plan.oauth, forgets);
@@ -608,7 +580,7 @@ impl Satellite {
             std::mem::replace(&mut *known, wanted.clone())
         };
 
-        // What is new does not wait for the grace of what goes, nor do those that go wait for each other's.
+        // New instances do not wait for the grace period of removed ones, nor do removed ones wait for each other.
         let removals = known.difference(&wanted).map(|id| async move {
             let removed = self.runtime.uninstall(id).await;
             match &removed {
@@ -620,10 +592,11 @@ impl Satellite {
         let catalogues = self.catalogues.clone().filter(|_| complete);
         let (memories, all) = (self.memories.clone(), Arc::new(specs.clone()));
         let of = all.clone();
-        // An error says that it panicked: then nothing is known.
+        // An error means that the task panicked; then no memo is recalled.
         let mut memos = tokio::task::spawn_blocking(move || memories.recall(&of)).await.unwrap_or_default();
         let keep = move || catalogues.map(|catalogues| catalogues.keep(&all)).unwrap_or_default();
-        // Without them servers are started to be discovered. A start waits for them, a reload not for a disk that hangs.
+        // Without cached catalogues servers are started to be discovered. A start waits for the cache; a reload does
+        // not wait for a hanging disk.
         let tools = match applied.generation {
             0 => tokio::task::spawn_blocking(keep).await.ok(),
             _ => in_time(keep).await,
@@ -649,11 +622,11 @@ impl Satellite {
         // Without retention the data is erased before the change is reported.
         self.eraser.erase_due().await;
         let change_detected = changed || removed.contains(&true);
-        // Whoever is told that they are installed finds them by name.
+        // Wait until all instances can be found by name before the change is reported.
         for id in &wanted {
             self.runtime.wait_for(id, |_| true).await;
         }
-        // And what has changed as it is now.
+        // Also wait for the changed instances.
         self.runtime.see().await;
         self.try_again(other_plans);
         let fetch_duration_ms = u64::try_from(came.since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -669,20 +642,20 @@ impl Satellite {
         whole
     }
 
-    /// Has those that wait for another authorization make an attempt: how they get one is another way now.
+    /// Reconnects those instances that wait for authorization: the way to obtain it has changed.
     fn try_again(&self, ids: Vec<InstanceId>) {
         for id in ids {
             if self.runtime.status(&id).is_none_or(|view| view.status != Status::RequiresReauth) {
                 continue;
             }
             let runtime = self.runtime.clone();
-            // Nobody waits for it: its status says what comes of it.
+            // Not awaited: the status of the instance shows the outcome.
             drop(tokio::spawn(async move { runtime.reconnect(&id).await }));
         }
     }
 
-    /// Looks after the files that hold credentials of remote servers, and has the servers take on what changes. Never
-    /// ends by itself.
+    /// Watches the files that contain credentials and applies changed ones to remote servers and client tokens. Never
+    /// returns.
     pub(crate) async fn tend_credentials(&self) {
         loop {
             tokio::time::sleep(CREDENTIALS_INTERVAL).await;
@@ -697,7 +670,7 @@ impl Satellite {
                 let look = origin.look();
                 (origin, look)
             });
-            // An error says that it panicked: the next look is another one.
+            // An error means that the task panicked; the next check tries again.
             let Ok((origin, look)) = looking.await else { continue };
             let mut applied = self.applied.lock().await;
             if applied.generation != generation {
@@ -714,8 +687,8 @@ impl Satellite {
         }
     }
 
-    /// Has remote servers take on what `plan` gives them as headers and query. Nothing else of it is new, and no process
-    /// is restarted because a file has changed: that is for a reload to do.
+    /// Applies the headers and query parameters of `plan` to remote servers. Changed credentials alone restart no
+    /// process; that requires a reload.
     async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &mut Applied) {
         let started = Instant::now();
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
@@ -761,7 +734,8 @@ impl Satellite {
         });
     }
 
-    /// A configuration that cannot be used changes nothing, and says so. It may wait for another document.
+    /// Reports a configuration that cannot be used. The current one stays in effect, and a rejected document of the
+    /// backend is tried again.
     pub(crate) async fn refuse(&self, rejected: Rejected) {
         let Rejected { error_type, message: errors } = rejected;
         self.link.iter().for_each(Link::reconsider);
@@ -779,7 +753,7 @@ impl Satellite {
         });
     }
 
-    /// Does what the backend wants, and tells it how the satellite is. Never ends by itself.
+    /// Serves the link to the backend: carries out its commands and reports the state of the satellite. Never returns.
     pub(crate) async fn tend_link(&self) {
         match &self.link {
             Some(link) => link.run(self).await,
@@ -787,21 +761,19 @@ impl Satellite {
         }
     }
 
-    /// Resolves when `satellite down` was called.
     pub(crate) async fn asked_to_end(&self) {
         self.down.cancelled().await;
     }
 
-    /// Resolves when the runtime has ended, and to the reason.
     pub(crate) async fn ended(&self) -> RuntimeEnd {
         self.runtime.ended().await
     }
 
-    /// Ends everything with grace.
+    /// Ends the satellite and all servers gracefully.
     pub(crate) async fn shut_down(&self) -> Farewell {
-        // Clients first: what they have asked is answered, and no answer is that the satellite ends.
+        // Clients first: their pending requests get real responses, not errors about the shutdown.
         self.endpoint.close().await;
-        // What was discovered a moment ago.
+        // Store catalogues that were discovered a moment ago.
         let (catalogues, snapshot) = (self.catalogues.clone(), self.runtime.snapshot());
         let storing = tokio::task::spawn_blocking(move || catalogues.inspect(|catalogues| catalogues.store(&snapshot)));
         let stored_by = tokio::time::Instant::now() + WAIT_MAX;
@@ -809,7 +781,7 @@ impl Satellite {
             delivery.hurry().await;
         }
         let farewell = self.runtime.shutdown().await;
-        // Beside the end of the servers: a disk that hangs is waited for once.
+        // Stored while the servers end, so that a hanging disk is waited for only once.
         let _ = tokio::time::timeout_at(stored_by, storing).await;
         self.grants.settle().await;
         if let Some(delivery) = &self.delivery {
@@ -818,24 +790,25 @@ impl Satellite {
                 tracing::info!(kept, "some events were not taken in time; the next start sends them");
             }
         }
-        // Whoever says anything after it is taken to live.
+        // Last message on the link: the backend takes any later one as a sign that the satellite lives.
         if let Some(link) = &self.link {
             link.end(self).await;
         }
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(console) = console {
-            // Those who follow the events are told the last of them; who does not read is not waited for.
+            // Subscribers receive the last events; one that does not read is not waited for.
             let _ = tokio::time::timeout(LAST_ANSWERS, console).await;
         }
-        // A disk that hangs has what was committed, and is not waited for.
+        // A hanging disk keeps what was committed and is not waited for.
         self.journal.close().await;
-        // Nothing is left; what a bug of ours had left would be ended here.
+        // No process should be left; this ends those that a bug has left.
         self.end_all().await;
         if !self.journal.hangs() {
             let (data_dir, held) = (self.data_dir.clone(), self.lock.metadata().ok());
             let held = held.map(|held| (held.dev(), held.ino()));
-            // What is left there is removed by the next start. With another lock, the socket is another satellite's.
+            // If the socket cannot be removed, the next start removes it. With another lock the socket belongs to
+            // another satellite.
             let _ = in_time(move || {
                 if data_dir.stat(LOCK).map(|found| found.identity) == held {
                     let _ = data_dir.remove(SOCKET);
@@ -846,17 +819,17 @@ impl Satellite {
         farewell
     }
 
-    /// Ends everything without grace.
+    /// Ends the satellite and all servers immediately.
     pub(crate) async fn kill(&self) {
         self.runtime.kill();
         self.ended().await;
         self.end_all().await;
     }
 
-    /// Off the runtime's threads, because it waits for processes to die.
+    /// Runs on a blocking thread, because it waits for processes to die.
     async fn end_all(&self) {
         let connector = self.connector.clone();
-        // An error says that it panicked: the reaper sees to the rest.
+        // An error means that the task panicked; the reaper ends the rest.
         let _ = tokio::task::spawn_blocking(move || connector.end_all(LAST_ANSWERS)).await;
     }
 }
@@ -875,9 +848,10 @@ impl Fleet for Satellite {
         async move {
             let mut applied = self.applied.clone().lock_owned().await;
             let (files, waiting, hash) = (applied.files.clone(), applied.waiting.clone(), document.hash.clone());
-            // Thousands of servers take their time, and others wait for this thread.
+            // Runs on a blocking thread, because thousands of servers take a while.
             let reading = tokio::task::spawn_blocking(move || {
-                // What goes together may come one after the other: neither goes with what was before the other.
+                // Changed files and a changed document that belong together may arrive one after the other. Each
+                // conflicts with the old version of the other, so waiting files are tried with the new document first.
                 let both = waiting.and_then(|waiting| Some((waiting.clone().with(&document).ok()?, Some(waiting))));
                 (both.map_or_else(|| Ok((files.with(&document)?, None)), Ok), document)
             });
@@ -912,14 +886,14 @@ impl Fleet for Satellite {
     }
 }
 
-/// Has the runtime mask each new token of an instance in what its server says.
+/// Returns a callback that makes the runtime mask each new token of an instance in its server's output.
 fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) -> Teller {
     let (runtime, applied) = (runtime.clone(), applied.clone());
     Box::new(move |id, before, after| {
         let (runtime, applied) = (runtime.clone(), applied.clone());
         async move {
             let (after, updated) = {
-                // What is taken on at this moment must not be followed by what there was before it.
+                // Locked, so that an older specification does not follow a configuration change.
                 let _applied = applied.lock().await;
                 let Some(view) = runtime.status(&id) else { return };
                 let mask = view.spec.mask.exchange(before.as_ref().map(Secret::expose), after.expose());
@@ -927,7 +901,7 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) ->
                 (after.clone(), runtime.update(after).await)
             };
             match updated {
-                // Until its team has it, what the server says is masked by what there was before.
+                // Wait until the team has it: until then the server's output is masked with the old token.
                 Ok(_) => drop(runtime.wait_for(&id, |view| *view.spec == after).await),
                 Err(error) => tracing::error!(instance = %id, %error, "cannot have a new token masked"),
             }
@@ -936,7 +910,6 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) ->
     })
 }
 
-/// The link to the backend, if there is one.
 fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<Link>, StartError> {
     let Some(backend) = &plan.backend else { return Ok(None) };
     let options = link::Options {
@@ -944,7 +917,7 @@ fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<
         plan: backend.clone(),
         data_dir: data_dir.clone(),
         done: Arc::new(journal.clone()),
-        // Each of the standard library's is another one.
+        // `RandomState` seeds each instance randomly.
         seed: RandomState::new().build_hasher().finish(),
         suspended: Arc::new(suspend::suspended),
     };
@@ -953,7 +926,8 @@ fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<
     Link::new(options).map(Some).map_err(machine)
 }
 
-/// What the backend gave last, and the whole plan with it: a start does not wait for the backend.
+/// Returns the last document of the backend and the complete plan with it, so that a start does not wait for the
+/// backend.
 async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, Document)> {
     let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.clone());
     let reading = tokio::task::spawn_blocking(move || {
@@ -967,17 +941,17 @@ async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, Document)>
             }
         }
     });
-    // An error says that it panicked: then nothing is known.
+    // An error means that the task panicked; then the satellite starts without a document.
     reading.await.ok().flatten()
 }
 
-/// See [`StdioConnector::reclaim`]; off the runtime's threads, because it waits for processes to die.
+/// Calls [`StdioConnector::reclaim`] on a blocking thread, because it waits for processes to die.
 async fn reclaim(data_dir: &DataDir) -> std::io::Result<Option<Reclaimed>> {
     let data_dir = data_dir.clone();
     tokio::task::spawn_blocking(move || StdioConnector::reclaim(&data_dir)).await.map_err(std::io::Error::other)?
 }
 
-/// A data directory that is ours alone as long as what comes with it is kept.
+/// Opens a data directory and locks it. The directory belongs to this process as long as both returned values are kept.
 pub(crate) async fn own(location: &Location) -> Result<(DataDir, Flock<File>), StartError> {
     let taking = location.clone();
     let data_dir = tokio::task::spawn_blocking(move || taking.take()).await.map_err(std::io::Error::other).flatten();
@@ -992,13 +966,13 @@ async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
     let file = data_dir.open_file(LOCK, Access::Write);
     let mut file = file.map_err(|why| StartError::DataDir { data_dir: shown(), why })?;
     let mut holder = String::new();
-    // Only a hint for the message: the lock itself decides.
+    // Only a hint for the error message: the lock itself decides.
     let _ = file.read_to_string(&mut holder);
     let orphan = || holder.trim().parse().is_ok_and(crate::reaper::is_orphan);
     let until = Instant::now() + ORPHAN_PATIENCE;
     let locked = loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            // Its reaper was killed, and it is ending what it has: that takes no longer than a moment.
+            // The reaper of that satellite was killed. The satellite is ending its servers, which takes a moment only.
             Err((unlocked, Errno::EWOULDBLOCK)) if orphan() && Instant::now() < until => file = unlocked,
             locked => break locked,
         }
@@ -1006,8 +980,8 @@ async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
     };
     match locked {
         Ok(mut lock) => {
-            // A satellite that still runs on this directory has it locked, even if its file `lock` was deleted. One that has
-            // just ended may have it a moment longer than the file.
+            // A running satellite holds a lock on the directory even if its file `lock` was deleted. One that has just
+            // ended may hold it a moment longer than the file.
             let until = Instant::now() + DIRECTORY_LOCK_WAIT;
             while !data_dir.try_lock() {
                 if Instant::now() >= until {
@@ -1032,8 +1006,8 @@ async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
     }
 }
 
-/// Tells two configurations apart in events and logs: the same in every release for the same configuration. It is the sum
-/// of the hashes of its instances, so that one of them can be exchanged.
+/// Hash that tells two configurations apart in events and logs. The same configuration has the same hash in every
+/// release. It is the sum of the hashes of the instances, so that one of them can be replaced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ConfigHash(u64);
 
@@ -1042,7 +1016,6 @@ impl ConfigHash {
         Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(identity::shown_hash(spec))))
     }
 
-    /// With another one in the place of one instance.
     pub(crate) fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
         let (before, after) = (identity::shown_hash(before), identity::shown_hash(after));
         Self(self.0.wrapping_sub(before).wrapping_add(after))

@@ -1,8 +1,8 @@
-//! What users have given with `satellite configure`: kept in `DIR/values.json`, for its owner only, and laid over the
-//! user's tier where a plan becomes what is run. A value that the configuration does not ask for is not passed on. One
-//! whose installation or user is gone is erased after a while (`erasures`).
+//! Values that users have set with `satellite configure`. They are stored in `DIR/values.json`, readable for the owner
+//! only, and override the user's tier when a plan is turned into instances. A value that the configuration does not
+//! require is not passed on. The values of a removed installation or user are erased after the retention (`erasures`).
 //!
-//! Values are secrets, whatever they look like. They leave this module inside a [`Value`] that says so.
+//! All values are secrets, whatever they contain. They leave this module only inside a secret [`Value`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,61 +24,55 @@ use crate::disk::{NotSaved, Saver};
 use crate::satellite::{Applied, ConfigHash};
 
 const FILE: &str = "values.json";
-/// The form of the file. A newer one is not touched.
 const VERSION: u32 = 1;
-/// A larger file is none of ours.
 const FILE_MAX: u64 = 64 << 20;
-/// A longer value is none: a variable of an environment cannot hold more than twice this.
+/// Upper limit for the length of a value, in bytes. Linux limits an environment variable to twice this.
 const VALUE_MAX: usize = 64 << 10;
-/// What was configured is waited for so long before it is shown.
 const SHOW: Duration = Duration::from_secs(2);
 
-/// By key, as it was typed for the place where it goes: `NAME`, `query:NAME` or `header:NAME`.
+/// Values of one instance. A key is stored as it was typed, with its target: `NAME`, `query:NAME` or `header:NAME`.
 type Given = BTreeMap<String, Secret>;
 type Stored = HashMap<InstanceId, Given>;
 
-/// Instances of whose users something is asked, as configured.
 pub(crate) type Asked = HashMap<InstanceId, InstanceConfig>;
 
-/// The file. No `Debug`: it holds secrets.
+/// Content of the file. No `Debug`, because it contains secrets.
 #[derive(Default, Serialize, Deserialize)]
 struct Form {
     version: u32,
     teams: BTreeMap<String, Users>,
 }
 
-/// User → installation → key → value.
+/// Values by user, installation and key.
 type Users = BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>;
 
-/// What every form of the file has.
 #[derive(Deserialize)]
 struct OfVersion {
     version: u32,
 }
 
-/// The values of one data directory.
 pub(crate) struct Values {
     directory: DataDir,
-    /// No thread holds this lock while it waits for the disk.
+    /// Not locked while waiting for the disk.
     state: Arc<Mutex<State>>,
-    /// Writes the file; started with the first change.
     saver: Mutex<Option<Arc<Saver>>>,
 }
 
 struct State {
     stored: Stored,
-    /// Why the file cannot be used: then it is not written either, for it may hold what is not to be lost.
+    /// Reason why the file cannot be used. The file is then not written either, so that its content is not lost.
     unusable: Option<String>,
 }
 
-/// What a user gives, and what is taken back.
+/// A user's change: values to set, and keys to unset.
 #[derive(Default)]
 pub(crate) struct Change {
     pub(crate) set: BTreeMap<String, Secret>,
     pub(crate) unset: Vec<String>,
 }
 
-/// Why nothing was changed. It holds no value, and no key that is not asked for: that may be a value in the wrong place.
+/// Errors of a rejected change. They contain no value, and no key that is not required: that may be a value in the
+/// wrong position.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("{0}")]
@@ -90,7 +84,7 @@ pub(crate) enum Refused {
 }
 
 impl Values {
-    /// Those of this data directory. If they cannot be read there are none, and that is told.
+    /// Opens the values of this data directory. If they cannot be read, logs the error and starts without values.
     pub(crate) fn open(directory: &DataDir) -> Self {
         let state = State::read(directory);
         if let Some(why) = &state.unusable {
@@ -100,7 +94,7 @@ impl Values {
         Self { directory: directory.clone(), state: Arc::new(Mutex::new(state)), saver: Mutex::default() }
     }
 
-    /// Writes the file as it is to be now. Waits for that, but not for a disk that hangs.
+    /// Writes the current values to the file and waits for that, but not for a hanging disk.
     fn save(&self) -> Result<(), NotSaved> {
         let saver = {
             let mut saver = self.saver.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +113,8 @@ impl Values {
         saver.save()
     }
 
-    /// What is to be run, with what users have given; and of it what asks something of its user.
+    /// Merges the configurations with the stored values. Returns the resulting instances, and the configurations that
+    /// require values from their users.
     pub(crate) fn merge(&self, configs: impl IntoIterator<Item = InstanceConfig>) -> (Asked, Vec<InstanceSpec>) {
         let state = self.state();
         let mut asked = Asked::new();
@@ -136,13 +131,12 @@ impl Values {
         (asked, specs)
     }
 
-    /// The instances that users have given values for.
     pub(crate) fn instances(&self) -> BTreeSet<InstanceId> {
         self.state().stored.keys().cloned().collect()
     }
 
-    /// Erases the values of these instances. Whether they are gone; they are not where the file cannot be written, and
-    /// then nothing is changed. Waits for the disk.
+    /// Erases the values of these instances. Returns false, and changes nothing, if the file cannot be written. Waits
+    /// for the disk.
     pub(crate) fn erase(&self, ids: &[InstanceId]) -> bool {
         let mut state = self.state();
         if !ids.iter().any(|id| state.stored.contains_key(id)) {
@@ -159,14 +153,14 @@ impl Values {
                     state.stored.entry(id).or_insert(given);
                 }
                 drop(state);
-                // The attempt under way may still write the file without them. Its error was logged above.
+                // The attempt in progress may still write the file without the values. Its error was logged above.
                 let _ = self.save();
                 false
             }
         }
     }
 
-    /// What is asked of the user of `config`, and who has given it.
+    /// Returns the values that `config` requires from its user, each with its source.
     fn required(&self, config: &InstanceConfig) -> Vec<Required> {
         let state = self.state();
         let stored = state.stored.get(&id_of(config));
@@ -182,15 +176,15 @@ impl Values {
         names.into_iter().map(|name| Required { key: name.clone(), given_by: by(name) }).collect()
     }
 
-    /// Stores a change, all of it or nothing, and returns the instance before and after it. Blocks, but not for a disk that
-    /// hangs: then the change is made, and the reason why it is not stored yet is returned, too.
+    /// Stores a change completely or not at all, and returns the instance before and after it. Blocks, but not for a
+    /// hanging disk: then the change is in effect, and the reason why it is not stored yet is returned, too.
     fn change(
         &self,
         config: &InstanceConfig,
         change: &Change,
     ) -> Result<((InstanceSpec, InstanceSpec), Option<NotSaved>), Refused> {
         if self.state().unusable.is_some() {
-            // It may have been repaired meanwhile. Read without the lock: the disk may hang.
+            // The file may have been repaired meanwhile. Read without the lock, because the disk may hang.
             let read = State::read(&self.directory);
             let mut state = self.state();
             if state.unusable.is_some() {
@@ -229,7 +223,7 @@ impl Values {
             Err(hangs @ NotSaved::Hangs) => Ok((specs, Some(hangs))),
             Err(NotSaved::Failed(why)) => {
                 let mut state = self.state();
-                // Changes that were made meanwhile are kept.
+                // Changes made meanwhile are kept.
                 if state.stored.get(&id).cloned().unwrap_or_default() == after {
                     state.give(id, before);
                 }
@@ -239,7 +233,7 @@ impl Values {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // One entry or all of it is replaced, so it is never half changed.
+        // A lock holder replaces whole entries, so the state is never half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -252,7 +246,7 @@ impl State {
         }
     }
 
-    /// An error shows nothing of what is in the file.
+    /// Reads the file. An error message contains nothing of its content.
     fn try_read(directory: &DataDir) -> Result<Stored, String> {
         let bytes = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
         let Some(bytes) = bytes else { return Ok(Stored::new()) };
@@ -282,7 +276,6 @@ impl State {
         }
     }
 
-    /// The file's content.
     fn bytes(&self) -> std::io::Result<Vec<u8>> {
         if let Some(why) = &self.unusable {
             return Err(std::io::Error::other(why.clone()));
@@ -304,7 +297,7 @@ fn id_of(config: &InstanceConfig) -> InstanceId {
 
 fn spec_of(mut config: InstanceConfig, given: Option<&Given>) -> InstanceSpec {
     for (typed, text) in given.into_iter().flatten() {
-        // What is not asked for any more, or cannot be sent where the server is now, is as if it had not been given.
+        // A value that is no longer required, or that the current target cannot accept, is ignored.
         let Ok(key) = Key::asked(&config, typed) else { continue };
         if key.checked(&config, text).is_err() {
             continue;
@@ -324,12 +317,11 @@ fn spec_of(mut config: InstanceConfig, given: Option<&Given>) -> InstanceSpec {
     config.merge()
 }
 
-/// Whether a stored key is this one of those that are asked for.
+/// Returns true if a stored key is for the required key `name`.
 fn is_of(config: &InstanceConfig, stored: &str, name: &str) -> bool {
     Key::asked(config, stored).is_ok_and(|key| key.name == name)
 }
 
-/// Where a value goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Env,
@@ -337,23 +329,20 @@ enum Place {
     Query,
 }
 
-/// One of the keys that are asked for.
 struct Key {
-    /// As it is asked for.
     name: String,
-    /// Where it is to go, if that was said.
     place: Option<Place>,
-    /// It is the token of an `Authorization` header, without its scheme.
+    /// True if the value is the token of an `Authorization` header, without its scheme.
     is_bearer: bool,
 }
 
 impl Key {
-    /// The key that is meant by what was typed.
+    /// Parses a typed key and returns the required key that it means.
     fn asked(config: &InstanceConfig, typed: &str) -> Result<Self, Refused> {
         let is_remote = matches!(config.target, Target::Remote { .. });
         let required = |wanted: &str| {
             let same = |name: &&String| {
-                // Names of headers are the same in upper and lower case.
+                // Header names are case-insensitive.
                 **name == wanted || is_remote && name.eq_ignore_ascii_case(wanted)
             };
             config.user_required.iter().find(same).cloned()
@@ -368,7 +357,7 @@ impl Key {
                     return Ok(at(name, Some(place)));
                 }
             }
-            // As in the configuration, where it becomes that header as well.
+            // In the configuration `bearer_token` becomes that header as well.
             if let Some(name) = required(AUTHORIZATION.as_str()).filter(|_| typed == "bearer_token") {
                 return Ok(Self { name, place: Some(Place::Header), is_bearer: true });
             }
@@ -393,8 +382,8 @@ impl Key {
         }
     }
 
-    /// To a process it goes in its environment; to a remote server as a header, unless a tier below has a query parameter
-    /// of that name, or it can be no header.
+    /// Returns the target of the value. For a process it is an environment variable. For a remote server it is a
+    /// header, unless a lower tier has a query parameter of that name or the name is no valid header name.
     fn place_in(&self, config: &InstanceConfig) -> Place {
         let Target::Remote { .. } = config.target else { return Place::Env };
         let layers = [&config.server_layer, &config.team_layer, &config.user_layer];
@@ -404,7 +393,6 @@ impl Key {
         self.place.unwrap_or(if in_query || no_header { Place::Query } else { Place::Header })
     }
 
-    /// The value as it is kept, if it can be passed on.
     fn checked(&self, config: &InstanceConfig, text: &Secret) -> Result<Secret, Refused> {
         let name = &self.name;
         let bad = |why: &str| Err(Refused::BadInput(format!("the value of `{name}` {why}")));
@@ -429,7 +417,6 @@ impl Key {
     }
 }
 
-/// Has an instance take on what its user gives, while the satellite runs.
 #[derive(Clone)]
 pub(crate) struct Configurer {
     pub(crate) runtime: RuntimeHandle,
@@ -439,8 +426,8 @@ pub(crate) struct Configurer {
 }
 
 impl Configurer {
-    /// Takes on a change. Returns what is asked of the user, and given by then, and the reason why the change is not stored
-    /// yet, if it is not. Goes on to its end when nobody waits for it any more: what is stored is taken on.
+    /// Applies a change. Returns the required values and their sources, and the reason if the change is not stored yet.
+    /// The change completes even if the future is dropped, so that stored values are always applied.
     pub(crate) async fn configure(
         &self,
         id: InstanceId,
@@ -453,7 +440,7 @@ impl Configurer {
 
     async fn change(&self, id: InstanceId, change: Change) -> Result<(Vec<Required>, Option<String>), Refused> {
         let started = Instant::now();
-        // No reload comes between what is looked up here and what is made of it.
+        // The lock keeps a reload from changing the configuration meanwhile.
         let mut applied = self.applied.lock().await;
         let Some(config) = applied.asked.get(&id).cloned() else {
             if change.set.is_empty() && change.unset.is_empty() {
@@ -465,7 +452,7 @@ impl Configurer {
         let storing = tokio::task::spawn_blocking(move || {
             let (changed, not_saved) = values.change(&config, &change)?;
             let keys = |keys: Vec<&String>| keys.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-            // Only what is asked for comes here.
+            // `Values::change` has rejected keys that are not required, so these can be logged.
             let (given, taken_back) = (keys(change.set.keys().collect()), keys(change.unset.iter().collect()));
             Ok::<_, Refused>((changed, not_saved, given, taken_back, values.required(&config)))
         });
@@ -477,7 +464,7 @@ impl Configurer {
         }
         if let Some(catalogues) = catalogues {
             let spec = after.clone();
-            // Not waited for: until it is done, tools under another configuration are not kept.
+            // Not waited for: until it is done, no catalogue is stored under the new configuration.
             drop(tokio::task::spawn_blocking(move || catalogues.keep_one(&spec)));
         }
         let installed = self.runtime.update(after.clone()).await?;
@@ -492,7 +479,8 @@ impl Configurer {
             fetch_duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         });
         drop(applied);
-        // Whoever asks next is to see it. One that rolls goes on with what it has until the new one is up.
+        // Wait until the change is visible. An instance with a rolling update runs with its old values until the new
+        // process is up.
         let _ = tokio::time::timeout(SHOW, self.runtime.wait_for(&id, |view| *view.spec == after)).await;
         Ok((required, not_durable))
     }
@@ -571,7 +559,7 @@ mod tests {
         let bad = Change { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
         let error = values.change(&config, &bad).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
-        // No directory is there to be written to.
+        // The directory to write to does not exist any more.
         let gone = DataDir::create(&home.path().join("gone")).unwrap();
         std::fs::remove_dir(gone.path()).unwrap();
         let stored = State::read(&DataDir::open(home.path()).unwrap());
@@ -588,7 +576,7 @@ mod tests {
         let home = private_tempdir();
         let values = Values::open(&DataDir::open(home.path()).unwrap());
         values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
-        // What cannot be sent as a header is missing, not sent in pieces.
+        // A value that cannot be sent as a header is missing, not sent in part.
         let spec = merged(&values, remote(&["KEY", "PIN"]));
         assert_eq!((texts(&spec.headers), spec.missing), (vec![("PIN", "1234")], vec!["KEY".to_owned()]));
         assert!(spec.env.is_empty());
@@ -597,7 +585,7 @@ mod tests {
         in_query.server_layer.query.insert("PIN".to_owned(), Value::plain("0"));
         let spec = merged(&values, in_query.clone());
         assert_eq!((texts(&spec.query), spec.headers.len()), (vec![("PIN", "1234")], 0));
-        // Whoever says where it goes is right, and says it once.
+        // An explicit target wins and replaces the value without one.
         values.change(&in_query, &set([("header:PIN", "5678")])).unwrap();
         let spec = merged(&values, in_query);
         assert_eq!((texts(&spec.query), texts(&spec.headers)), (vec![("PIN", "0")], vec![("PIN", "5678")]));

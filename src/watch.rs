@@ -1,9 +1,8 @@
-//! Looks at the configuration's files while the satellite runs, so that what is written there is taken on.
+//! Watches the configuration files while the satellite runs, so that changes are applied.
 //!
-//! What they hold decides, never their times or which file it is: a few kilobytes are read each second, and no editor,
-//! symbolic link or clock can hide a change or make one up. What a look sees changed counts when the next one sees the
-//! same, because nobody can tell a file that is half written from one that is whole. A file that is gone or empty is
-//! given more time.
+//! Only the content decides, not the modification time or the inode: the files are small and read every second, so no
+//! editor, symbolic link or clock can hide or fake a change. A change counts when the next check finds the same
+//! content, because a half-written file looks like a complete one. A missing or empty file must stay so for longer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,27 +12,23 @@ use tokio::time::{Interval, MissedTickBehavior, interval_at};
 
 use crate::config::{Held, Unread};
 
-/// The time between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A file that gives no text counts when so many looks after the first have seen it so.
+/// Number of checks, after the first, that must find a file missing or empty before that counts.
 const GONE_LOOKS: u32 = 4;
-/// What was refused is tried again after so many looks: what it refers to may be there by now.
+/// Number of checks after which a rejected configuration is tried again: a file that it refers to may exist by now.
 const AGAIN_LOOKS: u32 = 5;
-/// Files that so many looks in a row have each seen changed are complained of.
+/// Number of consecutive checks with different content after which a warning is logged.
 const RESTLESS_LOOKS: u32 = 30;
 
-/// What the configuration's files held when they were read, of those that were named.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Texts {
-    /// Of `--config`.
     pub(crate) config: Option<Held>,
-    /// Of `--mcp-json`.
     pub(crate) mcp_json: Option<Held>,
 }
 
 impl Texts {
-    /// These, with a file that is empty now and was not before like one that cannot be read: an editor that has no room
-    /// to write leaves such a file, and it would be the end of every server.
+    /// Turns a file that has become empty since `before` into an unreadable one: an editor without disk space leaves
+    /// such a file, and applying it would remove every server.
     fn after(mut self, before: &Self) -> Self {
         for (now, before) in [(&mut self.config, &before.config), (&mut self.mcp_json, &before.mcp_json)] {
             let is_empty = |held: &Held| held.as_ref().is_ok_and(is_blank);
@@ -56,24 +51,22 @@ fn is_blank(text: &Secret) -> bool {
     text.expose().trim().is_empty()
 }
 
-/// See the module.
 pub(crate) struct Watch {
     read: Arc<dyn Fn() -> Texts + Send + Sync>,
     ticks: Interval,
-    /// Whether the configuration wants to be watched.
     pub(crate) is_on: bool,
     eye: Eye,
 }
 
 impl Watch {
-    /// For files that `read` reads, and that held `known` when the configuration that runs was made of them.
+    /// Watches the files that `read` reads. `known` contains their content when the running configuration was read.
     pub(crate) fn new(read: Arc<dyn Fn() -> Texts + Send + Sync>, known: Texts, is_on: bool) -> Self {
         let mut ticks = interval_at(tokio::time::Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { read, ticks, is_on, eye: Eye::new(known) }
     }
 
-    /// What the files hold when that is to be taken on. Nothing is lost if this is dropped and called again.
+    /// Waits for changed content that is to be applied. Cancel-safe: a dropped call loses no change.
     pub(crate) async fn changed(&mut self) -> Texts {
         loop {
             self.ticks.tick().await;
@@ -81,7 +74,7 @@ impl Watch {
                 continue;
             }
             let read = Arc::clone(&self.read);
-            // An error says that it panicked: the next look is another one.
+            // An error means that `read` panicked; the next check tries again.
             let Ok(now) = tokio::task::spawn_blocking(move || read()).await else { continue };
             if let Some(texts) = self.eye.look(now) {
                 return texts;
@@ -89,35 +82,30 @@ impl Watch {
         }
     }
 
-    /// What the files hold now, at rest or not.
     pub(crate) fn read(&self) -> Texts {
         (self.read)()
     }
 
-    /// Why these were refused, if they are what was tried last: the same reason again is no news.
+    /// Returns why these texts were rejected, if they were tried last: the same reason is not reported again.
     pub(crate) fn refusal(&self, texts: &Texts) -> Option<String> {
         self.eye.refusal(texts)
     }
 
-    /// These were tried, because a look or a person said so, and were `refused` for this reason or taken on.
+    /// Records that these texts were tried, and why they were rejected if they were.
     pub(crate) fn tried(&mut self, texts: Texts, refused: Option<String>) {
         self.eye.tried(texts, refused);
     }
 }
 
-/// What was seen, and what follows from it.
 struct Eye {
-    /// What was tried last, good or not.
+    /// Texts that were tried last, applied or rejected.
     known: Texts,
-    /// Why that was refused.
     refused: Option<String>,
-    /// So many looks ago.
+    /// Number of checks since `known` was tried.
     since: u32,
-    /// What the last look saw.
     seen: Texts,
-    /// So many looks before that one saw the same.
+    /// Number of earlier consecutive checks with the same texts as `seen`.
     same: u32,
-    /// So many looks in a row have each seen something else.
     restless: u32,
 }
 
@@ -171,7 +159,7 @@ mod tests {
         Texts { config: Some(Err(Unread { message: "gone".to_owned(), hint: "" })), mcp_json: None }
     }
 
-    /// What comes of looks that see this, one after the other: what is taken on is good.
+    /// Returns the outcomes of consecutive checks that find these texts. Every change is accepted.
     fn looks(eye: &mut Eye, seen: &[Texts]) -> Vec<Option<String>> {
         let mut look = |now: &Texts| {
             let found = eye.look(now.clone())?;
@@ -232,7 +220,7 @@ mod tests {
         assert_eq!((again, eye.look(text("bad"))), (0, Some(text("bad"))));
         assert_eq!(eye.refusal(&text("bad")).as_deref(), Some("no secret"));
         assert_eq!(eye.refusal(&text("worse")), None, "of another text it is news");
-        // What it refers to is there.
+        // The file that it refers to exists now.
         eye.tried(text("bad"), None);
         assert_eq!(eye.refusal(&text("bad")), None);
         assert_eq!((1..=20).filter_map(|_| eye.look(text("bad"))).count(), 0);

@@ -1,5 +1,5 @@
-//! Where the clients are: who hears what a server says by itself, and who answers what it asks. The session of a run
-//! knows which client has which call in flight; who that client is, and whether it can answer, only its host knows.
+//! Interface to the clients of a host: they receive notifications of servers and answer their requests. The session of
+//! a run knows which client has which call in flight; only the host knows its clients and their capabilities.
 
 use std::sync::Arc;
 
@@ -10,57 +10,57 @@ use crate::model::ids::{InstanceId, Run};
 use crate::rpc::Message;
 use crate::tasks::guarded;
 
-/// Who has made a call: numbers of the host, neither of them ever used again.
+/// Client and call that caused a request; the host assigns both numbers and never reuses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Origin {
-    /// The client.
+    /// Number of the client.
     pub client: u64,
-    /// The call.
+    /// Number of the call.
     pub call: u64,
 }
 
-/// On whose behalf a server speaks, as far as can be known.
+/// Call or client on whose behalf a server sends a message, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// It belongs to this call.
+    /// The message belongs to this call.
     Call(Origin),
-    /// To one of several calls of this client.
+    /// The message belongs to one of several calls of this client.
     Client(u64),
     /// No call is in flight.
     Nobody,
-    /// Calls are in flight that no client of the host has made.
+    /// Only calls that no client of the host made are in flight.
     Stranger,
-    /// Calls of so many clients are in flight, and the server does not say which it means.
+    /// Calls of this number of clients are in flight, and the server does not name one.
     Several(usize),
 }
 
-/// The host's side. All of it is called from the task of a session: it takes what it is given and never waits. `ended` is
-/// called exactly once for each session, also where the session panicked or was aborted, and also where it never began.
+/// Receiver of server messages, implemented by the host. A session calls the methods from its task, so they must not
+/// block. `ended` is called exactly once per session, even if the session panics, is aborted or never begins.
 pub trait Audience: Send + Sync + 'static {
-    /// The server says something; progress comes by [`Audience::progress`].
+    /// Handles a notification of a server, except progress.
     fn heard(&self, of: &Source, cause: Cause, message: Message);
-    /// Progress of a call whose client has asked for it, under the client's own token.
+    /// Handles progress of a call whose client asked for it; the message contains the client's own token.
     fn progress(&self, origin: Origin, message: Message);
-    /// The server asks. A question that is dropped is declined.
+    /// Handles a request of a server. A dropped question is declined.
     fn asked(&self, of: &Source, cause: Cause, question: Question);
-    /// The server does not want an answer any more; the message is its own.
+    /// Handles the withdrawal of a question; `message` is the server's notification.
     fn withdrawn(&self, of: &Source, question: u64, message: Message);
-    /// A session begins: what the last one was told, of levels and subscriptions, this one does not know.
+    /// Handles the start of a session. It has none of the previous session's log level and subscriptions.
     fn began(&self, of: &Source);
-    /// It is over, and its questions with it.
+    /// Handles the end of a session and its questions.
     fn ended(&self, of: &Source);
 }
 
-/// One run of one instance.
+/// Identity of a session: an instance and its run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// The instance.
     pub id: InstanceId,
-    /// The run.
+    /// Run of the instance.
     pub run: Run,
 }
 
-/// No client is attached: servers are told so.
+/// Audience without clients: declines every request of a server.
 #[derive(Debug, Default)]
 pub struct Unattended;
 
@@ -83,12 +83,11 @@ impl Audience for Unattended {
 const METHOD_NOT_FOUND: i64 = -32601;
 const INTERNAL_ERROR: i64 = -32603;
 
-/// What a server asks. It is answered exactly once, by construction: dropped unanswered it is declined.
+/// Request of a server to a client. It is answered exactly once: dropping it declines it.
 #[derive(Debug)]
 pub struct Question {
     number: u64,
     message: Message,
-    /// None once it was answered.
     answers: Option<mpsc::UnboundedSender<Box<Command>>>,
 }
 
@@ -97,27 +96,27 @@ impl Question {
         Self { number, message, answers: Some(answers) }
     }
 
-    /// Its number in its session.
+    /// Returns the number of the question in its session.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The whole request, under the server's own id.
+    /// Returns the whole request, with the server's own id.
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// Passes a result or an error on to the server, under the id that it knows.
+    /// Sends a result or an error to the server, under the server's own id.
     pub fn answer(mut self, message: Message) {
         self.say(Command::Answer { question: self.number, message });
     }
 
-    /// Answers with an error.
+    /// Sends an error to the server.
     pub fn decline(mut self, code: i64, why: &str) {
         self.say(Command::Decline { question: self.number, code, why: why.to_owned() });
     }
 
-    /// There is nobody who could answer.
+    /// Answers that no client is attached: an empty list for `roots/list`, an error for any other method.
     pub fn nobody(mut self) {
         self.say_nobody();
     }
@@ -136,7 +135,7 @@ impl Question {
 
     fn say(&mut self, command: Command) {
         if let Some(answers) = self.answers.take() {
-            // An error says that the session is over, and the server does not wait any more.
+            // The send fails if the session is over; the server then awaits no response.
             let _ = answers.send(Box::new(command));
         }
     }
@@ -148,8 +147,8 @@ impl Drop for Question {
     }
 }
 
-/// The audience of one session. Dropping it reports the end of the session, so that a session that panics or is aborted
-/// ends for its audience, too. A panic of the audience does not end the session.
+/// Audience of one session. Dropping it reports the end of the session, so that sessions that panic or are aborted
+/// report it too. A panic of the audience does not end the session.
 pub(crate) struct Stage {
     audience: Arc<dyn Audience>,
     source: Source,
@@ -161,32 +160,26 @@ impl Stage {
         Self { audience, source, has_ended: false }
     }
 
-    /// See [`Audience::heard`].
     pub(crate) fn heard(&self, cause: Cause, message: Message) {
         guarded("Audience::heard", || self.audience.heard(&self.source, cause, message));
     }
 
-    /// See [`Audience::progress`].
     pub(crate) fn progress(&self, origin: Origin, message: Message) {
         guarded("Audience::progress", || self.audience.progress(origin, message));
     }
 
-    /// See [`Audience::asked`].
     pub(crate) fn asked(&self, cause: Cause, question: Question) {
         guarded("Audience::asked", || self.audience.asked(&self.source, cause, question));
     }
 
-    /// See [`Audience::withdrawn`].
     pub(crate) fn withdrawn(&self, question: u64, message: Message) {
         guarded("Audience::withdrawn", || self.audience.withdrawn(&self.source, question, message));
     }
 
-    /// See [`Audience::began`].
     pub(crate) fn began(&self) {
         guarded("Audience::began", || self.audience.began(&self.source));
     }
 
-    /// Reports the end of the session, once.
     pub(crate) fn end(&mut self) {
         if !std::mem::replace(&mut self.has_ended, true) {
             guarded("Audience::ended", || self.audience.ended(&self.source));

@@ -1,14 +1,14 @@
-//! The actor that takes events from everywhere and hands them to the sink in batches. Decisions are made in
-//! `rules::outbox`; this file carries them out.
+//! The actor that collects events and sends them to the sink in batches. `rules::outbox` makes the decisions; this file
+//! executes them.
 //!
-//! A sink that is near by (`EventSink::is_prompt`) is given what there is as soon as it has taken what was before:
-//! what comes meanwhile is the next batch, so a storm makes batches and a lone event waits for nobody. What it did not
-//! take waits for the interval, so a disk that is full is not asked in a loop.
+//! A local sink (`EventSink::is_prompt`) receives events as soon as it has accepted the previous batch, so a storm of
+//! events results in batches, and a single event does not wait. Events that it did not accept wait for the interval, so
+//! that a full disk is not retried in a loop.
 //!
-//! Emitting never blocks and never fails the emitter: events go into a bounded ring that is this actor's door, where
-//! the limit is counted atomically, and a wake-up follows. Calls of tools have a ring of their own, so that a storm of
-//! them drives out no event, and become events together (`rules::request_log`). A panic in a handler hands the queue back with the death
-//! notice, so that Root can give it to the next batcher; the batch in flight is sent again under its id.
+//! Emitting never blocks and never fails: events go into a bounded ring, followed by a wake-up. Tool calls have a ring
+//! of their own, so that a storm of them displaces no event; `rules::request_log` turns several of them into one event.
+//! If a handler panics, the death notice returns the queue, and Root passes it to the next batcher, which sends the
+//! batch in flight again with the same id.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -28,35 +28,32 @@ use crate::rules::request_log::Request;
 use crate::seam::{Answer, EventSink, Numbers};
 use crate::tasks::{Tasks, guarded};
 
-/// A reader that falls this many events behind misses some, and sees so by their `seq`.
+/// Number of events after which a slow subscriber misses some; it detects the gap in `seq`.
 const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
 
-/// What the batcher is told.
+/// Messages to the batcher.
+///
+/// `Wake` means that events are in the ring, and `Cycle` starts a cycle. `Reserved` contains the last reserved number,
+/// or the reason for the refusal. `FlushNow` starts a cycle and replies at its end. `FlushAndEnd` flushes the queue,
+/// replies with the number of unsent events, and ends; a sink that stores numbers is then called only once, so that a
+/// hanging disk does not delay the end. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
-    /// Events are at the door.
     Wake,
-    /// A cycle begins.
     Cycle,
-    /// What became of the batch in flight.
     Answered(Answer),
-    /// Numbers up to this one are reserved, or the reason why they are not.
     Reserved(Result<u64, String>),
-    /// Begin a cycle now, and tell when it has ended.
     FlushNow(oneshot::Sender<()>),
-    /// Flush the queue, return the number of events that could not be sent, and end. A sink that stores numbers is
-    /// called once, so that a disk that hangs does not delay the end.
     FlushAndEnd(oneshot::Sender<usize>),
-    /// For the load harness and the tests: panic, as a fault of ours would.
     Panic,
 }
 
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
-/// Where the wall clock comes from: the host's, so that this crate needs none.
+/// Wall clock of the host; this crate contains none.
 pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// The way in: cloned into everything that has something to tell.
+/// Sender of events, cloned into every part that emits them.
 #[derive(Clone)]
 pub struct Emitter(Arc<Door>);
 
@@ -67,10 +64,10 @@ struct Door {
     requests_lost: AtomicU64,
     closed: AtomicBool,
     wake: Notify,
-    /// Whether a wake-up is on its way: an emitter that finds it set has nothing to do.
+    // True while a wake-up is pending: further emitters need not send one.
     awake: AtomicBool,
     wall: WallClock,
-    /// Microseconds since 1970, as the wall clock last showed.
+    // Last time of the wall clock, in microseconds since 1970.
     wall_last: AtomicI64,
     subscribers: broadcast::Sender<Arc<Envelope>>,
     statistics: watch::Sender<Statistics>,
@@ -85,7 +82,7 @@ impl Door {
 
     fn show(&self, envelope: &Envelope) {
         if self.subscribers.receiver_count() > 0 {
-            // An error says that nobody listens any more.
+            // The send fails if there is no subscriber any more.
             let _ = self.subscribers.send(Arc::new(envelope.clone()));
         }
     }
@@ -108,7 +105,7 @@ impl Emitter {
         }))
     }
 
-    /// Tells an event. Never blocks, never fails: over the limit the oldest event goes and is counted.
+    /// Queues an event. Never blocks or fails: above the limit of the queue, the oldest event is dropped and counted.
     pub fn emit(&self, event: Event) {
         let door = &self.0;
         if door.closed.load(Ordering::Acquire) {
@@ -120,7 +117,6 @@ impl Emitter {
         door.wake();
     }
 
-    /// Logs a call. Never blocks, never fails: over the limit the oldest goes.
     pub(crate) fn log(&self, request: Request) {
         let door = &self.0;
         if door.closed.load(Ordering::Acquire) {
@@ -132,7 +128,7 @@ impl Emitter {
         door.wake();
     }
 
-    /// The wall clock's time; the last one that it showed if it panics.
+    /// Returns the time of the wall clock; if the clock panics, the last time that it returned.
     pub fn wall(&self) -> Timestamp {
         let last = &self.0.wall_last;
         if let Some(now) = guarded("the wall clock", || (self.0.wall)()) {
@@ -142,12 +138,13 @@ impl Emitter {
         Timestamp::from_microsecond(last.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
-    /// Every event from now on, in order of `seq`. A reader that lags sees a gap in `seq`.
+    /// Returns a receiver of all later events, in order of `seq`. A slow receiver detects missed events by a gap in
+    /// `seq`.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Envelope>> {
         self.0.subscribers.subscribe()
     }
 
-    /// The batcher's numbers; what waits at its door is counted in.
+    /// Returns the statistics of the batcher, including events that it has not received yet.
     pub fn statistics(&self) -> Statistics {
         let mut now = self.0.statistics.borrow().clone();
         now.queue_size += self.0.ring.len();
@@ -159,13 +156,12 @@ impl Emitter {
         self.0.statistics.send_replace(outbox.statistics());
     }
 
-    /// The satellite is ending: what comes now is not taken.
     pub(crate) fn close(&self) {
+        // Later events are dropped: the satellite is shutting down.
         self.0.closed.store(true, Ordering::Release);
     }
 }
 
-/// What a batcher needs to begin, or to go on where another died.
 pub(crate) struct Args {
     pub(crate) events: Emitter,
     pub(crate) sink: Arc<dyn EventSink>,
@@ -173,7 +169,7 @@ pub(crate) struct Args {
     pub(crate) outbox: Outbox,
 }
 
-/// The death notice of a batcher that panicked: the queue, and what happened.
+/// Death notice of a batcher that panicked, with its queue.
 pub(crate) struct Died {
     pub(crate) outbox: Option<Box<Outbox>>,
     panic: String,
@@ -200,24 +196,21 @@ pub(crate) struct State {
     sink: Arc<dyn EventSink>,
     numbers: Option<Arc<dyn Numbers>>,
     numbering: Numbering,
-    /// Taken out when the batcher dies.
+    // `None` after the batcher has died.
     outbox: Option<Box<Outbox>>,
-    /// Told at the end of this cycle.
+    // Replies due at the end of this cycle.
     waiting: Vec<oneshot::Sender<()>>,
     flushing: Option<oneshot::Sender<usize>>,
-    /// When a task of ours wakes us because calls are to be told.
+    // Next wake-up for logged calls that become due.
     alarm: Option<Instant>,
     tasks: Tasks,
 }
 
-/// The state of the reservation of numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Numbering {
-    /// Numbers can be asked for.
     Ready,
-    /// They were asked for.
     Asked,
-    /// They were refused: the next cycle asks again.
+    // The next cycle asks again.
     Refused,
 }
 
@@ -247,7 +240,7 @@ impl Actor for EventBatcher {
                 }
             }
         });
-        // What came while there was no batcher has left its wake-up with the one that died.
+        // Wake-ups between two batchers were sent to the dead one.
         args.events.0.wake.notify_one();
         let mut outbox = args.outbox;
         outbox.resume();
@@ -309,12 +302,12 @@ impl State {
                         let me = myself.clone();
                         self.tasks.spawn(async move {
                             tokio::time::sleep_until(until.into()).await;
-                            // An error means that the batcher has ended.
+                            // The cast fails if the batcher has ended.
                             let _ = cast!(me, Msg::Cycle);
                         });
                     }
                 }
-                // On the way out a sink that does not answer is asked again after one interval, as always.
+                // During a shutdown, too, a failing sink is tried again only after an interval.
                 if !kept {
                     self.send_next(myself);
                     self.go_on(myself);
@@ -352,8 +345,8 @@ impl State {
         self.finish(myself);
     }
 
-    /// At most one ringful: emitters may be as fast as this, and a cycle must not wait for them.
     fn take_from_the_door(&mut self, myself: &ActorRef<Msg>) {
+        // At most one ringful: emitters may be as fast as this loop, and a cycle must not wait for them.
         let door = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
         door.awake.store(false, Ordering::Release);
@@ -372,13 +365,13 @@ impl State {
         self.events.publish(outbox);
     }
 
-    /// Makes events of the calls that are to be told by now; of all of them, if there is no later.
     fn tell_requests(&mut self, now: Option<std::time::Instant>) {
+        // Without a time all calls are due.
         let door = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
         let at = now.unwrap_or_else(|| Instant::now().into_std());
         let mut told = Vec::new();
-        // At most one ringful, as with events; those who log wake us for what comes meanwhile.
+        // At most one ringful, as with events; later calls wake the batcher again.
         for _ in 0..door.requests.capacity() {
             let Some(request) = door.requests.pop() else { break };
             told.extend(outbox.requests().take(at, *request));
@@ -411,12 +404,11 @@ impl State {
         let me = myself.clone();
         self.tasks.spawn(async move {
             tokio::time::sleep_until(due).await;
-            // An error says that the batcher is gone; the next one has an alarm of its own.
+            // The cast fails if the batcher is gone; the next one sets its own alarm.
             let _ = cast!(me, Msg::Wake);
         });
     }
 
-    /// Nothing is under way and nothing was kept: a sink that is near by need not wait for the interval.
     fn go_on(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
         if outbox.is_at_rest() && guarded("EventSink::is_prompt", || self.sink.is_prompt()) == Some(true) {
@@ -425,9 +417,8 @@ impl State {
         }
     }
 
-    /// Requests numbers for the waiting events. If the sink has a batch, its result comes first: only events that can
-    /// be sent next need numbers.
     fn reserve(&mut self, myself: &ActorRef<Msg>) {
+        // A batch in flight is awaited first: only events that can be sent next need numbers.
         let (Some(outbox), Some(numbers)) = (&self.outbox, &self.numbers) else { return };
         let Some(through) = outbox.wanted() else { return };
         if self.numbering != Numbering::Ready || outbox.is_sending() {
@@ -436,13 +427,13 @@ impl State {
         self.numbering = Numbering::Asked;
         let (numbers, me) = (numbers.clone(), myself.clone());
         self.tasks.spawn(async move {
-            // `reserve` may panic itself, before there is a future.
+            // `reserve` itself may panic before it returns a future.
             let reserving = async move { numbers.reserve(through).await };
             let reserved = AssertUnwindSafe(reserving).catch_unwind().await;
             let reserved = reserved.unwrap_or_else(|panic| {
                 Err(format!("the reservation panicked: {}", crate::tasks::panic_text(panic.as_ref())))
             });
-            // An error means that the batcher is gone; the next one asks again.
+            // The cast fails if the batcher is gone; the next one asks again.
             let _ = cast!(me, Msg::Reserved(reserved.map(|()| through)));
         });
     }
@@ -456,12 +447,12 @@ impl State {
         let Some(batch) = batch else { return };
         let (sink, me) = (self.sink.clone(), myself.clone());
         self.tasks.spawn(async move {
-            // `send` may panic itself, before there is a future.
+            // `send` itself may panic before it returns a future.
             let answer = AssertUnwindSafe(async move { sink.send(batch).await }).catch_unwind().await;
             let answer = answer.unwrap_or_else(|panic| {
                 Answer::Unavailable(format!("the sink panicked: {}", crate::tasks::panic_text(panic.as_ref())))
             });
-            // An error says that the batcher is gone; the next one sends the batch again.
+            // The cast fails if the batcher is gone; the next one sends the batch again.
             let _ = cast!(me, Msg::Answered(answer));
         });
     }
@@ -486,8 +477,8 @@ impl State {
 }
 
 impl Drop for State {
-    /// The flush was cut short: what is left is told.
     fn drop(&mut self) {
+        // A flush that was cut short reports the unsent events.
         if let (Some(reply), Some(outbox)) = (self.flushing.take(), &self.outbox) {
             let _ = reply.send(outbox.unsent());
         }

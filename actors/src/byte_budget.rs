@@ -1,12 +1,13 @@
-//! Memory that servers and clients can make the satellite use, counted in bytes. Limits of each server and each client do
-//! not keep their sum small: budgets do.
+//! Budgets, in bytes, for memory that servers and clients can make the satellite use. Limits per server and per client
+//! do not bound their sum; budgets do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-/// Bytes that may be in use at once, and that are. A budget may be part of another one, which counts its bytes too.
+/// Maximum number of bytes in use at once, and the current number. A budget may be part of another one, which counts
+/// its bytes too.
 #[derive(Debug)]
 pub struct ByteBudget {
     used: AtomicUsize,
@@ -46,12 +47,12 @@ impl ByteBudget {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// Returns whether more is in use than may be, here or in the budget that this one is part of.
+    /// Returns true if this budget, or the one that it is part of, is exceeded.
     pub fn is_overdrawn(&self) -> bool {
         self.used() > self.max() || self.whole.as_ref().is_some_and(|whole| whole.is_overdrawn())
     }
 
-    /// Creates a share of no bytes.
+    /// Creates an empty share.
     pub fn share(self: &Arc<Self>) -> ByteShare {
         ByteShare { of: Arc::clone(self), bytes: 0 }
     }
@@ -84,19 +85,19 @@ impl ByteBudget {
     }
 }
 
-/// The budgets of what servers make the satellite keep. Each is three eighths of the satellite's.
+/// Budgets for data of servers, each three eighths of the satellite's budget.
 #[derive(Debug, Clone)]
 pub struct ServerMemory {
-    /// The budget for the lists of all servers.
+    /// Budget for the lists of all servers.
     pub lists: Arc<ByteBudget>,
-    /// The budget for long messages of all servers, from their first byte until they are consumed.
+    /// Budget for long messages of all servers, from their first byte until they are consumed.
     pub messages: Arc<ByteBudget>,
 }
 
 impl ServerMemory {
     /// Creates the parts of the satellite's budget.
     pub fn part_of(whole: &Arc<ByteBudget>) -> Self {
-        // A quarter is always left to clients.
+        // A quarter always remains for clients.
         let part = whole.max() / 8 * 3;
         Self { lists: whole.part(part), messages: whole.part(part) }
     }
@@ -108,7 +109,7 @@ impl Default for ServerMemory {
     }
 }
 
-/// The bytes that one user of a budget has taken. Dropped, they are free again.
+/// Bytes that one user of a budget has taken. Dropping it returns them.
 #[derive(Debug)]
 pub struct ByteShare {
     of: Arc<ByteBudget>,
@@ -122,7 +123,7 @@ impl Drop for ByteShare {
 }
 
 impl ByteShare {
-    /// Takes more bytes if the budget has them; returns whether it had.
+    /// Takes more bytes if the budget allows it. Returns true if it did.
     #[must_use]
     pub fn try_take(&mut self, bytes: usize) -> bool {
         let taken = self.of.try_take(bytes);
@@ -132,7 +133,7 @@ impl ByteShare {
         taken
     }
 
-    /// Takes more bytes, whether the budget has them or not.
+    /// Takes more bytes even if that exceeds the budget.
     pub fn take(&mut self, bytes: usize) {
         self.of.take(bytes);
         self.bytes += bytes;
@@ -145,7 +146,7 @@ impl ByteShare {
         self.bytes -= bytes;
     }
 
-    /// Returns how many bytes were taken.
+    /// Returns the number of bytes taken.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -155,7 +156,7 @@ impl ByteShare {
         &self.of
     }
 
-    /// Returns the same bytes; this share is dropped with the last reference to them.
+    /// Returns the same bytes with this share attached; the share is dropped with the last reference to them.
     pub fn hold(self, bytes: Bytes) -> Bytes {
         struct Counted {
             bytes: Bytes,

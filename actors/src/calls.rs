@@ -1,7 +1,7 @@
-//! The door of one run: who wants something of its server, how many may at once, and what becomes of each.
+//! Call port of a run: admission of requests, their limit, and their outcome.
 //!
-//! Every caller is answered exactly once, by construction: its [`Ticket`] answers when it is dropped, whoever drops
-//! it, and the fate it then tells is the one that the session last knew.
+//! Every caller gets exactly one answer: a [`Ticket`] answers when it is dropped, with the fate that the session last
+//! recorded.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,58 +29,59 @@ use crate::rules::idle::Activity;
 use crate::rules::request_log::plain;
 
 const INTERNAL_ERROR: i64 = -32603;
-/// "No timeout" is a year: a deadline must be a time that a clock can show.
+/// Timeout that stands for "no timeout": a clock must be able to represent the deadline.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// What a caller wants of a server.
+/// Request of a caller to a server.
 #[derive(Debug)]
 pub enum Request {
-    /// `tools/call`. Carries a progress token of ours, so that progress can extend its deadline.
+    /// A `tools/call` request. It carries one of our progress tokens, so that progress can extend its deadline.
     Tool {
-        /// The name by which the server knows the tool.
+        /// Name of the tool on its server.
         name: String,
-        /// A JSON object, or nothing.
+        /// Arguments: a JSON object, or `None`.
         arguments: Option<Box<RawValue>>,
-        /// Whether it is annotated read-only or idempotent.
+        /// True if the tool is annotated as read-only or idempotent.
         repeatable: bool,
     },
-    /// Any other method, its params untouched.
+    /// Any other method; its params are passed on unchanged.
     Method {
-        /// The method.
+        /// Name of the method.
         method: String,
-        /// A JSON object, or nothing.
+        /// Params: a JSON object, or `None`.
         params: Option<Box<RawValue>>,
     },
 }
 
-/// A client's own request: it goes on as it came, but for its id and its progress token.
+/// Request of a client, forwarded unchanged except for its id and its progress token.
 #[derive(Debug, Clone)]
 pub struct Relay {
-    /// The request.
+    /// The client's request.
     pub message: Message,
-    /// Who has made it.
+    /// Client and call that made the request.
     pub origin: Origin,
-    /// Whether it may be asked again although it may have been carried out.
+    /// True if the request may be sent again although the server may have executed it.
     pub repeatable: bool,
-    /// The tool that it calls, if it calls one.
+    /// Name of the called tool, if any.
     pub tool: Option<String>,
-    /// The era that it is written in. One of the stateless era goes to its server as that, and a result that asks for input
-    /// comes back as any other; one of a session's client is translated where its server has none.
+    /// Era in which the request is written. A request of the stateless era reaches its server in that form, and a
+    /// result that asks for input goes back to the client like any other. A request of a session's client is translated
+    /// if the server has no sessions.
     pub era: Era,
-    /// What a server without sessions is told of the client of one; what we can do ourselves if it is not known.
+    /// Identity and capabilities of a session's client, passed to a stateless server. `None`: the satellite's own are
+    /// used.
     pub client: Option<Arc<ClientFacts>>,
 }
 
-/// What the client of a session has said of itself, as JSON text.
+/// Identity and capabilities from the `initialize` request of a session's client, as JSON text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientFacts {
-    /// `capabilities`, an object.
+    /// Value of `capabilities`, a JSON object.
     pub capabilities: String,
-    /// `clientInfo`, an object.
+    /// Value of `clientInfo`, a JSON object.
     pub info: String,
 }
 
-/// What goes to a server for somebody who waits for the answer.
 #[derive(Debug)]
 pub(crate) enum Wanted {
     Request(Request),
@@ -88,7 +89,6 @@ pub(crate) enum Wanted {
 }
 
 impl Wanted {
-    /// Whether it may be asked again although it may have been carried out.
     fn repeatable(&self) -> bool {
         match self {
             Self::Request(Request::Tool { repeatable, .. }) | Self::Relay(Relay { repeatable, .. }) => *repeatable,
@@ -105,7 +105,8 @@ impl Wanted {
     }
 }
 
-/// Whether a request of this method changes nothing, so that asking twice does no harm. Of tools it is said one by one.
+/// Returns true if a request of this method has no side effects and may safely be sent twice. Always false for
+/// `tools/call`: the tool's annotations decide.
 pub fn is_repeatable(method: &str) -> bool {
     matches!(
         method,
@@ -120,17 +121,15 @@ pub fn is_repeatable(method: &str) -> bool {
     )
 }
 
-/// In which form somebody waits for an answer.
+/// Response channel of a caller: for the result only, or for the whole message, including an error response.
 enum Waiter {
-    /// The result; an error of the server is an error.
     Result(oneshot::Sender<Result<Box<RawValue>, CallError>>),
-    /// The whole message, a result or an error.
     Whole(oneshot::Sender<Result<Message, CallError>>),
 }
 
 impl Waiter {
     fn fail(self, error: CallError) {
-        // An error says that the caller has gone; its cancellation is on its way.
+        // The send fails if the caller has gone; its cancellation is then on its way.
         match self {
             Self::Result(reply) => drop(reply.send(Err(error))),
             Self::Whole(reply) => drop(reply.send(Err(error))),
@@ -138,18 +137,16 @@ impl Waiter {
     }
 }
 
-/// A caller's place in the session, from the door to the answer.
+/// Permit and response channel of an admitted call. Dropped without an answer, it fails the call with `fate`.
 pub(crate) struct Ticket {
     waiter: Option<Waiter>,
-    /// What is told if this is dropped unanswered.
     pub(crate) fate: Fate,
     place: Option<Place>,
 }
 
 impl Ticket {
-    /// Hands the server's answer out: its result or error, or the whole of it.
     pub(crate) fn answer(mut self, answer: &View<'_>, text: &ByteString, mask: &Mask) {
-        // Its place is free before the caller can look.
+        // Releases the permit before the caller sees the answer.
         self.place = None;
         match (self.waiter.take(), answer.kind, answer.outcome) {
             (Some(Waiter::Whole(reply)), Kind::Result, _) => drop(reply.send(Ok(answer.keep(text)))),
@@ -160,7 +157,6 @@ impl Ticket {
         }
     }
 
-    /// There is no answer of the server.
     pub(crate) fn fail(mut self, error: CallError) {
         self.place = None;
         if let Some(waiter) = self.waiter.take() {
@@ -177,13 +173,13 @@ impl Drop for Ticket {
     }
 }
 
-/// An error as its client may see it. It is only written anew if there is something to hide.
 fn masked(answer: &View<'_>, text: &ByteString, mask: &Mask) -> Message {
+    // The error is rewritten only if it contains a secret.
     let kept = answer.keep(text);
-    // However it is spelled: PHP escapes slashes, Python all that is not ASCII.
+    // Compares the decoded text: PHP escapes slashes, Python everything outside ASCII.
     let (Some(error), true) = (answer.outcome, mask.hides(&plain(text))) else { return kept };
     let error = serde_json::from_str(error.get()).map_or_else(
-        // It has numbers or letters that only its reader may understand.
+        // The error contains numbers or strings that this parser does not support.
         |_| json!({"code": INTERNAL_ERROR, "message": mask.apply(&plain(error.get()))}),
         |error| mask.apply_json(error),
     );
@@ -192,7 +188,6 @@ fn masked(answer: &View<'_>, text: &ByteString, mask: &Mask) -> Message {
     Message::read(text.into()).unwrap_or(kept)
 }
 
-/// An error of the server, as it may be told.
 pub(crate) fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
     #[derive(Deserialize)]
     struct ServerError {
@@ -216,25 +211,20 @@ pub(crate) fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
     }
 }
 
-/// What the session is told by the door. Sent in a box: the channel keeps room for 32, and each instance has one.
+/// Commands to a session. `Cancel` contains the client's own notification if it sent one, `Decline` an error code and
+/// the reason. `Tell` holds its permit until the notification is queued, and is dropped if the server does not read;
+/// `Discover` holds it until the answer. `NoRoots` answers for a caller without a client. Sent boxed: the channel
+/// allocates 32 slots per instance.
 pub(crate) enum Command {
-    /// A caller's.
     Request(Asked),
-    /// The caller has gone, or has said so in words of its own.
     Cancel { id: u64, words: Option<Message> },
-    /// A client's notification. It has a place until it is queued, and is dropped where the server reads nothing.
     Tell { message: Message, place: Place },
-    /// A client's answer to what the server has asked.
     Answer { question: u64, message: Message },
-    /// Nobody answers it, and why.
     Decline { question: u64, code: i64, why: String },
-    /// The answer of who has no client: there are no roots.
     NoRoots { question: u64 },
-    /// Somebody wants to know what the server says of itself in the stateless era.
     Discover(Discover),
 }
 
-/// See [`Command::Discover`]. It has a place until it is answered.
 pub(crate) struct Discover {
     pub(crate) place: Place,
     pub(crate) reply: oneshot::Sender<Result<Option<Arc<ServerInfo>>, CallError>>,
@@ -243,23 +233,21 @@ pub(crate) struct Discover {
 impl Discover {
     pub(crate) fn answer(self, answer: Result<Option<Arc<ServerInfo>>, CallError>) {
         drop(self.place);
-        // An error says that nobody waits any more.
+        // The send fails if the caller no longer waits.
         let _ = self.reply.send(answer);
     }
 }
 
-/// A request that has passed the door.
 pub(crate) struct Asked {
     pub(crate) id: u64,
     pub(crate) wanted: Wanted,
     pub(crate) started: Instant,
     pub(crate) timeout: Duration,
-    /// Whether it may be sent again although it may have been carried out.
     pub(crate) repeatable: bool,
     pub(crate) ticket: Ticket,
 }
 
-/// Live counters of one instance, over all its runs. Written by its sessions, read by whoever shows them.
+/// Live counters of one instance over all its runs, written by its sessions.
 #[derive(Debug, Default)]
 pub struct Counters {
     messages: AtomicU64,
@@ -285,27 +273,27 @@ impl Counters {
         self.errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many there were before this one.
     pub(crate) fn malformed_line(&self) -> u64 {
+        // The number of malformed lines before this one.
         self.malformed.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Messages received from the server.
+    /// Returns the number of messages received from the server.
     pub fn messages(&self) -> u64 {
         self.messages.load(Ordering::Relaxed)
     }
 
-    /// Calls made.
+    /// Returns the number of calls made.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Calls that were not answered with a result.
+    /// Returns the number of calls that did not end with a result.
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// Lines from the server that were not JSON-RPC.
+    /// Returns the number of lines from the server that were not JSON-RPC.
     pub fn malformed(&self) -> u64 {
         self.malformed.load(Ordering::Relaxed)
     }
@@ -324,17 +312,17 @@ impl Counters {
         self.failed_checks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Checks of its health in a row that have failed.
+    /// Returns the number of failed health checks in a row.
     pub fn failed_checks(&self) -> u64 {
         self.failed_checks.load(Ordering::Relaxed)
     }
 
-    /// When the server last said something.
+    /// Returns the time of the last message from the server.
     pub fn last_activity(&self) -> Option<Timestamp> {
         shown(&self.last_activity)
     }
 
-    /// When its health was last found out, in whatever way.
+    /// Returns the time of the last health check; a successful call counts as one.
     pub fn last_check(&self) -> Option<Timestamp> {
         shown(&self.last_check)
     }
@@ -345,22 +333,18 @@ fn shown(at: &AtomicI64) -> Option<Timestamp> {
     (at != 0).then(|| Timestamp::from_millisecond(at).ok()).flatten()
 }
 
-/// What the door of a run and its session share: who is inside, whether more may come in, and when something last
-/// happened.
+/// State shared by the port of a run and its session: permits, admission and the time of the last activity.
 pub(crate) struct Gate {
-    /// Calls inside; with `CLOSED` added no more come in. One number, so that a run falls asleep or a call comes in, and
-    /// never both.
+    /// Number of calls in flight, plus `CLOSED` if the port admits no more. One number, so that either a run falls
+    /// asleep or a call enters, and never both.
     inside: AtomicUsize,
-    /// Who needs the run although nobody calls.
     held: AtomicUsize,
-    /// See [`SessionPolicy::calls_in_flight_max`](crate::model::policy::SessionPolicy).
     pub(crate) calls_max: AtomicUsize,
-    /// Woken when the last call leaves a closed gate: its session may wait for that to end.
+    /// Notified when the last call leaves a closed port: its session may be waiting for that.
     pub(crate) emptied: Notify,
-    /// Ids on the wire.
     pub(crate) next_id: AtomicU64,
     began: Instant,
-    /// Nanoseconds after `began`.
+    /// Nanoseconds since `began`.
     active_at: AtomicU64,
 }
 
@@ -407,26 +391,24 @@ impl Gate {
         self.inside.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// A call began or ended, or the server said something.
     pub(crate) fn active(&self, at: Instant) {
         let nanos = at.saturating_duration_since(self.began).as_nanos();
         self.active_at.fetch_max(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
-/// One call inside.
 pub(crate) struct Place(Arc<Gate>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // A caller may leave without a word to the session, which would wait for ever.
+        // A caller may leave without notifying the session, which would then wait forever.
         if self.0.inside.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
             self.0.emptied.notify_one();
         }
     }
 }
 
-/// While it is there the run is not put to sleep: a client waits for what its server says by itself.
+/// Guard that keeps a run awake: a client waits for messages that the server sends by itself.
 pub struct Held(Arc<Gate>);
 
 impl fmt::Debug for Held {
@@ -442,16 +424,13 @@ impl Drop for Held {
     }
 }
 
-/// Why a door lets nobody in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoEntry {
-    /// As many are inside as may be.
     Full,
-    /// The run takes no more calls: it falls asleep, or another has taken its place.
     Closed,
 }
 
-/// The door of one run. Cloning it is cheap; it stays valid, and says so, after the run's end.
+/// Call port of one run. Cloning is cheap. A port outlives its run and then rejects every call.
 #[derive(Clone)]
 pub struct CallPort(Arc<Port>);
 
@@ -475,15 +454,13 @@ impl Port {
     }
 }
 
-/// The session's side of the door.
 pub(crate) struct PortEnd {
     pub(crate) commands: mpsc::UnboundedReceiver<Box<Command>>,
-    /// The way for answers to what the server asks.
     pub(crate) answers: mpsc::UnboundedSender<Box<Command>>,
     pub(crate) gate: Arc<Gate>,
 }
 
-/// A request that is on its way. Tells the session when the caller goes away before the answer.
+/// Call in flight. Dropping it before the answer cancels the call in the session.
 struct Asking<'a> {
     port: &'a Port,
     id: u64,
@@ -507,7 +484,7 @@ impl Asking<'_> {
             self.port.counters.error();
         }
         if let Some(method) = &self.method {
-            // A u128 is text in a JSON log.
+            // A u128 becomes a string in a JSON log.
             let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
             let spec = &self.port.spec;
             tracing::debug!(
@@ -526,15 +503,15 @@ impl Asking<'_> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         if !self.answered {
-            // An error says that the run is over, and the call with it.
+            // The send fails if the run is over, and the call with it.
             let _ = self.port.commands.send(Box::new(Command::Cancel { id: self.id, words: None }));
         }
     }
 }
 
 impl CallPort {
-    /// A door with as many places as the spec allows. The channel behind it is unbounded, but every request in it holds a place.
     pub(crate) fn new(run: Run, spec: Arc<InstanceSpec>, counters: Arc<Counters>) -> (Self, PortEnd) {
+        // The channel is unbounded, but every request in it holds a permit.
         let (commands, end) = mpsc::unbounded_channel();
         let gate = Arc::new(Gate::new(spec.policy.session.calls_in_flight_max));
         let answers = commands.clone();
@@ -542,37 +519,33 @@ impl CallPort {
         (Self(Arc::new(port)), PortEnd { commands: end, answers, gate })
     }
 
-    /// The run that this is the door of.
+    /// Returns the run that this port belongs to.
     pub fn run(&self) -> Run {
         self.0.run
     }
 
-    /// Calls that are not answered yet.
+    /// Returns the number of unanswered calls.
     pub fn calls_in_flight(&self) -> usize {
         self.0.gate.inside()
     }
 
-    /// Whether the run still takes requests.
+    /// Returns true while the run admits requests.
     pub fn is_open(&self) -> bool {
         !self.0.gate.is_closed() && !self.is_over()
     }
 
-    /// Whether there is no session any more that could answer.
     pub(crate) fn is_over(&self) -> bool {
         self.0.commands.is_closed()
     }
 
-    /// Takes no more calls from now on; those inside go on.
     pub(crate) fn close(&self) {
         self.0.gate.close();
     }
 
-    /// Takes no more calls from now on, unless one is inside: then nothing changes.
     pub(crate) fn close_if_unused(&self) -> bool {
         self.0.gate.close_if_empty()
     }
 
-    /// What the run has to do, and when it last had.
     pub(crate) fn activity(&self) -> Activity {
         let gate = &self.0.gate;
         let last = gate.began + Duration::from_nanos(gate.active_at.load(Ordering::Relaxed));
@@ -580,13 +553,13 @@ impl CallPort {
         Activity { needed_by: gate.inside() + held, last: last.into_std() }
     }
 
-    /// Keeps the run awake. One that falls asleep in this very moment is gone all the same: who needs it asks again.
+    /// Keeps the run awake while the returned guard exists. A run that falls asleep at the same moment ends anyway; the
+    /// caller must then ask again.
     pub fn hold(&self) -> Held {
         self.0.gate.held.fetch_add(1, Ordering::AcqRel);
         Held(self.0.gate.clone())
     }
 
-    /// A place inside, without which nothing is asked.
     pub(crate) fn enter(&self) -> Result<Place, NoEntry> {
         self.0.gate.enter()
     }
@@ -595,8 +568,12 @@ impl CallPort {
         CallError::Busy { what: "calls in flight for this server", limit: self.0.limit() }
     }
 
-    /// Asks the server, and waits for its answer at most `timeout` (longer while it reports progress). Dropping the
+    /// Sends a request and waits for the response for at most `timeout`; progress extends the deadline. Dropping the
     /// future cancels the call on the server.
+    ///
+    /// # Errors
+    ///
+    /// Returns the server's error, a timeout, or the reason why the request was not admitted or its run ended.
     pub async fn request(&self, request: Request, timeout: Duration) -> Result<Box<RawValue>, CallError> {
         match self.enter() {
             Ok(place) => self.request_from(place, request, timeout).await,
@@ -618,8 +595,7 @@ impl CallPort {
         self.ask(place, Wanted::Request(request), timeout, Waiter::Result(reply)).answered(&mut answer, |_| true).await
     }
 
-    /// Passes a client's request on. `None` if the client has withdrawn it, in these words: it does not want an answer
-    /// any more.
+    /// Forwards a client's request. Returns `None` if the client withdraws it with a cancellation in `withdrawn`.
     pub(crate) async fn relay_from(
         &self,
         place: Place,
@@ -627,7 +603,7 @@ impl CallPort {
         timeout: Duration,
         withdrawn: &mut Fuse<oneshot::Receiver<Message>>,
     ) -> Result<Option<Message>, CallError> {
-        // It has waited for the server, and its client not for it.
+        // The client may have withdrawn the request while it waited for the server.
         if let Some(Ok(_)) = (&mut *withdrawn).now_or_never() {
             return Ok(None);
         }
@@ -650,7 +626,7 @@ impl CallPort {
         port.counters.call();
         let method = tracing::enabled!(tracing::Level::DEBUG).then(|| wanted.method().to_owned());
         let started = Instant::now();
-        // If the run is over the command comes back, is dropped, and its ticket answers `not_sent`.
+        // If the run is over, the command is dropped and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
         let repeatable = wanted.repeatable();
         let asked = Asked { id, wanted, started, timeout, repeatable, ticket };
@@ -658,13 +634,12 @@ impl CallPort {
         Asking { port, id, method, started, answered: false }
     }
 
-    /// What the server says of itself in the stateless era; `None` if it does not speak it.
     pub(crate) async fn discover(&self, place: Place, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let (reply, answer) = oneshot::channel();
         let timeout = timeout.min(TIMEOUT_MAX);
         let discover = Discover { place, reply };
         let _ = self.0.commands.send(Box::new(Command::Discover(discover)));
-        // Asking changes nothing, however often it is done.
+        // This request has no side effects, however often it is sent.
         let over = || CallError::Terminated { fate: Fate::NotSent, reason: "the run ended".to_owned() };
         let late = CallError::TimedOut { after: timeout, fate: Fate::NotSent };
         match tokio::time::timeout(timeout, answer).await {
@@ -673,10 +648,9 @@ impl CallPort {
         }
     }
 
-    /// Passes a client's notification on.
     pub(crate) fn tell(&self, message: Message) -> Result<(), NoEntry> {
         let place = self.enter()?;
-        // If the run is over nobody is there to be told.
+        // If the run is over, the notification is dropped.
         let _ = self.0.commands.send(Box::new(Command::Tell { message, place }));
         Ok(())
     }

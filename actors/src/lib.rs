@@ -1,12 +1,12 @@
-//! The supervision runtime of mcp-satellite: actors and rules, with no process, socket, file or wall clock of their
-//! own. What touches the world comes in through the two traits of [`seam`]; what a host calls is [`runtime`].
+//! The supervision runtime of mcp-satellite: actors and rules, without processes, sockets, files or a wall clock of its
+//! own. A host implements the traits of [`seam`] and calls [`runtime`].
 //!
 //! ```text
-//! Root                   desired specs, start permits, the way out
-//! ├── StatusRegistry     every instance's status and catalogue, published as a snapshot
+//! Root                   desired specs, start permits, shutdown
+//! ├── StatusRegistry     status and catalogue of every instance, published as a snapshot
 //! ├── EventBatcher       queue → batches → sink
-//! └── TeamSupervisor     one per team: a slot for each instance
-//!     ├── StdioWorker    one incarnation of one process
+//! └── TeamSupervisor     one per team, with a slot for each instance
+//!     ├── StdioWorker    one run of a process
 //!     └── RemoteWorker   one connection to a remote server
 //! ```
 

@@ -1,6 +1,6 @@
-//! The output of a server: its stderr, which is always drained so that a chatty server cannot block itself, and the lines of
-//! its stdout that are not JSON-RPC. Lines are kept within limits, masked, and sent as events in batches. The last line is
-//! published for the message that says why the server ended.
+//! Output of a server: stderr, which is always drained so that a server cannot block on it, and lines of stdout that
+//! are not JSON-RPC. Lines are limited, masked, and sent as events in batches. The last line is published to explain
+//! the end of the server.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -19,27 +19,25 @@ use crate::model::spec::InstanceSpec;
 use crate::rules::output::excerpt;
 use crate::tasks::{guarded, panic_text};
 
-/// Small, because an idle server's stderr holds it; grown while reads fill it.
+// Small, because the stderr of an idle server holds the buffer; it grows while reads fill it.
 const READ_SIZE: usize = 1024;
 const READ_SIZE_MAX: usize = 64 * 1024;
 const LIMIT_WINDOW: Duration = Duration::from_secs(1);
 const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
-/// Lines of stdout that may wait to be logged; more are dropped.
+/// Maximum number of stdout lines waiting to be logged; more are dropped.
 pub(crate) const PRINTED_MAX: usize = 16;
 
-/// Where the output of a run comes from, and where its last line is published. The sender of `last_line` is dropped when the
-/// output has ended.
+/// Output streams of a run, and the channel for its last line; its sender is dropped at the end of the output.
 pub(crate) struct Output<R> {
     pub(crate) stderr: Option<R>,
-    /// Lines of stdout that are not JSON-RPC.
     pub(crate) printed: mpsc::Receiver<String>,
     pub(crate) last_line: watch::Sender<Option<String>>,
 }
 
-/// Reads the output to its end: until stderr is closed and the session has dropped its sender of printed lines. The policy
-/// and the mask are those of the last specification in `spec`. After a panic the rest of stderr is read and dropped: a server
-/// must not block on its log because of a fault of ours.
+/// Reads the output until stderr is closed and the session has dropped its sender of stdout lines. The last
+/// specification in `spec` determines the policy and the mask. After a panic the rest of stderr is read and discarded:
+/// the server must not block because of our fault.
 pub(crate) async fn drain(
     output: Output<impl AsyncRead + Unpin>,
     mut spec: watch::Receiver<Arc<InstanceSpec>>,
@@ -62,7 +60,6 @@ pub(crate) async fn drain(
     }
 }
 
-/// Reads the output to its end into `keeper`.
 async fn keep(
     stderr: &mut Option<impl AsyncRead + Unpin>,
     printed: &mut mpsc::Receiver<String>,
@@ -74,7 +71,7 @@ async fn keep(
     while stderr.is_some() || printing {
         let flush_at = keeper.flush_at;
         tokio::select! {
-            // In this order because a server that floods its stdout must not be blocked by a full stderr.
+            // In this order, so that a server that floods its stdout does not block on a full stderr.
             biased;
             () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {
                 keeper.tick();
@@ -87,7 +84,7 @@ async fn keep(
                     continue;
                 }
                 Ok(_) => {
-                    // An error means that the worker has ended: what is still read is kept as before.
+                    // The check fails if the worker has ended; the rest is then logged with the old policy and mask.
                     if let Ok(true) = spec.has_changed() {
                         (keeper.policy, keeper.mask) = of_spec(spec);
                     }
@@ -123,7 +120,7 @@ async fn read(stderr: &mut Option<impl AsyncRead + Unpin>, chunk: &mut Vec<u8>) 
     }
 }
 
-/// The lines that are not sent yet, and the limits. Dropped, it sends what it still has, also if its task is cut short.
+/// Unsent lines and their limits. Dropping it sends the rest, even if its task is aborted.
 struct Keeper {
     policy: LogPolicy,
     mask: Mask,
@@ -135,11 +132,11 @@ struct Keeper {
     window: Instant,
     in_window: u32,
     dropped: u64,
-    /// The last line over the limit: it may be the one that says why the server ended.
+    // Last line over the limit: it may explain the end of the server.
     last_dropped: Vec<u8>,
     summary_at: Option<Instant>,
     last_line: watch::Sender<Option<String>>,
-    /// Whether stderr had a line: those of stdout do not replace it as the last one.
+    // True if stderr had a line; lines of stdout then no longer replace the last one.
     spoke: bool,
 }
 
@@ -181,18 +178,16 @@ impl Keeper {
         self.tick();
     }
 
-    /// Beyond what is kept nothing is copied.
     fn append(&mut self, part: &[u8]) {
         let room = self.room().saturating_sub(self.line.len());
         self.line.extend_from_slice(&part[..part.len().min(room)]);
     }
 
-    /// One byte more than is kept, so that a cut can be seen, and a secret more, so that none is cut in two there.
     fn room(&self) -> usize {
+        // One byte above the limit, to detect a cut, plus the longest secret, so that the cut does not split one.
         self.policy.line_max + 1 + self.mask.longest()
     }
 
-    /// Counts a line against the limit per second; false if it is one too many.
     fn admits_line(&mut self, now: Instant) -> bool {
         if now.duration_since(self.window) >= LIMIT_WINDOW {
             self.window = now;
@@ -222,10 +217,10 @@ impl Keeper {
         }
     }
 
-    /// Returns the buffered line, masked, and whether it was cut at the limit; `None` if it is blank.
     fn finished_text(&mut self) -> Option<(String, bool)> {
         let cut = self.line.len() > self.policy.line_max;
-        // Masked before it is cut: a secret that straddles the cut must not leave its head, nor may the last bytes read.
+        // Masked before the cut: a secret across the cut must not leave its beginning, neither there nor at the last
+        // buffered byte.
         let mut text = self.mask.apply(String::from_utf8_lossy(&self.line).trim_end());
         if self.line.len() == self.room() {
             let end = text.floor_char_boundary(text.len().saturating_sub(self.mask.longest()));
@@ -239,7 +234,7 @@ impl Keeper {
     fn print(&mut self, line: String) {
         let now = Instant::now();
         let is_new_window = now.duration_since(self.window) >= LIMIT_WINDOW;
-        // Half of the limit is left to stderr, which contains the reason why a server ends.
+        // Half of the limit is reserved for stderr, which explains the end of a server.
         if !is_new_window && self.in_window >= (self.policy.lines_per_second_max / 2).max(1) {
             self.dropped += 1;
             self.summary_at.get_or_insert(now + SUMMARY_EVERY);
@@ -260,8 +255,8 @@ impl Keeper {
         }
     }
 
-    /// Logs what stands after the last line break, and publishes the last line even if it was one too many.
     fn end_of_stderr(&mut self) {
+        // The last line is published even if it exceeded the limit.
         if !self.line.is_empty() {
             self.finish_line(Instant::now());
         }
@@ -294,7 +289,6 @@ impl Keeper {
         }
     }
 
-    /// What is due.
     fn tick(&mut self) {
         let now = Instant::now();
         if self.summary_at.is_some_and(|at| now >= at) {
@@ -335,7 +329,6 @@ impl Drop for Keeper {
     }
 }
 
-/// Logs why a run ended before it was initialized.
 pub(crate) fn report(why: String, of: &Arc<Subject>, events: &Emitter) {
     let metadata = json!({"source": "satellite"});
     let line = LogLine { level: LogLevel::Error, message: why, metadata, timestamp: events.wall() };
@@ -353,7 +346,7 @@ mod tests {
     use crate::model::policy::BatchPolicy;
     use crate::session::remote::tests::spec;
 
-    /// Panics at the first read, and has so many bytes after that.
+    // Panics at the first read and then returns `left` bytes.
     struct Panicking {
         panics: bool,
         left: usize,

@@ -1,5 +1,5 @@
-//! The actor that knows every instance's status and catalogue: a projection of what the teams tell, published as an
-//! immutable snapshot. Many updates that queued up are one publication.
+//! The actor that publishes the status and catalogue of every instance as an immutable snapshot. Queued updates result
+//! in one publication.
 
 use std::sync::Arc;
 
@@ -9,25 +9,20 @@ use tokio::sync::{oneshot, watch};
 use crate::model::ids::InstanceId;
 use crate::model::snapshot::{InstanceView, Snapshot};
 
-/// What the registry is told.
+/// Messages to the registry. `Publish` follows the queued updates, and `Barrier` publishes and then replies. `Panic`
+/// panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
-    /// An instance is new or has changed.
     Put(Arc<InstanceView>),
-    /// An instance is gone.
     Remove(InstanceId),
-    /// Everything that queued up before this is applied: publish.
     Publish,
-    /// Publish what was told before this, then answer.
     Barrier(oneshot::Sender<()>),
-    /// For the load harness and the tests: panic, as a fault of ours would.
     Panic,
 }
 
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
-/// The snapshot to go on from, and where to publish. The sender is Root's, so readers keep their receivers if the
-/// registry dies.
+// Root owns the channel, so readers keep their receivers if the registry dies.
 pub(crate) struct Args {
     pub(crate) snapshot: Snapshot,
     pub(crate) published: watch::Sender<Arc<Snapshot>>,
@@ -38,7 +33,7 @@ pub(crate) struct StatusRegistry;
 pub(crate) struct State {
     snapshot: Snapshot,
     published: watch::Sender<Arc<Snapshot>>,
-    /// Whether a `Publish` is in the mailbox.
+    // True if a `Publish` is in the mailbox.
     due: bool,
 }
 
@@ -66,7 +61,7 @@ impl Actor for StatusRegistry {
             }
             Msg::Barrier(reply) => {
                 state.publish();
-                // An error says that nobody waits any more.
+                // The send fails if the caller no longer waits.
                 let _ = reply.send(());
                 return Ok(());
             }
@@ -74,7 +69,7 @@ impl Actor for StatusRegistry {
         }
         if !state.due {
             state.due = true;
-            // It queues up behind the updates that are already waiting. To oneself it fails only when one is ending.
+            // Queued behind the waiting updates. A cast to oneself fails only while the actor ends.
             let _ = cast!(myself, Msg::Publish);
         }
         Ok(())
@@ -83,7 +78,7 @@ impl Actor for StatusRegistry {
 
 impl State {
     fn publish(&mut self) {
-        // A `Publish` behind a `Barrier` has nothing left to do.
+        // A `Publish` after a `Barrier` has nothing left to publish.
         if std::mem::take(&mut self.due) {
             self.published.send_if_modified(|published| {
                 // The last snapshot of a runtime stays.

@@ -1,5 +1,5 @@
-//! The actor that is one connection to a remote server: one session, from the first request until it is lost or not
-//! wanted any more. It never reconnects: it ends with a typed reason, and its team's supervisor decides what comes next.
+//! The actor of one connection to a remote server, from the first request until the connection is lost or stopped. It
+//! never reconnects: it ends with a typed reason, and the team's supervisor decides what to do.
 
 use std::panic::AssertUnwindSafe;
 
@@ -19,9 +19,7 @@ pub(crate) struct RemoteWorker;
 
 pub(crate) struct State {
     control: mpsc::UnboundedSender<Control>,
-    /// The session, and with it the line: it ends with this state.
     tasks: Tasks,
-    /// How it ended; read by the supervisor in the death notice.
     pub(crate) exit: Option<WorkerExit>,
 }
 
@@ -38,7 +36,7 @@ impl Actor for RemoteWorker {
         let basis = args.basis(Instant::now(), end, controlled);
         let (spec, run, connector) = (args.spec.clone(), args.run, args.connector.clone());
         let span = args.span();
-        // A connector may panic, too.
+        // The connector may panic too, so it runs inside `catch_unwind`.
         let session = async move {
             let line = connector.dial(&spec, run);
             remote::run(remote::Args { basis, line }).await
@@ -46,7 +44,7 @@ impl Actor for RemoteWorker {
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
             let exit =
                 exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
-            // If the worker is gone nobody needs to know.
+            // The cast fails if the worker is gone.
             let _ = cast!(myself, Msg::Over(exit));
         });
         let mut tasks = Tasks::default();
@@ -56,7 +54,7 @@ impl Actor for RemoteWorker {
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
-            // A session that is no longer there has ended anyway.
+            // The send fails if the session has already ended.
             Msg::Control(control) => drop(state.control.send(control)),
             Msg::Over(exit) => {
                 state.exit = Some(exit);
@@ -64,7 +62,7 @@ impl Actor for RemoteWorker {
                 myself.stop(None);
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),
-            // Nothing was opened.
+            // A remote worker opens no process.
             Msg::Opened(_) => {}
         }
         Ok(())

@@ -1,6 +1,6 @@
-//! The root supervisor: it holds what is desired, the start permits and the way out, and restarts the registry, the
-//! batcher and each team's supervisor, so that the death of one touches no other. When Root itself ends, the satellite
-//! ends.
+//! The root supervisor. It holds the desired instances and the start permits, controls the shutdown, and restarts the
+//! registry, the batcher and each team's supervisor, so that the death of one affects no other. The end of Root ends
+//! the satellite.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
@@ -39,79 +39,60 @@ use crate::seam::{Connector, EventSink, Memory};
 use crate::tasks::{Tasks, guarded, panic_text};
 use crate::team::{self, ControlError, Reconnected, Reply, TeamSupervisor, Uninstalled, Verb};
 
-/// Beyond the longest grace a shutdown waits this long for workers to be gone, then kills what is left.
+/// Time beyond the longest grace after which a shutdown kills the remaining workers.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(2);
-/// Beyond the longest grace a shutdown takes no longer than this, the last flush of the events included.
+/// Maximum duration of a shutdown beyond the longest grace, including the last flush of events.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(5);
-/// A supervisor that could not be started is tried again after this.
 const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// What Root is told.
+/// Messages to Root.
+///
+/// `Install` installs a new instance with what is known of it, or changes the configuration of an existing one;
+/// `Update` only the latter. `Woke` contains the duration of a suspend, which monotonic clocks did not count.
+/// `Throttle` reports whether a team's starts run one at a time; `Throttle`, `ChargeTeam` and `Remember` keep state of
+/// a team for the case that its supervisor dies. `Revive` follows the delay of a supervisor that keeps dying. `Barrier`
+/// replies once earlier updates of the teams are published, and `IsInstalled` covers instances that are not in the
+/// snapshot yet. Root sends `Died` to itself so that it arrives after all messages of the dead actor. `Flushed`
+/// contains the number of unsent events. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
-    /// Install an instance, or change the configuration of one that is there; nothing if it is the same. What is known is
-    /// of a new one.
     Install(Arc<InstanceSpec>, Known, Reply<Installed>),
-    /// Change the configuration of an instance that is there, and only that.
     Update(Arc<InstanceSpec>, Reply<Installed>),
-    /// Remove an instance.
     Uninstall(InstanceId, Reply<Uninstalled>),
-    /// A person asks.
     Control(InstanceId, Verb, Reply<()>),
-    /// A person wants a connection made anew, and to know what comes of it.
     Reconnect(InstanceId, Reply<Reconnected>),
-    /// The machine was suspended for so long: no clock of ours has seen it.
     Woke(Duration),
-    /// A reading of the memory of the machine.
     Memory(MemoryReading),
-    /// A caller wants a run that takes calls.
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
-    /// An instance wants to start.
     RequestPermit(InstanceId, Urgency),
-    /// It does not any more.
     WithdrawPermit(InstanceId),
-    /// A start is through its expensive part.
     ReleasePermit(Run),
-    /// Whether a team's starts go one at a time, and the budget that says so.
     Throttle(TeamId, bool, TeamBudget),
-    /// An unwanted exit was charged to a team, for the case that its supervisor dies.
     ChargeTeam(TeamId, std::time::Instant),
-    /// What an instance has come to with this configuration, for the case that its supervisor dies.
     Remember(Arc<InstanceSpec>, Box<Memo>),
-    /// An instance is gone.
     Forget(InstanceId),
-    /// A supervisor that keeps dying has waited long enough.
     Revive(TeamId),
-    /// Answer when what the teams told before this is published.
     Barrier(oneshot::Sender<()>),
-    /// Whether there is such an instance: a new one is not in the snapshot at once.
     IsInstalled(InstanceId, oneshot::Sender<bool>),
-    /// Send the queued events now.
     FlushEvents(oneshot::Sender<()>),
-    /// A part of the tree is gone. Told by Root to itself, so that it comes after all that the dead had told.
     Died(ActorId, String, Remains),
-    /// End everything with grace, and tell what was lost.
     Shutdown(oneshot::Sender<Farewell>),
-    /// The grace of a shutdown is over.
     ShutdownOverdue,
-    /// The last flush is over, or was cut short with this many events unsent.
     Flushed(usize),
-    /// For the load harness and the tests: let one of the parts panic, as a fault of ours would.
     Panic(Part),
 }
 
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
-/// State that an ended part of the tree leaves behind.
+/// State that an ended actor leaves behind: the queue of the batcher, or the instance that a team's supervisor was
+/// handling when it panicked.
 pub(crate) enum Remains {
     Nothing,
-    /// The queue of the batcher.
     Outbox(Box<Outbox>),
-    /// The instance that a team's supervisor was handling when it panicked.
     Instance(InstanceId),
 }
 
-/// A part of the tree, for faults on purpose.
+/// Part of the runtime that [`RuntimeHandle::panic`](crate::runtime::RuntimeHandle::panic) lets panic on purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     /// The root supervisor, and with it the runtime.
@@ -128,38 +109,37 @@ pub enum Part {
     Batcher,
 }
 
-/// What is known of a new instance from before the satellite was started, under the same configuration.
+/// State of a new instance from an earlier satellite, under the same configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
-    /// What it had come to.
+    /// Stored state of the instance.
     pub memo: Option<StoredMemo>,
-    /// Its tools. One that slept, or is `lazy`, sleeps until it is called, and they are read again when it is awake; of
-    /// another they say nothing.
+    /// Last known tools. They apply only to an instance that was dormant or is `lazy`: it sleeps until the first call,
+    /// and they are read again once it is awake.
     pub catalogue: Option<Arc<Catalogue>>,
 }
 
-/// What an install did.
+/// Result of an install.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Installed {
     /// The instance is new.
     New,
-    /// It was there with another configuration, or goes on with an older one because this one did not come up: that is
-    /// tried again.
+    /// The instance existed with another configuration, or still runs with an older one because this one did not start;
+    /// the update is tried again.
     Updated,
-    /// It was there, the same.
+    /// The instance existed with the same configuration.
     Unchanged,
 }
 
-/// How a shutdown went.
+/// Result of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Farewell {
-    /// Events that could not be handed to the sink.
+    /// Number of events that the sink did not receive.
     pub events_lost: usize,
-    /// Whether every worker was gone within its grace.
+    /// True if every worker ended within its grace.
     pub in_time: bool,
 }
 
-/// What a runtime is made of.
 pub(crate) struct Args {
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
@@ -176,13 +156,13 @@ pub(crate) struct Args {
     pub(crate) published: watch::Sender<Arc<Snapshot>>,
     pub(crate) memory_policy: MemoryPolicy,
     pub(crate) memory_status: watch::Sender<MemoryStatus>,
-    /// Set before Root ends by itself.
+    // Set before Root ends by itself.
     pub(crate) end: Arc<OnceLock<RuntimeEnd>>,
 }
 
 impl Args {
-    /// Microseconds since 1970: no earlier process can have counted up to here, one batch at a time.
     fn first_batch(&self) -> u64 {
+        // Microseconds since 1970, which no earlier process can have reached by counting batches.
         u64::try_from(self.events.wall().as_microsecond()).unwrap_or(1)
     }
 }
@@ -191,9 +171,9 @@ pub(crate) struct Root;
 
 pub(crate) struct State {
     args: Args,
-    /// Ordered by team, so that a team's are a range.
+    // Ordered by team, so that the instances of a team are a range.
     instances: BTreeMap<InstanceId, Desired>,
-    /// Ordered, as what all are told has the same order every time.
+    // Ordered, so that messages to all teams have a deterministic order.
     teams: BTreeMap<TeamId, Team>,
     supervisors: HashMap<ActorId, TeamId>,
     registry: ActorRef<registry::Msg>,
@@ -205,24 +185,23 @@ pub(crate) struct State {
     tasks: Tasks,
 }
 
-/// An instance as desired, and what it has come to.
+/// Desired state of an instance, and what is known of it.
+///
+/// `memo` contains the configuration that it belongs to: if a supervisor dies during an update, the next one receives
+/// the update too. `leaving` is set during a removal and contains what was installed with the same identity meanwhile.
+/// `panics` are those of the team's supervisor while it handled this instance.
 struct Desired {
     spec: Arc<InstanceSpec>,
-    /// With which configuration: an update that died with its supervisor is told to the next one.
     memo: Option<(Arc<InstanceSpec>, Box<Memo>)>,
-    /// Set while it is being removed.
     leaving: Option<Leaving>,
-    /// Panics of its team's supervisor while that was handling it.
     panics: History,
 }
 
-/// An instance that is being removed, and what was installed under its identity meanwhile.
 struct Leaving {
     next: Option<(Arc<InstanceSpec>, Known)>,
 }
 
 impl Desired {
-    /// A new one, with what is known of it.
     fn new(spec: Arc<InstanceSpec>, known: Known, wall: Timestamp) -> Self {
         let Known { memo, catalogue } = known;
         let memo = (memo.is_some() || catalogue.is_some()).then(|| {
@@ -232,13 +211,13 @@ impl Desired {
         Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None, panics: History::default() }
     }
 
-    /// Charges a panic of its team's supervisor. Once too often it is set aside, so that the rest of the team goes on.
     fn charge_panic(&mut self, why: &str, now: std::time::Instant) {
+        // After too many panics the instance fails permanently, so that the rest of the team continues.
         let Verdict::GiveUp { exits, .. } = self.panics.charge(&RestartPolicy::default(), now, true, Duration::ZERO)
         else {
             return;
         };
-        // A person who restarts it gives it as many tries again.
+        // A manual restart allows as many panics again.
         self.panics.clear();
         let message = format!("The satellite itself failed {exits} times while it handled this server; last: {why}.");
         tracing::error!(instance = %self.spec.name, message, "the server failed permanently: repeated panics");
@@ -247,18 +226,16 @@ impl Desired {
         self.memo = Some((self.spec.clone(), memo));
     }
 
-    /// Whether what is desired did not come up beside what there is, and might now.
     fn can_try_again(&self) -> bool {
+        // A configuration that did not start in a rolling update can be tried again.
         self.memo.as_ref().is_some_and(|(_, memo)| memo.can_try_again(&self.spec))
     }
 }
 
-/// A team's supervisor, and how often it has died.
 #[derive(Default)]
 struct Team {
     supervisor: Option<ActorRef<team::Msg>>,
     deaths: History,
-    /// As its supervisor has it.
     budget: TeamBudget,
 }
 
@@ -295,13 +272,13 @@ impl Actor for Root {
         })
     }
 
-    /// Every variant by name: the default would stop the satellite when any of its parts ends.
     async fn handle_supervisor_evt(
         &self,
         myself: ActorRef<Msg>,
         event: SupervisionEvent,
         _state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        // Names every variant: the default would stop the satellite when any of its parts ends.
         match event {
             SupervisionEvent::ActorTerminated(who, _, _) => {
                 drop(cast!(myself, Msg::Died(who.get_id(), "ended".to_owned(), Remains::Nothing)));
@@ -323,15 +300,15 @@ impl Actor for Root {
         Ok(())
     }
 
-    /// Runs the handler so that the reason for the end of the runtime is known: ractor tells it to an actor of the host only.
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        // Records the reason of a failure: ractor reports it only to an actor of the host.
         let error = match AssertUnwindSafe(Self::on_message(myself, msg, state)).catch_unwind().await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => error,
             Err(panic) => panic_text(panic.as_ref()).into(),
         };
         tracing::error!(%error, "the root supervisor failed; the runtime ends");
-        // An error says that it is ending already, and why.
+        // The set fails if the runtime already ends, with another reason.
         let _ = state.args.end.set(RuntimeEnd::Failed(error.to_string()));
         Err(error)
     }
@@ -400,7 +377,7 @@ impl Root {
             }
             Msg::ChargeTeam(team, at) => {
                 if let Some(entry) = state.teams.get_mut(&team) {
-                    // What changes with it the team has found out itself.
+                    // The team determines the consequences itself.
                     let _ = entry.budget.charge(&state.args.team_budget, at);
                 }
             }
@@ -445,7 +422,7 @@ impl State {
         }
         let (id, team) = (spec.id.clone(), spec.id.team.clone());
         let installed = match self.instances.get_mut(&id) {
-            // What was there is still ending: this comes after it, as something new.
+            // The previous instance is still ending; this one is installed afterwards.
             Some(Desired { leaving: Some(leaving), .. }) => {
                 leaving.next = Some((spec, known));
                 Installed::New
@@ -469,14 +446,14 @@ impl State {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
-        // Asked again, it undoes what was installed meanwhile, too.
+        // A repeated uninstall also cancels what was installed meanwhile.
         desired.leaving = Some(Leaving { next: None });
         let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
         let team = id.team.clone();
         if self.supervisor(&team).is_some() {
             self.tell_team(&team, team::Msg::Uninstall(id, reply));
         } else {
-            // Its supervisor has died and its process with it: there is nothing to end.
+            // The supervisor has died and its processes with it; nothing is left to end.
             self.forget_leaving(&team);
             let _ = reply.send(Ok(Uninstalled { active: false, dormant }));
         }
@@ -494,9 +471,9 @@ impl State {
         }
     }
 
-    /// What outlives the satellite is written down where it has changed. What an end brings is no part of that: an
-    /// instance that slept when the satellite ended sleeps on with the next one.
     fn remember(&mut self, spec: Arc<InstanceSpec>, memo: Box<Memo>) {
+        // Changes during a shutdown are not stored: an instance that slept at the end of the satellite sleeps on with
+        // the next one.
         let Some(desired) = self.instances.get_mut(&spec.id) else { return };
         let is_stored = match &desired.memo {
             Some((of, before)) => (Arc::ptr_eq(of, &spec) || *of == spec) && memo.is_stored_as(before),
@@ -512,7 +489,7 @@ impl State {
     async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
         self.permits.withdraw(id);
         guarded("Memory::forget", || self.args.memory.forget(id));
-        // A registry that died meanwhile may have gone on from a picture that still shows it.
+        // A registry that was replaced meanwhile may have started from a snapshot that still contains the instance.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
         if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
             self.install_new(spec, known, myself).await;
@@ -532,14 +509,14 @@ impl State {
         self.instances.range(InstanceId::first_of(team)..).take_while(of_team).map(|(_, desired)| desired)
     }
 
-    /// What was being removed when its supervisor died is gone with it.
     fn forget_leaving(&mut self, team: &TeamId) {
+        // Instances that were being removed when their supervisor died ended with it.
         let leaving = self.of_team(team).filter(|desired| desired.leaving.is_some());
         let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
         for id in leaving {
             guarded("Memory::forget", || self.args.memory.forget(&id));
             let Some(desired) = self.instances.remove(&id) else { continue };
-            // The slot that would have sent the event of the removal ended with the supervisor.
+            // The slot that would have emitted this event ended with the supervisor.
             let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
             self.args.events.emit(Event::Stopped {
                 of: Arc::new(Subject::from(&*desired.spec)),
@@ -560,7 +537,6 @@ impl State {
         }
     }
 
-    /// Starts a team's supervisor with all instances of the team, and what each had come to.
     async fn spawn_team(&mut self, team: &TeamId, myself: &ActorRef<Msg>) {
         let args = team::Args {
             team: team.clone(),
@@ -614,11 +590,11 @@ impl State {
             let outbox = if let Remains::Outbox(outbox) = remains { Some(outbox) } else { None };
             let flushing = self.closing.as_ref().is_some_and(|closing| closing.flushing);
             if flushing && outbox.is_none() {
-                // It has ended: its last word was the answer to the flush.
+                // The batcher has ended normally: its last action was the reply to the flush.
                 return Ok(());
             }
             tracing::error!(why, "the event batcher died; starting another with its queue");
-            // Killed from outside its queue is lost: the next one goes on behind what was last numbered.
+            // A batcher killed from outside loses its queue; the next one continues after the last number.
             let outbox = outbox.map_or_else(
                 || {
                     let next_seq = self.args.next_seq + self.args.events.statistics().emitted;
@@ -644,7 +620,7 @@ impl State {
     async fn on_team_death(&mut self, team: &TeamId, why: &str, myself: &ActorRef<Msg>) {
         self.permits.forget_team(team);
         if self.teams.get(team).is_some_and(|entry| entry.budget.is_throttled()) {
-            // Its death pays for nothing.
+            // The death of a supervisor does not lift the throttle.
             self.permits.throttle(team.clone(), true);
         }
         self.grant();
@@ -657,7 +633,7 @@ impl State {
         let Some(entry) = self.teams.get_mut(team) else { return };
         entry.supervisor = None;
         tracing::error!(team_id = %team, why, "a team's supervisor died; starting another with its instances");
-        // The same backoff as for a server, but it never gives up: a team is not ours to abandon.
+        // Same backoff as for a server, but without an end: a team is never abandoned.
         let policy = RestartPolicy { max_crashes: usize::MAX, ..Default::default() };
         let delay = match entry.deaths.charge(&policy, Instant::now().into_std(), true, Duration::ZERO) {
             Verdict::Restart { attempt: 1, .. } | Verdict::GiveUp { .. } => Duration::ZERO,
@@ -671,12 +647,12 @@ impl State {
         }
     }
 
-    /// Its servers are gone with it, and readers must not see them online until it is back.
     fn show_without_supervisor(&self, team: &TeamId) {
+        // The servers ended with their supervisor; readers must not see them online until it is back.
         let snapshot = self.args.published.borrow().clone();
         for view in snapshot.team(team).filter(|view| view.port.is_some() || view.pid.is_some()) {
             let memo = self.instances.get(&view.spec.id).and_then(|desired| desired.memo.as_ref());
-            // One that sleeps loses nothing with its supervisor, and does not leave `online`.
+            // A dormant instance loses nothing with its supervisor and stays `online`.
             let dormant = memo.is_some_and(|(_, memo)| memo.is_dormant());
             let (status, message) = match view.want {
                 Want::Running if dormant => (Status::Online, view.message.clone()),
@@ -724,7 +700,6 @@ impl State {
         }
     }
 
-    /// Delays starts while memory is short, and puts the longest-idle servers to sleep.
     fn on_memory(&mut self, reading: MemoryReading) {
         let now = Instant::now().into_std();
         let (pressure_percent, available_bytes) = (reading.pressure_percent, reading.available_bytes);
@@ -758,7 +733,6 @@ impl State {
         });
     }
 
-    /// The processes that may sleep and that nobody uses, each with how long it has been idle.
     fn idle_servers(&self, now: std::time::Instant) -> Vec<(InstanceId, Duration)> {
         let snapshot = self.args.published.borrow().clone();
         let idle = snapshot.iter().filter_map(|view| {
@@ -771,8 +745,8 @@ impl State {
         idle.collect()
     }
 
-    /// A team without a supervisor is between two: what is told to it is dropped, and whoever asked asks again.
     fn tell_team(&self, team: &TeamId, msg: team::Msg) {
+        // The message is dropped while there is no supervisor; callers then ask again.
         if let Some(supervisor) = self.supervisor(team) {
             let _ = cast!(supervisor, msg);
         }
@@ -840,7 +814,7 @@ impl State {
             match tokio::time::timeout_at(until, flushed).await {
                 Ok(Ok(lost)) => drop(cast!(me, Msg::Flushed(lost))),
                 Err(_elapsed) => drop(cast!(me, Msg::Flushed(events.statistics().unsent()))),
-                // The batcher died; the flush goes on with the next one, if its queue came back.
+                // The batcher died; the flush continues with the next one if its queue was recovered.
                 Ok(Err(_)) => {
                     tokio::time::sleep_until(until).await;
                     drop(cast!(me, Msg::Flushed(events.statistics().unsent())));
@@ -861,7 +835,6 @@ impl State {
     }
 }
 
-/// How long its end may take.
 fn grace(spec: &InstanceSpec) -> Duration {
     if spec.is_remote() { spec.policy.remote.close_timeout } else { spec.policy.session.terminate_grace }
 }

@@ -1,5 +1,5 @@
-//! A JSON-RPC message as it was sent, and the few places in it that a relay must know. What it carries is not looked
-//! into: unknown members, large numbers, the order of members and their spelling arrive as they left.
+//! JSON-RPC messages as sent, with access to the parts that a relay needs. Everything else passes unchanged: unknown
+//! members, large numbers, and the order and spelling of members.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,62 +11,66 @@ use serde::Deserializer as _;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// What kind of message it is.
+/// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Wants an answer.
+    /// A request, which requires a response.
     Request,
-    /// Wants none.
+    /// A notification, which has no response.
     Notification,
-    /// Answers a request.
+    /// A response with a result.
     Result,
-    /// Answers a request with an error, or, without an id, a message that could not be read.
+    /// An error response; without an id it refers to a message that could not be read.
     Error,
 }
 
-/// Why a text is no message.
+/// Reason why a text is not a valid message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It is not JSON.
+    /// The text is not JSON.
     #[error("not JSON: {0}")]
     NotJson(String),
-    /// It is JSON, and no message of JSON-RPC 2.0.
+    /// The text is JSON, but not a JSON-RPC 2.0 message.
     #[error("not JSON-RPC 2.0: {0}")]
     NotRpc(&'static str),
-    /// A member that must be there once at most is there twice: two readers could take two of them.
+    /// A member that must be unique occurs twice: two readers could use different values.
     #[error("`{0}` is there twice")]
     Twice(&'static str),
 }
 
-/// One message where it was read, its parts still as sent.
+/// Borrowed message; its parts are slices of the text.
 #[derive(Debug, Clone)]
 pub struct View<'a> {
     text: &'a str,
-    /// What it is.
+    /// Kind of the message.
     pub kind: Kind,
-    /// A number or a string.
+    /// Id: a number or a string.
     pub id: Option<&'a RawValue>,
-    /// Of a request or a notification.
+    /// Method of a request or notification.
     pub method: Option<Cow<'a, str>>,
-    /// As sent.
+    /// Params, as sent.
     pub params: Option<&'a RawValue>,
-    /// A request's progress token, or the one that a progress notification is about.
+    /// Progress token of a request or progress notification.
     pub token: Option<&'a RawValue>,
-    /// The request that a cancellation is about.
+    /// Id of the request that a cancellation refers to.
     pub of: Option<&'a RawValue>,
-    /// The value of `result` or `error`.
+    /// Value of `result` or `error`.
     pub outcome: Option<&'a RawValue>,
 }
 
 impl<'a> View<'a> {
-    /// Reads a text that holds one message and nothing else.
+    /// Parses a text that contains one message and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the text is not a valid message.
     pub fn read(text: &'a str) -> Result<Self, Malformed> {
         let mut parts = Parts::default();
         object(text, &mut |name, value| parts.take(name, value))?;
         parts.message(text)
     }
 
-    /// The message to be kept. `text` is what this was read from.
+    /// Converts the view into an owned message. `text` must be the text that the view was read from.
     pub fn keep(&self, text: &ByteString) -> Message {
         let range = |value: &RawValue| span(self.text, value.get());
         Message {
@@ -82,7 +86,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// One message, kept. The ranges are byte ranges of its text, and each spans one JSON value.
+/// Owned message. The ranges are byte ranges of its text; each spans one JSON value.
 #[derive(Clone)]
 pub struct Message {
     text: ByteString,
@@ -96,8 +100,8 @@ pub struct Message {
 }
 
 impl fmt::Debug for Message {
-    /// Its params and its outcome may hold anything, so they are not shown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Params and outcome may contain secrets.
         let (id, method) = (self.id(), self.method());
         f.debug_struct("Message")
             .field("kind", &self.kind)
@@ -108,64 +112,69 @@ impl fmt::Debug for Message {
 }
 
 impl Message {
-    /// Reads a text that holds one message and nothing else.
+    /// Parses a text that contains one message and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the text is not a valid message.
     pub fn read(text: Bytes) -> Result<Self, Malformed> {
         let text = text_of(text)?;
         Ok(View::read(&text)?.keep(&text))
     }
 
-    /// The text, as it came.
+    /// Returns the text, as sent.
     pub fn text(&self) -> &ByteString {
         &self.text
     }
 
-    /// What it is.
+    /// Returns the kind of the message.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its id, as JSON text: a number or a string.
+    /// Returns the id, a number or a string, as JSON text.
     pub fn id(&self) -> Option<&str> {
         self.part(self.id.as_ref())
     }
 
-    /// Its method, of a request or a notification.
+    /// Returns the method of a request or notification.
     pub fn method(&self) -> Option<&str> {
         self.method.as_deref()
     }
 
-    /// Its params, as JSON text.
+    /// Returns the params as JSON text.
     pub fn params(&self) -> Option<&str> {
         self.part(self.params.as_ref())
     }
 
-    /// A request's progress token, or the one that a progress notification is about, as JSON text.
+    /// Returns the progress token of a request or progress notification as JSON text.
     pub fn token(&self) -> Option<&str> {
         self.part(self.token.as_ref())
     }
 
-    /// The request that a cancellation is about: its id, as JSON text.
+    /// Returns the id of the request that a cancellation refers to, as JSON text.
     pub fn of(&self) -> Option<&str> {
         self.part(self.of.as_ref())
     }
 
-    /// The value of `result` or `error`, as JSON text.
+    /// Returns the value of `result` or `error` as JSON text.
     pub fn outcome(&self) -> Option<&str> {
         self.part(self.outcome.as_ref())
     }
 
-    /// The same request under another id and, if it has one, with another progress token. The text is the parts in a row.
+    /// Returns the request with another id and, if it has one, another progress token. The concatenated parts are the
+    /// text.
     pub fn asked_as<'a>(&'a self, id: &'a str, token: &'a str) -> [&'a str; 5] {
         self.with([(self.id.as_ref(), id), (self.token.as_ref(), token)])
     }
 
-    /// The same request under another id and with other params, which are an object.
+    /// Returns the request with another id and other params, which must be a JSON object.
     pub fn asked_with(&self, id: &str, params: &str) -> String {
         let (added, at);
         let (place, params) = if let Some(place) = &self.params {
             (place, params)
         } else {
-            // Before the brace that ends the message.
+            // Inserts the params before the brace that ends the message.
             let end = self.text.rfind('}').unwrap_or_default();
             (added, at) = (format!(r#","params":{params}"#), end..end);
             (&at, &*added)
@@ -173,22 +182,22 @@ impl Message {
         self.with([(self.id.as_ref(), id), (Some(place), params)]).concat()
     }
 
-    /// The same answer, to another request.
+    /// Returns the response with another id. The concatenated parts are the text.
     pub fn answering<'a>(&'a self, id: &'a str) -> [&'a str; 5] {
         self.with([(self.id.as_ref(), id), (None, "")])
     }
 
-    /// The same notification with other params, which are an object.
+    /// Returns the notification with other params, which must be a JSON object.
     pub fn told_with(&self, params: &str) -> String {
         self.with([(self.params.as_ref(), params), (None, "")]).concat()
     }
 
-    /// The same progress, told under another token.
+    /// Returns the progress notification with another token. The concatenated parts are the text.
     pub fn told_as<'a>(&'a self, token: &'a str) -> [&'a str; 5] {
         self.with([(self.token.as_ref(), token), (None, "")])
     }
 
-    /// The same cancellation, of another request.
+    /// Returns the cancellation for another request. The concatenated parts are the text.
     pub fn cancelling<'a>(&'a self, of: &'a str) -> [&'a str; 5] {
         self.with([(self.of.as_ref(), of), (None, "")])
     }
@@ -210,12 +219,16 @@ impl Message {
     }
 }
 
-/// JSON is UTF-8.
+/// Converts bytes into text.
+///
+/// # Errors
+///
+/// Returns `Malformed::NotJson` if the bytes are not UTF-8.
 pub fn text_of(bytes: Bytes) -> Result<ByteString, Malformed> {
     ByteString::try_from(bytes).map_err(|error| Malformed::NotJson(error.to_string()))
 }
 
-/// Parts in a row, as one text.
+/// Concatenates the parts of a text.
 pub fn joined(parts: &[&str]) -> Bytes {
     let mut text = BytesMut::with_capacity(parts.iter().map(|part| part.len()).sum());
     for part in parts {
@@ -224,7 +237,8 @@ pub fn joined(parts: &[&str]) -> Bytes {
     text.freeze()
 }
 
-/// The value of a member of an object, as it is written; of two of one name the last, as most readers have it.
+/// Returns the value of an object's member, as written. The last of several members with the same name counts, as in
+/// most parsers. `None` if there is none, or `json` is no object.
 pub fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
     let mut found = None;
     let mut look = |name: &str, value: &'a RawValue| {
@@ -237,7 +251,7 @@ pub fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
     found
 }
 
-/// The members of an object in their order, as they are written. `None` if it is none.
+/// Returns the members of an object in order, as written; `None` if `json` is no object.
 pub fn members<'a>(json: &'a str) -> Option<Vec<(String, &'a str)>> {
     let mut found = Vec::new();
     let mut look = |name: &str, value: &'a RawValue| {
@@ -248,8 +262,8 @@ pub fn members<'a>(json: &'a str) -> Option<Vec<(String, &'a str)>> {
     Some(found)
 }
 
-/// An object with these members in the place of its own of the same names, and the others as they are written. What is no
-/// object is none with any member.
+/// Returns the object with `ours` in place of its members of the same names; the others stay as written. Anything but
+/// an object counts as an empty one.
 pub fn with_members(json: &str, ours: &[(&str, &str)]) -> String {
     let theirs = members(json).unwrap_or_default();
     let theirs = theirs.iter().filter(|(name, _)| !ours.iter().any(|(our, _)| our == name));
@@ -257,7 +271,7 @@ pub fn with_members(json: &str, ours: &[(&str, &str)]) -> String {
     written(all)
 }
 
-/// An object without its members of this name.
+/// Returns the object without its members of this name.
 pub fn without_member(json: &str, unwanted: &str) -> String {
     let theirs = members(json).unwrap_or_default();
     written(theirs.iter().filter(|(name, _)| name != unwanted).map(|(name, value)| (&**name, *value)))
@@ -277,7 +291,6 @@ fn written<'a>(members: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     text
 }
 
-/// The members of a message, as raw values.
 #[derive(Default)]
 struct Parts<'a> {
     version: Option<&'a RawValue>,
@@ -316,7 +329,7 @@ impl<'a> Parts<'a> {
             Some(method) => Some(string(method).ok_or(Malformed::NotRpc("its method is not a string"))?),
             None => None,
         };
-        // Some write a null for what is not there.
+        // Some servers send a null for an absent member.
         let error = self.error.filter(|error| error.get() != "null");
         let kind = match (&method, id, self.result, error) {
             (Some(_), Some(_), _, _) => Kind::Request,
@@ -335,14 +348,13 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The progress token in params, and the request that they are about.
 fn places<'a>(
     method: &str,
     kind: Kind,
     params: &'a str,
 ) -> Result<(Option<&'a RawValue>, Option<&'a RawValue>), Malformed> {
     let (mut token, mut of, mut meta) = (None, None, None);
-    // A name may be spelled with escapes, so a text with one is looked into as well.
+    // Names may be spelled with escapes, so a text that contains an escape is searched too.
     let may_have = |name: &str| {
         let holds = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
         params.starts_with('{') && (holds(name) || holds("\\u"))
@@ -381,28 +393,26 @@ fn once<'a>(place: &mut Option<&'a RawValue>, value: &'a RawValue, name: &'stati
     if place.replace(value).is_some() { Err(Malformed::Twice(name)) } else { Ok(()) }
 }
 
-/// Where `part`, which is a slice of `text`, stands in it.
 fn span(text: &str, part: &str) -> Range<usize> {
     let start = part.as_ptr() as usize - text.as_ptr() as usize;
     start..start + part.len()
 }
 
-/// A string, unless it holds half of a surrogate pair.
 fn string(value: &RawValue) -> Option<Cow<'_, str>> {
+    // `None` if the string contains an unpaired surrogate.
     match plain(value.get()) {
         Some(plain) => Some(Cow::Borrowed(plain)),
         None => serde_json::from_str(value.get()).ok().map(Cow::Owned),
     }
 }
 
-/// What is between the quotes of a JSON string that has no escapes.
 fn plain(json: &str) -> Option<&str> {
     let inner = json.strip_prefix('"')?.strip_suffix('"')?;
     memchr::memchr(b'\\', inner.as_bytes()).is_none().then_some(inner)
 }
 
-/// Tells each member of an object. No name is decoded that has no escape and no value is: half of a surrogate pair in a
-/// member that nobody here knows is none of our business.
+/// Calls `member` for each member of an object. Names without escapes and values are not decoded: an unpaired surrogate
+/// in an unknown member must not fail the message.
 fn object<'a>(
     json: &'a str,
     member: &mut dyn FnMut(&str, &'a RawValue) -> Result<(), Malformed>,
@@ -419,7 +429,7 @@ fn object<'a>(
 
         fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut told = Ok(());
-            // All of it is read, so that what is not JSON is always told as that.
+            // Reads the whole text even after an error, so that invalid JSON is always reported as such.
             while let Some((name, value)) = map.next_entry::<&RawValue, &RawValue>()? {
                 if told.is_ok()
                     && let Some(name) = string(name)
@@ -431,7 +441,7 @@ fn object<'a>(
         }
     }
     if !json.trim_ascii_start().starts_with('{') {
-        // An array is read by nobody as an object, here neither.
+        // Serde would accept an array as an object.
         return match serde_json::from_str::<&RawValue>(json) {
             Ok(_) => Err(Malformed::NotRpc("not an object")),
             Err(error) => Err(Malformed::NotJson(error.to_string())),

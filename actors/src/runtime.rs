@@ -1,4 +1,4 @@
-//! What a host or the gateway calls. A handle is cheap to clone; all it does is send messages and read snapshots.
+//! The API for hosts and the gateway. A handle is cheap to clone; it sends messages to the actors and reads snapshots.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -35,44 +35,43 @@ use crate::seam::{Connector, EventSink, Forgetful, Memory};
 use crate::tasks::spawn_observer;
 use crate::team::{ControlError, Reconnected, Reply, Uninstalled, Verb};
 
-/// Between two questions to a team whose supervisor is being replaced.
+// Pause between two requests to a team whose supervisor is being replaced.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// A request is not repeated after this long: the supervisor that should answer it keeps failing.
+// A supervisor that has not answered after this time keeps failing.
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
 
-/// What a runtime is made of.
+/// Components and settings of a runtime.
 pub struct Options {
-    /// Starts servers.
+    /// Starter of servers.
     pub connector: Arc<dyn Connector>,
-    /// Where clients are: nowhere, by default.
+    /// Receiver of server messages for clients; by default there are no clients.
     pub audience: Arc<dyn Audience>,
     /// Memory budgets for data of servers; unlimited by default.
     pub server_memory: ServerMemory,
-    /// Takes events.
+    /// Destination of events.
     pub sink: Arc<dyn EventSink>,
-    /// Keeps what instances have come to: nowhere, by default.
+    /// Store of instance state over restarts; by default nothing is stored.
     pub memory: Arc<dyn Memory>,
-    /// The wall clock: for timestamps, and for how long ago something was that another satellite has seen. Nothing else
-    /// is decided by it.
+    /// The wall clock. It is used only for timestamps and for the age of events that an earlier satellite recorded.
     pub wall: WallClock,
-    /// The first event's number: one more than the last one that the sink has stored.
+    /// Number of the first event: one more than the last one that the sink has stored.
     pub next_seq: u64,
-    /// How events are batched.
+    /// Batching of events.
     pub batch: BatchPolicy,
-    /// When a team's starts go one at a time.
+    /// Limit of unwanted exits after which a team's starts run one at a time.
     pub team_budget: TeamBudgetPolicy,
-    /// Starts under way at once, over all teams.
+    /// Maximum number of concurrent starts over all teams.
     pub start_permits: usize,
-    /// Attempts to connect to remote servers under way at once, over all teams.
+    /// Maximum number of concurrent connection attempts to remote servers over all teams.
     pub connect_permits: usize,
-    /// When memory is short, as [`RuntimeHandle::observe_memory`] tells.
+    /// Limits below which memory counts as short; [`RuntimeHandle::observe_memory`] reports the readings.
     pub memory_policy: MemoryPolicy,
-    /// For delays that are not to be the same for all: the same seed, the same delays.
+    /// Seed of the jitter of delays: the same seed results in the same delays.
     pub seed: u64,
 }
 
 impl Options {
-    /// The defaults: twice the cores, at least 4, starts at once.
+    /// Creates options with default settings. The number of concurrent starts is twice the number of cores, at least 4.
     pub fn new(connector: Arc<dyn Connector>, sink: Arc<dyn EventSink>, wall: WallClock) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
@@ -93,19 +92,21 @@ impl Options {
     }
 }
 
-/// The way to a runtime.
+/// Handle to a runtime.
 #[derive(Clone)]
 pub struct RuntimeHandle {
     root: ActorRef<root::Msg>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     memory: watch::Receiver<MemoryStatus>,
     events: Emitter,
-    /// See [`BatchPolicy::request_payload_max`].
     request_payload_max: usize,
 }
 
-/// Starts a runtime of its own. The join handle resolves when it has ended, and to the reason. An error means that a
-/// number of the options is invalid (`PolicyError`), or that an actor could not be started.
+/// Starts an independent runtime. The join handle resolves to the reason when the runtime has ended.
+///
+/// # Errors
+///
+/// Fails if an option is invalid (`PolicyError`), or if an actor cannot be started.
 pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
     let (args, parts) = parts(options)?;
     let (root, join) = Root::spawn(None, Root, args).await?;
@@ -114,9 +115,13 @@ pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<Runtim
 
 /// Starts a runtime under an actor of the host.
 ///
-/// The host's duties: answer each `SupervisionEvent` of this child by name (ractor's default stops the host with it),
-/// and call [`RuntimeHandle::shutdown`] and wait for it before stopping. A host that simply stops, or is killed, has
-/// ractor kill the whole tree: every process is killed at once without grace, and queued events are lost.
+/// The host must handle each `SupervisionEvent` of this child by name (ractor's default stops the host with it), and
+/// must call [`RuntimeHandle::shutdown`] and wait for it before it stops. If the host just stops, or is killed, ractor
+/// kills the whole tree: every process is killed at once without grace, and queued events are lost.
+///
+/// # Errors
+///
+/// Fails if an option is invalid (`PolicyError`), or if an actor cannot be started.
 pub async fn start_linked(
     options: Options,
     supervisor: ActorCell,
@@ -139,7 +144,7 @@ impl Parts {
     fn handle(self, root: ActorRef<root::Msg>, join: JoinHandle<()>) -> (RuntimeHandle, JoinHandle<RuntimeEnd>) {
         let Self { snapshot, memory, events, request_payload_max, published, end } = self;
         let join = spawn_observer(async move {
-            // An error says that the task was aborted with its tokio runtime.
+            // The join fails if the task was aborted with its tokio runtime.
             let _ = join.await;
             let end = end.get().cloned().unwrap_or(RuntimeEnd::Killed);
             published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.at_the_end(&end)));
@@ -186,32 +191,48 @@ impl fmt::Debug for RuntimeHandle {
 }
 
 impl RuntimeHandle {
-    /// Installs an instance, or changes the configuration of one that is there. A policy that is invalid
-    /// ([`Policy::check`](crate::model::policy::Policy::check)) is refused.
+    /// Installs an instance, or changes the configuration of an installed one.
+    ///
+    /// # Errors
+    ///
+    /// Refuses an invalid policy ([`Policy::check`](crate::model::policy::Policy::check)), and any spec during a
+    /// shutdown.
     pub async fn install(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
         self.install_known(spec, Known::default()).await
     }
 
-    /// Installs an instance with what is known of it from before, under the same configuration. Of one that is there it
-    /// says nothing.
+    /// Installs an instance with state from an earlier satellite under the same configuration. `known` is ignored if
+    /// the instance is already installed.
+    ///
+    /// # Errors
+    ///
+    /// See [`RuntimeHandle::install`].
     pub async fn install_known(&self, spec: InstanceSpec, known: Known) -> Result<Installed, ControlError> {
         let spec = checked(spec)?;
         self.ask(|reply| root::Msg::Install(spec.clone(), known.clone(), reply)).await
     }
 
-    /// Changes the configuration of an instance that is there; one that is not is not installed.
+    /// Changes the configuration of an installed instance.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NotFound` if the instance is not installed; see also [`RuntimeHandle::install`].
     pub async fn update(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
         let spec = checked(spec)?;
         self.ask(|reply| root::Msg::Update(spec.clone(), reply)).await
     }
 
-    /// Removes an instance; answers when nothing of it is left.
+    /// Removes an instance. Returns when nothing of it is left.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NotFound` if the instance is not installed.
     pub async fn uninstall(&self, id: &InstanceId) -> Result<Uninstalled, ControlError> {
         let before = self.status(id);
         let found = self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await;
         self.see().await;
         match (found, before) {
-            // Gone with a supervisor that died while it was being removed.
+            // Removed with a supervisor that died during the removal.
             (Err(ControlError::NotFound), Some(view)) if self.status(id).is_none() => {
                 Ok(Uninstalled { active: view.pid.is_some(), dormant: view.dormant })
             }
@@ -219,42 +240,59 @@ impl RuntimeHandle {
         }
     }
 
-    /// Has an instance be there when called.
+    /// Sets an instance to run, so that it takes calls. Returns when the start is under way.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NotFound` if the instance is not installed, or `Refused` if it cannot be started.
     pub async fn start(&self, id: &InstanceId) -> Result<(), ControlError> {
         self.control(id, Verb::Start).await
     }
 
-    /// Has an instance stay down; answers when its process is gone.
+    /// Stops an instance until the next start. Returns when its process is gone.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NotFound` if the instance is not installed, or `Superseded` if another request undoes the stop.
     pub async fn stop(&self, id: &InstanceId) -> Result<(), ControlError> {
         self.control(id, Verb::Stop).await
     }
 
-    /// Starts an instance again with a clean slate; answers when that is under way.
+    /// Restarts an instance with its failures cleared. Returns when the restart is under way.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NotFound` if the instance is not installed, or `Refused` if it cannot be restarted.
     pub async fn restart(&self, id: &InstanceId) -> Result<(), ControlError> {
         self.control(id, Verb::Restart).await
     }
 
-    /// Makes the connection of a remote instance anew, whatever its state; a process is restarted. Answers when it has
-    /// come to something.
+    /// Reconnects a remote instance, whatever its state, or restarts a process. Returns when the attempt has succeeded
+    /// or failed.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NotFound` if the instance is not installed, `Refused` if it cannot be reconnected, or `Superseded` if
+    /// it is removed meanwhile.
     pub async fn reconnect(&self, id: &InstanceId) -> Result<Reconnected, ControlError> {
         let outcome = self.ask(|reply| root::Msg::Reconnect(id.clone(), reply)).await;
         self.see().await;
         outcome
     }
 
-    /// The machine was suspended for so long, and the clock that timers go by has not seen it: what is overdue is done
-    /// now.
+    /// Reports that the machine was suspended for the duration `asleep`, which the clock of the timers did not count.
+    /// Overdue work is done now.
     pub fn woke(&self, asleep: Duration) {
         let _ = cast!(self.root, root::Msg::Woke(asleep));
     }
 
-    /// Reports a reading of the memory. While memory is short, processes are started one by one, and the longest-idle
-    /// servers are put to sleep.
+    /// Reports a memory reading. While memory is short, processes are started one by one, and the longest-idle servers
+    /// are put to sleep.
     pub fn observe_memory(&self, reading: MemoryReading) {
         let _ = cast!(self.root, root::Msg::Memory(reading));
     }
 
-    /// The last reading of the memory and its effect.
+    /// Returns the last memory reading and its effect.
     pub fn memory(&self) -> MemoryStatus {
         *self.memory.borrow()
     }
@@ -265,35 +303,37 @@ impl RuntimeHandle {
         done
     }
 
-    /// Who has changed something reads a snapshot that shows it: the team told the registry before it answered.
+    /// Waits until the snapshot contains every change that was confirmed before: a team updates the registry before it
+    /// answers.
     pub async fn see(&self) {
         let (reply, published) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Barrier(reply));
-        // An error says that the registry died meanwhile; the next one is told everything.
+        // The wait fails if the registry died meanwhile; the next one receives everything.
         let _ = published.await;
     }
 
-    /// Every instance, as last published. Never waits.
+    /// Returns the last published snapshot of all instances. Never blocks.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.borrow().clone()
     }
 
-    /// One instance, as last published; `None` if there is none.
+    /// Returns the last published state of an instance; `None` if it is not installed.
     pub fn status(&self, id: &InstanceId) -> Option<Arc<InstanceView>> {
         self.snapshot().get(id).cloned()
     }
 
-    /// The tools that an instance offers now: none unless it is `online`.
+    /// Returns the tools that an instance offers now; `None` unless it is `online`.
     pub fn tools(&self, id: &InstanceId) -> Option<Arc<Catalogue>> {
         self.status(id).and_then(|view| view.offered().cloned())
     }
 
-    /// To wait for changes.
+    /// Returns a receiver that observes changes of the snapshot.
     pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.snapshot.clone()
     }
 
-    /// Waits until an instance is as wanted; `None` if it is not installed, is removed meanwhile, or the runtime ended.
+    /// Waits until `wanted` returns true for an instance. Returns `None` if it is not installed, is removed meanwhile,
+    /// or the runtime ends.
     pub async fn wait_for(
         &self,
         id: &InstanceId,
@@ -316,7 +356,7 @@ impl RuntimeHandle {
     async fn is_installed(&self, id: &InstanceId) -> bool {
         let (reply, answer) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::IsInstalled(id.clone(), reply));
-        // An error says that Root is gone.
+        // The reply fails if Root is gone.
         answer.await.unwrap_or(false)
     }
 
@@ -324,39 +364,43 @@ impl RuntimeHandle {
     pub async fn ended(&self) -> RuntimeEnd {
         let mut watch = self.watch();
         let last = watch.wait_for(|snapshot| snapshot.ended().is_some()).await;
-        // An error says that the tokio runtime ends, and all tasks with it.
+        // The wait fails if the tokio runtime ends with all its tasks.
         last.ok().and_then(|snapshot| snapshot.ended().cloned()).unwrap_or(RuntimeEnd::Killed)
     }
 
-    /// Every event from now on.
+    /// Returns a receiver of all later events.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Envelope>> {
         self.events.subscribe()
     }
 
-    /// The way in for events of the host: clients, configuration.
+    /// Returns the emitter for events of the host, such as clients and configuration.
     pub fn emitter(&self) -> &Emitter {
         &self.events
     }
 
-    /// The event batcher's numbers.
+    /// Returns the statistics of the event batcher.
     pub fn event_statistics(&self) -> Statistics {
         self.events.statistics()
     }
 
-    /// Sends the events that are queued now without waiting for the next cycle; answers when the sink has taken them,
-    /// or did not.
+    /// Sends the queued events now. Returns when the sink has accepted or rejected them.
     pub async fn flush(&self) {
         let (reply, flushed) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::FlushEvents(reply));
-        // An error says that the batcher died meanwhile; what is queued goes with its next cycle.
+        // The wait fails if the batcher died meanwhile; the next one sends the queue.
         let _ = flushed.await;
     }
 
-    /// Calls a tool of an instance, and waits for it to come up if need be, within `timeout` over all (the instance's
-    /// default if none; a server that reports progress gets more, up to its hard cap).
+    /// Calls a tool of an instance, and starts it first if necessary. `timeout` covers both; the default is the
+    /// instance's. Progress of the server extends the deadline up to the hard cap.
     ///
-    /// A call that certainly did not reach the server is repeated once, and so is one that may have been carried out
-    /// if the tool is annotated idempotent or read-only.
+    /// A call that certainly did not reach the server is repeated once. A call that may have been executed is repeated
+    /// once if the tool is annotated as idempotent or read-only.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the server, or the reason why there is no response; [`CallError::fate`] shows whether the
+    /// call may have been executed.
     pub async fn call(
         &self,
         id: &InstanceId,
@@ -379,12 +423,17 @@ impl RuntimeHandle {
         answer
     }
 
-    /// Passes a client's request on to an instance, and waits for it to come up if need be, within `timeout` over all (the
-    /// instance's default if none; a server that reports progress gets more). The answer is the server's own message, a
-    /// result or an error, under an id of ours.
+    /// Forwards a client's request to an instance, and starts it first if necessary. `timeout` covers both; the default
+    /// is the instance's. Progress of the server extends the deadline. Returns the server's own message, a result or an
+    /// error, with an id of ours.
     ///
-    /// `withdrawn` is the client's own cancellation: it is passed on, and no answer comes any more (`None`). A request that
-    /// certainly did not reach the server is repeated once, and so is one that is [`Relay::repeatable`].
+    /// `withdrawn` receives the client's cancellation, which is forwarded; the method then returns `None`. A request
+    /// that certainly did not reach the server is repeated once, and so is a [`Relay::repeatable`] one that may have
+    /// been executed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why there is no response.
     pub async fn relay(
         &self,
         id: &InstanceId,
@@ -413,18 +462,26 @@ impl RuntimeHandle {
         answer
     }
 
-    /// Passes a client's notification on. A server that does not run is not started for it.
+    /// Forwards a client's notification. It does not start a server that does not run.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Busy` if too many calls are in flight.
     pub fn tell(&self, id: &InstanceId, message: Message) -> Result<(), CallError> {
         let port = self.status(id).and_then(|view| view.port.clone());
         let Some(port) = port else { return Ok(()) };
         match port.tell(message) {
-            // It falls asleep, or another run has its place, which does not know what this is about.
+            // The run falls asleep or was replaced; another run lacks the context of this notification.
             Ok(()) | Err(NoEntry::Closed) => Ok(()),
             Err(NoEntry::Full) => Err(port.full()),
         }
     }
 
-    /// What an instance's server said of itself, once it is there.
+    /// Returns the server's description from its handshake, and starts the instance first if necessary.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the instance is not available within `timeout`.
     pub async fn greeting(&self, id: &InstanceId, timeout: Duration) -> Result<Arc<ServerInfo>, CallError> {
         let known = |view: &InstanceView| view.server.clone();
         if let Some(server) = self.status(id).as_deref().and_then(known) {
@@ -437,23 +494,27 @@ impl RuntimeHandle {
         view.ok().flatten().as_deref().and_then(known).ok_or_else(late)
     }
 
-    /// What an instance's server says of itself in the stateless era, once it is there. `None` if it does not speak that
-    /// era with us: over a pipe a server speaks one era, over HTTP it may speak both. A server whose session is of the other
-    /// era is asked once in a run, and only if somebody wants to know: some make a session for whatever they are asked.
+    /// Returns the server's description in the stateless era, and starts the instance first if necessary. `None` if it
+    /// does not support that era with us: over a pipe a server uses one era, over HTTP it may support both.
+    ///
+    /// A server with sessions is asked once in a run, and only on demand: some servers create a session for every
+    /// request.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the server did not answer within `timeout`.
     pub async fn discover(&self, id: &InstanceId, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let view = self.status(id);
         self.request(id, view.as_deref(), Discovering, Some(timeout), true).await
     }
 
-    /// What of a call's JSON is logged, if the calls of its instance are.
     fn payload(&self, view: Option<&InstanceView>, json: Option<&str>) -> Option<Payload> {
         let spec = &view.filter(|view| view.spec.request_logging)?.spec;
         Some(Payload::of(json?, self.request_payload_max, &spec.mask))
     }
 
-    /// A tool was called, for better or for worse.
     fn called(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: Called<'_>) {
-        // As it is now: its credentials may have changed meanwhile, and one that was not known was tried all the same.
+        // Uses the current state: credentials may have changed, and an unknown instance may exist by now.
         let Some(view) = self.status(id).or(view) else { return };
         let Called { tool, started, params, response, wrong } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
@@ -508,7 +569,7 @@ impl RuntimeHandle {
             let place = match open.enter() {
                 Ok(place) => place,
                 Err(NoEntry::Full) => return Err(graver(first.as_ref(), open.full())),
-                // It fell asleep under our hand, or another run has its place. That is no attempt: nothing was asked.
+                // The run fell asleep or was replaced. No request was sent, so this does not count as an attempt.
                 Err(NoEntry::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
@@ -517,7 +578,7 @@ impl RuntimeHandle {
                 Err(error @ CallError::Terminated { fate, .. }) if may_repeat(fate) && first.is_none() => {
                     first = Some(error);
                 }
-                // What was left of the caller's time is not what the caller gave.
+                // Reports the caller's whole timeout, not the rest of it.
                 Err(CallError::TimedOut { after, fate }) => {
                     return Err(graver(first.as_ref(), CallError::TimedOut { after: timeout.max(after), fate }));
                 }
@@ -527,11 +588,10 @@ impl RuntimeHandle {
         }
     }
 
-    /// Waits for a run that takes calls.
     async fn ensure(&self, id: &InstanceId, deadline: Instant, timeout: Duration) -> Result<CallPort, CallError> {
         let ask = || async {
             let (reply, answer) = oneshot::channel();
-            // An error says that Root is gone; so is the reply then.
+            // If Root is gone, the cast fails and so does the reply.
             let _ = cast!(self.root, root::Msg::Ensure(id.clone(), reply));
             answer.await
         };
@@ -539,7 +599,7 @@ impl RuntimeHandle {
             if let Ok(answer) = ask().await {
                 return answer;
             }
-            // The team's supervisor died with our question in hand, and another is there, or will be.
+            // The team's supervisor died before it answered; another one exists or will.
             loop {
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;
                 if let Ok(answer) = ask().await {
@@ -555,12 +615,12 @@ impl RuntimeHandle {
         tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(late))
     }
 
-    /// Asks again if nobody answers: a team's supervisor may have died with the question in hand.
     async fn ask<T>(&self, message: impl Fn(Reply<T>) -> root::Msg) -> Result<T, ControlError> {
+        // Repeats the request if there is no reply: a team's supervisor may have died with it.
         let mut until = None;
         loop {
             let (reply, answer) = oneshot::channel();
-            // An error says that Root is gone; so is the reply then.
+            // If Root is gone, the cast fails and so does the reply.
             let _ = cast!(self.root, message(reply));
             if let Ok(answer) = answer.await {
                 return answer;
@@ -577,15 +637,15 @@ impl RuntimeHandle {
         }
     }
 
-    /// Ends every worker with grace, all at once, flushes the events, and ends. After a shutdown it returns the report of
-    /// that one.
+    /// Ends every worker gracefully and at once, flushes the events, and ends the runtime. If the runtime has already
+    /// ended, it returns the report of that end.
     pub async fn shutdown(&self) -> Farewell {
         let (reply, farewell) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Shutdown(reply));
         if let Ok(farewell) = farewell.await {
             return farewell;
         }
-        // The runtime has ended already.
+        // The runtime has already ended.
         match self.ended().await {
             RuntimeEnd::ShutDown { events_lost, in_time } => Farewell { events_lost, in_time },
             RuntimeEnd::Killed | RuntimeEnd::Failed(_) => {
@@ -594,18 +654,17 @@ impl RuntimeHandle {
         }
     }
 
-    /// Ends everything at once, without grace: every process is killed, and events that were not sent are lost.
+    /// Ends everything at once, without grace: kills every process and drops unsent events.
     pub fn kill(&self) {
         self.root.kill();
     }
 
-    /// Lets one of the runtime's own parts panic, as a fault of ours would: for the load harness and the tests.
+    /// Makes a part of the runtime panic, for the load harness and the tests.
     pub fn panic(&self, part: Part) {
         let _ = cast!(self.root, root::Msg::Panic(part));
     }
 }
 
-/// A spec whose policy the runtime can work with.
 fn checked(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
     match spec.policy.check() {
         Ok(()) => Ok(Arc::new(spec)),
@@ -616,7 +675,7 @@ fn checked(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
     }
 }
 
-/// What is wanted of a server, perhaps more than once.
+/// A request to a server that may be attempted more than once.
 trait Wish: Send {
     type Answer: Send;
 
@@ -627,13 +686,12 @@ trait Wish: Send {
         timeout: Duration,
     ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
 
-    /// What is answered once nothing is wanted any more. Of what nobody can take back: never.
+    /// Resolves when the request is withdrawn; never, if it cannot be.
     fn taken_back(&mut self) -> impl Future<Output = Self::Answer> + Send {
         std::future::pending()
     }
 }
 
-/// A tool's result.
 struct Call<'a> {
     tool: &'a str,
     arguments: Option<Box<RawValue>>,
@@ -650,7 +708,6 @@ impl Wish for Call<'_> {
     }
 }
 
-/// The answer to a client's own request, unless the client withdraws it.
 struct Passing<'a> {
     relay: &'a Relay,
     withdrawn: Fuse<oneshot::Receiver<Message>>,
@@ -664,7 +721,7 @@ impl Wish for Passing<'_> {
     }
 
     async fn taken_back(&mut self) -> Self::Answer {
-        // An error says that it cannot be any more.
+        // The receive fails if the client can no longer withdraw the request.
         if (&mut self.withdrawn).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -672,7 +729,6 @@ impl Wish for Passing<'_> {
     }
 }
 
-/// What the server says of itself in the stateless era.
 struct Discovering;
 
 impl Wish for Discovering {
@@ -683,7 +739,7 @@ impl Wish for Discovering {
     }
 }
 
-/// What became of a call that was made twice: that the second time it reached nobody says nothing of the first.
+/// Returns the error of two attempts: if only the first may have been executed, its error.
 fn graver(first: Option<&CallError>, second: CallError) -> CallError {
     match first {
         Some(first) if first.fate() == Some(Fate::MaybeExecuted) && second.fate() == Some(Fate::NotSent) => {
@@ -693,7 +749,6 @@ fn graver(first: Option<&CallError>, second: CallError) -> CallError {
     }
 }
 
-/// A call that is over.
 struct Called<'a> {
     tool: &'a str,
     started: Instant,
@@ -702,12 +757,12 @@ struct Called<'a> {
     wrong: Option<Wrong>,
 }
 
-/// A call of a tool that is under way. It is told once, whatever becomes of it: dropped before, that its caller has gone.
+/// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
 struct Telling<'a> {
     runtime: &'a RuntimeHandle,
     id: &'a InstanceId,
     view: Option<Arc<InstanceView>>,
-    /// None if it is no tool that is called, or it was told.
+    // `None` if the request calls no tool, or was reported.
     tool: Option<&'a str>,
     started: Instant,
     params: Option<Payload>,
@@ -731,7 +786,7 @@ impl Drop for Telling<'_> {
     }
 }
 
-/// Why a call has failed: in our words, and with those of the server, which may be anything.
+/// Error of a call in our own words, and with the server's, which may contain anything.
 struct Wrong {
     ours: String,
     theirs: Option<String>,
@@ -751,8 +806,8 @@ impl Wrong {
         }
     }
 
-    /// As it is told; without the server's own words where calls are private.
     fn told(self, with_theirs: bool, mask: &Mask, max: usize) -> String {
+        // Private calls omit the server's own words.
         let text = mask.apply(&self.theirs.filter(|_| with_theirs).unwrap_or(self.ours));
         if text.len() <= max {
             return text;
@@ -761,13 +816,12 @@ impl Wrong {
     }
 }
 
-/// What a tool said went wrong, if its result says that something did.
 fn tool_error(result: &str) -> Option<Wrong> {
     #[derive(Deserialize)]
     struct Content {
         text: String,
     }
-    // Most results are no errors, and some are large: they are not parsed.
+    // Most results are no errors, and some are large, so they are not parsed.
     memchr::memmem::find(result.as_bytes(), b"\"isError\"")?;
     member(result, "isError").filter(|is_error| *is_error == "true")?;
     let content: Option<Vec<&RawValue>> =

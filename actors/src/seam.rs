@@ -1,5 +1,6 @@
-//! Where the world begins: a connector brings servers to life, a sink takes events away. Everything on the other side
-//! of these traits may block, fail, lie or die; everything on this side is messages and rules.
+//! Boundary to the operating system and the network. Hosts implement these traits: a connector starts servers, and a
+//! sink receives events. Code behind them may block, fail or misbehave; this crate itself contains only messages and
+//! rules.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,120 +19,125 @@ use crate::model::memo::StoredMemo;
 use crate::model::snapshot::Custody;
 use crate::model::spec::InstanceSpec;
 
-/// Starts one run of a server. Called from a task of the worker, never from a handler, so it may take its time; the
-/// handshake is not its business.
+/// Starter of servers. The runtime calls it from a task of the worker, never from a handler, so it may take its time.
+/// It does not perform the MCP handshake.
 pub trait Connector: Send + Sync + 'static {
-    /// Brings up the server that `spec` describes. `run` tags what is started. An error says what the OS said and
-    /// names the command, never an argument or a value.
+    /// Starts the server process that `spec` describes. `run` tags the process.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason from the operating system with the name of the command, but never an argument or a value.
     fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>>;
 
-    /// A line to the remote server that `spec` describes. Instant: nothing is connected before something is sent, and
-    /// what goes wrong is told then.
+    /// Returns a line to the remote server that `spec` describes. It must not block: the line connects on the first
+    /// message and reports failures then.
     fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line>;
 }
 
-/// The client's side of one session with a remote server, whatever carries it. Dropping it ends every exchange and
-/// closes every stream at once. It never sends anything twice: whether that is safe is not its business.
+/// Client side of one session with a remote server, independent of the transport. Dropping it ends every exchange and
+/// closes every stream at once. A line never sends a message twice: the session decides whether that is safe.
 pub trait Line: Send + 'static {
-    /// Takes a message and never waits. Messages may overtake each other, but none overtakes `Initialized`, and
-    /// `Credentials` are used by everything after them.
+    /// Queues a message without blocking. Messages may be reordered, but none overtakes `Initialized`, and
+    /// `Credentials` apply to every later message.
     fn send(&mut self, message: Outgoing);
-    /// What comes next. Polled by one task.
+    /// Returns the next incoming event. Only one task polls a line.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming>;
 }
 
-/// What a session wants of its line.
+/// Messages from a session to its line.
 #[derive(Debug)]
 pub enum Outgoing {
-    /// A JSON-RPC request. It comes to a message with its id, or to `Failed`, unless it is abandoned.
+    /// A JSON-RPC request. The line returns a message with this id, or `Failed`, unless the request is abandoned.
     Request {
-        /// Its JSON-RPC id, a number of ours.
+        /// JSON-RPC id of the request, assigned by the session.
         id: u64,
-        /// The whole message.
+        /// The complete message.
         body: Bytes,
-        /// How long the server may take to begin an answer; `None` where the deadline of its caller is enough.
+        /// Maximum time until the response begins; `None` if the caller's deadline suffices.
         header_timeout: Option<Duration>,
-        /// Of a request without a session, on whatever line: what headers say of it. It belongs to no session that the line
-        /// may have, and its answer begins none.
+        /// Header values of a request without a session, on any transport. The request belongs to no session of the
+        /// line, and its response begins none.
         routing: Option<Box<Routing>>,
     },
-    /// A notification. One that is not delivered because the server cannot be reached or refuses the session or the
-    /// credentials comes to `Lost`. Where too many wait for a server to take them, the oldest are not sent.
+    /// A notification. If the server is unreachable or refuses the session or the credentials, the line reports `Lost`.
+    /// If too many notifications are queued, the line drops the oldest.
     Notification {
-        /// The whole message.
+        /// The complete message.
         body: Bytes,
     },
-    /// The answer to a request of the server. As for a notification, but where too many wait that is `Lost`, too.
+    /// A response to a request of the server. It is delivered like a notification, but too many queued responses also
+    /// cause `Lost`.
     Response {
-        /// The whole message.
+        /// The complete message.
         body: Bytes,
     },
-    /// `notifications/initialized`: the handshake is done. The line says the version with everything after it, and
-    /// listens for what the server says unasked.
+    /// The notification `notifications/initialized`, which completes the handshake. The line adds the protocol version
+    /// to every later message and opens the stream for messages that the server sends by itself.
     Initialized {
-        /// The protocol version that was agreed on.
+        /// Negotiated protocol version.
         version: String,
-        /// The whole message.
+        /// The complete message.
         body: Bytes,
     },
-    /// A GET of the `health_url` with the instance's credentials: comes to `Probed` or `Failed`.
+    /// A GET request to the `health_url` with the instance's credentials. The line returns `Probed` or `Failed`.
     Probe {
-        /// A number of ours, from the same count as the ids of requests.
+        /// Number of the probe, from the same sequence as the ids of requests.
         id: u64,
     },
-    /// Nobody waits for this request or probe any more.
+    /// The response to this request or probe is no longer awaited.
     Abandon {
-        /// Its number.
+        /// Number of the request or probe.
         id: u64,
     },
-    /// Headers and query parameters from now on. What is open stays open.
+    /// Headers and query parameters for later messages. Open exchanges stay open.
     Credentials(Arc<InstanceSpec>),
-    /// End the session tidily; comes to `Closed`. A request that was never sent comes to `Failed` before.
+    /// Closes the session gracefully. The line reports `Failed` for each request that was never sent, and then
+    /// `Closed`.
     Close,
 }
 
-/// What headers repeat of a request, as it is meant: how a header spells it is the line's business.
+/// Values of a request that HTTP headers repeat, unencoded: the line encodes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routing {
-    /// `MCP-Protocol-Version`
+    /// Value of `MCP-Protocol-Version`.
     pub version: &'static str,
-    /// `Mcp-Method`
+    /// Value of `Mcp-Method`.
     pub method: String,
-    /// `Mcp-Name`: of the tool, prompt, resource or task that it is about.
+    /// Value of `Mcp-Name`: the tool, prompt, resource or task that the request refers to.
     pub name: Option<String>,
-    /// `Mcp-Param-…`: the parameters that their tool marks so, by the rest of the header's name.
+    /// Values of `Mcp-Param-…`, by the rest of the header's name. The tool's schema marks these parameters.
     pub params: Vec<(Box<str>, String)>,
 }
 
-/// What a line brings.
+/// Events of a line, reported to its session.
 #[derive(Debug)]
 pub enum Incoming {
-    /// One JSON-RPC message, whole.
+    /// A complete JSON-RPC message.
     Message {
-        /// It.
+        /// The message.
         message: Bytes,
-        /// The request on whose own stream it came.
+        /// Request on whose own stream the message arrived.
         of: Option<u64>,
     },
-    /// No answer will come to this request or probe.
+    /// A request or probe failed; no response will follow.
     Failed {
-        /// Its number.
+        /// Number of the request or probe.
         id: u64,
-        /// Why.
+        /// The failure.
         failure: Failure,
     },
-    /// The probe was answered with success.
+    /// A probe succeeded.
     Probed {
-        /// Its number.
+        /// Number of the probe.
         id: u64,
     },
-    /// The session is over, whatever was asked. A request that it never sent has come to `Failed` before.
+    /// The session is over. The line has reported `Failed` for each request that was never sent.
     Lost(Failure),
-    /// The session was ended tidily, as was asked.
+    /// The session was closed as requested.
     Closed,
 }
 
-/// A line for a host that has no connector for a transport: whatever is asked fails, and says so.
+/// Line for hosts without a connector for remote servers: every request fails with `FailureKind::Unserved`.
 #[derive(Debug, Default)]
 pub struct Unserved {
     asked: VecDeque<u64>,
@@ -167,102 +173,107 @@ impl Line for Unserved {
     }
 }
 
-/// Why nothing was started: the OS reason and the command's name, with no secret in it.
+/// Reason why a server was not started: the error of the operating system and the name of the command, without secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The server cannot be started as it is configured. The failure is charged to its restart budget.
+    /// The server cannot be started as configured. The failure counts against its restart budget.
     #[error("{0}")]
     Server(String),
     /// The machine lacks descriptors, memory, processes or disk space, or its disk fails. The start is repeated and
-    /// charged to nobody.
+    /// counts against no restart budget.
     #[error("{0}")]
     Machine(String),
 }
 
-/// What a connector hands over: the client's side of one MCP session, how it ends, and how to end it.
+/// Process started by a connector: its pipes, its handle and a guard that kills it.
 pub struct Link {
-    /// The server's stdout: newline-delimited JSON-RPC.
+    /// Stdout of the server: newline-delimited JSON-RPC.
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
-    /// The server's stdin. Dropping it is how the server sees end of file.
+    /// Stdin of the server. Dropping it closes the pipe.
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// The server's stderr, which is always drained.
+    /// Stderr of the server; the worker always drains it.
     pub stderr: Option<Box<dyn AsyncRead + Send + Unpin>>,
     /// The process.
     pub process: Box<dyn Process>,
-    /// Dropping it kills whatever is still there, at once and without waiting. The worker keeps it in its state, so it
-    /// works also where an actor is killed and nobody gets to say goodbye.
+    /// Guard that kills all remaining processes when it is dropped, at once and without blocking. The worker keeps it
+    /// in its state, so it also works if an actor is killed.
     pub guard: Box<dyn Send>,
 }
 
-/// A server's process, as far as supervision needs it. The methods that send a signal do nothing once all is gone.
+/// Handle of a server's process for supervision. The methods that send a signal do nothing after all processes have
+/// ended.
 pub trait Process: Send + 'static {
-    /// Its process id, if it has one.
+    /// Returns the process id, if there is one.
     fn pid(&self) -> Option<u32>;
-    /// How it is kept, where there is something to tell.
+    /// Returns how the process is contained, if there is anything to report.
     fn custody(&self) -> Option<Arc<Custody>> {
         None
     }
-    /// What finds out, once all has ended and stderr was drained, whether a limit ended it.
+    /// Returns a function that determines, after the process has ended and stderr was drained, whether a resource limit
+    /// ended it.
     fn autopsy(&self) -> Option<Autopsy> {
         None
     }
     /// Resolves when the leader has ended. Cancel-safe; may be called again.
     fn ended(&mut self) -> BoxFuture<'_, ProcessEnd>;
-    /// Resolves when the leader and everything it started is gone. Cancel-safe; may be called again.
+    /// Resolves when the leader and all its descendants are gone. Cancel-safe; may be called again.
     fn gone(&mut self) -> BoxFuture<'_, ()>;
-    /// Asks the leader and everything it started to end (SIGTERM).
+    /// Requests the leader and its descendants to end (SIGTERM).
     fn terminate(&mut self);
-    /// Ends the leader and everything it started (SIGKILL).
+    /// Kills the leader and its descendants (SIGKILL).
     fn kill(&mut self);
 }
 
-/// See [`Process::autopsy`].
+/// Function that returns the resource limit that ended a process, if any. See [`Process::autopsy`].
 pub type Autopsy = Box<dyn FnOnce() -> Option<Limit> + Send>;
 
-/// How a process ended.
+/// Exit status of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProcessEnd {
-    /// Its exit code, where it ended by one.
+    /// Exit code, if the process exited by itself.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// Number of the signal that ended the process.
     pub signal: Option<i32>,
 }
 
-/// Takes batches of events away. One batch is in flight at a time; the same batch may come again under the same id
-/// after a failure, so a sink that can drop repeats has what it needs.
+/// Destination of events. It receives one batch at a time. After a failure the same batch may arrive again with the
+/// same id, so that the sink can discard duplicates.
 pub trait EventSink: Send + Sync + 'static {
-    /// Sends one batch, in order. Never panics; every failure is an answer.
+    /// Sends one batch, in order. Must not panic; every failure is an [`Answer`].
     fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer>;
 
-    /// Whether it is near by, such as a disk: then events go as soon as there are some, and what comes while a batch is
-    /// under way is the next one. Otherwise they go once in an interval. What it did not take waits for the interval
-    /// either way.
+    /// Returns true if the sink is local, such as a disk: the batcher then sends events at once, and events that arrive
+    /// during a batch form the next one. Otherwise it sends once per interval. Events that the sink did not accept wait
+    /// for the interval in both cases.
     fn is_prompt(&self) -> bool {
         false
     }
 
-    /// Reserves numbers before events get them. `None`: events are numbered as they come.
+    /// Returns the store that reserves event numbers. `None`: events are numbered as they arrive.
     fn numbers(&self) -> Option<Arc<dyn Numbers>> {
         None
     }
 }
 
-/// Keeps account of the numbers of events over restarts of the satellite.
+/// Store of event numbers over restarts of the satellite.
 pub trait Numbers: Send + Sync + 'static {
-    /// Reserves the numbers up to and including `through`: after `Ok` no later satellite uses them for other events. An
-    /// error is the reason why they are not reserved; events then wait without numbers.
+    /// Reserves the numbers up to and including `through`. After `Ok` no later satellite uses them for other events.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the numbers are not reserved; events then wait without numbers.
     fn reserve(&self, through: u64) -> BoxFuture<'static, Result<(), String>>;
 }
 
-/// Keeps what instances have come to, over restarts of the satellite. Neither waits nor panics.
+/// Store of instance state over restarts of the satellite. Its methods must not block or panic.
 pub trait Memory: Send + Sync + 'static {
-    /// What an instance has come to with this configuration: the latest counts.
+    /// Stores the latest state of an instance with this configuration.
     fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo);
-    /// The instance is gone for good.
+    /// Deletes the state of an instance that was removed.
     fn forget(&self, id: &InstanceId);
 }
 
-/// A memory that keeps nothing: what an instance has come to ends with the satellite.
+/// Memory that stores nothing: instance state ends with the satellite.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Forgetful;
 
@@ -272,30 +283,32 @@ impl Memory for Forgetful {
     fn forget(&self, _id: &InstanceId) {}
 }
 
-/// Events on their way, at least one.
+/// Batch of events for a sink; never empty.
 #[derive(Debug, PartialEq)]
 pub struct Batch {
-    /// The same for every attempt to send these events.
+    /// Id of the batch, the same for every attempt to send it.
     pub id: u64,
-    /// The events, in order of `seq`.
+    /// Events in order of `seq`.
     pub events: Vec<Envelope>,
 }
 
-/// What became of a batch.
+/// Result of sending a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// All taken.
+    /// The sink accepted all events.
     Accepted,
-    /// Taken but for these, by index in the batch with the reason: they are logged and dropped.
+    /// The sink accepted all events but these, given by index in the batch with the reason. The batcher logs and drops
+    /// them.
     Partial(Vec<(usize, String)>),
-    /// None taken because one is invalid (400, 422): its index if the sink names it.
+    /// The sink rejected the batch because of an invalid event (400, 422): its index if known, and the reason.
     Invalid(Option<usize>, String),
-    /// None taken because the batch is too large (413).
+    /// The sink rejected the batch because of its size (413).
     TooLarge,
-    /// None taken because of our credentials (401, 403).
+    /// The sink rejected the batch because of our credentials (401, 403).
     Unauthorized,
-    /// None taken, and when to come back (429).
+    /// The sink rejected the batch (429) and may have requested a pause.
     Throttled(Option<Duration>),
-    /// None taken, and why: 5xx, timeout, refused, anything else.
+    /// The sink is unavailable (5xx, timeout, connection refused or any other failure), with the reason. It accepted no
+    /// event.
     Unavailable(String),
 }

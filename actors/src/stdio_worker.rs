@@ -1,8 +1,8 @@
-//! The actor that is one running stdio server: one incarnation, from the fork until nothing of it is left. It never
-//! restarts itself: it ends with a typed reason, and its team's supervisor decides what comes next.
+//! The actor of one run of a stdio server, from the fork until nothing of it is left. It never restarts the server: it
+//! ends with a typed reason, and the team's supervisor decides what to do.
 //!
-//! What the session learns goes straight to the team, marked with the run. This actor holds what must end with it:
-//! the tasks, and the guard that kills the process even where the actor is killed and nobody says goodbye.
+//! Session events go to the team directly. This actor owns what must end with it: the tasks, and the guard that kills
+//! the process even if the actor is killed.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -26,16 +26,14 @@ pub(crate) struct StdioWorker;
 
 pub(crate) struct State {
     args: Args,
-    /// The specification that the run goes by: the one that it was started with, or a later one.
+    // Current specification of the run.
     spec: watch::Sender<Arc<InstanceSpec>>,
     since: Instant,
-    /// The session's ends of its channels, until there is a session.
     waiting: Option<(PortEnd, mpsc::UnboundedReceiver<Control>)>,
     port: CallPort,
     control: mpsc::UnboundedSender<Control>,
     tasks: Tasks,
     guard: Option<Box<dyn Send>>,
-    /// How it ended; read by the supervisor in the death notice.
     pub(crate) exit: Option<WorkerExit>,
 }
 
@@ -51,7 +49,7 @@ impl Actor for StdioWorker {
         let mut tasks = Tasks::default();
         let (connector, spec, run) = (args.connector.clone(), args.spec.clone(), args.run);
         let opening = async move { connector.open(spec, run).await };
-        // The handshake's time counts from here: a start that hangs uses it up.
+        // The handshake timeout starts here: a start that hangs consumes it.
         let patience = args.spec.policy.session.handshake_timeout;
         tasks.spawn(async move {
             let opening = AssertUnwindSafe(opening).catch_unwind();
@@ -64,7 +62,7 @@ impl Actor for StdioWorker {
                     Err(OpenError::Server(format!("it was not started within {} s", patience.as_secs_f64())))
                 }
             };
-            // If the worker is gone the link comes back in the error and is dropped, and its guard with it.
+            // If the worker is gone, the error returns the link, and dropping it drops its guard.
             let _ = cast!(myself, Msg::Opened(opened));
         });
         let waiting = Some((end, controlled));
@@ -82,7 +80,7 @@ impl Actor for StdioWorker {
                 };
                 state.end(WorkerExit::because(cause), &myself);
             }
-            // Nothing is there yet: a start under way is dropped, and what comes of it all the same with it.
+            // No session exists yet: dropping the pending start also drops its result.
             Msg::Control(Control::Stop) if state.waiting.is_some() => {
                 state.end(WorkerExit::because(ExitCause::Asked), &myself);
             }
@@ -90,7 +88,7 @@ impl Actor for StdioWorker {
                 if let Control::Adopt(spec) = &control {
                     state.spec.send_replace(spec.clone());
                 }
-                // A session that is no longer there has ended anyway.
+                // The send fails if the session has already ended.
                 drop(state.control.send(control));
             }
             Msg::Over(exit) => state.end(exit, &myself),
@@ -124,11 +122,12 @@ impl State {
         });
         let span = self.args.span();
         let (me, exit_drain) = (myself.clone(), spec.policy.session.exit_drain);
-        // Chained, not awaited in a block of its own, which would have room for the session twice.
+        // Chained, not awaited in an async block, which would reserve memory for the session twice.
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
             let mut exit =
                 exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
-            // A server's last words on stderr say why it died. A grandchild may keep the pipe open: not for ever.
+            // The last lines of stderr often explain the exit. A grandchild may keep the pipe open, so the wait is
+            // limited.
             let ended = async { while drained.changed().await.is_ok() {} };
             let _ = tokio::time::timeout(exit_drain, ended).await;
             if exit.cause != ExitCause::Asked {

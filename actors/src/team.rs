@@ -1,5 +1,5 @@
-//! The supervisor of one team: it holds a slot for each instance, carries out what the slots decide, and starts and
-//! ends their workers. A worker that ends, however it ends, changes nothing for any other.
+//! The supervisor of one team. It holds a slot for each instance, performs the effects that the slots return, and
+//! starts and ends their workers. The end of a worker affects no other.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
@@ -34,100 +34,87 @@ use crate::stdio_worker::StdioWorker;
 use crate::tasks::{Tasks, panic_text};
 use crate::{registry, root, worker};
 
-/// What a person may ask of an instance.
+/// Commands for an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Be there when called.
+    /// Run, and take calls.
     Start,
-    /// Stay down.
+    /// Stop, and stay stopped.
     Stop,
-    /// Start again now.
+    /// Restart now.
     Restart,
 }
 
-/// Why a request of a person was not carried out.
+/// Reason why a command was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// No such instance, for this caller.
+    /// The instance does not exist, or not for this caller.
     #[error("no such server")]
     NotFound,
-    /// The request makes no sense now.
+    /// The command is not possible in the current state.
     #[error("{message}")]
     Refused {
-        /// The request and the cause.
+        /// Failed command and the reason.
         message: String,
-        /// The next step.
+        /// Suggested next step.
         remedy: Option<Remedy>,
     },
-    /// Another request undid this one before it was done.
+    /// Another command undid this one before it was complete.
     #[error("another request came first")]
     Superseded,
-    /// The satellite is ending.
+    /// The satellite is shutting down.
     #[error("the satellite is shutting down")]
     Closing,
 }
 
-/// What an uninstall found.
+/// State of an instance before its uninstall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Uninstalled {
-    /// It had a process or a connection, or one was under way.
+    /// True if it had a process or a connection, or one was being started.
     pub active: bool,
-    /// It was asleep.
+    /// True if it was dormant.
     pub dormant: bool,
 }
 
-/// What came of a connection that was made anew on request.
+/// Result of a reconnect.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Reconnected {
-    /// Whether it takes calls now.
+    /// True if the instance takes calls now.
     pub success: bool,
-    /// What it has come to.
+    /// Status after the attempt.
     pub status: Status,
-    /// And why.
+    /// Reason for the status.
     pub status_message: Option<String>,
 }
 
-/// A person's answer.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 
-/// What a team's supervisor is told.
+/// Messages to a team's supervisor.
+///
+/// `Install` contains the earlier state, if any: the supervisor was replaced, or the tools are known. `Woke` contains
+/// the duration of a suspend. The supervisor sends `Ended` to itself so that it arrives after all messages of the
+/// worker. `Registry` announces a new registry, which must receive every instance. `Panic` panics on purpose, for the
+/// load harness and the tests; `PanicFor` attributes the panic to an instance.
 pub(crate) enum Msg {
-    /// A new instance, or one whose supervisor died or whose tools are known, with what it had come to.
     Install(Arc<InstanceSpec>, Option<Box<Memo>>),
-    /// Its configuration changed.
     Update(Arc<InstanceSpec>),
-    /// It goes.
     Uninstall(InstanceId, Reply<Uninstalled>),
-    /// A person asks.
     Control(InstanceId, Verb, Reply<()>),
-    /// A person wants its connection made anew, and to know what comes of it.
     Reconnect(InstanceId, Reply<Reconnected>),
-    /// The machine was suspended for so long.
     Woke(std::time::Duration),
-    /// A caller wants a run that takes calls.
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
-    /// A start permit.
     Granted(InstanceId, Run),
-    /// A worker's process is there.
     Spawned(InstanceId, Run, Spawned),
-    /// What a session learned.
     News(InstanceId, Input),
-    /// A worker is gone. Told by this actor to itself, so that it comes after all that the worker had told.
     Ended(InstanceId, Run, WorkerExit),
-    /// A deadline may have passed.
     Tick,
-    /// There is a new registry: tell it everything.
     Registry(ActorRef<registry::Msg>),
-    /// The satellite is ending: end every worker with grace, all at once, then this.
     Shutdown,
-    /// For the load harness and the tests: panic, or let a worker panic, as a fault of ours would.
     Panic(Option<InstanceId>),
-    /// The same, as a fault that this instance brings about.
     PanicFor(InstanceId),
 }
 
 impl Msg {
-    /// The instance that it is about, where it is about one.
     fn instance(&self) -> Option<&InstanceId> {
         match self {
             Self::Install(spec, _) | Self::Update(spec) => Some(&spec.id),
@@ -145,11 +132,10 @@ impl Msg {
     }
 }
 
-/// The death notice of a supervisor that panicked.
+/// Death notice of a supervisor that panicked, with the instance that it was handling.
 #[derive(Debug, thiserror::Error)]
 #[error("{panic}")]
 pub(crate) struct Died {
-    /// The instance that it was handling.
     pub(crate) instance: Option<InstanceId>,
     panic: String,
 }
@@ -157,23 +143,20 @@ pub(crate) struct Died {
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
-/// What a worker tells of its process when that is there.
 pub(crate) struct Spawned {
     pub(crate) pid: Option<u32>,
     pub(crate) custody: Option<Arc<Custody>>,
     pub(crate) port: CallPort,
 }
 
-/// What a team's supervisor is made of.
 pub(crate) struct Args {
     pub(crate) team: TeamId,
     pub(crate) budget: TeamBudgetPolicy,
-    /// What it was charged under the supervisor before.
+    // Budget as charged under the previous supervisor.
     pub(crate) charged: TeamBudget,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
-    /// For delays that are not to be the same for all.
     pub(crate) seed: u64,
     pub(crate) events: Emitter,
     pub(crate) root: ActorRef<root::Msg>,
@@ -190,20 +173,21 @@ pub(crate) struct State {
     budget: TeamBudget,
     alarm: Option<(std::time::Instant, Tasks)>,
     closing: bool,
-    /// The instance that is being handled, to be named if that panics.
+    // Instance being handled; the death notice names it after a panic.
     at_work: Option<InstanceId>,
 }
 
-/// A slot, and what belongs to it in the world of actors.
+/// Slot of an instance with its workers and waiting callers.
+///
+/// `since` is the last reported status and when it was entered. There are at most two workers: a rolling update starts
+/// the second one. `ended` is the subject of an ended run while its end is reported; during a rolling update it differs
+/// from the current configuration.
 struct Instance {
     slot: Slot,
     subject: Arc<Subject>,
     counters: Arc<Counters>,
-    /// The status that was told last, and the time at which it was entered.
     since: (Status, Timestamp),
-    /// Two at most: during a rolling update there is one beside the one that takes calls.
     workers: Vec<Worker>,
-    /// While the end of a run is told: whose it was. During a rolling update that is not what is configured now.
     ended: Option<Arc<Subject>>,
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
@@ -212,7 +196,6 @@ struct Instance {
     removing: Vec<(Uninstalled, Reply<Uninstalled>)>,
 }
 
-/// One run, and what is known of it.
 struct Worker {
     run: Run,
     subject: Arc<Subject>,
@@ -240,13 +223,13 @@ impl Actor for TeamSupervisor {
         })
     }
 
-    /// Every variant by name: the default would stop this supervisor when any worker ends.
     async fn handle_supervisor_evt(
         &self,
         myself: ActorRef<Msg>,
         event: SupervisionEvent,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        // Names every variant: the default would stop this supervisor when any worker ends.
         let (worker, exit) = match event {
             SupervisionEvent::ActorTerminated(worker, worker_state, reason) => {
                 let told = worker_state.and_then(|state| state.msg).and_then(worker::exit_of);
@@ -261,14 +244,14 @@ impl Actor for TeamSupervisor {
             SupervisionEvent::PidLifecycleEvent(_) => return Ok(()),
         };
         if let Some((id, run)) = state.workers.remove(&worker.get_id()) {
-            // A death notice overtakes what the worker had told before it; through the mailbox it comes after.
+            // A death notice overtakes earlier messages of the worker; through the mailbox it arrives after them.
             let _ = cast!(myself, Msg::Ended(id, run, exit));
         }
         Ok(())
     }
 
-    /// Runs the handler so that a panic names the instance that it was about.
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        // The death notice names the instance being handled.
         state.at_work = msg.instance().cloned();
         match AssertUnwindSafe(Self::on_message(myself, msg, state)).catch_unwind().await {
             Ok(()) => Ok(()),
@@ -349,7 +332,6 @@ impl State {
         self.carry_out(id, effects, shows, now, myself).await;
     }
 
-    /// Performs what a slot wants, and what it wants because of that.
     async fn carry_out(
         &mut self,
         id: &InstanceId,
@@ -388,7 +370,7 @@ impl State {
                 Verb::Restart => Input::Restart,
             },
         );
-        // A stop is done when the process is gone; the others when they are under way, and `status` has the rest.
+        // A stop is complete when the process is gone; the other commands when they are under way.
         let reply = match (denied(&effects), verb) {
             (None, Verb::Stop) => {
                 instance.stopping.push(reply);
@@ -398,7 +380,7 @@ impl State {
             (Some(refused), _) => Some((reply, Err(refused))),
         };
         self.carry_out(id, effects, true, now, myself).await;
-        // Answered after the registry was told, so that whoever asked can see what it did.
+        // Replies after the registry update, so that the caller sees the change in the snapshot.
         if let Some((reply, answer)) = reply {
             let _ = reply.send(answer);
         }
@@ -416,7 +398,7 @@ impl State {
             return;
         };
         let effects = instance.handle(now, Input::Reconnect);
-        // Answered when it has come to something.
+        // The reply follows when the attempt has an outcome.
         match denied(&effects) {
             Some(refused) => drop(reply.send(Err(refused))),
             None => instance.reconnecting.push(reply),
@@ -457,7 +439,7 @@ impl State {
             let _ = reply.send(Err(CallError::NotFound { what: "server".to_owned() }));
             return;
         };
-        // Callers that gave up make room.
+        // Callers that gave up free their places.
         let limit = instance.slot.spec.policy.session.callers_waiting_max;
         if instance.callers.len() >= limit {
             instance.callers.retain(|caller| !caller.is_closed());
@@ -474,7 +456,7 @@ impl State {
         if self.instances.contains_key(id) {
             self.input(id, Input::Granted(run), now, myself).await;
         } else {
-            // It was removed while the grant was on its way.
+            // Removed while the grant was on its way.
             self.tell_root(root::Msg::ReleasePermit(run));
         }
     }
@@ -507,11 +489,11 @@ impl State {
         let worker = instance.workers.iter().position(|worker| worker.run == run);
         instance.ended = worker.map(|at| instance.workers.remove(at).subject);
         if instance.workers.is_empty() {
-            // One that sleeps keeps no room for a process.
+            // A dormant instance keeps no memory for workers.
             instance.workers = Vec::new();
         }
         self.input(id, Input::Ended(run, exit), now, myself).await;
-        // Who came while the run was ending waits for the next one; one that sleeps now is woken for them.
+        // Callers that arrived during the end wait for the next run; a dormant instance is woken for them.
         if let Some(instance) = self.instances.get_mut(id) {
             instance.ended = None;
             instance.callers.retain(|caller| !caller.is_closed());
@@ -547,9 +529,8 @@ impl State {
         }
     }
 
-    /// Every instance. Where all are told something, the order is the same every time: in simulated time a run can be
-    /// repeated.
     fn in_order(&self) -> Vec<InstanceId> {
+        // Sorted, so that messages to all instances have the same order in every run of a simulation.
         let mut ids: Vec<InstanceId> = self.instances.keys().cloned().collect();
         ids.sort_unstable();
         ids
@@ -565,8 +546,8 @@ impl State {
         }
     }
 
-    /// The only lines of a team that touch the world. `shows` says that readers will see a difference even if no
-    /// effect says so. What comes of it at once, if anything, is for the slot again.
+    /// Performs effects; only this function acts on workers and other actors. `shows` is true if the snapshot changes
+    /// even without a visible effect. Returns an input for the slot that results at once.
     #[must_use = "the slot does not know yet what came of it"]
     async fn perform(
         &mut self,
@@ -593,12 +574,12 @@ impl State {
                 Effect::Check(run) => instance.tell_session(run, Control::Check),
                 Effect::Adopt { run, spec } => instance.tell_session(run, Control::Adopt(spec)),
                 Effect::TrySleep { run, idle } => {
-                    // From here on a caller finds the door closed and comes to this slot: none is lost.
+                    // From here on the port rejects new calls, and their callers ask the slot: no call is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
                     next = port.is_some_and(CallPort::close_if_unused).then_some(Input::Sleep { run, idle });
                 }
                 Effect::Drain(run) => {
-                    // The same here: who comes too late for this run comes to the slot, and is sent to the other.
+                    // Late callers are rejected by the port, ask the slot, and get the other run.
                     if let Some(port) = instance.worker(run).and_then(|worker| worker.port.as_ref()) {
                         port.close();
                     }
@@ -644,7 +625,7 @@ impl State {
                         let _ = caller.send(Err(CallError::Reconnecting { last_attempt, next_retry_ms, last_error }));
                     }
                 }
-                // Answered where the person asked.
+                // The caller has already received this answer.
                 Effect::Denied { .. } => {}
                 Effect::Remove => remove = true,
             }
@@ -653,7 +634,6 @@ impl State {
         next
     }
 
-    /// After every change: deadlines, the memo, the registry, and the people who wait for it.
     fn settle(&mut self, id: &InstanceId, remove: bool, shows: bool) {
         let Some(instance) = self.instances.get_mut(id) else { return };
         let deadline = if remove { None } else { instance.slot.deadline() };
@@ -684,7 +664,7 @@ impl State {
         });
         if remove {
             let removed = self.instances.remove(id);
-            // When the satellite is ending the last picture stays readable; uninstalled means gone from it.
+            // During a shutdown the last snapshot stays readable; an uninstalled instance leaves it.
             if !self.closing {
                 self.tell_registry(registry::Msg::Remove(id.clone()));
                 self.tell_root(root::Msg::Forget(id.clone()));
@@ -704,7 +684,7 @@ impl State {
             self.tell_root(root::Msg::Remember(spec, Box::new(memo)));
             self.tell_registry(registry::Msg::Put(view));
         }
-        // Answered after the registry was told, so that whoever asked can see what it did.
+        // Replies after the registry update, so that the caller sees the change in the snapshot.
         if let Some((replies, answer)) = answered {
             for reply in replies {
                 let _ = reply.send(answer.clone());
@@ -737,7 +717,7 @@ impl State {
             events: self.args.events.clone(),
             team: myself.clone(),
         };
-        // `pre_start` is instant: a connector works in a task.
+        // `pre_start` returns at once: a connector runs in a task.
         let spawned = if remote {
             RemoteWorker::spawn_linked(None, RemoteWorker, args, myself.get_cell()).await
         } else {
@@ -774,17 +754,16 @@ impl State {
         self.tell_root(root::Msg::Throttle(team_id, throttled, self.budget.clone()));
     }
 
-    /// An error says that Root has died, and this supervisor with it.
+    // The cast fails if Root has died, and this supervisor with it.
     fn tell_root(&self, msg: root::Msg) {
         let _ = cast!(self.args.root, msg);
     }
 
-    /// An error says that the registry has died: the next one is told everything.
+    // The cast fails if the registry has died; the next one receives everything.
     fn tell_registry(&self, msg: registry::Msg) {
         let _ = cast!(self.args.registry, msg);
     }
 
-    /// One timer for the team, at the first of all deadlines.
     fn rearm(&mut self, myself: &ActorRef<Msg>) {
         let first = self.deadlines.first().map(|(at, _)| *at);
         let due = first.into_iter().chain(self.budget.deadline(&self.args.budget)).min();
@@ -803,8 +782,8 @@ impl State {
 }
 
 impl Instance {
-    /// The slot's decision. What is told of an instance is told in the name of its configuration.
     fn handle(&mut self, now: std::time::Instant, input: Input) -> Vec<Effect> {
+        // Events name the configuration that applies after the input.
         let before = self.slot.spec.clone();
         let effects = self.slot.handle(now, input);
         if !Arc::ptr_eq(&before, &self.slot.spec) {
@@ -817,12 +796,10 @@ impl Instance {
         self.workers.iter().find(|worker| worker.run == run)
     }
 
-    /// The door of the run that takes calls.
     fn port(&self) -> Option<&CallPort> {
         self.worker(self.slot.open_run()?)?.port.as_ref()
     }
 
-    /// A worker that has died needs no telling.
     fn tell_worker(&self, run: Run, msg: worker::Msg) {
         if let Some(worker) = self.worker(run) {
             let _ = cast!(worker.actor, msg);
@@ -834,10 +811,10 @@ impl Instance {
     }
 
     fn admit(&mut self, run: Run) {
-        // A run whose session is over takes no calls, though the news of its end is still on its way: they wait for it.
+        // A run whose session is over takes no calls; callers wait for the news of its end.
         let port = self.worker(run).and_then(|worker| worker.port.clone());
         let Some(port) = port.filter(CallPort::is_open) else { return };
-        // Taken, not drained: one that sleeps keeps no room for the callers of a burst.
+        // Taken instead of drained: a dormant instance keeps no memory for a burst of callers.
         for caller in std::mem::take(&mut self.callers) {
             let _ = caller.send(Ok(port.clone()));
         }
@@ -883,8 +860,8 @@ fn denied(effects: &[Effect]) -> Option<ControlError> {
     })
 }
 
-/// Where an instance arrives is news; what it passes through on the way is not, with thousands of them.
 fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
+    // Thousands of instances may pass through transitional states.
     let instance = &spec.name;
     if status.is_transitional() {
         tracing::debug!(%instance, %status, reason = message, "status");
@@ -893,7 +870,6 @@ fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
     }
 }
 
-/// What is told and is no arrival at a status.
 fn log_told(spec: &InstanceSpec, told: &Told) {
     let instance = &spec.name;
     match told {
@@ -938,22 +914,21 @@ fn log_told(spec: &InstanceSpec, told: &Told) {
     }
 }
 
-/// Whether it is about a run that is gone, not about what the instance is now.
 fn is_an_end(told: &Told) -> bool {
+    // These concern a run that has ended, not the current state of the instance.
     matches!(told, Told::Stopped { .. } | Told::Disconnected { .. } | Told::Exited { .. } | Told::Crashed { .. })
 }
 
-/// Whether readers see a difference after this, even if no effect says so.
 fn shows(input: &Input) -> bool {
+    // The snapshot changes after these inputs even without a visible effect.
     match input {
         Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..) | Input::Initialized(..) => true,
-        // An attempt begins, or is nearer than it was.
+        // An attempt begins, or is due earlier than before.
         Input::Reconnect | Input::Woke(_) | Input::Granted(_) | Input::Call => true,
         _ => false,
     }
 }
 
-/// What a slot tells, with names and times.
 fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, now: std::time::Instant) -> Vec<Event> {
     let (of, pid, spec) = (subject.clone(), slot.pid, &*slot.spec);
     let seconds = |exit: &WorkerExit| exit.ran.unwrap_or_default().as_secs();
@@ -967,7 +942,7 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
         }
         Told::Dormant { pid, idle, last_activity } => {
             let ago = now.saturating_duration_since(last_activity);
-            // A clock that shows less than that is wrong anyway.
+            // If the subtraction fails, the wall clock is wrong anyway.
             let last_activity_at = events.wall().checked_sub(ago).unwrap_or_default();
             Event::Dormant { of, pid, idle_duration_seconds: idle.as_secs(), last_activity_at }
         }
@@ -990,7 +965,7 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
             });
             return std::iter::once(discovered).chain(updated).collect();
         }
-        // The status that goes with it says so.
+        // The accompanying status reports it.
         Told::NotTaken { .. } => return Vec::new(),
         Told::Disconnected { intentional: was_intentional } => Event::Disconnected { of, was_intentional },
         Told::Reconnecting { attempt, after } => {
@@ -998,7 +973,7 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
         }
         Told::Reconnected { attempts: attempts_taken, changed } => {
             let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
-            // It was parsed in the handshake.
+            // Already validated in the handshake.
             let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
             Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken, changed }
         }

@@ -1,4 +1,4 @@
-//! Newline-delimited JSON-RPC, read and written without looking into what it carries.
+//! Newline-delimited JSON-RPC, read and written without parsing the messages.
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
@@ -12,45 +12,37 @@ use tokio::time::Instant;
 
 use crate::byte_budget::{ByteBudget, ByteShare};
 
-/// What is read at once where nothing is buffered. It lives on the stack, and only while bytes are there.
+// Size of a read into an empty buffer. The chunk is on the stack, and only during the read.
 const CHUNK: usize = 4096;
-/// A line that comes in parts has a buffer that grows by doubling from here.
+// Initial buffer of a line that arrives in parts; it grows by doubling.
 const READ_CAPACITY: usize = 4096;
-/// A shorter line is not counted: there are few at a time.
+// Shorter lines do not count against the budget: there are few of them at a time.
 const COUNTED_FROM: usize = 64 * 1024;
 
-/// Lines of a byte stream, with a limit.
+/// Lines of a byte stream, with a limit of `line_max` bytes per line. `scanned` is the number of buffered bytes without
+/// a newline, and `dropped` the size so far of a line that is dropped because memory is short. `last_read` is the time
+/// of the last read, or of the creation before any.
 pub(crate) struct Lines<R> {
     reader: R,
     buffer: BytesMut,
-    /// The buffer's first bytes that are known to hold no newline.
     scanned: usize,
-    /// A longer line ends the stream, in bytes.
     pub(crate) line_max: usize,
     memory: Arc<ByteBudget>,
-    /// The memory of the line that is being read.
     share: ByteShare,
-    /// Bytes so far of a line that is being dropped because memory is short.
     dropped: usize,
     started: bool,
-    /// When bytes last came; when it was made, before any.
     pub(crate) last_read: Instant,
 }
 
-/// What reading brought.
+/// Result of a read. `FirstByte` is returned once. `Line` does not contain the newline. `Dropped` contains the size of
+/// a line that did not fit into the memory budget.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// The first bytes are there; told once.
     FirstByte,
-    /// One line, without its newline.
     Line(Bytes),
-    /// End of file.
     End,
-    /// A line of so many bytes was dropped: there was no memory for it.
     Dropped(usize),
-    /// A line over the limit.
     TooLong,
-    /// The pipe broke.
     Failed(std::io::Error),
 }
 
@@ -61,13 +53,12 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { reader, buffer, scanned: 0, line_max, memory, share, dropped: 0, started: false, last_read }
     }
 
-    /// Counts the memory of a long line; returns whether there is as much.
     fn has_memory(&mut self) -> bool {
         let uncounted = self.buffer.capacity().saturating_sub(COUNTED_FROM + self.share.bytes());
         uncounted == 0 || self.share.try_take(uncounted)
     }
 
-    /// The next line. Cancel-safe: a partial line stays in the buffer.
+    /// Returns the next line. Cancel-safe: a partial line stays in the buffer.
     pub(crate) async fn next(&mut self) -> Received {
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
@@ -97,13 +88,13 @@ impl<R: AsyncRead + Unpin> Lines<R> {
                 (self.buffer, self.scanned) = (BytesMut::new(), 0);
             }
             let read = if self.buffer.is_empty() {
-                // An idle instance must not keep the memory of its largest message, nor any for the next.
+                // An idle instance must not keep the memory of its largest message, nor reserve any for the next.
                 self.buffer = BytesMut::new();
                 poll_fn(|cx| poll_chunk(&mut self.reader, &mut self.buffer, cx)).await
             } else {
                 if self.buffer.capacity() == self.buffer.len() {
                     self.buffer.reserve(READ_CAPACITY.max(self.buffer.len()));
-                    // Counted before it is filled.
+                    // Counts the memory before filling it.
                     continue;
                 }
                 self.reader.read_buf(&mut self.buffer).await
@@ -134,8 +125,8 @@ fn poll_chunk(
     Poll::Ready(Ok(chunk.filled().len()))
 }
 
-/// Writes JSON text on one line: outside of strings a newline is only space, and inside it cannot be.
 pub(crate) fn put_json(out: &mut BytesMut, json: &str) {
+    // In JSON a newline is whitespace, because strings cannot contain one unescaped.
     if memchr::memchr2(b'\n', b'\r', json.as_bytes()).is_none() {
         out.extend_from_slice(json.as_bytes());
     } else {
@@ -180,7 +171,7 @@ mod tests {
         assert!((136_000..300_000).contains(&budget.used()), "{}", budget.used());
         drop(line);
         assert_eq!(budget.used(), 0);
-        // A line that is over the limit is so whether there is memory for it or not.
+        // A line over the limit is too long, with or without memory for it.
         let mut long = Lines::new(&text[..], 350_000, ByteBudget::new(1000));
         assert!(matches!(long.next().await, Received::FirstByte));
         assert!(matches!(long.next().await, Received::TooLong));

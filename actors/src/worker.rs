@@ -1,5 +1,4 @@
-//! What both kinds of workers have in common: what they are told, what they are made of, and how what their session
-//! learns reaches the team.
+//! Shared parts of both kinds of workers: messages, arguments, and the path of session events to the team.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -23,28 +22,23 @@ use crate::seam::{Connector, Link, OpenError};
 use crate::session::{Basis, Control, News};
 use crate::{remote_worker, stdio_worker, team};
 
-/// What a worker is told.
+/// Messages to a worker. `Opened` contains the result of starting a process. `Over` means that the session has ended
+/// and nothing of the run is left. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
-    /// The connector has an answer. Only a process has to be opened.
     Opened(Result<Link, OpenError>),
-    /// For its session.
     Control(Control),
-    /// The session is over and nothing of the run is left.
     Over(WorkerExit),
-    /// For the load harness and the tests: panic, as a fault of ours would.
     Panic,
 }
 
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
-/// What a worker is made of.
 pub(crate) struct Args {
     pub(crate) run: Run,
     pub(crate) spec: Arc<InstanceSpec>,
     pub(crate) subject: Arc<Subject>,
     pub(crate) discover: bool,
-    /// The era that its server is spoken to in first, if that is known.
     pub(crate) era: Option<Era>,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
@@ -52,17 +46,14 @@ pub(crate) struct Args {
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: Emitter,
     pub(crate) team: ActorRef<team::Msg>,
-    /// For what is not to happen to all at once.
     pub(crate) dice: Dice,
 }
 
 impl Args {
-    /// A door, and its session's side of it.
     pub(crate) fn door(&self) -> (CallPort, PortEnd) {
         CallPort::new(self.run, self.spec.clone(), self.counters.clone())
     }
 
-    /// What a session is made of.
     pub(crate) fn basis(&self, since: Instant, port: PortEnd, control: mpsc::UnboundedReceiver<Control>) -> Basis {
         let wall = self.events.clone();
         Basis {
@@ -82,7 +73,6 @@ impl Args {
         }
     }
 
-    /// Straight to the team, marked with the run.
     fn news(&self) -> Box<dyn Fn(News) + Send> {
         let (run, id, team) = (self.run, self.spec.id.clone(), self.team.clone());
         Box::new(move |news| {
@@ -101,24 +91,21 @@ impl Args {
                     Input::Health(run, HealthNews::Restored { failures, last_error })
                 }
             };
-            // An error says that the team's supervisor has died, and this worker with it.
+            // The cast fails if the team's supervisor has died, and this worker with it.
             let _ = cast!(team, team::Msg::News(id.clone(), input));
         })
     }
 
-    /// The team is told where calls go.
     pub(crate) fn tell_spawned(&self, spawned: team::Spawned) {
         let _ = cast!(self.team, team::Msg::Spawned(self.spec.id.clone(), self.run, spawned));
     }
 
-    /// What is logged of the session is logged in the name of its instance.
     pub(crate) fn span(&self) -> tracing::Span {
         let spec = &self.spec;
         tracing::info_span!("session", instance = %spec.name)
     }
 }
 
-/// How a worker says that it ended, read from the state that comes with its death notice.
 pub(crate) fn exit_of(state: Box<dyn Any + Send>) -> Option<WorkerExit> {
     match state.downcast::<stdio_worker::State>() {
         Ok(state) => state.exit,

@@ -1,4 +1,4 @@
-//! What the benches share: a fleet to install, what a process has used, and the report in which a bench answers.
+//! Helpers shared by the benches: instances to install, memory and time measurements, and reports.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,16 +22,15 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// The satellite's own allocator, so that memory and time are those of the binary.
+/// Allocator of the satellite, so that memory and time match those of the binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Everything here is asked for in one go: an answer that does not come is a fault, not a result.
+/// Limit for operations that must succeed: a missing response is a failure, not a result.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(120);
 
-// ---- what is measured ----
+// ---- measurements ----
 
-/// Takes every event at once.
 pub(crate) struct NullSink;
 
 impl EventSink for NullSink {
@@ -40,12 +39,10 @@ impl EventSink for NullSink {
     }
 }
 
-/// The runtime of the binary, on all cores.
 pub(crate) fn tokio_runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
 }
 
-/// A satellite's runtime with the defaults, but for what `tune` changes.
 pub(crate) async fn start(
     connector: impl Connector,
     sink: impl EventSink,
@@ -56,7 +53,6 @@ pub(crate) async fn start(
     mcp_satellite_actors::start(options).await.unwrap().0
 }
 
-/// One instance as a configuration file would ask for it.
 pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], policy: &Arc<Policy>) -> InstanceSpec {
     let (team, user) = (nth % teams, nth / teams % users);
     let [command, args @ ..] = program else { panic!("a program has a name") };
@@ -80,23 +76,22 @@ pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], p
     config.merge()
 }
 
-/// Whether an instance is what its users need: callable, its tools known.
+/// Returns true if the instance is callable and its tools are known.
 pub(crate) fn is_online(view: &InstanceView) -> bool {
     view.status == Status::Online && view.port.is_some()
 }
 
-/// Memory of this process as the kernel counts it, in bytes: now, and the most it ever was.
+/// Returns the resident memory of this process and its peak, in bytes.
 pub(crate) fn resident() -> (usize, usize) {
     let memory = Memory::now();
     (usize::try_from(memory.resident).unwrap(), usize::try_from(memory.peak).unwrap())
 }
 
-/// The middle one.
 pub(crate) fn median(values: impl IntoIterator<Item = Duration>) -> Duration {
     quantile(values, 0.5)
 }
 
-/// The value below which this part of them lies.
+/// Returns the value below which `part` of the values lie. Panics if there are no values.
 pub(crate) fn quantile(values: impl IntoIterator<Item = Duration>, part: f64) -> Duration {
     let mut values: Vec<Duration> = values.into_iter().collect();
     values.sort_unstable();
@@ -105,9 +100,8 @@ pub(crate) fn quantile(values: impl IntoIterator<Item = Duration>, part: f64) ->
     values[at.min(values.len() - 1)]
 }
 
-// ---- what it is measured against ----
+// ---- baseline ----
 
-/// A server without us: what nobody can do without.
 pub(crate) struct Bare {
     pub(crate) child: Child,
     stdin: ChildStdin,
@@ -132,14 +126,13 @@ impl Bare {
         self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// `initialize` and all that belongs to it.
     pub(crate) async fn shake_hands(&mut self) {
         self.ask(r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#)
             .await;
         self.tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
     }
 
-    /// Asks, and reads until it is answered; what else the server says is its business.
+    /// Sends a request and reads until its response; other messages are ignored.
     pub(crate) async fn ask(&mut self, line: &str) {
         self.tell(line).await;
         let answer = async {
@@ -153,7 +146,7 @@ impl Bare {
     }
 }
 
-/// Where npm has put it, if it has.
+/// Returns the script of `server-everything` if npm has installed it.
 #[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]
 pub(crate) fn server_everything() -> Option<String> {
     let named = std::env::var_os("MCP_SERVERS_DIR").map(PathBuf::from);
@@ -166,9 +159,8 @@ pub(crate) fn server_everything() -> Option<String> {
     found.map(|script| script.to_string_lossy().into_owned())
 }
 
-// ---- how it is written ----
+// ---- report ----
 
-/// What one bench has found.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
     name: String,
@@ -178,7 +170,7 @@ pub(crate) struct Report {
     goals: Vec<Goal>,
 }
 
-/// On what, and when. The load says how much of the machine others had.
+/// Machine, time and load average of a measurement. The load shows how busy the machine was otherwise.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) machine: BTreeMap<String, String>,
@@ -211,7 +203,6 @@ impl Report {
         self.goals.push(Goal { what, at_most, unit, found });
     }
 
-    /// Prints it, and leaves it for `summary`.
     #[expect(clippy::print_stdout, reason = "the answer of a bench")]
     pub(crate) fn publish(&self) {
         println!("\n{}\n\n{}", self.name, self.text());
@@ -221,7 +212,6 @@ impl Report {
         std::fs::write(directory.join(format!("{}.json", self.name)), json).unwrap();
     }
 
-    /// All that were published, by name.
     pub(crate) fn all() -> BTreeMap<String, Self> {
         let files = std::fs::read_dir(directory()).into_iter().flatten();
         let read = |path: PathBuf| serde_json::from_slice::<Self>(&std::fs::read(path).unwrap()).ok();
@@ -232,7 +222,6 @@ impl Report {
         &self.measured
     }
 
-    /// The table and what has become of the goals, as Markdown that reads well as it is.
     pub(crate) fn text(&self) -> String {
         let lines = || std::iter::once(&self.columns).chain(&self.rows);
         let width = |column: usize| lines().map(|line| line[column].chars().count()).max().unwrap_or(0);
@@ -262,7 +251,7 @@ impl Report {
 }
 
 fn directory() -> PathBuf {
-    // The bench's own binary is in TARGET/release/deps.
+    // The binary of a bench is in TARGET/release/deps.
     let binary = std::env::current_exe().unwrap();
     binary.ancestors().nth(3).unwrap().join("bench")
 }
@@ -283,7 +272,6 @@ fn machine() -> BTreeMap<String, String> {
 
 // ---- the harness ----
 
-/// What `satellite load` has found. Whether a promise was broken is among it.
 pub(crate) fn harness(args: &[&str]) -> serde_json::Value {
     let run = std::process::Command::new(env!("CARGO_BIN_EXE_satellite"))
         .args(["load", "--json"])

@@ -1,4 +1,5 @@
-//! A client on a connection of its own, that does no more than it must: what it takes is taken from the gateway.
+//! Minimal HTTP client with its own connection. It does as little as possible, because clients and gateway share the
+//! CPU.
 
 use bytes::Bytes;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -9,13 +10,10 @@ use super::common::GIVE_UP;
 const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#;
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
-/// One session on one connection.
 pub(crate) struct Client {
     stream: BufReader<TcpStream>,
     host: String,
-    /// The path, the host and what else is the same in every request.
     head: String,
-    /// The call, as a whole request.
     call: Bytes,
     body: Vec<u8>,
 }
@@ -26,7 +24,7 @@ struct Answer {
 }
 
 impl Client {
-    /// Shakes hands. `call` is the body of every call.
+    /// Connects and initializes a session. `call` is the body of every call.
     pub(crate) async fn open(url: &str, call: String) -> Self {
         let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
         let head = format!(
@@ -45,12 +43,12 @@ impl Client {
         client
     }
 
-    /// Goes on with its session on another connection: one that is idle for as long as others are measured may be closed.
+    /// Replaces the connection and keeps the session: an idle connection may have been closed while other gateways were
+    /// measured.
     pub(crate) async fn reconnect(&mut self) {
         self.stream = connect(&self.host).await;
     }
 
-    /// Calls, and reads the whole answer.
     pub(crate) async fn call(&mut self) {
         let call = self.call.clone();
         let answer = tokio::time::timeout(GIVE_UP, self.post(&call)).await.unwrap();
@@ -58,7 +56,7 @@ impl Client {
         assert!(memchr::memmem::find(&self.body, b"hello").is_some(), "{}", self.said());
     }
 
-    /// Asks something else than what it was opened for, and reads the whole answer.
+    /// Sends another request than the prepared call and reads the whole response.
     pub(crate) async fn ask(&mut self, body: &str) {
         let request = self.request(body);
         let answer = tokio::time::timeout(GIVE_UP, self.post(&request)).await.unwrap();
@@ -104,7 +102,6 @@ impl Client {
         Answer { status, session }
     }
 
-    /// Without its end.
     async fn line(&mut self, line: &mut String) {
         line.clear();
         assert!(self.stream.read_line(line).await.unwrap() > 0, "the gateway has hung up");

@@ -1,5 +1,6 @@
-//! How long a question for tools takes where there are ten thousand in a hundred servers: the labelled questions of
-//! `tests/fixtures/search` and a misspelling of each, without HTTP and over it; and the first one, for which all is read.
+//! Latency of tool discovery with ten thousand tools in a hundred servers. The queries are the labelled ones of
+//! `tests/fixtures/search` and a misspelling of each, without HTTP and over it. The first query is measured separately,
+//! because it reads all catalogues.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,14 +21,13 @@ use super::house::{House, Lists};
 
 const SERVERS: usize = 100;
 const TOOLS_OF_EACH: usize = 100;
-/// Of all questions.
 const ROUNDS: usize = 20;
 
 fn fixture(name: &str) -> String {
     std::fs::read_to_string(format!("{}/tests/fixtures/search/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// The tools of the sixteen servers of the fixture, over and over: each time for something else.
+/// Returns servers with the tools of the sixteen servers of the fixture, repeated with different purposes.
 fn servers() -> Vec<(String, String, Lists)> {
     let known: BTreeMap<String, Vec<Value>> = serde_json::from_str(&fixture("tools.json")).unwrap();
     let known: Vec<_> = known.into_iter().collect();
@@ -53,7 +53,6 @@ fn servers() -> Vec<(String, String, Lists)> {
     (0..SERVERS).map(server).collect()
 }
 
-/// Two letters of the longest word in each other's place.
 fn misspelled(question: &str) -> String {
     let longest = question.split(' ').max_by_key(|word| word.len()).unwrap();
     let mut letters: Vec<char> = longest.chars().collect();
@@ -68,7 +67,6 @@ fn questions() -> Vec<String> {
     lines.flat_map(|question| [question.to_owned(), misspelled(question)]).collect()
 }
 
-/// The servers, the endpoint before them, and where that is.
 async fn open() -> (House, Gateway, SocketAddr) {
     let servers = servers();
     let servers: Vec<_> = servers.iter().map(|(name, id, lists)| (name.as_str(), id.as_str(), *lists)).collect();
@@ -95,13 +93,13 @@ async fn open() -> (House, Gateway, SocketAddr) {
     (house, gateway, address)
 }
 
-/// What this thread has used of a processor: what others take of one does not count.
+/// Returns the CPU time of this thread, which other threads do not influence.
 fn used() -> Duration {
     let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(spent).unwrap()
 }
 
-/// The first question of all, on the only thread there is: how long it takes, and the longest that nothing else could run.
+/// Measures the first query on a single thread: its duration, and the longest time that it blocks the thread.
 async fn first() -> (Duration, Duration) {
     let (house, _gateway, _) = open().await;
     let question = async {
@@ -145,7 +143,6 @@ async fn all() -> (Vec<Duration>, Vec<Duration>) {
     (inside, over_http)
 }
 
-/// Measures and publishes.
 pub(crate) fn measure() {
     let one_thread = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (first, held) = one_thread.block_on(first());

@@ -1,4 +1,4 @@
-//! The gateways: how each is started, where it listens, and what it has used.
+//! The measured gateways: how each is started, its address, and its CPU time and memory.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek};
@@ -20,50 +20,46 @@ pub(crate) const MCP_PROXY: &str = "mcp-proxy 0.6.0";
 
 const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 
-/// What is called where the tool's own name is known.
+/// Call on an endpoint that exposes the tool under its own name.
 const ECHO: &str =
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"NAME","arguments":{"text":"hello"}}}"#;
 const EXECUTE_ECHO: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"execute_mcp_tool","arguments":{"tool_path":"echo:echo","arguments":{"text":"hello"}}}}"#;
 
-/// The echo server's command; `echo` is the first of so many tools.
+/// Returns the command of a server with this many tools, of which `echo` is the first.
 pub(crate) fn echo(tools: usize) -> Vec<String> {
     [SATELLITE, "sim-server", "--tools", &tools.to_string()].map(str::to_owned).into()
 }
 
-/// A process that listens, and ends with this.
 pub(crate) struct Gateway {
     pub(crate) name: &'static str,
     pub(crate) url: String,
-    /// The body of every call.
     pub(crate) call: String,
-    /// The one whose time is counted.
+    /// Process whose CPU time is counted.
     pid: u32,
     child: Child,
-    /// Its files.
     _home: Option<TempDir>,
 }
 
 impl Drop for Gateway {
     fn drop(&mut self) {
         let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
-        // Errors say that it is gone already. By SIGTERM, so that a supervisor takes its servers along.
+        // An error means that the process has ended already. SIGTERM lets a supervisor end its servers.
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
         let _ = self.child.wait();
     }
 }
 
 impl Gateway {
-    /// CPU time that its process has used so far, its children not counted.
+    /// Returns the CPU time that the process has used so far, without its children.
     pub(crate) fn cpu(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
-        // Behind the name, which may hold anything: the state is field 3, the two times are 14 and 15.
+        // Fields after the name, which may contain any character: field 3 is the state, 14 and 15 are the times.
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
         let per_second = sysconf(SysconfVar::CLK_TCK).unwrap().unwrap().cast_unsigned();
         Duration::from_secs(ticks) / u32::try_from(per_second).unwrap()
     }
 
-    /// Its memory as the kernel counts it, in bytes.
     pub(crate) fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -71,9 +67,8 @@ impl Gateway {
     }
 }
 
-/// All that there are here.
 pub(crate) async fn all() -> Vec<Gateway> {
-    // They are waited for; nothing else goes on meanwhile.
+    // Starting blocks; nothing else runs meanwhile.
     tokio::task::spawn_blocking(|| {
         let ours = [
             ours(INSTANCE, "json", 1, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
@@ -87,7 +82,7 @@ pub(crate) async fn all() -> Vec<Gateway> {
     .unwrap()
 }
 
-/// The built binary, with everything as it is by default but for the user's limits.
+/// Starts the built binary with default settings, except for the limits of a user.
 fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: String) -> Gateway {
     let home = TempDir::new().unwrap();
     let [program, arguments @ ..] = &echo(tools)[..] else { unreachable!("a command has a name") };
@@ -105,7 +100,7 @@ fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: Strin
     command.arg("run").arg("--config").arg(&file).arg("--data-dir").arg(home.path().join("data"));
     let (child, line) = started(command, |line| line.contains("MCP: http://"));
     let base = line.split_once("MCP: ").unwrap().1.split_whitespace().next().unwrap().trim_end_matches("/mcp");
-    // Above it is the reaper.
+    // The child is the reaper; the satellite is its child.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
     let pid = children.split_whitespace().next().unwrap().parse().unwrap();
     Gateway { name, url: format!("{base}{path}"), call, pid, child, _home: Some(home) }
@@ -152,7 +147,8 @@ fn missing(program: &Path) {
     eprintln!("{MCP_PROXY} is not measured: {} is not there", program.display());
 }
 
-/// The process, and the line on its stdout by which it says that it serves. One that ends instead is a fault.
+/// Starts the process and returns the line of its output that announces that it serves. Panics if the process ends
+/// instead.
 fn started(mut command: Command, is_it: impl Fn(&str) -> bool) -> (Child, String) {
     let mut log = tempfile::tempfile().unwrap();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
@@ -164,7 +160,7 @@ fn started(mut command: Command, is_it: impl Fn(&str) -> bool) -> (Child, String
         log.read_to_string(&mut complaint).unwrap();
         panic!("{command:?} does not serve: {}\n{complaint}", child.wait().unwrap());
     };
-    // What it says from now on is read, and not looked at.
+    // Drain further output so that the process does not block.
     std::thread::spawn(move || lines.for_each(drop));
     (child, line)
 }

@@ -1,4 +1,4 @@
-//! The server's own pipe, shared by its callers: what nothing between can beat.
+//! Baseline: clients share the server's pipe directly, without a gateway in between.
 
 use std::collections::HashMap;
 use std::process::Stdio;
@@ -15,7 +15,6 @@ use super::common::GIVE_UP;
 
 type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<String>>>>;
 
-/// A server, and what it was asked.
 pub(crate) struct Pipe {
     lines: mpsc::UnboundedSender<String>,
     waiting: Waiting,
@@ -23,7 +22,6 @@ pub(crate) struct Pipe {
     _child: Child,
 }
 
-/// One of its callers.
 pub(crate) struct Caller {
     lines: mpsc::UnboundedSender<String>,
     waiting: Waiting,
@@ -50,7 +48,7 @@ impl Pipe {
         let waiting = Waiting::default();
         tokio::spawn(async move {
             while let Some(mut line) = to_write.recv().await {
-                // What waits goes in one write, as every gateway here does it.
+                // All waiting lines go into one write, as in every gateway here.
                 while let Ok(next) = to_write.try_recv() {
                     line.push_str(&next);
                 }
@@ -77,7 +75,6 @@ impl Pipe {
 }
 
 impl Caller {
-    /// So many calls, one after another, and what each has taken.
     pub(crate) async fn calls(self, calls: usize) -> Vec<Duration> {
         let mut took = Vec::with_capacity(calls);
         for _ in 0..calls {

@@ -1,4 +1,4 @@
-//! What it would be with rmcp's own HTTP server: the same runtime, and `StreamableHttpService` before it. In a child
+//! Baseline with rmcp's own HTTP server: `StreamableHttpService` in front of the same runtime. It runs in a child
 //! process, so that its CPU time can be told from that of the clients.
 
 use std::sync::Arc;
@@ -22,14 +22,12 @@ use tokio::net::TcpListener;
 use super::common::{GIVE_UP, NullSink, is_online, spec, start};
 use super::gateways;
 
-/// In the environment of the child.
 pub(crate) const CHILD: &str = "SATELLITE_BENCH_GATEWAY_SDK";
 
 pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Serves until it is killed.
 #[expect(clippy::print_stdout, reason = "what the parent reads")]
 pub(crate) async fn serve() {
     let spec = spec(0, 1, 1, &gateways::echo(1), &Arc::new(Policy::default()));
@@ -42,7 +40,7 @@ pub(crate) async fn serve() {
     let service = StreamableHttpService::new(move || Ok(face.clone()), sessions, StreamableHttpServerConfig::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("http://{}/mcp", listener.local_addr().unwrap());
-    // Without it each event costs what the kernel waits for more.
+    // Without it Nagle's algorithm delays events until the peer's acknowledgement.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
     axum::serve(listener, axum::Router::new().nest_service("/mcp", service)).await.unwrap();
 }

@@ -1,10 +1,10 @@
-//! An MCP server with all that the conformance suite (`@modelcontextprotocol/conformance`) asks of a server, of 2025-11-25
-//! and of 2026-07-28. It is put behind an endpoint over stdio. By itself it can serve HTTP, too, by rmcp's own server: what fails there as
-//! well is not the endpoint's fault.
+//! MCP server with all features that the conformance suite (`@modelcontextprotocol/conformance`) tests, of protocol
+//! 2025-11-25 and 2026-07-28. Usually it runs behind an endpoint over stdio. It can also serve HTTP with rmcp's own
+//! server: a test that fails there, too, does not show a fault of the endpoint.
 //!
 //! ```text
 //! conformance              over stdio
-//! conformance 127.0.0.1:0  over HTTP; prints where
+//! conformance 127.0.0.1:0  over HTTP; prints the URL
 //! ```
 
 #![expect(clippy::print_stdout, reason = "where it listens, for who started it")]

@@ -1,6 +1,6 @@
-//! What is asked in rounds, since 2026-07-28: a call is answered by what the server must know first, and made again with
-//! that, until there is nothing left to ask. Nothing is remembered here between two rounds: the state that goes out and
-//! comes back says which one was answered.
+//! Multi-round requests of protocol 2026-07-28: the server answers a call with the input that it needs, and the client
+//! repeats the call with it until nothing is missing. The server keeps no state between two rounds; `requestState`
+//! identifies the round that was answered.
 
 use rmcp::model::{ClientCapabilities, ErrorData, InputRequiredResult, InputResponses};
 use serde::Deserialize;
@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 
 use crate::server::{internal, told, value};
 
-/// By the name of the tool or prompt.
 const ROUNDS: &str = include_str!("rounds.json");
 
 #[derive(Deserialize)]
@@ -19,20 +18,18 @@ struct Round {
 }
 
 impl Round {
-    /// What of it a client can be asked that has these capabilities.
     fn askable(&self, client: &Value) -> Map<String, Value> {
         let requests = self.input_requests.iter().filter(|(_, request)| client.get(needed(request)).is_some());
         requests.map(|(key, request)| (key.clone(), request.clone())).collect()
     }
 }
 
-/// What comes with a call that is made again.
 pub(crate) struct Answers {
     pub(crate) responses: Option<InputResponses>,
     pub(crate) state: Option<String>,
 }
 
-/// What must be asked before this can be answered, of a client that can do this.
+/// Returns the requests to send to the client before the call can be answered, or `None` if none is left.
 pub(crate) fn next(
     name: &str,
     answers: &Answers,
@@ -55,7 +52,6 @@ pub(crate) fn next(
     told(asked).map(Some)
 }
 
-/// How many rounds are answered.
 fn answered(rounds: &[Round], answers: &Answers, client: &Value) -> Result<usize, ErrorData> {
     let round = rounds.iter().position(|round| round.request_state == answers.state);
     match (round, &answers.responses) {
@@ -69,7 +65,7 @@ fn answered(rounds: &[Round], answers: &Answers, client: &Value) -> Result<usize
     }
 }
 
-/// The capability of a client that is asked this.
+/// Returns the client capability that the request requires.
 fn needed(request: &Value) -> &str {
     request["method"].as_str().and_then(|method| method.split('/').next()).unwrap_or_default()
 }

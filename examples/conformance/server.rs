@@ -1,4 +1,5 @@
-//! What it has, and what it answers, in both eras: the words and numbers are the suite's.
+//! Tools, resources and prompts of the conformance server in both protocol eras. Texts and numbers are those of the
+//! suite.
 
 #![expect(deprecated, reason = "what is of 2025-11-25 is deprecated in rmcp")]
 
@@ -26,12 +27,10 @@ const TOOLS: &str = include_str!("tools.json");
 const RESOURCES: &str = include_str!("resources.json");
 const TEMPLATES: &str = include_str!("templates.json");
 const PROMPTS: &str = include_str!("prompts.json");
-/// What it asks the client's user, by the name of the tool.
+/// Elicitation schemas by the name of the tool.
 const FORMS: &str = include_str!("forms.json");
 
-/// One white dot.
 const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==";
-/// Two samples of silence.
 const WAV: &str = "UklGRigAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQQAAAAAAAAA";
 
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
@@ -39,11 +38,11 @@ const STEP: Duration = Duration::from_millis(50);
 
 type Context = RequestContext<RoleServer>;
 
-/// The server.
 pub(crate) struct Fixture {
-    /// The place in [`LEVELS`] of the lowest that a session is told.
+    /// Index in [`LEVELS`] of the lowest level that a session receives.
     level: AtomicUsize,
-    /// What has changed, for whoever listens: over HTTP each request may have a server of its own.
+    /// Change notifications for subscribers. Over HTTP each request may have its own server, so they share this
+    /// channel.
     changes: broadcast::Sender<ServerNotification>,
 }
 
@@ -236,7 +235,7 @@ impl ServerHandler for Fixture {
             tokio::select! {
                 () = context.cancelled() => return Ok(()),
                 Ok(change) = changes.recv() => {
-                    // An error says that it was not asked for, or that nobody listens any more.
+                    // An error means that the client did not subscribe to it or is gone.
                     let _ = context.sink().send(change).await;
                 }
             }
@@ -245,10 +244,9 @@ impl ServerHandler for Fixture {
 }
 
 impl Fixture {
-    /// Says that something has changed: to whoever listens, and to the session that a call came in.
     async fn change(&self, context: &Context, method: &str) -> Result<Value, ErrorData> {
         let change: ServerNotification = serde_json::from_value(json!({"method": method})).map_err(internal)?;
-        // An error says that nobody listens.
+        // An error means that there is no subscriber.
         let _ = self.changes.send(change.clone());
         if context.meta.protocol_version().is_none() {
             context.peer.send_notification(change).await.map_err(internal)?;
@@ -280,7 +278,6 @@ impl Fixture {
     }
 }
 
-/// The place of a level in [`LEVELS`].
 fn place(level: LoggingLevel) -> Result<usize, ErrorData> {
     let name = serde_json::to_value(level).map_err(internal)?;
     LEVELS.iter().position(|level| name == *level).ok_or_else(|| internal("an unknown level"))
@@ -300,7 +297,7 @@ async fn progress(context: &Context) -> Result<Value, ErrorData> {
     Ok(json!([text("Tool with progress executed successfully")]))
 }
 
-/// Whether the client can is not looked at: behind an endpoint that is the endpoint's business.
+/// Requests sampling without checking the client's capability: behind an endpoint, the endpoint checks it.
 async fn sample(context: &Context, arguments: &Value) -> Result<Value, ErrorData> {
     let prompt = text(argument(arguments, "prompt")?);
     let params = json!({"messages": [{"role": "user", "content": prompt}], "maxTokens": 100});
@@ -309,7 +306,7 @@ async fn sample(context: &Context, arguments: &Value) -> Result<Value, ErrorData
     Ok(json!([text(&format!("LLM response: {}", said.unwrap_or("No response")))]))
 }
 
-/// The action, and what was filled in.
+/// Requests input of the user and returns the action and the content.
 async fn elicit(context: &Context, form: &str, message: &str) -> Result<(String, Value), ErrorData> {
     let schema = value(FORMS)?.get_mut(form).map(Value::take).ok_or_else(|| internal("an unknown form"))?;
     let answer = ask(context, "elicitation/create", json!({"message": message, "requestedSchema": schema})).await?;
@@ -317,7 +314,7 @@ async fn elicit(context: &Context, form: &str, message: &str) -> Result<(String,
     Ok((action.to_owned(), answer.get("content").cloned().unwrap_or_else(|| json!({}))))
 }
 
-/// As a request that rmcp does not know, so that it leaves as it is written here.
+/// Sends a request as a custom one, which rmcp passes on unchanged.
 async fn ask(context: &Context, method: &str, params: Value) -> Result<Value, ErrorData> {
     let request = ServerRequest::CustomRequest(CustomRequest::new(method, Some(params)));
     let answer = context.peer.send_request(request).await.map_err(|error| internal(format!("{method}: {error}")))?;
@@ -349,7 +346,7 @@ pub(crate) fn value(text: &str) -> Result<Value, ErrorData> {
     serde_json::from_str(text).map_err(internal)
 }
 
-/// A result, as rmcp tells it: to a client of 2025-11-25 without its type.
+/// Converts a result to rmcp's type. rmcp omits `resultType` for clients of 2025-11-25.
 pub(crate) fn told<T: DeserializeOwned>(mut value: Value) -> Result<T, ErrorData> {
     if let Some(result) = value.as_object_mut() {
         result.entry("resultType").or_insert_with(|| json!("complete"));

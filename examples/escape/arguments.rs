@@ -1,9 +1,8 @@
-//! What an attempt is told.
+//! Arguments of an attempt.
 
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// The arguments of one attempt.
 pub(crate) struct Arguments<'a>(pub(crate) &'a Value);
 
 impl<'a> Arguments<'a> {
@@ -38,7 +37,7 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// A number that the machine can stand.
+    /// Returns a number of at most `max`, which protects the machine.
     pub(crate) fn at_most(&self, name: &str, max: usize) -> Result<usize, String> {
         let number = self.number(name)?;
         usize::try_from(number)
@@ -47,7 +46,7 @@ impl<'a> Arguments<'a> {
             .ok_or_else(|| format!("`{name}` is at most {max}, so that the machine does not suffer: {number}"))
     }
 
-    /// One process, never a group or all of them.
+    /// Returns the id of a single process: 0 and negative numbers, which mean groups or all processes, are rejected.
     pub(crate) fn pid(&self) -> Result<Option<Pid>, String> {
         let Some(pid) = self.optional_number("pid")? else { return Ok(None) };
         let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0).ok_or("`pid` is from 1 on")?;

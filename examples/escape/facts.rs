@@ -1,5 +1,5 @@
-//! What this process sees of itself and of the machine. Names and numbers only: no value of the environment, no content
-//! of a file.
+//! Facts about this process and the machine. They contain names and numbers only: no values of environment variables
+//! and no contents of files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,7 +30,6 @@ const STATUS: [&str; 17] = [
     "THP_enabled",
 ];
 
-/// Who this process is.
 pub(crate) fn identity() -> Value {
     json!({
         "uid": getuid().as_raw(),
@@ -77,7 +76,6 @@ pub(crate) fn facts() -> Value {
     facts
 }
 
-/// The whole of a small file.
 fn line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
 }
@@ -139,7 +137,7 @@ fn interfaces() -> Vec<String> {
     table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
 }
 
-/// Sockets of the network namespace that have a name and no file: no mount hides them.
+/// Returns the abstract sockets of the network namespace, which no mount hides.
 fn abstract_sockets() -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let named = table.lines().filter_map(|line| line.split_whitespace().nth(7));

@@ -1,4 +1,4 @@
-//! Files that are not the instance's, to be read or written; and what processes tell by files.
+//! Attempts to read or write foreign files, and to read files in `/proc` that reveal other processes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,7 +16,6 @@ use crate::procfs;
 
 const READ_MAX: u64 = 64 * 1024;
 
-/// A name in `folder` that nobody has.
 pub(crate) fn unique(folder: impl AsRef<Path>) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -37,7 +36,7 @@ fn read(path: &Path) -> io::Result<String> {
         return Ok(format!("{} entries", entries.len()));
     }
     if !kind.is_file() {
-        // What reading a device does is the device's affair; `device` opens some.
+        // Reading a device may have side effects; `device` opens some.
         return Err(Errno::EINVAL.into());
     }
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
@@ -46,7 +45,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(format!("{} bytes", text.len()))
 }
 
-/// Values are never told, and names only of a process that was named.
+/// Reads the environment of one process or of all. Returns no values, and names only for a process given by its id.
 pub(crate) fn read_environ(arguments: &Arguments) -> Result<Outcome, String> {
     let needle = arguments.optional_text("needle")?;
     let any = arguments.0.get("pid").is_none_or(|pid| *pid == "any");
@@ -81,12 +80,13 @@ fn read_any_environ(needle: Option<&str>) -> Outcome {
     Outcome::new(escaped, format!("{readable} readable, {refused} refused{found}"))
 }
 
-/// The environment of a process, and whether it is one that should not be seen.
+/// Reads the environment of a process. Also returns true if it contains `needle` or, without one, if it is that of
+/// another process.
 fn environ(pid: i32, needle: Option<&str>) -> io::Result<(bool, Vec<u8>)> {
     let environment = fs::read(format!("/proc/{pid}/environ"))?;
     let escaped = match needle {
         Some(needle) => contains(&environment, needle.as_bytes()),
-        // Its own is no secret to it, and an empty one tells nothing.
+        // Its own environment is no secret to the process, and an empty one reveals nothing.
         None => pid != Pid::this().as_raw() && !environment.is_empty(),
     };
     Ok((escaped, environment))
@@ -104,7 +104,7 @@ fn contains(text: &[u8], needle: &[u8]) -> bool {
     !needle.is_empty() && text.windows(needle.len()).any(|window| window == needle)
 }
 
-/// What is open beside stdin, stdout and stderr: somebody above had it open, and no mount hides what is open.
+/// Lists inherited file descriptors beyond stdin, stdout and stderr. No mount hides an open file.
 pub(crate) fn descriptors(_: &Arguments) -> Result<Outcome, String> {
     let mut steps = Steps::default();
     for (number, target) in procfs::descriptors() {
@@ -113,7 +113,7 @@ pub(crate) fn descriptors(_: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// A file that is there is opened for writing and left as it is; else one is made, and removed.
+/// Opens an existing file for writing without a change; otherwise creates a file and removes it.
 pub(crate) fn write_file(arguments: &Arguments) -> Result<Outcome, String> {
     let path = Path::new(arguments.text("path")?);
     let mut steps = Steps::default();
@@ -146,7 +146,6 @@ fn make(path: &Path) -> io::Result<String> {
     Ok("made and removed a file".to_owned())
 }
 
-/// Opens what is there, and changes nothing of it.
 pub(crate) fn open_for_writing(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }

@@ -1,4 +1,4 @@
-//! How the program behaves as a process, beside what it answers: its end, and its excesses.
+//! Behaviour of the program as a process: how it ends, and how it exceeds limits.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -17,13 +17,13 @@ use nix::unistd::pause;
 
 use crate::{facts, server};
 
-/// Where an excess ends by itself: nobody limited it, and the machine must not suffer.
+/// Bounds of a crash where no limit applies, so that the machine is not harmed.
 const CPU_MAX: Duration = Duration::from_secs(600);
 const MEMORY_MAX: usize = 4 << 30;
 const FILE_MAX: usize = 1 << 30;
 const CHUNK: usize = 1 << 20;
 
-/// How a run that was to be ended by a limit says that it met none.
+/// Exit code of a crash that met no limit.
 const NO_LIMIT: i32 = 3;
 
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ pub(crate) enum Crash {
 #[derive(Default)]
 pub(crate) struct Flags {
     on_term: Option<PathBuf>,
-    /// The end of stdin ends nothing: only a signal does.
+    /// True if the end of stdin does not end the program.
     stays: bool,
     crash: Option<Crash>,
     identity: bool,
@@ -85,7 +85,6 @@ impl Flags {
     }
 }
 
-/// The home of the instance, as it is told to every program.
 pub(crate) fn home() -> PathBuf {
     std::env::var_os("HOME").unwrap_or_else(|| OsString::from("/")).into()
 }
@@ -108,11 +107,10 @@ fn write_on_term(file: File) -> io::Result<()> {
     handle(Signal::SIGTERM, SigHandler::Handler(on_term))
 }
 
-/// Sets what a signal does.
 pub(crate) fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
     let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
     #[expect(unsafe_code, reason = "there is no safe way to set a disposition")]
-    // SAFETY: the only handler of this program makes nothing but async-signal-safe calls.
+    // SAFETY: the only handler of this program makes async-signal-safe calls only.
     unsafe {
         sigaction(signal, &action)?;
     }
@@ -120,13 +118,13 @@ pub(crate) fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
 }
 
 impl Crash {
-    /// Uses one thing without bound until something ends this process.
+    /// Uses a resource without bound until a limit ends this process.
     pub(crate) fn crash(self) -> ! {
         match self {
             Self::Cpu => burn(),
             Self::Memory => hoard(),
             Self::FileSize => {
-                // Whoever started us may have ignored it, and that is inherited.
+                // An ignored signal is inherited from the parent process.
                 let _ = handle(Signal::SIGXFSZ, SigHandler::SigDfl);
                 let path = home().join(format!(".escape-{}", std::process::id()));
                 let written = fill(&path);

@@ -1,4 +1,4 @@
-//! What only an administrator may ask of the kernel.
+//! Attempts at operations of the kernel that require an administrator.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -19,18 +19,16 @@ use crate::procfs;
 
 const CGROUPS_MAX: usize = 500;
 
-/// To the name that the machine has.
 pub(crate) fn set_hostname(_: &Arguments) -> Result<Outcome, String> {
     let mut steps = Steps::default();
     steps.done("sethostname", gethostname().and_then(nix::unistd::sethostname));
     Ok(steps.into())
 }
 
-/// A folder to mount on, which goes when this goes.
+/// Temporary directory to mount on; dropping it removes the directory.
 struct Place(PathBuf);
 
 impl Place {
-    /// Where this process can make one, if anywhere.
     fn new() -> io::Result<Self> {
         let make = |folder: &Path| {
             let path = unique(folder);
@@ -39,7 +37,6 @@ impl Place {
         make(Path::new("/tmp")).or_else(|_| make(&home()))
     }
 
-    /// Mounts here, and unmounts again.
     fn mount(&self, source: Option<&str>, kind: Option<&str>, flags: MsFlags) -> nix::Result<()> {
         mount_file_system(source, &self.0, kind, flags, None::<&str>)?;
         umount2(&self.0, MntFlags::MNT_DETACH)
@@ -82,8 +79,7 @@ fn become_root_of_a_namespace() -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
 }
 
-/// What is read-only, made writable. Where this process may, it does so in a mount namespace of its own; and in any
-/// case it puts it back.
+/// Remounts read-only mounts as writable and reverts that. If allowed, it does so in a new mount namespace.
 pub(crate) fn remount(arguments: &Arguments) -> Result<Outcome, String> {
     let chosen = arguments.optional_text("path")?;
     let points: Vec<PathBuf> = if let Some(path) = chosen {
@@ -146,7 +142,7 @@ pub(crate) fn unshare(_: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// Into the namespaces of another process, where they are not those of this one.
+/// Joins the namespaces of another process that differ from its own.
 pub(crate) fn setns(arguments: &Arguments) -> Result<Outcome, String> {
     let pid = arguments.pid()?.ok_or("`pid` is missing")?;
     let mut steps = Steps::default();
@@ -165,16 +161,15 @@ pub(crate) fn setns(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// Opened for reading, and not read. None of these does anything by being opened.
-/// A ring by which system calls are made past a filter.
+/// Creates an `io_uring`, through which operations can bypass a system call filter.
 pub(crate) fn io_uring(_: &Arguments) -> Result<Outcome, String> {
-    // The kernel's `io_uring_params`, all of it zero.
+    // A zeroed `io_uring_params` of the kernel.
     let mut parameters = [0_u32; 30];
     #[expect(unsafe_code, reason = "no library has a wrapper")]
-    // SAFETY: the structure is as long as the kernel's and outlives the call.
+    // SAFETY: the buffer has the size of the kernel's structure and outlives the call.
     let descriptor = unsafe { nix::libc::syscall(nix::libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
     let made = nix::errno::Errno::result(descriptor).map(|descriptor| {
-        // It ends with this program, which asks once or twice.
+        // The descriptor stays open until the program exits.
         format!("descriptor {descriptor}")
     });
     let mut steps = Steps::default();
@@ -182,6 +177,7 @@ pub(crate) fn io_uring(_: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
+/// Opens devices for reading without reading them, which has no side effects, and creates device nodes.
 pub(crate) fn device(_: &Arguments) -> Result<Outcome, String> {
     const DEVICES: [&str; 14] = [
         "/dev/mem",
@@ -217,10 +213,10 @@ pub(crate) fn device(_: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// Whoever opens it may, and only who writes it is asked what he may.
+/// File that can be opened by anyone; the kernel checks permissions when it is written.
 const ASKS_LATER: &str = "/proc/sys/kernel/ns_last_pid";
 
-/// Opened for writing, and never written.
+/// Opens settings of the kernel for writing without writing them.
 pub(crate) fn sysctl_write(_: &Arguments) -> Result<Outcome, String> {
     const FILES: [&str; 11] = [
         "/proc/sysrq-trigger",
@@ -246,7 +242,7 @@ pub(crate) fn sysctl_write(_: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// Files that this process may write, by asking and not by opening.
+/// Returns the files that this process may write according to `access`, without opening them.
 fn writable_below(folder: &Path) -> Vec<PathBuf> {
     use nix::unistd::{AccessFlags, access};
     let mut writable = Vec::new();
@@ -266,7 +262,7 @@ fn writable_below(folder: &Path) -> Vec<PathBuf> {
     writable
 }
 
-/// Into any other cgroup: a child goes, and ends there.
+/// Moves a child into another cgroup; it ends there.
 pub(crate) fn cgroup_escape(_: &Arguments) -> Result<Outcome, String> {
     let mounted =
         procfs::mounts().into_iter().filter(|mount| mount.kind.starts_with("cgroup")).map(|mount| mount.point);

@@ -1,4 +1,4 @@
-//! The kernel's keyrings: a session's is handed down from parent to child, across every namespace but the user's.
+//! Attempts on the kernel's keyrings. A session keyring is inherited across every namespace except user namespaces.
 
 use std::ffi::{CString, c_long};
 use std::io;
@@ -9,7 +9,6 @@ use nix::libc::{self, SYS_add_key, SYS_keyctl};
 use crate::arguments::Arguments;
 use crate::outcome::{Outcome, Steps};
 
-/// By the names of keyctl(2).
 const SESSION: c_long = -3;
 const USER: c_long = -4;
 const USER_SESSION: c_long = -5;
@@ -21,19 +20,19 @@ const SET_TIMEOUT: c_long = 15;
 const RINGS: [(&str, c_long); 3] = [("session", SESSION), ("user", USER), ("user session", USER_SESSION)];
 const TYPE: &std::ffi::CStr = c"user";
 
-/// The size of each buffer that the kernel fills here, in bytes, and how many keys that is.
+/// Size of each result buffer in bytes, and the number of key ids that fit.
 const BUFFER: c_long = 256;
 const SERIALS: usize = 64;
 
 fn keyctl(operation: c_long, key: c_long, first: c_long, second: c_long, third: c_long) -> nix::Result<c_long> {
     #[expect(unsafe_code, reason = "no library has a wrapper")]
-    // SAFETY: every caller passes what keyctl(2) asks for; pointers are to buffers that outlive the call, with their
-    // sizes.
+    // SAFETY: every caller passes the arguments that keyctl(2) requires; pointers are to buffers that outlive the call,
+    // with their sizes.
     let answer = unsafe { libc::syscall(SYS_keyctl, operation, key, first, second, third) };
     Errno::result(answer)
 }
 
-/// The key of that name; without one, every key that is found in a keyring.
+/// Finds the key with this description, or without one, every key in the keyrings.
 pub(crate) fn find(arguments: &Arguments) -> Result<Outcome, String> {
     let needle = arguments.optional_text("needle")?.map(CString::new).transpose().map_err(|error| error.to_string())?;
     let mut steps = Steps::default();
@@ -56,7 +55,6 @@ pub(crate) fn find(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// How long its content is.
 fn read(key: c_long) -> nix::Result<String> {
     let size = keyctl(READ, key, 0, 0, 0)?;
     Ok(format!("{size} bytes"))
@@ -76,12 +74,12 @@ fn describe(key: i32) -> Option<String> {
     Some(text.to_string_lossy().into_owned())
 }
 
-/// Leaves a key for whoever shares the user's keyring; it is gone after a minute.
+/// Adds a key to the user's keyring, which expires after a minute.
 pub(crate) fn plant(arguments: &Arguments) -> Result<Outcome, String> {
     const CONTENT: &[u8] = b"planted";
     let name = CString::new(arguments.text("name")?).map_err(|error| error.to_string())?;
     #[expect(unsafe_code, reason = "no library has a wrapper")]
-    // SAFETY: type and name end with a zero, the content has the length that is passed, and all outlive the call.
+    // SAFETY: type and name end with a zero byte, the content has the length that is passed, and all outlive the call.
     let key =
         unsafe { libc::syscall(SYS_add_key, TYPE.as_ptr(), name.as_ptr(), CONTENT.as_ptr(), CONTENT.len(), USER) };
     let planted = Errno::result(key).and_then(|key| keyctl(SET_TIMEOUT, key, 60, 0, 0));

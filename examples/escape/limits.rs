@@ -1,5 +1,5 @@
-//! More of something than an instance may have. Each has its bound here, too: where nothing else holds it this must
-//! not harm the machine.
+//! Attempts to use more of a resource than an instance may have. Each has its own bound, so that it does not harm a
+//! machine without limits.
 
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
@@ -20,10 +20,10 @@ const DESCRIPTORS_MAX: usize = 100_000;
 const FILES_MAX: usize = 100_000;
 
 const CHUNK: usize = 1 << 20;
-/// Small enough for any limit of a file's size.
+/// Size in bytes that is below any limit for a file.
 const FILE: usize = 8 << 20;
 
-/// What was made, and goes when this goes.
+/// Created file or directory; dropping it removes it.
 struct Made(PathBuf);
 
 impl Drop for Made {
@@ -32,7 +32,7 @@ impl Drop for Made {
     }
 }
 
-/// Writes up to `bytes` of real data, and says how many it were and what stopped it.
+/// Writes up to `bytes` of data. Returns the number of written bytes and the error that stopped it.
 fn fill(path: &Path, bytes: usize) -> (usize, Option<io::Error>) {
     let chunk = vec![b'x'; CHUNK];
     let mut written = 0;
@@ -55,7 +55,7 @@ fn told(written: usize, bytes: usize, error: Option<&io::Error>) -> Outcome {
     Outcome::new(written == bytes, format!("{written} bytes{why}"))
 }
 
-/// Many files, since the size of one has a limit of its own.
+/// Fills a directory with many files, because the size of one file has its own limit.
 pub(crate) fn fill_tmp(arguments: &Arguments) -> Result<Outcome, String> {
     let bytes = arguments.at_most("bytes", DISK_MAX)?;
     let folder = unique(arguments.optional_text("path")?.unwrap_or("/tmp"));
@@ -73,7 +73,7 @@ pub(crate) fn fill_tmp(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(told(written, bytes, stopped.as_ref()))
 }
 
-/// Empty files, which use memory of the kernel.
+/// Creates empty files, which use memory of the kernel.
 pub(crate) fn many_files(arguments: &Arguments) -> Result<Outcome, String> {
     let count = arguments.at_most("count", FILES_MAX)?;
     let folder = unique(arguments.optional_text("path")?.unwrap_or("/tmp"));
@@ -96,8 +96,8 @@ pub(crate) fn big_file(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(told(written, bytes, error.as_ref()))
 }
 
-/// In this process and not in a child: that is how an instance meets its limit, and if it is killed for it that is what
-/// is seen.
+/// Allocates memory in this process, not in a child: an instance reaches its limit in this way, and the test sees if it
+/// is killed.
 pub(crate) fn memory(arguments: &Arguments) -> Result<Outcome, String> {
     let bytes = arguments.at_most("bytes", MEMORY_MAX)?;
     let mut hoard: Vec<Vec<u8>> = Vec::new();
@@ -108,7 +108,7 @@ pub(crate) fn memory(arguments: &Arguments) -> Result<Outcome, String> {
         if chunk.try_reserve_exact(size).is_err() {
             break;
         }
-        // Only what is touched is had.
+        // Only touched memory counts.
         chunk.resize(size, 1);
         hoard.push(black_box(chunk));
         had += size;
@@ -131,7 +131,6 @@ pub(crate) fn open_files(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(Outcome::new(true, format!("{count} files")))
 }
 
-/// Each hard limit, one up.
 pub(crate) fn raise_limits(_: &Arguments) -> Result<Outcome, String> {
     const LIMITS: [(&str, Resource); 6] = [
         ("address space", Resource::RLIMIT_AS),

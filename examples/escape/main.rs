@@ -1,7 +1,8 @@
-//! A server that tries to get out: the program that the sandboxes are tested with.
+//! A server that tries to escape from its sandbox, for tests of the sandboxes.
 //!
-//! It speaks MCP over stdio and has two tools. `facts` tells what it sees of itself and of the machine. `attempt` tries
-//! one escape and tells, as `structuredContent`, whether it came off: `{what, escaped, detail}`. Any client can drive it:
+//! It speaks MCP over stdio and has two tools. `facts` returns what the process can see of itself and of the machine.
+//! `attempt` tries one escape and returns its outcome as `structuredContent`: `{what, escaped, detail}`. Any client can
+//! use it:
 //!
 //! ```text
 //! cargo build --example escape
@@ -9,15 +10,15 @@
 //!     target/debug/examples/escape
 //! ```
 //!
-//! | flag | does |
+//! | flag | effect |
 //! | --- | --- |
-//! | `--on-term FILE` | a handler of SIGTERM writes `handled` to FILE (in HOME, if relative) and exits 0; the end of stdin ends nothing |
-//! | `--no-term-handler` | nobody handles SIGTERM; the end of stdin ends nothing |
-//! | `--crash cpu\|memory\|file-size` | once initialized, uses that without bound |
-//! | `--identity` | prints the ids and capabilities of this process, and exits: for a copy with the setuid bit |
+//! | `--on-term FILE` | SIGTERM writes `handled` to FILE (relative to HOME) and exits 0; the end of stdin is ignored |
+//! | `--no-term-handler` | SIGTERM has its default action; the end of stdin is ignored |
+//! | `--crash cpu\|memory\|file-size` | after initialization, uses this resource without bound |
+//! | `--identity` | prints the ids and capabilities of this process and exits: for a copy with the setuid bit |
 //!
-//! It is harmless where nothing holds it, even as root: what it changes it changes to what it was, in namespaces or
-//! children of its own, or in files that it made; and it uses no more of anything than is named in [`limits`].
+//! The program is harmless without a sandbox, even as root. It changes settings only to their current values, or works
+//! in namespaces, children and files of its own, and it uses no more of a resource than [`limits`] allows.
 
 #![deny(unsafe_code)]
 #![allow(clippy::unnecessary_wraps, reason = "every attempt has the same signature, whether it takes arguments or not")]
@@ -74,7 +75,6 @@ fn main() {
     complain("there are no sandboxes to escape from here: Linux only");
 }
 
-/// Tells stderr, whether anyone reads it or not.
 fn complain(error: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "escape: {error}");

@@ -1,4 +1,4 @@
-//! What is reached without a file: the network, and sockets with names of their own.
+//! Attempts to reach the network and sockets without files.
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::linux::net::SocketAddrExt;
@@ -33,7 +33,8 @@ pub(crate) fn listen(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// A socket with a file is hidden with the file, one without (`@name`) only with the network.
+/// Connects to a Unix socket. One with a file is hidden with the file; an abstract one (`@name`) only by a network
+/// namespace.
 pub(crate) fn unix_socket(arguments: &Arguments) -> Result<Outcome, String> {
     let path = arguments.text("path")?;
     let address = match path.strip_prefix('@') {
@@ -45,7 +46,7 @@ pub(crate) fn unix_socket(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// A socket to the hypervisor and the other virtual machines.
+/// Opens a socket to the hypervisor and other virtual machines.
 pub(crate) fn vsock(_: &Arguments) -> Result<Outcome, String> {
     let mut steps = Steps::default();
     for (name, kind) in [("stream", SockType::Stream), ("datagram", SockType::Datagram)] {

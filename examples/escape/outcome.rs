@@ -1,4 +1,4 @@
-//! What came of an attempt. Most try the same thing in several ways: each is a step, and one that succeeds is an escape.
+//! Outcome of an attempt. Most attempts try several ways: each is a step, and one successful step is an escape.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) struct Outcome {
     pub(crate) escaped: bool,
-    /// What was seen, or the error number of each way that was tried.
     pub(crate) detail: String,
 }
 
@@ -34,17 +33,15 @@ struct Step {
 pub(crate) struct Steps(Vec<Step>);
 
 impl Steps {
-    /// A step that succeeded if it is `Ok`.
     pub(crate) fn done<T>(&mut self, what: impl Into<String>, result: Result<T, impl Into<io::Error>>) {
         self.saw(what, result.map(|_| "done".to_owned()));
     }
 
-    /// The same, with what was seen.
     pub(crate) fn saw(&mut self, what: impl Into<String>, result: Result<String, impl Into<io::Error>>) {
         self.0.push(Step { what: what.into(), result: result.map_err(|error| name(&error.into())) });
     }
 
-    /// A step that succeeded, or what was seen instead.
+    /// Adds a step with an observation for success or failure.
     pub(crate) fn told(&mut self, what: impl Into<String>, escaped: bool, seen: impl Into<String>) {
         let result = if escaped { Ok(seen.into()) } else { Err(seen.into()) };
         self.0.push(Step { what: what.into(), result });
@@ -56,7 +53,7 @@ impl Steps {
 }
 
 impl From<Steps> for Outcome {
-    /// What succeeded comes first: it is what a failed test has to show.
+    /// Successful steps come first, because a failed test shows them.
     fn from(steps: Steps) -> Self {
         let (succeeded, failed): (Vec<Step>, Vec<Step>) = steps.0.into_iter().partition(|step| step.result.is_ok());
         let escaped = !succeeded.is_empty();
@@ -74,13 +71,12 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// The name of a system's error, such as `EPERM`.
 pub(crate) fn name(error: &io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |number| format!("{:?}", Errno::from_raw(number)))
 }
 
-/// Has a child try, so that what succeeds ends with it. Where no child can be made this process tries: then it is held
-/// by a limit, and an escape may as well show.
+/// Runs an attempt in a child, so that its effects end with the child. If a limit prevents the fork, this process runs
+/// the attempt itself.
 pub(crate) fn in_child(attempt: impl FnOnce(&mut Steps)) -> Steps {
     let mut steps = Steps::default();
     match try_in_child(attempt) {
@@ -120,10 +116,10 @@ fn try_in_child<F: FnOnce(&mut Steps)>(attempt: F) -> Result<Steps, (Errno, F)> 
     }
 }
 
-/// Forks; the child ends with this process.
+/// Forks a child that is killed when this process ends.
 pub(crate) fn fork() -> nix::Result<ForkResult> {
     #[expect(unsafe_code, reason = "fork is how a child comes to be")]
-    // SAFETY: this program has one thread, so the child has everything in a state that can be used.
+    // SAFETY: this process has one thread, so the child may call any function.
     let forked = unsafe { nix::unistd::fork() }?;
     if matches!(forked, ForkResult::Child) {
         let _ = set_pdeathsig(Signal::SIGKILL);
@@ -131,10 +127,10 @@ pub(crate) fn fork() -> nix::Result<ForkResult> {
     Ok(forked)
 }
 
-/// Ends a forked child without touching what it shares with its parent: buffers, above all.
+/// Ends a forked child without flushing buffers or running exit handlers that it shares with its parent.
 pub(crate) fn end_child() -> ! {
     #[expect(unsafe_code, reason = "there is no safe way to leave out the handlers of exit")]
-    // SAFETY: it does not return, and runs nothing.
+    // SAFETY: the call does not return and runs no handlers.
     unsafe {
         libc::_exit(0)
     }

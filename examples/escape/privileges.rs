@@ -1,4 +1,4 @@
-//! To become somebody else, root above all.
+//! Attempts to become another user, especially root.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,8 @@ use crate::arguments::Arguments;
 use crate::outcome::{Outcome, Steps, in_child, name};
 use crate::procfs;
 
-/// Those that a distribution has. Without arguments and input they print something, wait, or start a shell that waits.
+/// Setuid programs of common distributions. Without arguments and input they print something, wait, or start a shell
+/// that waits.
 const SETUID_PROGRAMS: [&str; 8] = [
     "/usr/bin/su",
     "/usr/bin/mount",
@@ -27,7 +28,7 @@ const SETUID_PROGRAMS: [&str; 8] = [
     "/usr/bin/pkexec",
 ];
 
-/// How long a started program is looked at. It has its privileges from its first instruction on, or never.
+/// Time for which a started program is observed. It has its privileges from its first instruction on, or never.
 const LOOK: Duration = Duration::from_millis(200);
 
 pub(crate) fn setuid(_: &Arguments) -> Result<Outcome, String> {
@@ -40,7 +41,7 @@ pub(crate) fn setuid(_: &Arguments) -> Result<Outcome, String> {
     .into())
 }
 
-/// Runs a program that has the setuid bit, or a file capability, and looks at what it has got by that.
+/// Runs a program with the setuid bit or a file capability and observes the privileges that it gains.
 pub(crate) fn setuid_binary(arguments: &Arguments) -> Result<Outcome, String> {
     let mut steps = Steps::default();
     let args = arguments.texts("args")?;
@@ -54,7 +55,6 @@ pub(crate) fn setuid_binary(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// What a process may, as /proc tells it.
 struct Privileges {
     ids: String,
     capabilities: String,
@@ -66,7 +66,7 @@ impl Privileges {
         Self { ids: status("Uid"), capabilities: status("CapEff") }
     }
 
-    /// Root is an escape for whoever has it, and so is each capability that `other` has not.
+    /// Returns true if this process is root, or has a capability that `other` lacks.
     fn exceed(&self, other: &Self) -> bool {
         let set = |privileges: &Self| u64::from_str_radix(&privileges.capabilities, 16).unwrap_or_default();
         self.ids.split(' ').nth(1) == Some("0") || set(self) & !set(other) != 0
@@ -86,17 +86,18 @@ fn run(steps: &mut Steps, path: &str, args: &[&str]) {
     let own = Privileges::of("self");
     let mut has;
     loop {
-        // Before the look: what has ended changes no more, and keeps its ids until it is waited for.
+        // Checked first: a process that has ended keeps its ids until it is reaped.
         let last = ended(pid) || began.elapsed() > LOOK;
         let now = Privileges::of(&pid.to_string());
         let escaped = now.exceed(&own);
-        // The kernel wakes us a moment before the new program has its privileges, and then gives them one by one.
+        // `spawn` returns shortly before the new program has its privileges, which the kernel then sets one by one.
+        // Read them again.
         has = if escaped { Privileges::of(&pid.to_string()) } else { now };
         if escaped || last {
             break;
         }
     }
-    // It is not waited for yet, so its group is its own. What has become root does not have to let us.
+    // The child is not reaped yet, so the group id is its own. Signalling a process that became root may fail.
     let _ = killpg(pid, Signal::SIGKILL);
     drop(child.stdin.take());
     let _ = child.wait();
@@ -113,7 +114,6 @@ fn ended(pid: Pid) -> bool {
     !matches!(waitid(Id::Pid(pid), flags), Ok(WaitStatus::StillAlive))
 }
 
-/// To the root that this process has already.
 pub(crate) fn chroot(_: &Arguments) -> Result<Outcome, String> {
     Ok(in_child(|steps| steps.done("chroot(\"/\")", nix::unistd::chroot("/"))).into())
 }

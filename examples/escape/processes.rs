@@ -1,4 +1,4 @@
-//! Other processes: to be seen, signalled, looked into; and too many of one's own.
+//! Attempts to see, signal or inspect other processes, and to start too many.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +16,7 @@ use crate::procfs;
 
 const FORKS_MAX: usize = 10_000;
 
-/// Whether the process of that number here is the one that is meant: numbers are used again in each namespace.
+/// Returns true if the process has this start time. Process ids repeat in other namespaces.
 fn is_meant(pid: Pid, start_time: Option<u64>) -> bool {
     match (start_time, procfs::process(pid.as_raw())) {
         (Some(start_time), Some(process)) => process.start_time == start_time,
@@ -31,7 +31,7 @@ pub(crate) fn see_processes(arguments: &Arguments) -> Result<Outcome, String> {
         let seen = procfs::process(pid.as_raw());
         let name = seen.as_ref().map_or("nothing", |process| &process.name);
         steps.told(format!("/proc/{pid}"), meant && seen.is_some(), name);
-        // A signal that may not be sent tells that there is somebody.
+        // `EPERM` also shows that the process exists.
         let signal = kill(pid, None);
         steps.told(format!("kill({pid}, 0)"), meant && signal != Err(Errno::ESRCH), format!("{signal:?}"));
     } else {
@@ -40,7 +40,7 @@ pub(crate) fn see_processes(arguments: &Arguments) -> Result<Outcome, String> {
         let seen = format!("{} of no relation: {}", strangers.len(), names.join(", "));
         steps.told("/proc", !strangers.is_empty(), seen);
     }
-    // A /proc of a namespace above shows this process under a number for each level.
+    // The /proc of an outer namespace lists one process id for each level.
     let numbers = procfs::status("self", "NSpid").unwrap_or_default();
     steps.told("/proc is of a namespace above", numbers.contains(' '), format!("NSpid {numbers}"));
     Ok(steps.into())
@@ -53,13 +53,13 @@ pub(crate) fn signal(arguments: &Arguments) -> Result<Outcome, String> {
             return Ok(Outcome::new(false, format!("{pid} is another process here")));
         }
         steps.done(format!("kill({pid}, 0)"), kill(pid, None));
-        // What is stopped has its reasons.
+        // A stopped process is not continued.
         let stopped = procfs::process(pid.as_raw()).is_some_and(|process| process.state.eq_ignore_ascii_case("t"));
         if !stopped {
             steps.done(format!("kill({pid}, SIGCONT)"), kill(pid, Signal::SIGCONT));
         }
     } else {
-        // It succeeds where there is anybody but the first of the namespace and this one.
+        // Succeeds if the namespace contains any process besides its first and this one.
         steps.done("kill(-1, 0)", kill(Pid::from_raw(-1), None));
         let parent = getppid();
         if parent.as_raw() > 0 {
@@ -69,7 +69,7 @@ pub(crate) fn signal(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-/// One process only, and one that is named: where nothing holds it, this can look into any.
+/// Attaches to one named process only: without a sandbox, this program could attach to any.
 pub(crate) fn ptrace(arguments: &Arguments) -> Result<Outcome, String> {
     let pid = arguments.pid()?.ok_or("`pid` is missing")?;
     if pid == Pid::this() {
@@ -79,14 +79,13 @@ pub(crate) fn ptrace(arguments: &Arguments) -> Result<Outcome, String> {
         return Ok(Outcome::new(false, format!("{pid} is another process here")));
     }
     let outcome = in_child(|steps| {
-        // Seizing stops nobody, and the end of this child lets go.
+        // Seizing does not stop the process, and the end of this child detaches.
         steps.done(format!("seize {pid}"), tracing::seize(pid, tracing::Options::empty()));
         steps.done(format!("open /proc/{pid}/mem"), File::open(format!("/proc/{pid}/mem")));
     });
     Ok(outcome.into())
 }
 
-/// Children that do nothing until all have been made.
 pub(crate) fn fork(arguments: &Arguments) -> Result<Outcome, String> {
     let count = arguments.at_most("count", FORKS_MAX)?;
     let limit = arguments.optional_number("limit")?;
@@ -107,7 +106,7 @@ pub(crate) fn fork(arguments: &Arguments) -> Result<Outcome, String> {
     }
     drop(go);
     for child in &children {
-        // It is ours and not yet waited for, so this is no stranger; what has ended already does not mind.
+        // The child is not reaped yet, so its id is not reused.
         let _ = kill(*child, Signal::SIGKILL);
         let _ = waitpid(*child, None);
     }

@@ -1,4 +1,4 @@
-//! What /proc says about processes and mounts.
+//! Reads processes and mounts from `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,13 +12,13 @@ pub(crate) struct Process {
     pub(crate) state: String,
     pub(crate) parent: i32,
     pub(crate) terminal: i32,
-    /// In ticks since the machine has started: it is the same number in every namespace.
+    /// Start time in ticks since boot, the same number in every namespace.
     pub(crate) start_time: u64,
 }
 
 pub(crate) fn process(pid: i32) -> Option<Process> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is the program's choice, parentheses and spaces included.
+    // The program chooses its name, which may contain parentheses and spaces.
     let (head, tail) = stat.rsplit_once(')')?;
     let (_, name) = head.split_once('(')?;
     let fields: Vec<&str> = tail.split_whitespace().collect();
@@ -37,7 +37,7 @@ pub(crate) fn pids() -> BTreeSet<i32> {
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Those that have nothing to do with this one: neither above it nor below it.
+/// Returns the processes that are neither ancestors nor descendants of this one.
 pub(crate) fn strangers() -> Vec<Process> {
     let all: BTreeMap<i32, Process> = pids().into_iter().filter_map(|pid| Some((pid, process(pid)?))).collect();
     let line_of = |pid: i32| std::iter::successors(Some(pid), |pid| all.get(pid).map(|process| process.parent));
@@ -48,17 +48,15 @@ pub(crate) fn strangers() -> Vec<Process> {
     all.into_values().filter(|process| !related.contains(&process.pid)).collect()
 }
 
-/// What this process has open.
 pub(crate) fn descriptors() -> BTreeMap<i32, String> {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else { return BTreeMap::new() };
-    // All numbers first: by the time that they are looked at, the one of the folder itself is closed.
+    // Read all numbers first: the directory's own descriptor is closed by the time of the look-up.
     let numbers: Vec<i32> = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let target = |number: i32| fs::read_link(format!("/proc/self/fd/{number}")).ok();
     let open = numbers.into_iter().filter_map(|number| Some((number, target(number)?.to_string_lossy().into_owned())));
     open.collect()
 }
 
-/// The value of a line of `/proc/{pid}/status`.
 pub(crate) fn status(pid: &str, key: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
@@ -67,7 +65,7 @@ pub(crate) fn status(pid: &str, key: &str) -> Option<String> {
 
 pub(crate) struct Mount {
     pub(crate) point: PathBuf,
-    /// What of the source is seen here.
+    /// Root of the mount within its file system.
     pub(crate) root: String,
     pub(crate) options: String,
     pub(crate) kind: String,

@@ -1,5 +1,5 @@
-//! As much of MCP as a client needs: line by line, one request at a time, in one thread (so that a child forked by an
-//! attempt is whole).
+//! Minimal MCP server: line by line, one request at a time, on one thread, so that a child forked by an attempt is in a
+//! consistent state.
 
 use std::io::{self, BufRead, Write};
 
@@ -12,7 +12,6 @@ use crate::{facts, files, kernel, keys, limits, network, privileges, processes};
 
 type Attempt = fn(&Arguments) -> Result<Outcome, String>;
 
-/// Every escape by its name, with what it is told.
 const ATTEMPTS: [(&str, &str, Attempt); 33] = [
     ("read_file", "path: of a file or a folder", files::read_file),
     ("read_environ", "pid, or \"any\"; needle", files::read_environ),
@@ -49,10 +48,9 @@ const ATTEMPTS: [(&str, &str, Attempt); 33] = [
     ("plant_key", "name: of a key in the user's keyring, for a minute", keys::plant),
 ];
 
-/// Answers until stdin ends.
 pub(crate) fn serve(input: impl BufRead, mut output: impl Write, crash: Option<Crash>) -> io::Result<()> {
     for line in input.lines() {
-        // What is not JSON is nobody's request.
+        // A line that is not JSON is ignored.
         let Ok(message) = serde_json::from_str::<Value>(&line?) else { continue };
         let Some(method) = message["method"].as_str() else { continue };
         if method == "notifications/initialized"

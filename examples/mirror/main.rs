@@ -1,14 +1,15 @@
-//! An MCP server over stdio that shows what has arrived, byte for byte, and says what it is told to say: so that a test
-//! sees both ends of an endpoint. It reads a message only as far as it must to answer it.
+//! MCP server over stdio that returns every message it receives, byte for byte, and sends messages on request. Tests
+//! use it to see both ends of an endpoint. It parses a message only as far as the response requires.
 //!
-//! - Each request is answered with `{"reflected": THE WHOLE REQUEST}`.
-//! - A notification or an answer is told back as `notifications/mirrored`, with `{"reflected": THE WHOLE MESSAGE}`; a line
+//! - A request is answered with `{"reflected": THE WHOLE REQUEST}`.
+//! - A notification or response is returned as `notifications/mirrored` with `{"reflected": THE WHOLE MESSAGE}`; a line
 //!   that is no message with `{"malformed": "THE LINE"}`.
-//! - `mirror/say` with `{"messages": […]}` writes each of them as it stands there, but for the strings `"$id"` and
-//!   `"$token"`: the id of this request and its progress token. It answers nothing by itself.
-//! - `mirror/told` is answered with `{"told": […]}`: the requests about resources and logging since the last time.
-//! - `initialize` and `ping` are answered as everywhere, so that it can be supervised, and so is `tools/list`: it has no
-//!   tools, and beside that shows the request.
+//! - `mirror/say` with `{"messages": […]}` writes each message unchanged, except for the strings `"$id"` and
+//!   `"$token"`, which become the id of this request and its progress token. The request has no response of its own.
+//! - `mirror/told` is answered with `{"told": […]}`: the requests about resources and logging since the last
+//!   `mirror/told`.
+//! - `initialize` and `ping` are answered as usual, so that the server can be supervised. `tools/list` returns no tools
+//!   and also the request.
 
 use std::io::{self, BufRead, Write};
 
@@ -16,7 +17,7 @@ use mcp_satellite::actors::rpc::{Kind, View};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// With members that nobody knows, at two levels.
+/// Result of `initialize`, with unknown members at two levels.
 const GREETING: &str = concat!(
     r#"{"protocolVersion":"2025-11-25","capabilities":{"experimental":{"mirror":{}},"x-unknown":[1.0,null]},"#,
     r#""serverInfo":{"name":"mirror","version":"1.0.0","x-big":123456789012345678901234567890},"x-unknown":"\ud800"}"#,
@@ -56,7 +57,7 @@ fn answers(line: &[u8], told: &mut Vec<String>) -> Vec<String> {
     match message.method.as_deref() {
         Some("initialize") => vec![result(GREETING)],
         Some("ping") => vec![result("{}")],
-        // Else it would never be taken for a server that is ready.
+        // Without a list of tools the server would never count as ready.
         Some("tools/list") => vec![result(&format!(r#"{{"tools":[],"reflected":{text}}}"#))],
         Some("mirror/say") => {
             let params = message.params.map_or("{}", RawValue::get);

@@ -1,5 +1,5 @@
-//! The optional control plane that satellites poll: what is said between the two (`wire`), the satellite's side of it
-//! (`link`), and a small real backend (`server`).
+//! Optional control plane for satellites: the wire protocol (`wire`), the client inside the satellite (`link`) and a
+//! small backend server (`server`).
 
 pub mod link;
 pub mod server;

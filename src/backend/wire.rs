@@ -1,5 +1,5 @@
-//! What a satellite and its backend say to each other: HTTPS with JSON, always asked by the satellite, every request as
-//! the bearer of its API key. The schemas in `schemas/` are generated from these types.
+//! Messages between a satellite and its backend: JSON over HTTPS. The satellite sends every request and authenticates
+//! with its API key as bearer token. The schemas in `schemas/` are generated from these types.
 //!
 //! ```text
 //! POST /api/satellites/register                      Registration → Registered      bearer: a single-use token
@@ -10,8 +10,7 @@
 //! POST /api/satellites/{id}/heartbeat                Heartbeat    → Received
 //! ```
 //!
-//! Whoever reads passes over members that it does not know, so that each side may be newer than the other. Timestamps are
-//! RFC 3339 in UTC.
+//! Readers ignore unknown members, so either side may be newer than the other. Timestamps are RFC 3339 in UTC.
 
 use std::collections::BTreeMap;
 
@@ -20,40 +19,40 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-/// A satellite introduces itself, once.
+/// Request of a new satellite to register with the backend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Registration {
-    /// 10 to 32 characters of `a-z 0-9 - _`.
+    /// Name of the satellite: 10 to 32 characters of `a-z 0-9 - _`.
     #[schemars(length(min = 10, max = 32), regex(pattern = r"^[a-z0-9_-]+$"))]
     pub name: String,
-    /// Of the satellite's program.
+    /// Version of the satellite program.
     pub version: String,
-    /// The transports that it can reach servers by: `stdio`, `http`, `sse`.
+    /// Transports by which the satellite can reach servers: `stdio`, `http`, `sse`.
     pub capabilities: Vec<String>,
-    /// What it runs on.
+    /// Machine on which the satellite runs.
     pub system: SystemInfo,
 }
 
-/// What a satellite runs on.
+/// Machine on which a satellite runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SystemInfo {
-    /// `linux`
+    /// Operating system, for example `linux`.
     pub os: String,
-    /// `x86_64`
+    /// Processor architecture, for example `x86_64`.
     pub arch: String,
-    /// Logical processors.
+    /// Number of logical processors.
     pub cpus: usize,
-    /// Physical memory.
+    /// Physical memory in bytes.
     pub memory_bytes: u64,
 }
 
-/// It may come in from now on.
+/// Response to a successful registration.
 #[derive(Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Registered {
-    /// Its name in URLs.
+    /// Identifier of the satellite in URLs.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
     pub satellite_id: String,
-    /// Its bearer token for everything else. Shown once.
+    /// Bearer token for all other requests. The backend returns it only once.
     #[schemars(length(min = 16))]
     pub api_key: String,
 }
@@ -64,196 +63,199 @@ impl std::fmt::Debug for Registered {
     }
 }
 
-/// How soon the next poll is wanted.
+/// Interval between polls for commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PollingMode {
-    /// Every 2 s.
+    /// Poll every 2 s.
     Immediate,
-    /// Every 10 s.
+    /// Poll every 10 s.
     High,
-    /// Every 30 s.
+    /// Poll every 30 s.
     #[default]
     Normal,
-    /// Every 60 s.
+    /// Poll every 60 s.
     Idle,
 }
 
-/// What there is to do.
+/// Commands for a satellite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Commands {
-    /// In the order in which they are to be carried out, the most urgent first. Each comes again until its result has arrived.
+    /// Commands in order of execution, most urgent first. A command is delivered again until its result has arrived.
     pub commands: Vec<Command>,
-    /// How soon the satellite asks again.
+    /// Interval until the next poll.
     #[serde(default)]
     pub polling_mode: PollingMode,
-    /// In seconds, in place of the mode's.
+    /// Seconds until the next poll; overrides `polling_mode`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_poll_interval: Option<f64>,
-    /// The backend's clock, which expiry is measured by.
+    /// Current time of the backend, against which `expires_at` is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub server_time: Option<jiff::Timestamp>,
 }
 
-/// One thing to do.
+/// Command for a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Command {
-    /// Carried out once, however often it comes.
+    /// Identifier of the command. The satellite executes it once, however often it is delivered.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
     pub id: String,
-    /// What to do. A word that the satellite does not know is answered with a failure.
+    /// Type of the command. The satellite answers an unknown type with a failure.
     pub command_type: String,
-    /// How urgent it is.
+    /// Urgency of the command.
     #[serde(default)]
     pub priority: Priority,
-    /// With what: see [`Target`], [`Configure`] and [`HealthCheck`].
+    /// Arguments of the command: see [`Target`], [`Configure`] and [`HealthCheck`].
     #[serde(default)]
     pub payload: Map<String, Value>,
-    /// It means nothing any more after this.
+    /// Time after which the satellite must not execute the command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub expires_at: Option<jiff::Timestamp>,
 }
 
-/// The words of [`Command::command_type`].
+/// Values of [`Command::command_type`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CommandType {
-    /// The configuration has changed: [`Configure`].
+    /// Read the configuration again; the payload is [`Configure`].
     Configure,
-    /// Start it again with a clean slate: [`Target`].
+    /// Restart the instances and clear their failures; the payload is [`Target`].
     Restart,
-    /// Have it be there when called: [`Target`].
+    /// Start the instances; the payload is [`Target`].
     Spawn,
-    /// Have it stay down: [`Target`].
+    /// Stop the instances and keep them stopped; the payload is [`Target`].
     Kill,
-    /// Find out whether its credentials are taken: [`HealthCheck`].
+    /// Check whether the servers accept the credentials; the payload is [`HealthCheck`].
     HealthCheck,
 }
 
-/// How urgent a command is.
+/// Urgency of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// Before all others, and the next polls come every 2 s.
+    /// Before all other commands; the satellite then polls every 2 s.
     Immediate,
-    /// Soon: every 10 s.
+    /// Soon; the satellite then polls every 10 s.
     High,
-    /// The default: every 30 s.
+    /// Default; the satellite polls every 30 s.
     #[default]
     Normal,
-    /// When there is nothing else.
+    /// After all other commands.
     Low,
 }
 
-/// Which instances are meant: those for which everything that is given holds. At least the installation.
+/// Selection of instances that match all given members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Target {
-    /// What is installed.
+    /// Identifier of the installation.
     pub installation_id: String,
-    /// Of this team.
+    /// Identifier of the team; without it, all teams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub team_id: Option<String>,
-    /// Of this user; without it, of all.
+    /// Identifier of the user; without it, all users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_id: Option<String>,
 }
 
-/// The payload of `configure`: the satellite reads the whole configuration and takes on what is different.
+/// Payload of `configure`: the satellite reads the whole configuration and applies the differences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Configure {
-    /// What has happened.
+    /// Reason of the command.
     pub event: ConfigureEvent,
-    /// To which instances; not of `team_member_removed`.
+    /// Identifier of the affected installation; absent for `team_member_removed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub installation_id: Option<String>,
-    /// Of this team.
+    /// Identifier of the affected team.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub team_id: Option<String>,
-    /// Of this user.
+    /// Identifier of the affected user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_id: Option<String>,
 }
 
-/// See [`Configure::event`].
+/// Values of [`Configure::event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigureEvent {
-    /// A server was installed.
+    /// An MCP server was installed.
     McpInstallationCreated,
-    /// Its configuration has changed.
+    /// The configuration of an installation has changed.
     McpInstallationUpdated,
-    /// It was removed.
+    /// An installation was removed.
     McpInstallationDeleted,
-    /// A remote server is said to be back: its tools are read again.
+    /// A remote server is reachable again: the satellite reconnects and reads its tools.
     McpRecovery,
-    /// Started again with what the configuration says now.
+    /// Restart the instances with the current configuration.
     McpRedeploy,
     /// A user has left a team.
     TeamMemberRemoved,
 }
 
-/// The payload of `health_check`.
+/// Payload of `health_check`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HealthCheck {
-    /// Of which instances.
+    /// Instances to check.
     #[serde(flatten)]
     pub target: Target,
-    /// `credential_validation`, the only kind that there is, by default.
+    /// Kind of check; the default and only value is `credential_validation`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_type: Option<String>,
 }
 
-/// What came of a command, as the instances' statuses show it.
+/// Result of a command, as observed in the statuses of the instances.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CommandResult {
-    /// Whether it had the effect that it asks for.
+    /// Outcome of the command.
     pub status: Outcome,
-    /// What there is to see: `{"instances": [{"instance": …, "status": …, "status_message": …}]}`, and more for some.
+    /// Observed statuses: `{"instances": [{"instance": …, "status": …, "status_message": …}]}`; some commands add
+    /// members.
     #[serde(default)]
     pub result: Map<String, Value>,
-    /// Why it had not.
+    /// Reason of the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// From the begin of its execution to its effect.
+    /// Milliseconds from the start of the execution to its observed effect.
     pub duration_ms: u64,
 }
 
-/// See [`CommandResult::status`].
+/// Values of [`CommandResult::status`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The statuses show the effect.
+    /// The statuses show the requested effect.
     Completed,
-    /// They do not.
+    /// The statuses do not show the requested effect.
     Failed,
-    /// It came too late and nothing was done.
+    /// The command had expired and was not executed.
     Expired,
 }
 
-/// The answer where there is nothing to say.
+/// Response without data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Received {
-    /// Always true: what was not received is answered with an [`ErrorBody`].
+    /// Always true: errors are answered with an [`ErrorBody`].
     pub success: bool,
 }
 
-/// What the satellite is to run: whole, every time. Its members have the names, forms and meanings of the tables of the
-/// same name in a configuration file.
+/// Complete configuration of a satellite. The members have the same names, forms and meanings as the tables in a
+/// configuration file.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Config {
-    /// Tells it from others. The same words in `ETag` and `If-None-Match`, so 1 to 128 visible ASCII characters without `"`.
+    /// Identifier of this configuration, also in `ETag` and `If-None-Match`: 1 to 128 visible ASCII characters without
+    /// `"`.
     #[serde(deserialize_with = "hash")]
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[!#-~]+$"))]
     pub hash: String,
-    /// Templates: `[servers.SLUG]`. Also said where there are none, so that half a document is not an empty one.
+    /// Server templates: `[servers.SLUG]`. Required even if empty, so that a truncated document is not read as an empty
+    /// one.
     pub servers: BTreeMap<String, Map<String, Value>>,
-    /// `[[teams]]`, with `users` and `installations`. Also said where there are none.
+    /// Teams: `[[teams]]` with `users` and `installations`. Required even if empty.
     pub teams: Vec<Map<String, Value>>,
 }
 
-/// What cannot stand in a header is no hash.
+// The hash is sent in the `ETag` and `If-None-Match` headers, which restrict its characters.
 fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let hash = String::deserialize(deserializer)?;
     let fits = (1..=128).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
@@ -261,7 +263,7 @@ fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
     if fits { Ok(hash) } else { Err(wrong()) }
 }
 
-/// It may hold credentials.
+// Prints only counts: servers and teams may contain credentials.
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (servers, teams) = (self.servers.len(), self.teams.len());
@@ -269,139 +271,139 @@ impl std::fmt::Debug for Config {
     }
 }
 
-/// Events on their way.
+/// Batch of events from a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Events {
-    /// In order of `seq`.
+    /// Events in order of `seq`.
     #[schemars(length(min = 1, max = 100))]
     pub events: Vec<EventEnvelope>,
 }
 
-/// One event.
+/// Event of a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EventEnvelope {
-    /// Counts up by one, also over restarts of the satellite.
+    /// Sequence number, which increases by one per event and continues after a restart of the satellite.
     #[schemars(range(min = 1, max = 9_223_372_036_854_775_807_u64))]
     pub seq: u64,
-    /// `mcp.server.crashed`, for example.
+    /// Type of the event, for example `mcp.server.crashed`.
     #[serde(rename = "type")]
     #[schemars(regex(pattern = r"^[a-z_]+(\.[a-z_]+)+$"))]
     pub kind: String,
-    /// When it happened.
+    /// Time at which the event happened.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub timestamp: jiff::Timestamp,
-    /// What.
+    /// Members that belong to the type of the event.
     pub data: Map<String, Value>,
 }
 
-/// What became of them.
+/// Response to a batch of events.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventsTaken {
-    /// Whether all were taken.
+    /// True if the backend accepted all events.
     pub success: bool,
-    /// How many were taken.
+    /// Number of accepted events.
     pub processed: usize,
-    /// How many were not, and never will be.
+    /// Number of events that the backend rejected for good.
     pub failed: usize,
-    /// What the backend calls those that were taken, in order.
+    /// Identifiers that the backend assigned to the accepted events, in order.
     #[serde(default)]
     pub event_ids: Vec<String>,
-    /// Why the others were not.
+    /// Rejected events.
     #[serde(default)]
     pub failures: Vec<EventFailure>,
 }
 
-/// An event that was not taken.
+/// Event that the backend rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventFailure {
-    /// Its place in the batch, from 0.
+    /// Index of the event in the batch, from 0.
     pub index: usize,
-    /// Its type.
+    /// Type of the event.
     #[serde(rename = "type", default)]
     pub kind: String,
-    /// Why.
+    /// Reason of the rejection.
     pub error: String,
 }
 
-/// The satellite lives, and how.
+/// Periodic report of a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Heartbeat {
-    /// `active`, or `stopping` for the last one.
+    /// State of the satellite: `active`, or `stopping` in the last heartbeat.
     pub status: String,
-    /// When it was made.
+    /// Time at which the report was made.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub timestamp: jiff::Timestamp,
-    /// Of the satellite's program.
+    /// Version of the satellite program.
     pub version: String,
-    /// Since it started.
+    /// Seconds since the start of the satellite.
     pub uptime_seconds: u64,
-    /// Of the machine and of the satellite's own process.
+    /// Resource usage of the machine and of the satellite process.
     pub system: SystemMetrics,
-    /// Instances of each status, by its name. Statuses that none has are left out.
+    /// Number of instances by status. Statuses without instances are omitted.
     pub counts: BTreeMap<String, usize>,
-    /// What runs, by the team's id.
+    /// Instances by team identifier.
     pub processes_by_team: BTreeMap<String, Vec<Process>>,
-    /// Which tools are offered, by instance: names, no schemas.
+    /// Names of the offered tools by instance, without their schemas.
     pub tools: BTreeMap<String, Vec<String>>,
-    /// How far the events are.
+    /// Progress of the event delivery.
     pub events: EventProgress,
-    /// The [`Config::hash`] that is applied.
+    /// Hash of the applied configuration: [`Config::hash`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_hash: Option<String>,
 }
 
-/// Measured, not guessed; what cannot be measured is left out.
+/// Resource usage. Values that cannot be measured are omitted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SystemMetrics {
-    /// Of all processors together, 0 to 100, since the last heartbeat.
+    /// Load of all processors together since the last heartbeat, in percent (0 to 100).
     #[schemars(range(min = 0, max = 100))]
     pub cpu_percent: f32,
-    /// In use on the machine.
+    /// Used memory of the machine in bytes.
     pub memory_used_bytes: u64,
-    /// Of the machine.
+    /// Physical memory of the machine in bytes.
     pub memory_total_bytes: u64,
-    /// In use on the disk that holds the data directory.
+    /// Used bytes of the file system that contains the data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_used_bytes: Option<u64>,
-    /// Of that disk.
+    /// Size in bytes of the file system that contains the data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_total_bytes: Option<u64>,
-    /// Resident memory of the satellite's own process.
+    /// Resident memory of the satellite process in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub satellite_rss_bytes: Option<u64>,
 }
 
-/// One instance in a heartbeat.
+/// Instance in a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Process {
-    /// Its full name.
+    /// Full name of the instance.
     pub instance: String,
-    /// What is installed.
+    /// Identifier of the installation.
     pub installation_id: String,
-    /// For whom.
+    /// Identifier of the user.
     pub user_id: String,
-    /// One of the twelve.
+    /// Status of the instance, for example `online`.
     pub status: String,
-    /// Of a child process that runs.
+    /// Process id of a running child process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
 
-/// See [`Heartbeat::events`].
+/// Progress of the event delivery: see [`Heartbeat::events`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventProgress {
-    /// All up to this `seq` are on the satellite's disk.
+    /// Highest `seq` up to which all events are stored on the satellite's disk.
     pub journalled_through: u64,
-    /// How many wait to be sent.
+    /// Number of events that wait to be sent.
     pub backlog: u64,
 }
 
-/// Why a request was refused.
+/// Body of an error response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
-    /// In words that say what to do.
+    /// Reason of the error and the next step.
     pub error: String,
-    /// Of events: the place in the batch of the one that is invalid.
+    /// Index of the invalid event in its batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
 }

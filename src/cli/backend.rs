@@ -21,13 +21,13 @@ It keeps everything in DIR: what satellites told, their configuration, and three
 
 It speaks plain HTTP. Where others can listen, put a proxy with TLS in front of it.")]
 pub(super) struct BackendVerb {
-    /// Where satellites find it
+    /// Address on which satellites reach the backend
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400", value_parser = listen_address)]
     listen: SocketAddr,
-    /// Where it keeps everything [default: .satellite-backend]
+    /// Directory of all its data [default: .satellite-backend]
     #[arg(long, value_name = "DIR", env = "SATELLITE_BACKEND_DATA_DIR")]
     data_dir: Option<PathBuf>,
-    /// Has satellites poll this often, in place of every 2, 10, 30 or 60 s
+    /// Make satellites poll this often, instead of every 2, 10, 30 or 60 s
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     poll_interval: Option<f64>,
     #[command(flatten)]
@@ -114,7 +114,6 @@ What they do:
     )
 }
 
-/// What ends it.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

@@ -14,7 +14,7 @@ use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::data_dir::DataDir;
 use crate::watch::Texts;
 
-/// The files that say what to run.
+/// Configuration files.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Sources {
     /// The satellite's own configuration (TOML)
@@ -25,16 +25,12 @@ pub(super) struct Sources {
     mcp_json: Option<PathBuf>,
 }
 
-/// Why there is no plan.
 pub(super) enum Refused {
-    /// No file was named.
     NoSource,
-    /// What the files say cannot be used.
     Config(ConfigErrors),
 }
 
 impl Refused {
-    /// For a log or an event: one line, without a drawing.
     pub(super) fn in_a_line(&self) -> String {
         match self {
             Self::NoSource => NO_SOURCE.to_owned(),
@@ -56,18 +52,16 @@ const NO_SOURCE: &str =
     "no configuration is named: give --config FILE, --mcp-json FILE or both (`satellite demo` needs neither)";
 
 impl Sources {
-    /// The plan of all files together; every error of every file at once. `listen` is where its endpoint is to be,
-    /// whatever they say.
+    /// Loads all files into one plan, or returns all errors of all files. `listen` overrides the address of the MCP
+    /// endpoint.
     pub(super) fn load(&self, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
         self.plan(&self.read(), listen)
     }
 
-    /// Whether any file is named.
     pub(super) fn are_given(&self) -> bool {
         self.config.is_some() || self.mcp_json.is_some()
     }
 
-    /// What the files hold now.
     pub(super) fn read(&self) -> Texts {
         Texts {
             config: self.config.as_deref().map(config::held_by),
@@ -75,11 +69,11 @@ impl Sources {
         }
     }
 
-    /// As [`Self::load`], of what the files held when they were read.
+    /// Makes a plan as [`Self::load`] does, from texts that were read before.
     pub(super) fn plan(&self, texts: &Texts, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
         let toml = self.config.as_deref().zip(texts.config.as_ref());
         let toml = toml.map(|(file, held)| config::load_held(file, held));
-        // The satellite's own file says what the servers of the other one are held to, too.
+        // The base settings of the satellite's own file also apply to the servers of `mcp.json`.
         let base = toml.as_ref().and_then(|plan| plan.as_ref().ok()).map(|plan| plan.base.clone()).unwrap_or_default();
         let json = self.mcp_json.as_deref().zip(texts.mcp_json.as_ref());
         let json = json.map(|(file, held)| config::load_mcp_json_held(file, held, &base));
@@ -106,7 +100,7 @@ pub(super) fn rendered(errors: &ConfigErrors) -> String {
     text
 }
 
-/// miette draws through `Debug`.
+/// Wraps a report, because miette draws through `Debug`.
 struct Rendered<'a>(&'a ConfigErrors, &'a miette::MietteHandler);
 
 impl std::fmt::Debug for Rendered<'_> {
@@ -147,7 +141,6 @@ impl Check {
     }
 }
 
-/// Where clients come in, and who can.
 fn endpoint(plan: &GatewayPlan) -> String {
     let Some(address) = plan.address() else {
         let why = if plan.listen == Listen::Off { "switched off" } else { "not configured; add [gateway] for one" };
@@ -167,7 +160,7 @@ fn endpoint(plan: &GatewayPlan) -> String {
     format!("the MCP endpoint is {}: {who}", plan.url(address))
 }
 
-/// Commands and directories of servers that do not exist on this machine, each with its installation.
+/// Returns a warning for each command or directory that does not exist on this machine, with its installation.
 fn missing(plan: &Plan) -> Vec<String> {
     let is_production = plan.profile == Profile::Production;
     let in_sandbox = match plan.isolation {
@@ -179,7 +172,7 @@ fn missing(plan: &Plan) -> Vec<String> {
     for config in &plan.instances {
         let Target::Stdio { command, cwd } = &config.target else { continue };
         let spec = config.clone().merge();
-        // A sandbox has directories of its own.
+        // A sandbox has its own directories.
         let directory = cwd.as_deref().filter(|_| !in_sandbox);
         let problem = match directory.filter(|directory| !Path::new(directory).is_dir()) {
             Some(directory) => Some(format!("directory `{directory}` does not exist; check `cwd`")),
@@ -190,7 +183,7 @@ fn missing(plan: &Plan) -> Vec<String> {
         let Some(problem) = problem else { continue };
         let (installation, team) = (&config.installation, &config.team_slug);
         let warning = spec.mask.apply(&format!("installation `{installation}` of team `{team}`: {problem}"));
-        // The users of an installation share what it starts.
+        // Users of an installation share its command; warn once.
         if !warnings.contains(&warning) {
             warnings.push(warning);
         }
@@ -198,7 +191,7 @@ fn missing(plan: &Plan) -> Vec<String> {
     warnings
 }
 
-/// What this machine has to hold servers with, found out by trying it. Whether it can start any.
+/// Prints what this machine offers to contain servers, found out by trials. Returns true if servers can start.
 async fn machine(plan: &Plan) -> Result<bool, Failed> {
     let home = tempfile::tempdir()?;
     let options = StdioOptions {
@@ -216,7 +209,7 @@ async fn machine(plan: &Plan) -> Result<bool, Failed> {
             Err(why) => say(&format!("  {sandbox}: cannot be used: {why}")),
         }
     }
-    // Trials leave nothing behind, not even an empty cgroup.
+    // Remove what the trials left, even empty cgroups.
     let _ = tokio::task::spawn_blocking(move || connector.end_all(std::time::Duration::from_secs(1))).await;
     let works = |name: &str| findings.iter().any(|finding| finding.sandbox == name && finding.usable.is_ok());
     let refused = match (plan.isolation, plan.profile) {

@@ -13,13 +13,13 @@ use super::control::{in_words, settled, warn_not_durable};
 use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, say, say_json, to_json};
 use crate::console::api::{ConfigureRequest, Configured, GivenBy, Required};
 
-/// What is read from stdin or a file as a value is not longer; the satellite takes less.
+/// Upper limit for a value from stdin or a file, in bytes. The satellite accepts less.
 const READ_MAX: u64 = 1 << 20;
 
-/// Give a server what its configuration asks of its user (`user_required`).
+/// Set values that a server's configuration requires from its user (`user_required`).
 ///
-/// The value is kept in the data directory for its owner only, and the server is started with it at once. With no KEY:
-/// what is asked for, and what of it is given.
+/// The value is stored in the data directory for its owner only, and the server is restarted with it at once. Without a
+/// KEY, lists the required values and whether each is set.
 #[derive(Args)]
 #[command(after_help = "\
 A KEY alone is asked for on a terminal, without showing it, or read from stdin:
@@ -38,10 +38,10 @@ pub(super) struct Configure {
     /// KEY, KEY=VALUE, KEY=env:NAME or KEY=file:PATH
     #[arg(value_name = "KEY[=VALUE]")]
     values: Vec<String>,
-    /// Take back what was given for this key; what the configuration gives holds again
+    /// Remove the value of this key; a value in the configuration applies again
     #[arg(long, value_name = "KEY")]
     unset: Vec<String>,
-    /// Do not wait until the server has come to something
+    /// Do not wait until the server is online or has failed
     #[arg(long)]
     no_wait: bool,
     /// Print {"instance": a row of `status --json`, "required": [{key, given_by}]}
@@ -51,11 +51,9 @@ pub(super) struct Configure {
     data_dir: DataDirArg,
 }
 
-/// A value as it was typed.
 enum Typed<'a> {
-    /// Here it is.
     Is(String),
-    /// It is to be asked for; the argument as a whole.
+    /// The value must be read from the terminal or stdin. Contains the whole argument.
     Ask(&'a str),
 }
 
@@ -74,7 +72,7 @@ impl Configure {
         let asked: Vec<&str> =
             typed.values().filter_map(|value| if let Typed::Ask(key) = value { Some(*key) } else { None }).collect();
         if !asked.is_empty() {
-            // Nobody types a secret to learn that it is of no use.
+            // Check the keys first, before a person types a secret in vain.
             let known: Configured = client.post("/v1/configure", &request).await?;
             refuse_unknown(&asked, &known)?;
             let given = ask(&asked, &known.instance.instance).await?;
@@ -119,7 +117,7 @@ fn tell(Required { key, given_by }: &Required) {
     say(&format!("  {key}: {by}"));
 }
 
-/// What an argument says. References are followed here: it is this shell's environment and this folder that are meant.
+/// Parses an argument. References are resolved here, because they mean the environment and the directory of this shell.
 fn read(argument: &str) -> Result<(&str, Typed<'_>), Failed> {
     let bad = |why: String| Failed::new(BAD_INPUT, why);
     let (key, value) = match argument.split_once('=') {
@@ -134,7 +132,7 @@ fn read(argument: &str) -> Result<(&str, Typed<'_>), Failed> {
         let value = std::env::var(name).map_err(|error| bad(format!("the environment variable `{name}`: {error}")))?;
         return Ok((key, Typed::Is(value)));
     }
-    // A URL is a value like any other.
+    // A URL such as `file://` is an ordinary value.
     if let Some(path) = value.strip_prefix("file:").filter(|path| !path.starts_with("//")) {
         let cannot = |error: std::io::Error| bad(format!("cannot read the file `{path}`: {error}"));
         let file = std::fs::File::open(path).map_err(cannot)?;
@@ -143,7 +141,6 @@ fn read(argument: &str) -> Result<(&str, Typed<'_>), Failed> {
     Ok((key, Typed::Is(value.to_owned())))
 }
 
-/// All of it, without the end of the last line.
 fn whole(from: impl Read) -> std::io::Result<String> {
     let mut text = String::new();
     from.take(READ_MAX).read_to_string(&mut text)?;
@@ -158,7 +155,8 @@ fn without_line_end(text: &mut String) {
     }
 }
 
-/// As the satellite would, and before anything is typed. It does not repeat the key: that may be a value in the wrong place.
+/// Rejects unknown keys as the satellite would, before a value is typed. The message does not repeat the key, which may
+/// be a value in the wrong position.
 fn refuse_unknown(asked: &[&str], known: &Configured) -> Result<(), Failed> {
     let is_known = |typed: &str| {
         let name = typed.strip_prefix("query:").or(typed.strip_prefix("header:")).unwrap_or(typed);
@@ -179,7 +177,6 @@ fn refuse_unknown(asked: &[&str], known: &Configured) -> Result<(), Failed> {
     ))
 }
 
-/// Asks for the values of these keys, one after the other.
 async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
     let bad = |why: &str| Failed::new(BAD_INPUT, why);
     if !std::io::stdin().is_terminal() {
@@ -191,11 +188,11 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
         return if value.is_empty() { Err(bad("stdin gave no value")) } else { Ok(vec![value]) };
     }
     let mut values = Vec::new();
-    // Listened to before anything is asked: what comes meanwhile is not lost.
+    // Installed before the first prompt, so that no interrupt is lost.
     let mut interrupts = signal(SignalKind::interrupt())?;
     for key in keys {
         let hidden = Hidden::begin()?;
-        // Whoever interrupts gets the terminal back as it was.
+        // An interrupt restores the terminal.
         let _ = write!(std::io::stderr(), "{key} of {instance} (it is not shown): ");
         let reading = tokio::task::spawn_blocking(|| {
             let mut line = String::new();
@@ -217,7 +214,6 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
     Ok(values)
 }
 
-/// A terminal that does not show what is typed, until this is dropped.
 struct Hidden(Termios);
 
 impl Hidden {
@@ -233,7 +229,7 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing back.
+        // A terminal that is gone needs no restoring.
         let _ = tcsetattr(std::io::stdin().as_fd(), OptionalActions::Now, &self.0);
     }
 }

@@ -26,15 +26,15 @@ impl From<Target> for Selector {
 pub(super) struct Call {
     #[command(flatten)]
     target: Target,
-    /// The tool, by the name that its server gives it
+    /// Name of the tool, as the server defines it
     tool: String,
-    /// Its arguments, a JSON object
+    /// Arguments of the tool, a JSON object
     #[arg(value_name = "JSON")]
     arguments: Option<String>,
-    /// How long to wait over all, such as 10s or 2m [default: the server's request_timeout]
+    /// Longest time to wait in total, such as 10s or 2m [default: the server's request_timeout]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
-    /// A failure, too, is printed as JSON: {"error": {kind, message, fate, status, …}}
+    /// Print a failure as JSON, too: {"error": {kind, message, fate, status, …}}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -149,7 +149,7 @@ impl Reconnect {
 
 #[derive(Debug, Args)]
 pub(super) struct Reload {
-    /// Take the configuration on even if it removes more than half of the servers
+    /// Apply the configuration even if it removes more than half of the servers
     #[arg(long)]
     accept: bool,
     #[command(flatten)]
@@ -190,7 +190,7 @@ impl Prune {
     }
 }
 
-/// Warns that a command was carried out and is not stored.
+/// Prints a warning if a command was carried out but is not stored.
 pub(super) fn warn_not_durable(reason: Option<&str>) {
     if let Some(reason) = reason {
         complain(&format!(
@@ -200,7 +200,7 @@ pub(super) fn warn_not_durable(reason: Option<&str>) {
     }
 }
 
-/// `files-acme-alice-f1 is online (pid 4711)`
+/// Formats a status as a sentence: `files-acme-alice-f1 is online (pid 4711)`.
 pub(super) fn in_words(row: &InstanceStatus) -> String {
     let pid = row.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     with_next_step(&sentence(&row.instance, row.status, &pid, row.status_message.as_deref()), row.next_step.as_deref())
@@ -211,10 +211,10 @@ fn sentence(instance: &str, status: Status, more: &str, why: Option<&str>) -> St
     format!("{instance} is {status}{more}{why}")
 }
 
-/// Waits until the instance is no longer on its way. It always arrives somewhere: every transition has its limit.
+/// Waits until the instance has left all transitional states. Every transition has a time limit.
 pub(super) async fn settled(client: &Client, mut row: InstanceStatus) -> Result<InstanceStatus, Failed> {
     let selector = Selector { server: row.instance.clone(), team: None, user: None };
-    // A remote server that was lost keeps its status while it is tried again.
+    // A lost remote server keeps its status while it is reconnecting.
     let connecting = |row: &InstanceStatus| {
         row.connection.is_some_and(|now| matches!(now, Connection::Connecting | Connection::Reconnecting))
     };

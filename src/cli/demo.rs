@@ -14,12 +14,11 @@ use crate::config::{self, ConfigErrors, Plan};
 use crate::console::api::EndpointStatus;
 use crate::reaper::Below;
 
-/// Team and user of who connects to the demo's MCP endpoint.
 const CLIENT: (&str, &str) = ("team_acme", "user_alice");
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// One server that flaps on purpose, so that there is something to see before anything is killed.
+/// Configuration of the demo. The server `flaky` crashes on purpose, so that restarts are visible at once.
 const EXAMPLE: &str = r#"
 [satellite]
 name = "satellite-demo"
@@ -68,7 +67,7 @@ pub(super) struct Demo {
     /// Serve the MCP endpoint exactly here, such as 127.0.0.1:7300, localhost:7300 or :7300 for this machine only
     #[arg(long, value_name = "ADDR", value_parser = config::listen_address)]
     listen: Option<SocketAddr>,
-    /// Where the demo keeps its data and its control socket [default: .satellite-demo]
+    /// Directory of the demo's data and control socket [default: .satellite-demo]
     #[arg(long, value_name = "DIR", env = "SATELLITE_DATA_DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -87,7 +86,7 @@ impl Demo {
         let location = location(self.data_dir.as_deref(), DEMO_DATA_DIR);
         supervise(plan, &location, None, below, |satellite| {
             let named = DataDirArg { data_dir: self.data_dir.clone() };
-            // The demo's commands are short if they find it without its directory, as the only satellite that runs.
+            // Commands omit --data-dir if they find the demo anyway, as the only running satellite.
             let is_found =
                 named.found().is_ok_and(|found| found.canonicalize().is_ok_and(|it| it == satellite.data_dir()));
             let data_dir = if is_found { named.flag() } else { flag(&location.path) };
@@ -97,7 +96,7 @@ impl Demo {
                 let up = |snapshot: &Arc<Snapshot>| {
                     snapshot.len() == servers && snapshot.iter().all(|view| !view.status.is_transitional())
                 };
-                // What to try is the last thing printed, and is printed also if a server does not come up.
+                // The instructions are printed last, even if a server does not start.
                 let _ = tokio::time::timeout(PATIENCE, runtime.watch().wait_for(up)).await;
                 let snapshot = runtime.snapshot();
                 let victim = snapshot.iter().find(|view| view.spec.server.as_str() == "notes");
@@ -120,13 +119,12 @@ fn example(program: &str, listen: Option<SocketAddr>) -> Result<Plan, Failed> {
     }
 }
 
-/// In a line: there is no file to draw.
 fn listed(errors: &ConfigErrors) -> String {
     let lines = errors.items().into_iter().map(|item| format!("{} ({})", item.message, item.hint));
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// `typed` makes of a verb a command that works in another terminal.
+/// Prints what to try. `typed` turns a subcommand into a command line for another terminal.
 fn introduce(
     data_dir: &Path,
     servers: usize,

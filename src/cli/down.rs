@@ -15,7 +15,6 @@ use crate::console::api::{Ending, Filter, StatusReply};
 use crate::console::client::{Client, ClientError};
 use crate::reaper;
 
-/// The interval between two checks whether the satellite still answers. Used where its process cannot be watched.
 const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
@@ -28,7 +27,7 @@ impl Down {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let client = self.data_dir.client()?;
         let Ending { pid } = client.post("/v1/down", &()).await?;
-        // The reaper ends last.
+        // The reaper ends after the satellite.
         let last = Stat::read(pid).filter(|_| !reaper::is_orphan(pid)).map_or(pid, |stat| stat.parent);
         let process = i32::try_from(last).ok().and_then(Pid::from_raw);
         match process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
@@ -42,7 +41,7 @@ impl Down {
     }
 }
 
-/// Blocks until a process has ended: its descriptor is readable then.
+/// Blocks until the process has ended, which makes its descriptor readable.
 fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
     loop {
         match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
@@ -53,7 +52,7 @@ fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Waits until nobody answers on the control socket.
+/// Waits until the control socket does not answer any more.
 async fn silence(client: &Client) -> Result<(), Failed> {
     loop {
         match client.get::<StatusReply>("/v1/status", &Filter::default()).await {

@@ -16,7 +16,6 @@ use crate::console::client::{Client, ClientError};
 use crate::console::find::{hint, is_of_team, stored_team};
 use crate::journal::{self, Logs as Stored};
 
-/// A satellite that is waited for is looked for this often.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Args)]
@@ -26,7 +25,7 @@ pub(super) struct Events {
     /// Only events after this number
     #[arg(long, value_name = "SEQ")]
     since: Option<u64>,
-    /// Go on with what happens, until interrupted, also over restarts of the satellite
+    /// Continue with new events until interrupted, also over restarts of the satellite
     #[arg(long)]
     follow: bool,
     /// Only this type, such as mcp.server.crashed; may be repeated
@@ -35,7 +34,7 @@ pub(super) struct Events {
     /// Only this team (slug or id)
     #[arg(long, value_name = "TEAM")]
     team: Option<String>,
-    /// One JSON object a line
+    /// Print a JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -44,13 +43,13 @@ pub(super) struct Events {
 pub(super) struct Logs {
     #[command(flatten)]
     target: Target,
-    /// Go on with what it writes, until interrupted, also over restarts of the satellite
+    /// Continue with new lines until interrupted, also over restarts of the satellite
     #[arg(long)]
     follow: bool,
-    /// The calls of its tools instead of what it writes
+    /// Show the calls of its tools instead of its stderr
     #[arg(long)]
     requests: bool,
-    /// One JSON object a line
+    /// Print a JSON object per line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -77,7 +76,7 @@ impl Events {
             |envelope| wanted.matches(envelope),
             |envelope| {
                 if json {
-                    // An envelope is made of what JSON is made of.
+                    // An envelope always serializes.
                     say_json(&serde_json::to_string(envelope).unwrap_or_default());
                 } else {
                     say(&in_words(envelope));
@@ -87,11 +86,11 @@ impl Events {
         .await
     }
 
-    /// The id of the team with this id or slug: from the stored events, which also contain teams that are gone, else
-    /// from the satellite. An unknown team is an error, unless its first event is waited for.
+    /// Returns the id of the team with this id or slug: from the stored events, which also contain removed teams, or
+    /// else from the satellite. An unknown team is an error, unless `--follow` waits for its first event.
     async fn team_id(&self, team: &str) -> Result<String, Failed> {
         let directory = &self.data_dir.find()?;
-        // Without a directory there are neither events nor teams; the reader says so.
+        // A missing directory has no events and no teams; the reader reports it.
         let ids = match directory.is_dir().then(|| stored_team(directory, team)).transpose() {
             Ok(Some(Ok(id))) => return Ok(id),
             Ok(Some(Err(ids))) => ids,
@@ -119,8 +118,8 @@ impl Logs {
         let mut row = None;
         let (instance, server, team, user) = match client.post::<InstanceStatus>("/v1/resolve", &selector).await {
             Ok(found) => (Some(row.insert(found).instance.clone()), None, None, None),
-            // What is stored can be read without a satellite, and of a server that is not there any more; the name is then
-            // taken as it is.
+            // Stored logs can be read without a satellite, and those of a removed server too; the name is then used as
+            // it is.
             Err(error) if is_unknown(&error) => (None, Some(selector.server), selector.team, selector.user),
             Err(error) => return Err(error.into()),
         };
@@ -132,7 +131,7 @@ impl Logs {
                 && team.as_ref().is_none_or(|team| is_of_team(of, team))
                 && user.as_ref().is_none_or(|user| is_of_user(of, user))
         };
-        // What has been told by now is stored after this. Without a satellite it is.
+        // Make the satellite store all pending lines first. Without a satellite all are stored.
         match client.post::<()>("/v1/flush", &()).await {
             Ok(()) | Err(ClientError::NotRunning { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -158,7 +157,7 @@ impl Logs {
         let query = EventQuery { since: Some(through), follow: true, types, team: None, instance: instance.clone() };
         let wanted =
             |envelope: &Envelope| envelope.event.kind() == kind && envelope.event.subject().is_some_and(&wanted);
-        // A satellite that was not there to resolve the name tells of others as well.
+        // A satellite that did not resolve the name returns lines of other instances, too.
         read(&data_dir, query, wanted, |envelope| match &envelope.event {
             _ if !wanted(envelope) => {}
             Event::ServerLogs { logs, .. } => logs.iter().for_each(|line| show.line(line, log_line)),
@@ -169,7 +168,7 @@ impl Logs {
     }
 }
 
-/// Whether what is stored is all that can be asked.
+/// Returns true if the answer can only come from stored logs.
 fn is_unknown(error: &ClientError) -> bool {
     match error {
         ClientError::NotRunning { .. } => true,
@@ -178,7 +177,7 @@ fn is_unknown(error: &ClientError) -> bool {
     }
 }
 
-/// A name that no satellite knows, and of which nothing is stored, is most likely mistyped.
+/// Returns an error if no line is stored for an unknown name, which is most likely mistyped.
 fn found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), Failed> {
     match name {
         Some(name) if stored.lines.is_empty() => {
@@ -189,7 +188,6 @@ fn found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), Failed> {
     }
 }
 
-/// How lines are shown.
 #[derive(Clone, Copy)]
 struct Show {
     json: bool,
@@ -197,7 +195,7 @@ struct Show {
 
 impl Show {
     fn line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
-        // A line was JSON when it was stored.
+        // A stored line was read from JSON, so it serializes.
         if self.json {
             say_json(&serde_json::to_string(line).unwrap_or_default());
         } else {
@@ -205,7 +203,7 @@ impl Show {
         }
     }
 
-    /// Shows what is stored; the last event that it is of.
+    /// Prints stored lines and returns the number of the last event read.
     fn stored<T: Serialize>(self, stored: &Stored<T>, in_words: fn(&T) -> String) -> u64 {
         for logged in &stored.lines {
             self.line(&logged.line, in_words);
@@ -217,13 +215,13 @@ impl Show {
     }
 }
 
-/// Whether an event is about an instance of the user with this id or slug; see [`is_of_team`].
+/// Returns true if an event is about an instance of the user with this id or slug; see [`is_of_team`].
 fn is_of_user(of: &Subject, user: &str) -> bool {
     of.user_id.as_str() == user || of.process_id.ends_with(&format!("-{user}-{}", of.installation_id))
 }
 
-/// Reads events from the satellite if one runs, which knows what `query` wants, else those that are `wanted` from what it
-/// stored. Who follows goes on with what is stored when the satellite ends, and with the next one from there.
+/// Reads events from the running satellite, which applies `query`, or else the stored ones for which `wanted` returns
+/// true. With `follow`, continues with the stored events when the satellite ends, and then with the next satellite.
 async fn read(
     data_dir: &Path,
     mut query: EventQuery,
@@ -232,7 +230,7 @@ async fn read(
 ) -> Result<u8, Failed> {
     let mut told = false;
     loop {
-        // Each time anew: the directory may be another one than before.
+        // Checked each time: the directory may have been replaced.
         match Client::new(data_dir)?.stream("/v1/events", &query).await {
             Ok(mut lines) => {
                 told = false;
@@ -252,20 +250,20 @@ async fn read(
                         },
                         Ok(None) if !query.follow => return Ok(DONE),
                         Err(error) if !query.follow => return Err(error.into()),
-                        // What happens does not end by itself: the satellite did, and its last events may be stored only.
+                        // An event stream ends only with the satellite; its last events may be in the journal only.
                         Ok(None) | Err(_) => break,
                     }
                 }
             }
             Err(ClientError::NotRunning { .. }) => {}
-            // It is on its way out, or in.
+            // A satellite that is starting or ending.
             Err(_) if told => {}
             Err(error) => return Err(error.into()),
         }
         match stored(data_dir, query.since, &wanted, &mut show) {
             Ok(passed) => query.since = passed,
             Err(failed) if !query.follow || failed.code == NO_SATELLITE => return Err(failed),
-            // The next satellite mends the file; until then it is looked at again.
+            // The next satellite repairs the file; try again until then.
             Err(failed) if !told => complain(&failed.message),
             Err(_) => {}
         }
@@ -281,7 +279,6 @@ async fn read(
     }
 }
 
-/// Shows what is stored after `since`; where to go on.
 fn stored(
     data_dir: &Path,
     since: Option<u64>,
@@ -315,7 +312,8 @@ fn unreadable(data_dir: &Path, error: &io::Error) -> Failed {
     Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.display()))
 }
 
-/// `   118  06:33:01.204Z  mcp.server.crashed  memory-acme-alice-m1  exit_code=null reason="killed by SIGKILL" …`
+/// Formats an event in one line: `   118  06:33:01.204Z  mcp.server.crashed  memory-acme-alice-m1  exit_code=null
+/// reason="killed by SIGKILL" …`.
 fn in_words(envelope: &Envelope) -> String {
     let subject = envelope.event.subject().map(|of| of.process_id.to_string()).unwrap_or_default();
     let value = serde_json::to_value(&envelope.event).unwrap_or_default();
@@ -334,7 +332,8 @@ fn log_line(line: &LogLine) -> String {
     format!("{:.3} {level:<5} {}", line.timestamp, printable(&line.message))
 }
 
-/// `2026-11-21T06:33:01.204Z ok     12 ms  read_file {"path":"/etc/hosts"} → {"content":[…]}`
+/// Formats a call in one line: `2026-11-21T06:33:01.204Z ok     12 ms  read_file {"path":"/etc/hosts"} →
+/// {"content":[…]}`.
 fn request_line(line: &RequestLine) -> String {
     let RequestLine { tool_name, tool_params, tool_response, response_time_ms, success, error_message, timestamp } =
         line;

@@ -26,11 +26,10 @@ use crate::load::types::{Findings, Mode, Setup};
 use crate::load::{self, LoadError};
 use crate::reaper::Below;
 
-/// Whether a promise was broken is not known, or what was found could not be written.
+/// Exit code if the result is unknown or could not be written.
 const NOT_KNOWN: u8 = 4;
-/// Ended early by SIGINT or SIGTERM; shells count so.
 const INTERRUPTED: u8 = 130;
-/// Who asks for the second time has it end, and what has not ended then is left to the kernel.
+/// Time between the second signal and the exit. Processes that are left then are ended by the kernel.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
@@ -39,43 +38,43 @@ Exit codes: 0 every promise was kept, 1 one was broken, 2 bad input, 4 it could 
 Ctrl-C, or SIGTERM, ends the load; everybody recovers, and what was found so far is judged and told. A second one ends it at once.
 The same scenario and seed give the same calls and faults; a run prints the command that repeats it.")]
 pub(super) struct Load {
-    /// One that is built in (see --list), or a file of one's own
+    /// Name of a built-in scenario (see --list), or path of a scenario file
     #[arg(long, value_name = "NAME|FILE", default_value = "mixed")]
     scenario: String,
-    /// How many servers, instead of as many as the scenario says
+    /// Number of servers, instead of that of the scenario
     #[arg(long, value_name = "N")]
     instances: Option<usize>,
-    /// In how many teams
+    /// Number of teams
     #[arg(long, value_name = "T")]
     teams: Option<usize>,
-    /// How long the fleet is under load
+    /// Duration of the load in seconds
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
-    /// What everything is drawn from; without it one is drawn, and printed
+    /// Seed of all random choices; without it one is drawn and printed
     #[arg(long, value_name = "K")]
     seed: Option<u64>,
     /// Child processes instead of servers that are simulated in this process
     #[arg(long)]
     real: bool,
-    /// Calls go through the MCP endpoint, over HTTP
+    /// Send calls through the MCP endpoint, over HTTP
     #[arg(long)]
     gateway: bool,
-    /// On one thread, in time that passes as soon as everybody waits: an hour in seconds
+    /// Run on one thread with a simulated clock that skips idle time: an hour in seconds
     #[arg(long, conflicts_with_all = ["real", "gateway"])]
     virtual_time: bool,
-    /// What was found as one JSON object, and nothing else on stdout
+    /// Print the findings as one JSON object, and nothing else on stdout
     #[arg(long)]
     json: bool,
-    /// Also a page with plots, in one file that needs nothing else
+    /// Also write a self-contained HTML page with plots
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-    /// Also every event, a line each, to compare two runs
+    /// Also write every event, one per line, to compare two runs
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// List the scenarios that are built in, and run none
+    /// List the built-in scenarios and exit
     #[arg(long, exclusive = true)]
     list: bool,
-    /// Print one of them, to begin one's own with
+    /// Print a built-in scenario, as a start for one's own
     #[arg(long, value_name = "NAME", exclusive = true)]
     print_scenario: Option<String>,
 }
@@ -100,7 +99,7 @@ impl From<LoadError> for Failed {
 }
 
 impl Load {
-    /// Whether it starts processes, and so belongs below the reaper.
+    /// Returns true if the run starts processes and must therefore run below the reaper.
     pub(super) fn is_real(&self) -> bool {
         self.real && !self.list && self.print_scenario.is_none()
     }
@@ -117,7 +116,7 @@ impl Load {
         let scenario = self.scenario()?;
         let seed = Seed(self.seed.unwrap_or_else(drawn_seed));
         let repeat = self.repeat(&scenario, seed);
-        // A run of half an hour must not end in a file that cannot be written.
+        // Checked before the run: a long run must not end with a file that cannot be written.
         self.trace.as_deref().map(can_write).transpose()?;
         let page = self.report.as_deref().map(Page::create).transpose()?;
         if let (Some(trace), Some(page)) = (&self.trace, &page) {
@@ -137,7 +136,7 @@ impl Load {
                 return Ok(failed.code);
             }
         };
-        // First what nobody may miss: who reads the rest may have hung up.
+        // Print the essential result first: the reader of stdout may have closed it.
         let is_broken = findings.violations_in_all > 0;
         if is_broken {
             if self.json {
@@ -157,12 +156,12 @@ impl Load {
         Ok(code)
     }
 
-    /// Everything that was found, to wherever it is wanted; what could not be written, and why.
+    /// Writes the findings to all requested outputs. Returns an error message for each output that failed.
     fn tell(&self, findings: &Findings, page: Option<Page>) -> Vec<String> {
         let mut failed = Vec::new();
         let text = if self.json { report::json(findings).map_err(io::Error::other) } else { Ok(told(findings)) };
         match text.and_then(|text| writeln!(io::stdout().lock(), "{text}")) {
-            // Who has read enough has no part in whether it held.
+            // A reader that closes the pipe early does not change the exit code.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 failed.push(format!("cannot write to stdout: {error}"));
             }
@@ -198,7 +197,7 @@ impl Load {
         Ok(scenario)
     }
 
-    /// The command that does the same again, from the same directory and while the scenario's file is what it is.
+    /// Returns the command that repeats the run, from the same directory and with an unchanged scenario file.
     fn repeat(&self, scenario: &Scenario, seed: Seed) -> String {
         let flags = [(self.real, " --real"), (self.gateway, " --gateway"), (self.virtual_time, " --virtual-time")];
         let flags: String = flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag).collect();
@@ -212,7 +211,7 @@ impl Load {
         )
     }
 
-    /// Nothing if somebody has interrupted it, and then again.
+    /// Runs the scenario. Returns `None` if a second signal interrupted it.
     fn findings(
         &self,
         scenario: Scenario,
@@ -249,7 +248,7 @@ impl Load {
             }
         });
         live.finish();
-        // Servers end with the tasks that hold them.
+        // Servers end with the tasks that own them.
         threads.shutdown_timeout(LAST_TASKS);
         match found {
             Err(LoadError::Stopped) => Ok(None),
@@ -258,8 +257,8 @@ impl Load {
     }
 }
 
-/// Hears signals on a thread of its own: the thread of the run may be busy, and its time may stand still. The first asks
-/// for an early end, which `live` passes on; with the second the token is cancelled.
+/// Waits for signals on a separate thread, because the thread of the run may be busy and its clock may stand still. The
+/// first signal makes `live` end the run early; the second cancels the token.
 fn listen(below: Option<Below>, live: &Arc<Live>) -> io::Result<CancellationToken> {
     let hearing = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = {
@@ -286,7 +285,6 @@ fn listen(below: Option<Below>, live: &Arc<Live>) -> io::Result<CancellationToke
     Ok(at_once)
 }
 
-/// What asks for an end, directly or through the reaper.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -306,7 +304,7 @@ impl Signals {
             tokio::select! {
                 _ = self.interrupt.recv() => self.count.directly += 1,
                 _ = self.terminate.recv() => self.count.directly += 1,
-                // SIGHUP asks a satellite to reload, and there is nothing to reload here.
+                // SIGHUP means a reload, and a load run has nothing to reload.
                 Some(signal) = through_the_reaper => {
                     self.count.through_the_reaper += u64::from(signal != nix::sys::signal::Signal::SIGHUP);
                 }
@@ -315,16 +313,15 @@ impl Signals {
     }
 }
 
-/// The command that does the same again, as it is typed.
 fn repeated(repeat: &str) {
     let _ = writeln!(io::stderr().lock(), "repeat: {repeat}");
 }
 
-/// A page that is there when it is whole, and not before: an older one stays until then.
+/// HTML report that replaces an older file only when it is complete.
 struct Page {
     path: PathBuf,
     file: File,
-    /// Where it is written first. A pipe or a device is written as it is.
+    /// Temporary file. `None` for a pipe or a device, which is written directly.
     unfinished: Option<PathBuf>,
 }
 
@@ -333,7 +330,7 @@ impl Page {
         let cannot = |error: &io::Error| Failed { code: BAD_INPUT, ..cannot_write(path, error) };
         let unfinished = match fs::metadata(path) {
             Ok(found) if !found.is_file() => None,
-            // What is given may be a link to it.
+            // The path may be a link to the file.
             _ => Some(place(path)),
         };
         let Some(place) = unfinished else {
@@ -347,7 +344,6 @@ impl Page {
         Ok(Self { path: place, file, unfinished: Some(unfinished) })
     }
 
-    /// Two cannot be written into one.
     fn is_not(&self, trace: &Path) -> Result<(), Failed> {
         let trace = place(trace);
         let taken = std::iter::once(&self.path).chain(&self.unfinished).any(|path| *path == trace);
@@ -368,26 +364,24 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         if let Some(unfinished) = &self.unfinished {
-            // If even that fails, its name says what it is.
+            // If removing fails, the name shows that the file is temporary.
             let _ = fs::remove_file(unfinished);
         }
     }
 }
 
-/// Where a file is or will be, whatever links lead there.
 fn place(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let new = || Some(fs::canonicalize(parent).ok()?.join(path.file_name()?));
     fs::canonicalize(path).ok().or_else(new).unwrap_or_else(|| path.to_owned())
 }
 
-/// Short enough to be typed.
 fn drawn_seed() -> u64 {
-    // The standard library's only randomness.
+    // `RandomState` is the only source of randomness in the standard library.
     RandomState::new().build_hasher().finish() >> 32
 }
 
-/// What is in it stays until the run begins.
+/// Checks that the file can be written. Its content is kept until the run begins.
 fn can_write(path: &Path) -> Result<(), Failed> {
     let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     opened.map(drop).map_err(|error| Failed { code: BAD_INPUT, ..cannot_write(path, &error) })
@@ -416,7 +410,6 @@ fn shipped(name: &str) -> Result<&'static str, Failed> {
     })
 }
 
-/// What was run, whether it held, and everything in tables.
 fn told(findings: &Findings) -> String {
     let tables: Vec<String> = tables(findings).iter().map(as_text).collect();
     let verdict = verdict(findings);
@@ -433,7 +426,7 @@ fn as_text(Table { title, head, rows }: &Table) -> String {
     for row in rows {
         table.add_row(row);
     }
-    // What is no table of numbers reads from the left.
+    // Align numbers right; long text cells stay aligned left.
     if rows.iter().flatten().all(|cell| cell.len() < 40) {
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     }

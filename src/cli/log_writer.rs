@@ -1,5 +1,5 @@
-//! The thread that writes the log to stderr. stderr can be a file on a disk that hangs, or a pipe that no process
-//! reads; the threads that log do not wait for it. Lines that do not fit into the queue are dropped and counted.
+//! Thread that writes the log to stderr. stderr can be a file on a hanging disk or a pipe without a reader; the threads
+//! that log do not wait for it. Lines that do not fit into the queue are dropped and counted.
 
 use std::io;
 use std::sync::OnceLock;
@@ -9,41 +9,38 @@ use std::thread;
 
 use crate::disk::WAIT_MAX;
 
-/// Lines that wait to be written.
 const QUEUE_MAX: usize = 10_000;
 
 enum Order {
     Line(Vec<u8>),
-    /// Answer when all lines before are written.
     Finish(mpsc::Sender<()>),
 }
 
 static WRITER: OnceLock<SyncSender<Order>> = OnceLock::new();
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Starts the thread, which writes each line by `print`.
 pub(super) fn start(print: impl Fn(&[u8]) + Send + 'static) -> io::Result<()> {
     let (orders, inbox) = mpsc::sync_channel(QUEUE_MAX);
     thread::Builder::new().name("satellite-log".into()).spawn(move || {
         for order in inbox {
             match order {
                 Order::Line(line) => print(&line),
-                // An error means that it took too long.
+                // An error means that the caller has stopped waiting.
                 Order::Finish(done) => drop(done.send(())),
             }
             let dropped = DROPPED.swap(0, Ordering::AcqRel);
             if dropped > 0 {
-                // Queued like any other line: this thread does not wait for itself.
+                // Queued like any other line, so this thread does not wait for itself.
                 tracing::warn!(dropped, "log lines were dropped: stderr was blocked");
             }
         }
     })?;
-    // There is one log, begun once.
+    // There is only one log; a second writer is ignored.
     let _ = WRITER.set(orders);
     Ok(())
 }
 
-/// Queues a line for the thread. Returns false if the thread does not run; a line that finds the queue full is dropped.
+/// Queues a line for the thread and drops it if the queue is full. Returns false if the thread is not running.
 pub(super) fn write(line: &[u8]) -> bool {
     let Some(orders) = WRITER.get() else { return false };
     match orders.try_send(Order::Line(line.to_vec())) {
@@ -56,12 +53,12 @@ pub(super) fn write(line: &[u8]) -> bool {
     }
 }
 
-/// Waits until all lines are written, or stderr does not take them.
+/// Waits until all lines are written, or until stderr has blocked for too long.
 pub(super) fn finish() {
     let Some(orders) = WRITER.get() else { return };
     let (done, written) = mpsc::channel();
     if orders.try_send(Order::Finish(done)).is_ok() {
-        // An error means that stderr hangs: it is not waited for.
+        // An error means that stderr hangs; do not wait any longer.
         let _ = written.recv_timeout(WAIT_MAX);
     }
 }

@@ -1,4 +1,5 @@
-//! The command line: one verb, one file. Exit codes: 0 done, 1 a tool or a server failed, 2 bad input, 3 no satellite.
+//! Command line of the satellite: one module for each subcommand. Exit codes: 0 success, 1 a tool or a server failed, 2
+//! bad input, 3 no satellite is running.
 
 #![expect(clippy::doc_markdown, reason = "these comments are the text of --help")]
 
@@ -35,7 +36,7 @@ use crate::known_dirs::{self, Location};
 use crate::reaper::{self, Below};
 use print::{complain, complain_styled, printable, say, say_json, say_styled, tell, to_json};
 
-/// What still runs on a blocking thread at the end is not waited for longer than this.
+/// Upper limit for the time to wait at exit for tasks on blocking threads.
 const LAST_TASKS: Duration = Duration::from_millis(500);
 
 const DONE: u8 = 0;
@@ -67,7 +68,7 @@ struct Cli {
 enum Verb {
     /// Run the servers of a configuration, in the foreground, until SIGTERM or SIGINT
     Run(run::Run),
-    /// End the satellite that runs, and wait until it has ended
+    /// Stop the running satellite and wait until it has ended
     Down(down::Down),
     /// Run an example: two teams, five users, real child processes
     Demo(demo::Demo),
@@ -75,14 +76,14 @@ enum Verb {
     Check(check::Check),
     /// Show every server: status, process, tools, restarts
     Status(status::Status),
-    /// List the clients that are connected: sessions, and clients without one, of which a request or a stream is open or
-    /// was less than a minute ago
+    /// List the connected clients: sessions, and clients without a session that have an open request or stream or had
+    /// one within the last minute
     Clients(clients::Clients),
     /// Call one tool and print its result as JSON
     Call(control::Call),
     /// List the tools that are offered
     Tools(tools::Tools),
-    /// Print what happened
+    /// Print events of a satellite
     Events(events::Events),
     /// Print what a server wrote to stderr
     Logs(events::Logs),
@@ -92,21 +93,21 @@ enum Verb {
     Stop(control::Stop),
     /// Start a server that was stopped
     Start(control::Control),
-    /// Make the connection to a remote server anew, at once; a process is started again
+    /// Reconnect a remote server now; restart a server that is a process
     Reconnect(control::Reconnect),
     /// Read the configuration again, now
     Reload(control::Reload),
     /// Erase the data of servers that are not configured any more, without waiting for the retention
     Prune(control::Prune),
-    /// Give a server what its configuration asks of its user
+    /// Set values that a server's configuration requires from its user
     Configure(configure::Configure),
-    /// Authorize a remote server by OAuth, or take that back
+    /// Authorize a remote server by OAuth, or revoke the authorization
     Auth(auth::Auth),
-    /// Make a token for a client of the MCP endpoint, and what to write into the configuration for it
+    /// Generate a token for a client of the MCP endpoint, and the line to write into the configuration for it
     Token(token::Token),
-    /// Be the control plane of satellites: gives them their configuration and commands, and keeps what they tell
+    /// Run a control plane for satellites: gives them their configuration and commands, and stores what they report
     Backend(backend::BackendVerb),
-    /// Put a fleet of simulated or real servers under load and faults, and check what is promised
+    /// Run load and faults against a fleet of simulated or real servers and check the guarantees
     Load(Box<load::Load>),
     /// Print a completion script for a shell
     Completions(completions::Completions),
@@ -115,10 +116,10 @@ enum Verb {
     SimServer(Box<sim_server::SimServer>),
 }
 
-/// Where a satellite keeps its data, and where its control socket is.
+/// Location of a satellite's data and its control socket.
 #[derive(Debug, Clone, Args)]
 struct DataDirArg {
-    /// Where the satellite keeps its data and its control socket [default: .satellite]
+    /// Directory of the satellite's data and control socket [default: .satellite]
     #[arg(long, value_name = "DIR", env = "SATELLITE_DATA_DIR")]
     data_dir: Option<PathBuf>,
 }
@@ -127,17 +128,15 @@ const DATA_DIR: &str = ".satellite";
 const DEMO_DATA_DIR: &str = ".satellite-demo";
 
 impl DataDirArg {
-    /// Returns the location of the data directory of a satellite to be started.
     fn location(&self) -> Location {
         location(self.data_dir.as_deref(), DATA_DIR)
     }
 
-    /// A client of the satellite that is meant.
     fn client(&self) -> Result<Client, Failed> {
         Ok(Client::new(&self.find()?)?)
     }
 
-    /// The data directory of the satellite that is meant, and a note if that is not the default one.
+    /// Returns the data directory of the running satellite, and prints a note if it is not the default one.
     fn find(&self) -> Result<PathBuf, Failed> {
         let found = self.found()?;
         if self.data_dir.is_none() && found != Path::new(DATA_DIR) {
@@ -147,8 +146,8 @@ impl DataDirArg {
         Ok(found)
     }
 
-    /// The named data directory; else the default one, if a satellite is running on it; else that of the only satellite
-    /// of this user that is running.
+    /// Returns the named data directory, or else the default one if a satellite is running on it, or else that of the
+    /// only running satellite of this user.
     fn found(&self) -> Result<PathBuf, Failed> {
         let here = self.location();
         if here.is_named {
@@ -183,7 +182,7 @@ impl DataDirArg {
         }
     }
 
-    /// What a command in another terminal must say so that it means this directory.
+    /// Returns the flag that commands in another terminal need to find this directory.
     fn flag(&self) -> String {
         match &self.data_dir {
             Some(dir) if dir != Path::new(DATA_DIR) => flag(dir),
@@ -200,7 +199,7 @@ fn flag(data_dir: &Path) -> String {
     format!(" --data-dir {}", shell_word(&data_dir.to_string_lossy()))
 }
 
-/// Which instance is meant.
+/// Selection of one instance.
 #[derive(Debug, Clone, Args)]
 struct Target {
     /// A server's slug where it is unique, else its full name: SERVER-TEAM-USER-INSTALLATION (in `status --json`)
@@ -213,7 +212,7 @@ struct Target {
     user: Option<String>,
 }
 
-/// Which instances a list shows.
+/// Filter for lists of instances.
 #[derive(Debug, Clone, Args)]
 struct Only {
     /// Only this team (slug or id)
@@ -230,7 +229,6 @@ impl From<Only> for Filter {
     }
 }
 
-/// What a verb could not do, with its exit code.
 struct Failed {
     code: u8,
     message: String,
@@ -242,7 +240,6 @@ impl Failed {
         Self { code, message: crate::printable::lines(&message) }
     }
 
-    /// A failure whose message contains styles of our own.
     fn styled(code: u8, message: String) -> Self {
         Self { code, message }
     }
@@ -274,13 +271,13 @@ impl From<std::io::Error> for Failed {
     }
 }
 
-/// Runs the verb of this process's arguments.
+/// Runs the subcommand in the arguments of this process.
 pub fn main() -> ExitCode {
     huge_pages::turn_off();
     let cli = Cli::parse();
     let outcome = match cli.verb {
         Verb::SimServer(verb) => std::process::exit(verb.run()),
-        // What starts servers runs below a process that sees to what it leaves. No thread exists yet.
+        // A subcommand that starts servers runs below the reaper, which ends leftover processes. No thread exists yet.
         Verb::Run(verb) => {
             return below_the_reaper(|below| told(in_runtime(verb.run(below))));
         }
@@ -325,7 +322,7 @@ fn in_runtime(verb: impl Future<Output = Result<u8, Failed>>) -> Result<u8, Fail
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(verb);
-            // A name that is being looked up must not keep the process from its end.
+            // A pending DNS lookup must not delay the exit of the process.
             runtime.shutdown_timeout(LAST_TASKS);
             outcome
         }
@@ -333,21 +330,21 @@ fn in_runtime(verb: impl Future<Output = Result<u8, Failed>>) -> Result<u8, Fail
     }
 }
 
-/// The exit code of a verb; a failure is printed.
+/// Prints a failure and returns the exit code.
 fn told(outcome: Result<u8, Failed>) -> u8 {
     log_writer::finish();
     match outcome {
         Ok(code) => code,
         Err(Failed { code, message }) => {
-            // stderr may be a file on a disk that hangs.
+            // Printed on another thread: stderr may be a file on a hanging disk.
             let (done, written) = std::sync::mpsc::channel();
             let print = move || {
                 complain_styled(&message);
-                // An error means that it took too long.
+                // An error means that the time has passed.
                 let _ = done.send(());
             };
             if std::thread::Builder::new().spawn(print).is_ok() {
-                // An error means that the text is not printed in time.
+                // An error means that the message was not printed in time.
                 let _ = written.recv_timeout(crate::disk::WAIT_MAX);
             }
             code
@@ -355,7 +352,6 @@ fn told(outcome: Result<u8, Failed>) -> u8 {
     }
 }
 
-/// A word as it can be typed: quoted if it must be.
 fn shell_word(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
     if text.bytes().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }

@@ -1,4 +1,4 @@
-//! `satellite run`: the main job, in the foreground.
+//! `satellite run`: runs a satellite in the foreground.
 
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use crate::reaper::Below;
 use crate::satellite::{Accepted, Rejected, ReloadRequest, Satellite, StartError};
 use crate::watch::{Texts, Watch};
 
-/// ractor and rmcp tell much that is no news to an operator, and rmcp tells payloads.
+/// Default log filter. ractor and rmcp log much that does not matter to an operator, and rmcp logs payloads.
 const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
 
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ pub(super) struct Run {
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct Log {
-    /// How to write the log to stderr [default: human on a terminal, json elsewhere]; RUST_LOG filters it
+    /// Format of the log on stderr [default: human on a terminal, json elsewhere]; RUST_LOG filters it
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 }
@@ -51,7 +51,7 @@ pub(super) struct Log {
 enum LogFormat {
     /// For people
     Human,
-    /// One object a line
+    /// JSON, one object per line
     Json,
 }
 
@@ -60,13 +60,13 @@ impl Log {
         let terminal = std::io::stderr().is_terminal();
         let format = self.log_format.unwrap_or(if terminal { LogFormat::Human } else { LogFormat::Json });
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(QUIET));
-        // Without a thread, lines are written where they arise.
+        // If the thread cannot be started, the caller's thread writes each line.
         let _ = log_writer::start(|line| {
             let _ = beside_the_bar(|| std::io::stderr().write_all(line));
         });
         let builder =
             tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| BesideTheBar).log_internal_errors(false);
-        // An error says that a subscriber is there already: then the host has chosen.
+        // An error means that the embedding program has installed a subscriber already, which is kept.
         let _ = match format {
             LogFormat::Human => builder.with_ansi(terminal).with_target(false).try_init(),
             LogFormat::Json => builder.json().flatten_event(true).try_init(),
@@ -74,19 +74,17 @@ impl Log {
     }
 }
 
-/// The one place where bars are drawn.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// Whether one is: drawing needs a terminal that works, so nothing is drawn, and no lock taken, where there is none.
+/// True while a progress bar is drawn. Otherwise no lock is taken and the terminal is not touched.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
-/// Runs `print` with the progress bar out of the way.
 pub(super) fn beside_the_bar<T>(print: impl FnOnce() -> T) -> T {
     if DRAWN.load(Ordering::Acquire) { BARS.suspend(print) } else { print() }
 }
 
-/// stderr, with the progress bar out of the way while a line of the log is written. A log that cannot be written is no
-/// reason to end supervision: the line is lost. It may be a file on a disk that hangs, so a thread of its own writes it.
+/// Log output on stderr with the progress bar hidden meanwhile. The log writer thread prints, because stderr may be a
+/// file on a hanging disk; a line that cannot be written is lost, and supervision continues.
 struct BesideTheBar;
 
 impl Write for BesideTheBar {
@@ -113,7 +111,7 @@ impl Run {
         supervise(plan, &self.data_dir.location(), Some((files, texts)), below, |satellite| {
             let dir = satellite.data_dir().display();
             if events_on_stdout {
-                // Whoever reads them wants nothing but events.
+                // The reader of stdout expects only events.
                 tracing::info!(servers, data_dir = %dir, "satellite is running");
             } else {
                 let flag = self.data_dir.flag();
@@ -128,7 +126,6 @@ impl Run {
     }
 }
 
-/// The files that a plan is made of.
 #[derive(Debug, Clone)]
 pub(super) struct Files {
     sources: Sources,
@@ -140,16 +137,15 @@ impl Files {
         self.sources.plan(texts, self.listen)
     }
 
-    /// Looks at them from now on; the plan that runs is made of `texts`.
     fn watched(&self, texts: Texts, plan: &Plan) -> Watch {
         let sources = self.sources.clone();
         Watch::new(Arc::new(move || sources.read()), texts, plan.watch)
     }
 }
 
-/// Runs a plan until a signal ends it. `files` are what it is made of, and what they held then: they are read again when
-/// they change, and on SIGHUP; where there are none, SIGHUP ends it. SIGHUP also ends it if the controlling terminal is
-/// gone. `greet` is called when all are installed.
+/// Runs a plan until a signal ends it. `files` are the configuration files of the plan with the texts it was made from:
+/// they are read again when they change and on SIGHUP. Without files, or if the controlling terminal is gone, SIGHUP
+/// ends the satellite. `greet` is called after all instances are installed.
 pub(super) async fn supervise(
     plan: Plan,
     location: &Location,
@@ -168,7 +164,7 @@ pub(super) async fn supervise(
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
             Failed::new(code, error.to_string())
         })?,
-        // What was started by then is ended by its guards, and by the reaper.
+        // Processes started by then are ended by their guards and by the reaper.
         () = signals.end() => return Err(Failed::new(FAILED, "ended by a signal before it was up")),
     };
     let progress = show_progress(&satellite, servers);
@@ -177,7 +173,7 @@ pub(super) async fn supervise(
     let mut linked = Box::pin(satellite.tend_link());
     let mut lost_data_dir = Box::pin(satellite.lost_data_dir());
     let mut lost = None;
-    // A server that is removed has its grace; meanwhile a signal is heard all the same.
+    // A reload may wait for the grace period of removed servers; signals are handled meanwhile.
     let (mut reloading, mut asked) = (None, None);
     loop {
         if reloading.is_none()
@@ -190,7 +186,7 @@ pub(super) async fn supervise(
                 }
                 (None, Reload::Requested(request)) => {
                     let why = "cannot reload: this satellite was started without a configuration file";
-                    // An error means that nobody waits for the answer any more.
+                    // An error means that the requester does not wait any more.
                     let _ = request.reply.send(Err(why.to_owned().into()));
                 }
                 (None, Reload::Asked | Reload::Changed(_)) => break,
@@ -222,11 +218,11 @@ pub(super) async fn supervise(
                     watch.tried(texts, outcome.err());
                 }
             }
-            // What changes meanwhile is seen by the next look after it.
+            // Changes during a reload are seen by the first check after it.
             texts = changed(&mut files), if reloading.is_none() => asked = Some(Reload::Changed(texts)),
             request = satellite.reload_requested(), if asked.is_none() => asked = Some(Reload::Requested(request)),
             request = signals.next() => match request {
-                // A second one waits until the first is done with.
+                // A second request waits until the first reload is finished.
                 Request::Reload => {
                     // A pending request from `satellite reload` reads the files as well, and its client waits for the
                     // reply.
@@ -258,17 +254,14 @@ pub(super) async fn supervise(
     }
 }
 
-/// Why the configuration is taken on again.
 enum Reload {
-    /// A person wants it, by a signal.
     Asked,
-    /// A person wants it, and waits for the answer.
+    /// `satellite reload`, which waits for the reply.
     Requested(ReloadRequest),
-    /// The files hold this now.
     Changed(Texts),
 }
 
-/// What the files hold when that is to be taken on; never, where there are none.
+/// Waits until the files have changed and returns their texts. Never resolves without files.
 async fn changed(files: &mut Option<(Files, Watch)>) -> Texts {
     match files {
         Some((_, watch)) => watch.changed().await,
@@ -276,22 +269,20 @@ async fn changed(files: &mut Option<(Files, Watch)>) -> Texts {
     }
 }
 
-/// A configuration that is to be taken on.
 struct Trial {
     texts: Texts,
     plan: Result<Plan, String>,
-    /// Why it was refused before, where a refusal for that reason is no news.
+    /// Reason of an earlier rejection. A rejection for the same reason is not reported again.
     told: Option<String>,
     request: Option<ReloadRequest>,
 }
 
-/// What has come of it: whether the files are to be watched from now on, or why it was refused.
+/// Outcome of a reload: whether the files are watched from now on, or why the configuration was rejected.
 struct Tried {
     texts: Texts,
     outcome: Result<bool, String>,
 }
 
-/// What the files mean now.
 fn read_again(files: &Files, watch: &Watch, reload: Reload) -> Trial {
     let (texts, told, request) = match reload {
         Reload::Asked => (watch.read(), None, None),
@@ -317,20 +308,19 @@ async fn take_on(satellite: &Satellite, trial: Trial) -> Tried {
     }
     let outcome = applied.as_ref().map(|_| is_watched).map_err(|rejected| rejected.message.clone());
     if let Some(request) = request {
-        // An error means that nobody waits for the answer any more.
+        // An error means that the requester does not wait any more.
         let _ = request.reply.send(applied);
     }
     Tried { texts, outcome }
 }
 
-/// What a person asks by a signal.
 enum Request {
     End,
     Reload,
 }
 
-/// Signals come to this process, and through the reaper. Who signals a whole group reaches both and means it once, so
-/// the larger count is what was asked.
+/// Signals that arrive directly and through the reaper. A signal to the process group arrives both ways but is one
+/// request, so the larger of the two counts applies.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -338,14 +328,13 @@ struct Signals {
     below: Below,
     end: Count,
     reload: Count,
-    /// There was a controlling terminal at the start, and SIGHUP was not ignored: `nohup` ignores it.
+    /// True if the process had a controlling terminal at the start and SIGHUP was not ignored, as `nohup` does.
     ends_with_terminal: bool,
-    /// SIGHUP has reported the loss of the terminal. Shell and kernel may both send it: the second one is no second
-    /// request to end.
+    /// True after a SIGHUP has reported the loss of the terminal. Shell and kernel may both send one; the second one is
+    /// not a second request to end.
     has_lost_terminal: bool,
 }
 
-/// Whether the process has a controlling terminal.
 fn has_terminal() -> bool {
     let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY;
     std::fs::File::options().read(true).custom_flags(flags).open("/dev/tty").is_ok()
@@ -359,7 +348,7 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// Whether more was asked than was answered; it is answered then.
+    /// Returns true if there is an unanswered request, and marks it as answered.
     pub(super) fn is_new(&mut self) -> bool {
         let asked = self.directly.max(self.through_the_reaper);
         std::mem::replace(&mut self.answered, asked) < asked
@@ -368,7 +357,7 @@ impl Count {
 
 impl Signals {
     fn new(below: Below) -> std::io::Result<Self> {
-        // Our own handler hides whether the signal was ignored.
+        // Checked first: the handlers installed below hide whether the signal was ignored.
         let ends_with_terminal = !are_ignored(nix::sys::signal::Signal::SIGHUP) && has_terminal();
         Ok(Self {
             ends_with_terminal,
@@ -413,7 +402,6 @@ impl Signals {
     }
 }
 
-/// While many servers start: a bar on a terminal, nothing elsewhere.
 fn show_progress(satellite: &Satellite, total: usize) -> tokio::task::JoinHandle<()> {
     let mut watch = satellite.runtime().watch();
     tokio::spawn(async move {
@@ -422,7 +410,7 @@ fn show_progress(satellite: &Satellite, total: usize) -> tokio::task::JoinHandle
         }
         DRAWN.store(true, Ordering::Release);
         let bar = BARS.add(ProgressBar::new(total as u64));
-        // The template is ours and fixed: if it were wrong the default would be shown.
+        // The template is constant; if it were invalid, the default style would be used.
         if let Ok(style) = ProgressStyle::with_template("starting {bar:30} {pos}/{len} {msg}") {
             bar.set_style(style);
         }
@@ -440,7 +428,7 @@ fn show_progress(satellite: &Satellite, total: usize) -> tokio::task::JoinHandle
             if settled >= total {
                 break;
             }
-            // The pictures come faster than anybody reads.
+            // Snapshots arrive faster than the bar needs them.
             tokio::time::sleep(Duration::from_millis(100)).await;
             if watch.changed().await.is_err() {
                 break;

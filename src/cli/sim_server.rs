@@ -25,7 +25,7 @@ pub(super) struct SimServer {
     /// The path of the HTTP endpoint
     #[arg(long, requires = "http", default_value = "/mcp")]
     path: String,
-    /// How a POST is answered
+    /// Format of the response to a POST
     #[arg(long, requires = "http", value_enum, default_value_t)]
     answers: Answers,
     /// Answer a GET with 405, as many servers do, instead of a stream
@@ -34,7 +34,7 @@ pub(super) struct SimServer {
 }
 
 impl SimServer {
-    /// The code to exit with.
+    /// Runs the server and returns the exit code.
     pub(super) fn run(mut self) -> i32 {
         if let Some(file) = &self.script_file {
             match read_script(file) {
@@ -56,12 +56,12 @@ impl SimServer {
 
     async fn serve(self) -> i32 {
         let Some(address) = self.http else { return serve_stdio(self.script).await };
-        // Each session may have two connections; where the limit cannot be raised there are fewer of them.
+        // A session may need two connections; if the limit cannot be raised, fewer sessions fit.
         let _ = raise_descriptor_limit();
         let Self { path, answers, no_get_stream, .. } = self;
         let options = HttpOptions { address, path: path.clone(), answers, get_stream: !no_get_stream };
         let listening = |address| {
-            // Whether anybody reads it is no reason to end.
+            // A closed stdout is no reason to exit.
             let _ = writeln!(std::io::stdout().lock(), "listening on http://{address}{path}");
         };
         match serve_http(self.script, options, listening).await {

@@ -17,19 +17,17 @@ use crate::delivery::DeliveryStatus;
 use crate::journal::{JournalState, JournalStatus};
 
 const REFRESH: Duration = Duration::from_secs(1);
-/// Shows another screen without a cursor, and goes back to the one before.
+/// Enters the alternate screen and hides the cursor. `LEAVE_SCREEN` reverts both.
 const ENTER_SCREEN: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
 const TOP_LEFT: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
-/// Messages stand below their server.
 const INDENT: &str = "    ";
 
-/// One column of the table.
 struct Column {
     title: &'static str,
-    /// Order in which columns are left out of a narrow window: the highest rank first, 0 never.
+    /// Order in which columns are omitted in a narrow window: highest rank first, rank 0 never.
     rank: u8,
     cell: fn(&InstanceStatus, Timestamp) -> String,
 }
@@ -66,7 +64,7 @@ pub(super) struct Status {
     /// Also show the cgroup of the satellite
     #[arg(long)]
     verbose: bool,
-    /// Again every second, until interrupted
+    /// Repeat every second until interrupted
     #[arg(long)]
     watch: bool,
 }
@@ -97,10 +95,9 @@ impl Status {
         }
     }
 
-    /// Draws on the alternate screen of the terminal until a signal or an error ends it.
     async fn watch(&self, client: &Client, filter: &Filter) -> Result<u8, Failed> {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        // Left also on an error, which is printed afterwards.
+        // Dropped also after an error, before it is printed.
         let screen = Screen::enter()?;
         tokio::select! {
             ended = self.draw(client, filter, &screen) => ended,
@@ -123,7 +120,6 @@ impl Status {
     }
 }
 
-/// The alternate screen of the terminal, left when this is dropped.
 struct Screen;
 
 impl Screen {
@@ -141,7 +137,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone has nothing to restore.
+        // A terminal that is gone needs no restoring.
         let _ = print(LEAVE_SCREEN);
     }
 }
@@ -152,7 +148,7 @@ fn print(text: &str) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// Lines for a window of this height: servers without room are left out, and the satellite stays in sight.
+/// Returns lines for a window of this height: servers that do not fit are left out, lines about the satellite remain.
 fn fitted(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<String> {
     let room = height.saturating_sub(about.len() + 1);
     if servers.len() > room {
@@ -167,7 +163,6 @@ fn fitted(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<St
     servers
 }
 
-/// Lines about the satellite itself.
 fn about(reply: &StatusReply, verbose: bool) -> String {
     let satellite = &reply.satellite;
     let events = &satellite.events;
@@ -191,7 +186,7 @@ fn about(reply: &StatusReply, verbose: bool) -> String {
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
     let rejected =
         satellite.rejected_configuration.as_ref().map(|rejected| format!("\n{}", printable(&rejected.to_string())));
-    // The path of the cgroup follows.
+    // The path of the cgroup is shown with --verbose only.
     let held_by = satellite.held_by.split(", under `").next().filter(|_| !verbose).unwrap_or(&satellite.held_by);
     let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
@@ -212,7 +207,6 @@ fn about(reply: &StatusReply, verbose: bool) -> String {
     )
 }
 
-/// What is wrong with the journal, if anything is.
 fn journal(journal: &JournalStatus) -> String {
     let memory = match (&journal.state, &journal.reason) {
         (JournalState::Memory, Some(reason)) => format!("\nevents are not stored, and kept in memory: {reason}"),
@@ -234,7 +228,6 @@ fn journal(journal: &JournalStatus) -> String {
     format!("{memory}{pruned}{missed}{}", damaged.unwrap_or_default())
 }
 
-/// What waits, and why.
 fn delivery(delivery: &DeliveryStatus) -> String {
     let DeliveryStatus { to, backlog, last_error, .. } = delivery;
     match last_error {
@@ -246,7 +239,7 @@ fn delivery(delivery: &DeliveryStatus) -> String {
     }
 }
 
-/// Lines of the table: columns for which a window of `width` has no room are left out, and each message is below its
+/// Returns the lines of the server table. Columns that do not fit into `width` are left out; each message is below its
 /// server.
 fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec<String> {
     if rows.is_empty() {
@@ -256,7 +249,7 @@ fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec
     let mut columns: Vec<&Column> = COLUMNS.iter().filter(|column| has_remote || column.title != CONNECTION).collect();
     let cells = |column: &Column| rows.iter().map(|row| (column.cell)(row, now)).collect::<Vec<_>>();
     let mut content: Vec<Vec<String>> = columns.iter().map(|column| cells(column)).collect();
-    // Each cell has a space on both sides; slugs and numbers are ASCII.
+    // Cells have a space on both sides. Slugs and numbers are ASCII, so bytes are columns.
     let wide = |(column, cells): (&&Column, &Vec<String>)| {
         cells.iter().map(String::len).max().unwrap_or_default().max(column.title.len()) + 2
     };
@@ -308,13 +301,12 @@ fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Time since the instance entered its status.
 fn age(row: &InstanceStatus, now: Timestamp) -> Option<String> {
     let since: Timestamp = row.since.parse().ok()?;
     Some(short(u64::try_from(now.duration_since(since).as_secs()).unwrap_or_default()))
 }
 
-/// A duration in its two largest units: `2d 3h`, `12m 5s`.
+/// Formats a duration in its two largest units: `2d 3h`, `12m 5s`.
 fn short(seconds: u64) -> String {
     let units = [(seconds / 86_400, "d"), (seconds / 3_600 % 24, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
     let first = units.iter().position(|(count, _)| *count > 0).unwrap_or(units.len() - 1);
@@ -326,7 +318,7 @@ fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
-/// `reconnecting, attempt 3 in 4 s`
+/// Formats the connection state: `reconnecting, attempt 3 in 4 s`.
 fn connection(row: &InstanceStatus) -> Option<String> {
     let attempt = row.attempt.map(|attempt| format!(", attempt {attempt}")).unwrap_or_default();
     let left = row.next_retry_ms.map(|left| format!(" in {:.0} s", (left as f64 / 1000.0).ceil())).unwrap_or_default();
@@ -338,7 +330,6 @@ fn connection(row: &InstanceStatus) -> Option<String> {
     }
 }
 
-/// A message, and the next step where waiting does not help.
 pub(super) fn with_next_step(message: &str, next_step: Option<&str>) -> String {
     match next_step {
         Some(step) => format!("{message} (next: {step})"),
@@ -346,7 +337,7 @@ pub(super) fn with_next_step(message: &str, next_step: Option<&str>) -> String {
     }
 }
 
-/// The reason for the status in one line; the delay counts down.
+/// Returns the reason for the status in one line, with the time left until the next attempt.
 fn message(row: &InstanceStatus) -> String {
     let mut message = printable(row.status_message.as_deref().unwrap_or_default());
     if row.unrecorded {
@@ -358,7 +349,7 @@ fn message(row: &InstanceStatus) -> String {
     }
     let message = with_next_step(&message, row.next_step.as_deref());
     match (row.connection, row.next_retry_ms) {
-        // The connection says it.
+        // The column CONNECTION already shows the delay.
         (Some(Connection::Reconnecting), _) | (_, None) => message,
         (_, Some(left)) => format!("{message} ({:.1} s left)", left as f64 / 1000.0),
     }

@@ -1,22 +1,20 @@
-//! Tables: aligned and coloured on a terminal, plain where the output goes elsewhere.
+//! Tables, aligned and coloured on a terminal and plain otherwise.
 
 use std::io::IsTerminal;
 
 use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
 use mcp_satellite_actors::model::status::Status;
 
-/// Whether stdout is a terminal that may be coloured.
 pub(super) fn is_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
-/// Columns and rows of the terminal on stdout; `None` where stdout is no terminal, or does not tell its size.
+/// Returns columns and rows of the terminal on stdout; `None` if stdout is no terminal or has no known size.
 pub(super) fn window() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then(|| (usize::from(size.ws_col), usize::from(size.ws_row)))
 }
 
-/// Text in lines of at most `width` columns.
 pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).force_no_tty().set_content_arrangement(ContentArrangement::Dynamic);
@@ -27,7 +25,6 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     table.to_string().lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-/// An empty table with this head.
 pub(super) fn table(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -41,12 +38,11 @@ pub(super) fn table(head: &[&str]) -> Table {
     table
 }
 
-/// The text without the space that pads its last column.
 pub(super) fn rendered(table: &Table) -> String {
     table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-/// A status in its colour: green for what can be called, red for what needs a person.
+/// Colours a status: green for callable, red for one that needs a person.
 pub(super) fn status_cell(status: Status, text: String) -> Cell {
     let color = match status {
         Status::Online => Color::Green,

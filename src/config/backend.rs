@@ -1,5 +1,5 @@
-//! The backend: as typed in `[backend]`, as meant, and the way between; and what it gives in place of `[[teams]]` and
-//! `[servers]`, which comes to a plan by the same checks as a file.
+//! The backend: the parsed `[backend]` table, the checks, and the validated configuration. A backend also provides a
+//! document in place of `[[teams]]` and `[servers]`, which passes the same checks as a file.
 
 use std::time::Duration;
 
@@ -16,31 +16,31 @@ use super::reader::{Fields, Text, Typed};
 use crate::backend::wire;
 use crate::http::is_loopback;
 
-/// What errors call the document. It is no file, so nothing in it is relative to a folder.
+/// Name of the document in errors. It is not a path, so nothing in the document is relative to a folder.
 const NAME: &str = "the backend's configuration";
 
-/// The link to a backend, as meant.
+/// Validated configuration of the link to a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendPlan {
-    /// Where it is: `https`, or `http` on this machine, without a slash at its end.
+    /// URL of the backend: `https`, or `http` on this machine only, without a trailing slash.
     pub url: String,
-    /// Lets the satellite register, once.
+    /// Registration token, which is valid once.
     pub token: Option<Secret>,
-    /// How long one request may take, answer included.
+    /// Timeout of a request, including its response.
     pub request_timeout: Duration,
-    /// Between two heartbeats.
+    /// Interval between heartbeats.
     pub heartbeat_interval: Duration,
-    /// Between two looks at the configuration, beside those that a command asks for.
+    /// Interval between requests for the configuration. A command can request it earlier.
     pub config_interval: Duration,
-    /// How long the effect of a command is waited for.
+    /// Timeout for the effect of a command.
     pub command_timeout: Duration,
-    /// The longest delay after errors.
+    /// Maximum delay after errors.
     pub backoff_max: Duration,
-    /// Between two polls.
+    /// Poll intervals by mode.
     pub poll: PollIntervals,
 }
 
-/// See [`BackendPlan::poll`]: one for each mode.
+/// Interval between polls, for each poll mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the modes, by name")]
 pub struct PollIntervals {
@@ -62,7 +62,7 @@ impl Default for PollIntervals {
 }
 
 impl BackendPlan {
-    /// The defaults, for a backend there.
+    /// Creates the default configuration for the backend at `url`.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -77,7 +77,6 @@ impl BackendPlan {
     }
 }
 
-/// `[backend]`
 #[derive(Default)]
 pub(super) struct Backend {
     at: Span,
@@ -118,7 +117,6 @@ impl Backend {
         backend
     }
 
-    /// What it means. With a backend everything that it gives must not be in the file as well.
     pub(super) fn meant(
         self,
         check: &mut Check<'_, '_>,
@@ -173,7 +171,6 @@ impl Backend {
         })
     }
 
-    /// `https`, or `http` where nobody can listen on the way.
     fn url(&self, check: &mut Check<'_, '_>) -> Option<String> {
         let text = self.url.given()?;
         let url = check.url("url", text)?;
@@ -193,17 +190,20 @@ impl Backend {
     }
 }
 
-/// What a backend wants the satellite to run. It holds secrets.
+/// The configuration that a backend provides. It contains secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// Tells it from others.
+    /// Identifies the version of the configuration.
     pub hash: String,
-    /// One key a line, so that errors have places.
+    /// JSON with one key per line, so that errors have useful places.
     text: Secret,
 }
 
 impl Document {
-    /// From what the backend sent. An error says what cannot be written as JSON.
+    /// Converts the configuration that the backend sent.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be serialized as JSON.
     pub fn of(config: &wire::Config) -> serde_json::Result<Self> {
         #[derive(Serialize)]
         struct Shape<'a> {
@@ -214,8 +214,11 @@ impl Document {
         Ok(Self { hash: config.hash.clone(), text: text.into() })
     }
 
-    /// What it means, held to `base`. References to the satellite's own environment and files are errors: what a backend
-    /// gives is no way to read them.
+    /// Validates the document under the restrictions of `base`.
+    ///
+    /// # Errors
+    /// Returns all errors of the document. References to the satellite's environment and files are errors: a backend
+    /// must not read them.
     pub fn plan(&self, base: &Base) -> Result<Plan, ConfigErrors> {
         super::parse_document(NAME, self.text.expose(), base)
     }

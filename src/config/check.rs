@@ -1,5 +1,5 @@
-//! The checks of single values and of servers. Each reports what is wrong and goes on with something harmless: whether the
-//! result is good, the findings say.
+//! Checks of single values and of servers. A check reports an error and returns a harmless value, so the result is
+//! valid only if the findings contain no error.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,38 +23,33 @@ use crate::connect::remote::is_reserved;
 use crate::http::is_loopback;
 use crate::journal::Limits;
 
-/// A journal that may be no larger than this holds nothing worth it.
+/// Minimum of `size_max`, in bytes: a smaller journal has no room for the required data.
 const JOURNAL_LEAST: u64 = 1 << 20;
 
-/// The header that a bearer token becomes.
 const AUTHORIZATION: &str = "Authorization";
 
-/// What may be started in production without being named.
+/// Commands that are permitted by default in the production profile.
 const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "python3", "deno", "bun"];
 
-/// Names that must differ, each with the place of its first use.
+/// Names that must be unique, each with the place of its first use.
 #[derive(Default)]
 pub(super) struct Unique(BTreeMap<String, Span>);
 
-/// What every check needs.
 pub(super) struct Check<'a, 's> {
     pub(super) findings: &'a mut Findings,
     pub(super) surroundings: &'a mut Surroundings<'s>,
     source: &'a Source<'a>,
-    /// The commands that may be started; `None` is all.
+    /// Commands that may be started; `None` permits any.
     pub(super) allowed: Option<Vec<String>>,
 }
 
-/// A server, installed or as a template, as meant.
 #[derive(Clone)]
 pub(super) struct Server {
-    /// `None` if it could not be made out.
     pub(super) target: Option<Target>,
-    /// The era that it is spoken to in; none if that is to be found out.
+    /// Protocol era of the server; `None` if it is negotiated.
     pub(super) protocol: Option<Era>,
     pub(super) layer: Layer,
     pub(super) user_required: Vec<String>,
-    /// With its place.
     pub(super) oauth: Option<(Span, OAuthPlan)>,
 }
 
@@ -68,7 +63,6 @@ impl<'a, 's> Check<'a, 's> {
         Self { findings, surroundings, source, allowed }
     }
 
-    /// From here on only the commands on the list, and these, may be started.
     pub(super) fn restrict_commands(&mut self, more: &[Text]) {
         let more = more.iter().map(|command| command.value.clone());
         self.allowed = Some(ALLOWED.map(str::to_owned).into_iter().chain(more).collect());
@@ -82,7 +76,7 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    /// One of a few words; the default if there is none, `None` if it is another.
+    /// Returns the value of a keyword: the default if it is absent, `None` after an error.
     pub(super) fn word<T: Copy + Default>(
         &mut self,
         typed: &Typed<String>,
@@ -111,7 +105,7 @@ impl<'a, 's> Check<'a, 's> {
         address
     }
 
-    /// Characters of an id or slug: it becomes part of names, paths and URLs.
+    /// Checks an id or slug, which becomes part of names, paths and URLs.
     pub(super) fn slug(&mut self, text: &Text, what: &str) {
         let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
         if !(1..=64).contains(&text.value.len()) || !text.value.chars().all(good) {
@@ -120,7 +114,6 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    /// An id or slug that must be there, well-formed and unlike the others; empty if it is not there.
     pub(super) fn id(&mut self, typed: &Typed<String>, of: &str, key: &str, at: Span, others: &mut Unique) -> String {
         let Some(text) = typed.given() else {
             if typed.is_absent() {
@@ -133,7 +126,6 @@ impl<'a, 's> Check<'a, 's> {
         text.value.clone()
     }
 
-    /// An error if `text` is among the others already.
     pub(super) fn unique(&mut self, text: &Text, message: &str, others: &mut Unique) {
         if let Some(first) = others.0.get(&text.value) {
             let (line, ..) = self.source.place(first.start);
@@ -216,7 +208,6 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    /// An `http` or `https` URL without user and password, the value of `key`.
     pub(super) fn url(&mut self, key: &str, text: &Text) -> Option<reqwest::Url> {
         let hint = "write it as \"https://host/path\"";
         let url = match reqwest::Url::parse(&text.value) {
@@ -238,7 +229,6 @@ impl<'a, 's> Check<'a, 's> {
         Some(url)
     }
 
-    /// A server. `who` names it for people, `near` is a template that may have been meant.
     pub(super) fn server(&mut self, who: &str, typed: file::Server, near: Option<&str>) -> Server {
         #[derive(Clone, Copy, Default)]
         enum Wire {
@@ -289,14 +279,13 @@ impl<'a, 's> Check<'a, 's> {
         let protocol = self.protocol(who, &typed.protocol, target.as_ref());
         self.health_url(&typed.tier, &mut target);
         let mut layer = Layer::default();
-        // What stands in the URL goes the way of all query parameters: it is a secret more often than not.
+        // Query parameters in the URL are often secrets, so they are treated like configured ones.
         query.extend(typed.tier.query);
         self.layer(who, target.as_ref(), file::Tier { query, ..typed.tier }, &mut layer);
         let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.meant(who, self)));
         Server { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
     }
 
-    /// The era of the protocol that a server is spoken to in, if it is said.
     pub(super) fn protocol(&mut self, who: &str, typed: &Typed<String>, target: Option<&Target>) -> Option<Era> {
         let words = [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))];
         let protocol = self.word(typed, "protocol", &words).flatten();
@@ -308,8 +297,8 @@ impl<'a, 's> Check<'a, 's> {
         protocol
     }
 
-    /// Where a tier has health checks go. It is shown like any URL, so it holds no secret: what is sent with a request
-    /// of the server is sent with a health check, too.
+    /// Sets the URL for health checks. The URL is displayed, so it must not contain secrets. Health checks are sent
+    /// with the headers and the query of the server.
     pub(super) fn health_url(&mut self, tier: &file::Tier, target: &mut Option<Target>) {
         let Some(Target::Remote { health_url, .. }) = target else { return };
         let Some(text) = tier.health_url.given() else { return };
@@ -322,8 +311,8 @@ impl<'a, 's> Check<'a, 's> {
         *health_url = Some(url.into());
     }
 
-    /// A health check that is a GET needs an address, and an address for one needs such a check. `instances` are those of
-    /// one installation.
+    /// Checks that a GET health check has a URL, and that a health check URL is used. `instances` are those of one
+    /// installation.
     pub(super) fn health(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
         let remotes = || {
             instances.iter().filter_map(|instance| match &instance.target {
@@ -342,7 +331,7 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    /// Credentials that others can read on their way, or that go to another host as well.
+    /// Warns about credentials that are sent unencrypted or to a second host.
     pub(super) fn on_the_way(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
         let mut told: Vec<String> = Vec::new();
         for instance in instances {
@@ -412,12 +401,11 @@ impl<'a, 's> Check<'a, 's> {
         for name in typed.iter().filter(|name| name.value.trim().is_empty()) {
             self.findings.error(name.span, "`user_required` has an empty name", "name a key of env, headers or query");
         }
-        // A bearer token is a header as soon as it is given.
+        // A bearer token becomes a header.
         let meant = |name: &str| if name == "bearer_token" { AUTHORIZATION } else { name }.to_owned();
         typed.iter().map(|name| meant(&name.value)).collect()
     }
 
-    /// Lays a tier as typed over `layer`. `target` is what it is for, if that could be made out.
     pub(super) fn layer(&mut self, who: &str, target: Option<&Target>, typed: file::Tier, layer: &mut Layer) {
         let first = |pairs: &[(Text, Text)]| pairs.first().map(|(name, _)| name.span);
         let (env, headers, query) = (first(&typed.env), first(&typed.headers), first(&typed.query));
@@ -523,7 +511,7 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    /// A header's value, which is always a secret: `env:NAME`, `Bearer env:NAME`, or written out.
+    /// Reads the value of a header, which is always a secret: `env:NAME`, `Bearer env:NAME`, or a literal.
     fn header(&mut self, text: &Text) -> Option<Value> {
         let (scheme, rest) = match text.value.split_once(' ') {
             Some((scheme, rest)) if reference(rest).is_some() => (Some(scheme), rest),

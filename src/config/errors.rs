@@ -1,7 +1,7 @@
-//! Everything that is wrong with a configuration, at once: where, what, and what to do.
+//! Errors of a configuration, reported together: place, problem and hint for each.
 //!
-//! A configuration holds secrets, and an error shows the line that it is about. So the lines are cut out and masked when
-//! the errors are built; nothing here keeps the file's text.
+//! A configuration contains secrets, and an error shows its line. The lines are therefore cut out and masked when the
+//! errors are built; the text of the file is not kept.
 
 use std::fmt;
 
@@ -13,7 +13,6 @@ use toml_span::Span;
 
 use crate::printable;
 
-/// What is found on the way from what was typed to what is meant.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     errors: Vec<Finding>,
@@ -28,17 +27,16 @@ struct Finding {
 }
 
 impl Findings {
-    /// An error. Neither text may hold a value that could be a secret.
+    /// Adds an error. Neither text may contain a value that could be a secret.
     pub(crate) fn error(&mut self, at: Span, message: impl Into<String>, hint: impl Into<String>) {
         self.errors.push(Finding { at, message: message.into(), hint: hint.into() });
     }
 
-    /// Something that works and is probably not what the operator meant.
     pub(crate) fn warning(&mut self, at: Span, message: impl Into<String>) {
         self.warnings.push((at, message.into()));
     }
 
-    /// The warnings with their place in front, or all errors, both in the order of the file.
+    /// Returns the warnings with their places in front, or all errors, both in the order of the file.
     pub(crate) fn settle(mut self, source: &Source<'_>) -> Result<Vec<String>, ConfigErrors> {
         if !self.errors.is_empty() {
             self.errors.sort_by_key(|finding| finding.at.start);
@@ -53,18 +51,15 @@ impl Findings {
     }
 }
 
-/// A configuration's text: as it is, to count lines and columns in, and as it may be shown.
 pub(crate) struct Source<'a> {
-    /// The file's name, for people.
     pub(crate) name: &'a str,
-    /// The text that spans point into.
     pub(crate) text: &'a str,
-    /// The same with secrets masked, byte for byte as long.
+    /// Text with secrets masked, with the same length in bytes.
     pub(crate) shown: String,
 }
 
 impl Source<'_> {
-    /// Line and column, counted from 1 in characters, and the byte at which the line starts.
+    /// Returns line and column, counted from 1 in characters, and the byte offset of the line.
     pub(crate) fn place(&self, at: usize) -> (usize, usize, usize) {
         let before = &self.text[..boundary(self.text, at)];
         let start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -78,7 +73,7 @@ impl Source<'_> {
         let from = boundary(&shown, finding.at.start.saturating_sub(start));
         let to = boundary(&shown, finding.at.end.saturating_sub(start)).max(from);
         if from == shown.len() {
-            shown.push(' '); // So that an error at the end of a line has something to point at.
+            shown.push(' '); // An error at the end of a line needs a character to underline.
         }
         let place = Place { line, column, shown, label: (from, (to - from).max(1)).into() };
         let [message, hint] = [&finding.message, &finding.hint].map(|text| printable::line(text));
@@ -86,64 +81,63 @@ impl Source<'_> {
     }
 }
 
-/// The nearest boundary of a character at or before `at`. (`str::floor_char_boundary` is younger than the oldest compiler
-/// that we promise.)
+/// Returns the nearest character boundary at or before `at`. (`str::floor_char_boundary` requires a newer compiler than
+/// the supported minimum.)
 fn boundary(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// All errors of a configuration. As a [`Diagnostic`] it renders each with its line and a hint.
+/// Errors of a configuration, at least one. The [`Diagnostic`] renders each with its line and a hint.
 #[derive(Debug, Clone)]
 pub struct ConfigErrors(Vec<Problem>);
 
-/// One error, for scripts.
+/// An error in machine-readable form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Item {
-    /// The file as it was named; empty for an error between two files.
+    /// Name of the file as given; empty for an error between two files.
     pub file: String,
-    /// Counted from 1; 0 where the error is at no place of a file.
+    /// Line, counted from 1; 0 if the error has no place in a file.
     pub line: usize,
-    /// In characters, counted from 1; 0 where the error is at no place of a file.
+    /// Column in characters, counted from 1; 0 if the error has no place in a file.
     pub column: usize,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
-    /// What to do.
+    /// Advice on how to fix it.
     pub hint: String,
 }
 
 impl ConfigErrors {
-    /// Errors, at least one, that are at no place of a file, each with its hint. `file` is empty if it is no file's either.
+    /// Creates errors without a place in a file, each with its hint. There must be at least one. `file` is empty if
+    /// they belong to no file.
     pub(crate) fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
         let problem = |(message, hint)| Problem { file: file.to_owned(), place: None, message, hint };
         Self(errors.into_iter().map(problem).collect())
     }
 
-    /// These errors and another file's, to be reported at once.
+    /// Adds the errors of another file, to report all at once.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
 
-    /// A fault of ours while a configuration was read.
     pub(crate) fn fault(why: &dyn fmt::Display) -> Self {
         let message = format!("the configuration could not be read by a fault of the satellite's own: {why}");
         Self::nowhere("", vec![(message, "this should be reported".to_owned())])
     }
 
-    /// For a log or an event: one line, without a drawing.
     pub(crate) fn in_a_line(&self) -> String {
         let item =
             |item: Item| format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint);
         self.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
     }
 
-    /// How many there are; never 0.
+    /// Returns the number of errors; never 0.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Each as plain data, in the order of the file.
+    /// Returns the errors as plain data, in the order of the file.
     pub fn items(&self) -> Vec<Item> {
         let item = |problem: &Problem| {
             let (line, column) = problem.place.as_ref().map_or((0, 0), |place| (place.line, place.column));
@@ -179,7 +173,6 @@ impl Diagnostic for ConfigErrors {
     }
 }
 
-/// One error with what is needed to draw it.
 #[derive(Debug, Clone)]
 struct Problem {
     file: String,
@@ -192,9 +185,7 @@ struct Problem {
 struct Place {
     line: usize,
     column: usize,
-    /// The one line, masked.
     shown: String,
-    /// What to underline in it, in bytes.
     label: SourceSpan,
 }
 

@@ -1,5 +1,5 @@
-//! The configuration as typed: every value may be missing, is a string where it was one, and knows its place. Nothing is
-//! checked here but its kind. No `Debug`: values are as typed, secrets too.
+//! The parsed configuration: each value can be missing and contains its place in the file. Only the types of values are
+//! checked here. There is no `Debug`, because values can be secrets.
 
 use std::time::Duration;
 
@@ -13,7 +13,6 @@ use super::oauth::OAuth;
 use super::policy::{self, Batching, Memory, TeamBudget};
 use super::reader::{Fields, Text, Typed};
 
-/// A whole file.
 #[derive(Default)]
 pub(super) struct File {
     pub(super) name: Typed<String>,
@@ -37,7 +36,6 @@ pub(super) struct File {
     pub(super) teams: Vec<Team>,
 }
 
-/// `[journal]`
 #[derive(Default)]
 #[expect(clippy::struct_field_names, reason = "limits, as they are typed")]
 pub(super) struct Journal {
@@ -48,7 +46,6 @@ pub(super) struct Journal {
     pub(super) logs_age_max: Option<Duration>,
 }
 
-/// `[events]`
 #[derive(Default)]
 pub(super) struct Events {
     pub(super) at: Span,
@@ -60,7 +57,6 @@ pub(super) struct Events {
     pub(super) batch: Batching,
 }
 
-/// What one tier gives to its servers.
 #[derive(Default)]
 pub(super) struct Tier {
     pub(super) args: Vec<Text>,
@@ -71,7 +67,6 @@ pub(super) struct Tier {
     pub(super) health_url: Typed<String>,
 }
 
-/// What a template and an installation have in common.
 #[derive(Default)]
 pub(super) struct Server {
     pub(super) at: Span,
@@ -85,7 +80,6 @@ pub(super) struct Server {
     pub(super) oauth: Option<OAuth>,
 }
 
-/// `[[teams]]`
 #[derive(Default)]
 pub(super) struct Team {
     pub(super) at: Span,
@@ -96,7 +90,6 @@ pub(super) struct Team {
     pub(super) installations: Vec<Installation>,
 }
 
-/// `[[teams.users]]`
 #[derive(Default)]
 pub(super) struct User {
     pub(super) at: Span,
@@ -104,31 +97,26 @@ pub(super) struct User {
     pub(super) slug: Typed<String>,
     pub(super) token: Typed<String>,
     pub(super) tokens: Vec<Text>,
-    /// Whether the satellite makes one more and keeps it.
     pub(super) token_kept: bool,
     pub(super) mcp_mode: Typed<String>,
-    /// `[teams.users.servers.INSTALLATION_ID]`
     pub(super) tiers: Vec<(Text, Tier)>,
 }
 
-/// `[[teams.installations]]`
 #[derive(Default)]
 pub(super) struct Installation {
     pub(super) id: Typed<String>,
     pub(super) server: Typed<String>,
     pub(super) own: Server,
-    /// `[teams.installations.team]`
     pub(super) team: Tier,
     pub(super) keep: Typed<String>,
     pub(super) update: Typed<String>,
     pub(super) request_logging: Typed<bool>,
-    /// The users that get it; all of the team if none are named.
+    /// Users of the installation; `None` is all users of the team.
     pub(super) users: Option<Vec<Text>>,
     pub(super) policy: policy::Tier,
 }
 
 impl File {
-    /// Reads a TOML file's tree.
     pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> Self {
         let at = Span::new(0, 0);
         let Some(mut fields) = Fields::open(tree, at, "the file".to_owned(), findings) else { return Self::default() };

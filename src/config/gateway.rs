@@ -1,4 +1,5 @@
-//! The MCP endpoint: as typed in `[gateway]`, as meant, and the way between. Who may come in is said with the users.
+//! The MCP endpoint: the parsed `[gateway]` table, the checks, and the validated configuration. Tokens are set with the
+//! users.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,43 +15,44 @@ use super::policy::Limits;
 use super::reader::{Fields, Text, Typed};
 use crate::gateway::{self, Unusable};
 
-/// Where clients find the endpoint if nobody says another place.
+/// Default address of the endpoint.
 pub const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7300);
 
-/// A token of 128 random bits has as many letters in base64.
+/// Minimum length of a token: 128 random bits in base64.
 const TOKEN_LETTERS_MIN: usize = 22;
 
-/// The MCP endpoint, as meant.
+/// Validated configuration of the MCP endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GatewayPlan {
-    /// Whether anybody wants it: a `[gateway]`, a user with a token, an `mcp.json`, `--listen`.
+    /// True if the endpoint is requested: by `[gateway]`, a user with a token, an `mcp.json` or `--listen`.
     pub asked: bool,
-    /// Where it listens.
+    /// Listen address.
     pub listen: Listen,
-    /// What clients call it, where that is not where it listens: without a slash at its end.
+    /// Base URL for clients if it differs from the listen address, without a trailing slash.
     pub public_url: Option<String>,
-    /// Names by which clients may call it beside those of loopback: `host` or `host:port`, in lower case.
+    /// Host names that clients may use in addition to those of loopback: `host` or `host:port`, in lower case.
     pub hosts: Vec<String>,
-    /// Web origins that may call it beside those of loopback: `scheme://host:port`, in lower case; a port of `*` is any.
+    /// Web origins that are accepted in addition to those of loopback: `scheme://host:port`, in lower case. The port
+    /// `*` matches every port.
     pub origins: Vec<String>,
-    /// Who comes in.
+    /// Authentication of clients.
     pub auth: Auth,
-    /// URLs of authorization servers, for its metadata. Without any there are no metadata.
+    /// URLs of authorization servers for the OAuth metadata of the endpoint. If empty, it publishes no metadata.
     pub authorization_servers: Vec<String>,
-    /// Addresses from which many clients come: `unauthenticated_per_peer_max` does not hold for them.
+    /// Addresses that many clients share, such as proxies. They are exempt from `unauthenticated_per_peer_max`.
     pub trusted_proxies: Vec<IpAddr>,
-    /// Whether it speaks TLS.
+    /// Certificate and key for TLS; `None` is plain HTTP.
     pub tls: Option<Tls>,
-    /// How a request is answered where either way would do.
+    /// Response format where the protocol permits both.
     pub answers: Answers,
-    /// Its numbers.
+    /// Numeric limits.
     pub limits: GatewayLimits,
-    /// All users of all teams, in the order of the files.
+    /// Users of all teams, in the order of the files.
     pub users: Vec<GatewayUser>,
 }
 
-/// Reads an address to listen on. `localhost:PORT` and `:PORT` stand for 127.0.0.1: an endpoint that other machines can
-/// reach is asked for by an IP address.
+/// Parses an address to listen on. `localhost:PORT` and `:PORT` mean 127.0.0.1. An endpoint that other machines can
+/// reach requires an IP address.
 pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
     let local = match text.rsplit_once(':') {
         Some((host, port)) if host.is_empty() || host.eq_ignore_ascii_case("localhost") => port.parse().ok(),
@@ -60,84 +62,86 @@ pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
     local.or_else(|| text.parse().ok()).ok_or_else(|| "write an address and a port, such as 127.0.0.1:7300".to_owned())
 }
 
-/// See [`GatewayPlan::listen`].
+/// Listen address of the endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Listen {
-    /// Nowhere.
+    /// The endpoint is off.
     Off,
-    /// At [`LISTEN`]; at another port if that one is taken.
+    /// The address [`LISTEN`], or another port if that one is in use.
     #[default]
     Anywhere,
-    /// Exactly there.
+    /// Exactly this address.
     At(SocketAddr),
 }
 
-/// See [`GatewayPlan::auth`].
+/// Authentication of clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Auth {
-    /// Whoever shows a user's token is that user.
+    /// Bearer authentication: the token identifies the user.
     #[default]
     Bearer,
-    /// Every process of this machine is the same user: of `TEAM/USER`, or the only one that there is.
+    /// No authentication: every process of this machine acts as the user `TEAM/USER`, or as the only user.
     None(Option<String>),
 }
 
-/// See [`GatewayPlan::answers`].
+/// Response format of the endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Answers {
-    /// With the answer alone, unless something comes before it.
+    /// A JSON response, unless other messages precede it.
     #[default]
     Json,
-    /// With a stream of events.
+    /// A stream of server-sent events.
     Sse,
 }
 
-/// Files of a certificate chain and its key, in PEM.
+/// PEM files of a certificate chain and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// The chain, the server's own certificate first.
+    /// Path of the certificate chain, with the server's own certificate first.
     pub cert: PathBuf,
-    /// The private key.
+    /// Path of the private key.
     pub key: PathBuf,
 }
 
-/// The endpoint's numbers.
+/// Numeric limits of the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayLimits {
-    /// Bytes of a request's body.
+    /// Maximum size of a request body, in bytes.
     pub body_max: usize,
-    /// Bytes of all bodies that are being read or answered.
+    /// Maximum size of all request bodies in progress, in bytes.
     pub bodies_max: usize,
-    /// Bytes of what is said to clients and not read yet; half of it for those who might come back.
+    /// Maximum size of the unread messages to all clients, in bytes. If the messages for disconnected clients exceed
+    /// half of it, those of the client that has been away longest are dropped first.
     pub streams_max: usize,
-    /// A session that nobody uses ends after this.
+    /// Idle time after which a session ends.
     pub session_idle: Duration,
-    /// And every session after this.
+    /// Age at which every session ends.
     pub session_age_max: Duration,
-    /// Sessions of all users.
+    /// Maximum number of sessions.
     pub sessions_max: usize,
-    /// Sessions of one user.
+    /// Maximum number of sessions per user.
     pub sessions_per_user_max: usize,
-    /// Connections of all clients.
+    /// Maximum number of connections.
     pub connections_max: usize,
-    /// Connections on which no request has shown a valid token yet; at most three quarters of `connections_max`. Over it the
-    /// oldest is closed.
+    /// Maximum number of connections that have not yet sent a valid token; at most three quarters of `connections_max`.
+    /// If it is exceeded, the oldest of them is closed.
     pub unauthenticated_max: usize,
-    /// The same, of one address; not of loopback and of [`GatewayPlan::trusted_proxies`].
+    /// Maximum number of connections without a valid token per address, except for loopback and
+    /// [`GatewayPlan::trusted_proxies`].
     pub unauthenticated_per_peer_max: usize,
-    /// Time from a connection to the whole head of a request with a valid token.
+    /// Timeout from the connection to the complete header of a request with a valid token.
     pub header_timeout: Duration,
-    /// Requests of one user, on average; 0 is no limit, written as `"off"`.
+    /// Average number of requests per second and user; 0 is no limit, written as `"off"`.
     pub requests_per_second: u32,
-    /// And so many at once.
+    /// Maximum burst of requests per user.
     pub burst: u32,
-    /// Calls of one user that are under way; 0 is no limit, written as `"off"`.
+    /// Maximum number of calls in flight per user; 0 is no limit, written as `"off"`.
     pub calls_per_user_max: usize,
-    /// How long an answer is waited for; `None` is the instance's own `request_timeout`.
+    /// Timeout for a response; `None` is the `request_timeout` of the instance.
     pub request_timeout: Option<Duration>,
-    /// A client whose stream has broken has so long to come back to it.
+    /// Time in which a client can resume a broken stream.
     pub resume_grace: Duration,
-    /// How long calls under way are waited for at the end.
+    /// Timeout for calls in flight at shutdown.
     pub drain_timeout: Duration,
 }
 
@@ -165,38 +169,37 @@ impl Default for GatewayLimits {
     }
 }
 
-/// Who can come in.
+/// A user of the MCP endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayUser {
-    /// The team.
+    /// Id of the team.
     pub team: TeamId,
-    /// The team's name for people.
+    /// Slug of the team.
     pub team_slug: Slug,
-    /// The user.
+    /// Id of the user.
     pub user: UserId,
-    /// The user's name for people.
+    /// Slug of the user.
     pub slug: Slug,
-    /// Each of them opens the door. Nobody comes in as a user without one.
+    /// Hashes of the user's tokens. Without a token the user cannot connect.
     pub tokens: Vec<TokenHash>,
-    /// Whether there is one more, which the satellite makes and keeps in its data directory.
+    /// True if the user has an additional token, which the satellite creates and stores in its data directory.
     pub token_kept: bool,
-    /// Whether `/mcp` shows the tools themselves if the client does not say.
+    /// True if `/mcp` lists the servers' tools themselves unless the client selects a mode.
     pub flat: bool,
 }
 
-/// The SHA-256 of a token. The token itself is kept nowhere.
+/// SHA-256 hash of a token. The token itself is not stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenHash(pub(crate) [u8; 32]);
 
 impl TokenHash {
-    /// Of a token as it is sent.
+    /// Hashes a token.
     pub fn of(token: &str) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, token.as_bytes()).as_ref());
         Self(hash)
     }
 
-    /// From 64 hexadecimal digits.
     fn parse(digits: &str) -> Option<Self> {
         let mut hash = [0; 32];
         if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
@@ -209,7 +212,6 @@ impl TokenHash {
     }
 }
 
-/// As it is written in a configuration.
 impl fmt::Display for TokenHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("sha256:")?;
@@ -224,7 +226,7 @@ impl fmt::Debug for TokenHash {
 }
 
 impl GatewayPlan {
-    /// Where it is to listen; `None` if it is switched off or nobody wants it.
+    /// Returns the address to listen on; `None` if the endpoint is off or not requested.
     pub fn address(&self) -> Option<SocketAddr> {
         match self.listen {
             Listen::Off => None,
@@ -233,20 +235,26 @@ impl GatewayPlan {
         }
     }
 
-    /// What clients are told of it where it listens at `address`.
+    /// Returns the URL for clients, for an endpoint that listens on `address`.
     pub fn url(&self, address: SocketAddr) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let base = self.public_url.clone().unwrap_or_else(|| format!("{scheme}://{address}"));
         format!("{base}/mcp")
     }
 
-    /// Has it listen exactly there, whatever the file says. What is wrong with that, and what to do.
+    /// Sets the listen address, regardless of the file.
+    ///
+    /// # Errors
+    /// Returns a message and a hint if the endpoint must not listen on this address.
     pub fn listen_at(&mut self, address: SocketAddr) -> Result<(), (&'static str, &'static str)> {
         (self.asked, self.listen) = (true, Listen::At(address));
         self.objection(address).map_or(Ok(()), Err)
     }
 
-    /// The one user that everybody is, if there is no authentication.
+    /// Returns the user as which all clients act if there is no authentication.
+    ///
+    /// # Errors
+    /// Returns a message if there is no such user, or if `as` is missing and there are several users.
     pub fn alone(&self) -> Result<&GatewayUser, String> {
         let named: Vec<&str> = match &self.auth {
             Auth::None(Some(name)) => name.split('/').collect(),
@@ -266,21 +274,20 @@ impl GatewayPlan {
         }
     }
 
-    /// Gives the users whose token the satellite keeps that token.
+    /// Adds the hash of `kept`, the token that the satellite stores, to the users with [`GatewayUser::token_kept`].
     pub fn give(&mut self, kept: &Secret) {
         let hash = TokenHash::of(kept.expose());
         let users = self.users.iter_mut().filter(|user| user.token_kept && !user.tokens.contains(&hash));
         users.for_each(|user| user.tokens.push(hash));
     }
 
-    /// Has the satellite keep a token of a user.
+    /// Makes the satellite create and store a token for a user.
     pub fn keep_token(&mut self, team: &str, user: &str) {
         let users = self.users.iter_mut().filter(|one| one.team.as_str() == team && one.user.as_str() == user);
         users.for_each(|user| user.token_kept = true);
         self.asked = true;
     }
 
-    /// Makes the satellite create and store a token for the only user if that user has none.
     pub(super) fn keep_only_token(&mut self) {
         if let (Auth::Bearer, [only]) = (&self.auth, &mut self.users[..])
             && only.tokens.is_empty()
@@ -289,12 +296,11 @@ impl GatewayPlan {
         }
     }
 
-    /// Users with a token.
+    /// Returns the users that have a token.
     pub fn admitted(&self) -> impl Iterator<Item = &GatewayUser> {
         self.users.iter().filter(|user| !user.tokens.is_empty() || user.token_kept)
     }
 
-    /// The users of another file come in, too.
     pub(super) fn merge(&mut self, other: Self) {
         self.asked |= other.asked;
         for more in other.users {
@@ -308,7 +314,7 @@ impl GatewayPlan {
         }
     }
 
-    /// Why it cannot be served there.
+    /// Returns the reason why the endpoint must not listen on `address`, as message and hint.
     fn objection(&self, address: SocketAddr) -> Option<(&'static str, &'static str)> {
         if address.ip().is_loopback() {
             None
@@ -324,11 +330,9 @@ impl GatewayPlan {
     }
 }
 
-/// `[gateway]`
 #[derive(Default)]
 pub(super) struct Gateway {
     at: Span,
-    /// Whether there is one.
     pub(super) given: bool,
     listen: Typed<String>,
     public_url: Typed<String>,
@@ -343,7 +347,6 @@ pub(super) struct Gateway {
     limits: Limits,
 }
 
-/// `tls = { cert, key }`
 #[derive(Default)]
 struct Files {
     at: Span,
@@ -376,7 +379,6 @@ impl Gateway {
         }
     }
 
-    /// What it means, with the users that come with it.
     pub(super) fn meant(self, users: Vec<GatewayUser>, check: &mut Check<'_, '_>) -> GatewayPlan {
         let asked = self.given || users.iter().any(|user| !user.tokens.is_empty() || user.token_kept);
         let mut plan = GatewayPlan { asked, users, ..GatewayPlan::default() };
@@ -409,14 +411,14 @@ impl Gateway {
         plan
     }
 
-    /// A token may have been typed in the place of a word, so none of these texts is repeated.
+    /// Validates `auth` and `as`. The messages do not repeat the values: one of them may be a misplaced token.
     fn authentication(&self, plan: &mut GatewayPlan, check: &mut Check<'_, '_>) {
         let alone = self.alone.given();
         match self.auth.given() {
             Some(auth) if auth.value == "none" => {
                 plan.auth = Auth::None(alone.map(|text| text.value.clone()));
                 let hint = "name one as \"TEAM/USER\", by their slugs: as = \"acme/alice\"";
-                // Those of an `mcp.json` beside this file come later.
+                // The user of an `mcp.json` is added later.
                 let may_come = plan.users.is_empty() || alone.is_some_and(|text| text.value == "local/me");
                 match plan.alone() {
                     Err(message) if !may_come => {
@@ -461,7 +463,7 @@ impl Files {
             let is_there = opened.is_ok();
             if let Err(error) = opened {
                 let hint = "give the path of a PEM file; it is relative to the folder of the configuration file";
-                // Who typed the key itself here sees it nowhere again.
+                // The message does not repeat the path: the private key itself may have been typed here.
                 check.findings.error(text.span, format!("cannot read the file of `{key}`: {error}"), hint);
             }
             Some((path, is_there))
@@ -491,7 +493,7 @@ impl Check<'_, '_> {
         Some(url.as_str().trim_end_matches('/').to_owned())
     }
 
-    /// As it was typed: it is compared, letter for letter.
+    /// Returns the text as typed, because clients compare issuers character by character.
     fn issuer(&mut self, text: &Text) -> Option<String> {
         self.url("authorization_servers", text).map(|_| text.value.clone())
     }
@@ -505,7 +507,6 @@ impl Check<'_, '_> {
         address
     }
 
-    /// `host`, `host:port`, `[::1]:port`.
     fn host(&mut self, text: &Text) -> Option<String> {
         let host = text.value.to_ascii_lowercase();
         let good = is_authority(&host);
@@ -516,7 +517,6 @@ impl Check<'_, '_> {
         good.then_some(host)
     }
 
-    /// `scheme://host`, `scheme://host:port`, `scheme://host:*`.
     fn origin(&mut self, text: &Text) -> Option<String> {
         let origin = text.value.to_ascii_lowercase();
         let good = origin.split_once("://").is_some_and(|(scheme, host)| {
@@ -531,7 +531,6 @@ impl Check<'_, '_> {
         good.then_some(origin)
     }
 
-    /// One token of a user: the digest of it. `what` names it for people.
     pub(super) fn token(&mut self, what: &str, text: &Text) -> Option<TokenHash> {
         if let Some(digits) = text.value.strip_prefix("sha256:") {
             let hash = TokenHash::parse(digits);
@@ -566,7 +565,6 @@ impl Check<'_, '_> {
     }
 }
 
-/// A host and perhaps a port, and nothing else.
 fn is_authority(text: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
     let (host, port) = match text.rsplit_once(':') {
@@ -580,7 +578,7 @@ fn is_authority(text: &str) -> bool {
         && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-/// The letters of a bearer token: RFC 6750, 2.1.
+/// Returns true if all characters are permitted in a bearer token (RFC 6750, section 2.1).
 pub(super) fn is_sendable(token: &str) -> bool {
     let letters = token.trim_end_matches('=');
     !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte))

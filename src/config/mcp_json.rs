@@ -1,6 +1,6 @@
-//! The `mcp.json` of Claude, Cursor and VS Code: `{"mcpServers": {name: …}}` or `{"servers": {name: …}}`, as one team
-//! `local` with one user `me`. The file belongs to another program, so what that program alone understands is passed over
-//! or warned about, and only what would start something else than was meant is an error.
+//! Reads the `mcp.json` of Claude, Cursor and VS Code, `{"mcpServers": {name: …}}` or `{"servers": {name: …}}`, as one
+//! team `local` with one user `me`. The file belongs to another program. Keys that only that program understands cause
+//! a warning at most; an error is reported only if another server would be started than intended.
 
 use std::fmt;
 
@@ -15,10 +15,9 @@ use super::policy;
 use super::reader::{Fields, Text, Typed};
 use crate::connect::remote::is_reserved;
 
-/// Deeper nesting is no configuration.
 const DEPTH_MAX: usize = 32;
 
-/// The tree of a JSON text, with comments and trailing commas as VS Code allows them; `None` after an error.
+/// Parses JSON with comments and trailing commas, as VS Code permits them. Returns `None` after an error.
 pub(super) fn parse(text: &str, findings: &mut Findings) -> Option<Value<'static>> {
     let plain = without_comments(text);
     match serde_json::from_str::<&RawValue>(&plain) {
@@ -81,7 +80,7 @@ fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut Findings) -> Op
     Some(Value::with_span(inner, at))
 }
 
-/// Where `part`, which is a slice of `text`, stands in it.
+/// Returns the place of `part`, which must be a slice of `text`.
 fn span(text: &str, part: &str) -> Span {
     let start = part.as_ptr() as usize - text.as_ptr() as usize;
     Span::new(start, start + part.len())
@@ -123,7 +122,7 @@ impl<'de> Visitor<'de> for Items {
     }
 }
 
-/// The text with a byte order mark, comments and trailing commas as blanks, so that every other byte keeps its place.
+/// Replaces the byte order mark, comments and trailing commas with blanks, so that every other byte keeps its place.
 fn without_comments(text: &str) -> String {
     #[derive(PartialEq)]
     enum In {
@@ -173,7 +172,6 @@ fn without_comments(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
-/// What the tree says, in the shape of a configuration file.
 pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> File {
     let at = Span::new(0, 1);
     let given = |text: &str| Typed::Given(Spanned::with_span(text.to_owned(), at));
@@ -181,7 +179,7 @@ pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> File {
     if let Some(mut fields) = Fields::open(tree, at, "the file".to_owned(), findings) {
         let key = if fields.has("mcpServers") { "mcpServers" } else { "servers" };
         if fields.has(key) {
-            // Each is opened here and not by `named`, which would refuse what only the other program understands.
+            // `Fields::named` would reject keys that only the other program understands.
             installations = fields
                 .values(key)
                 .into_iter()
@@ -226,7 +224,7 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
         user_required: Vec::new(),
         oauth: None,
     };
-    // Others want them written down; here they are what the protocol says.
+    // Other programs require these headers in the file; the satellite sets them itself.
     server.tier.headers.retain(|(name, _)| {
         let own = is_reserved(&name.value);
         if own {
@@ -245,7 +243,8 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
     Some(Installation { id: id(), server: id(), own: server, keep, policy, ..Installation::default() })
 }
 
-/// The transport by its names here. Without one a URL says it: `/sse` at the end is how the older one is served.
+/// Normalizes the name of the transport. If it is missing, the URL decides: a path that ends with `/sse` means the
+/// older transport.
 fn transport(kind: Typed<String>, url: Option<&Text>) -> Typed<String> {
     let named = |name: &str, at: Span| Typed::Given(Spanned::with_span(name.to_owned(), at));
     match kind {
@@ -261,8 +260,8 @@ fn transport(kind: Typed<String>, url: Option<&Text>) -> Typed<String> {
     }
 }
 
-/// `${env:NAME}` and `${NAME}`, as the whole of a value or after `Bearer `, become `env:NAME`. Every other `${…}` is an
-/// error: passed on as it stands it would be a wrong password or path.
+/// Replaces `${env:NAME}` and `${NAME}`, as a whole value or after `Bearer `, with `env:NAME`. Every other `${…}` is an
+/// error, because the literal text would be a wrong password or path.
 fn variables(server: &mut Server, findings: &mut Findings) {
     let good =
         |name: &str| !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');

@@ -1,12 +1,12 @@
-//! The configuration, in two shapes: `file` is what the operator typed, `plan` is what is meant. All checks are on the
-//! way between, and all errors are reported at once, each with its place and a hint.
+//! The configuration: `file` is the parsed form of what the operator typed, `plan` is the validated form. All checks
+//! run between the two. All errors are reported at once, each with its place and a hint.
 //!
 //! ```text
 //! TOML ──→ tree with spans ──→ file::File ──→ check, teams ──→ Plan
 //! mcp.json ──↗  (reader, policy)  ↖── mcp_json      ↘── Findings ──→ ConfigErrors
 //! ```
 //!
-//! A plan knows what it was made of (`origin`), so that a credential that changes in its file is taken on.
+//! A plan stores the texts that it was built from (`origin`), so that a changed credential file can be applied.
 
 mod backend;
 mod check;
@@ -41,40 +41,40 @@ use errors::{Findings, Source};
 use origin::{Files, Kind};
 use secrets::Surroundings;
 
-/// Reads a TOML file.
+/// Loads a TOML file.
+///
+/// # Errors
+/// Returns all errors of the file, or the reason why it cannot be read.
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
     load_held(file, &held_by(file))
 }
 
-/// What a TOML file means that was read before.
 pub(crate) fn load_held(file: &Path, held: &Held) -> Result<Plan, ConfigErrors> {
     parse(&file.display().to_string(), text_of(file, held)?, &|name| std::env::var(name).ok())
 }
 
-/// Reads an `mcp.json` of Claude, Cursor or VS Code: one team `local` with one user `me`, a server's name is the id of
-/// its installation. `base` is what the satellite's own file holds every server to; without one, the default.
+/// Loads an `mcp.json` of Claude, Cursor or VS Code as one team `local` with one user `me`. The name of a server
+/// becomes the id of its installation. `base` contains the restrictions of the satellite's own file; without one, use
+/// the default.
+///
+/// # Errors
+/// Returns all errors of the file, or the reason why it cannot be read.
 pub fn load_mcp_json(file: &Path, base: &Base) -> Result<Plan, ConfigErrors> {
     load_mcp_json_held(file, &held_by(file), base)
 }
 
-/// What an `mcp.json` means that was read before.
 pub(crate) fn load_mcp_json_held(file: &Path, held: &Held, base: &Base) -> Result<Plan, ConfigErrors> {
     parse_mcp_json(&file.display().to_string(), text_of(file, held)?, base, &|name| std::env::var(name).ok())
 }
 
-/// What a file holds, or why it cannot be read.
 pub(crate) type Held = Result<Secret, Unread>;
 
-/// Why a file gives no text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unread {
-    /// What is wrong.
     pub(crate) message: String,
-    /// What to do.
     pub(crate) hint: &'static str,
 }
 
-/// Reads a configuration's file.
 pub(crate) fn held_by(file: &Path) -> Held {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(text.into()),
@@ -91,12 +91,18 @@ fn text_of<'a>(file: &Path, held: &'a Held) -> Result<&'a str, ConfigErrors> {
     })
 }
 
-/// Reads TOML from `text`. `name` is the file's, for errors; `file:` references are relative to its folder.
+/// Parses TOML from `text`. `name` is the file's name for errors; `file:` references are relative to its folder.
+///
+/// # Errors
+/// Returns all errors of the text.
 pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ConfigErrors> {
     parse_toml(name, text, environment, Files::default())
 }
 
-/// Reads an `mcp.json` from `text`. See [`parse`] and [`load_mcp_json`].
+/// Parses an `mcp.json` from `text`. See [`parse`] and [`load_mcp_json`].
+///
+/// # Errors
+/// Returns all errors of the text.
 pub fn parse_mcp_json(
     name: &str,
     text: &str,
@@ -106,7 +112,6 @@ pub fn parse_mcp_json(
     parse_json(name, text, base, environment, Files::default())
 }
 
-/// Reads what a backend gives. See [`Document`].
 fn parse_document(name: &str, text: &str, base: &Base) -> Result<Plan, ConfigErrors> {
     let mut findings = Findings::default();
     let Some(tree) = mcp_json::parse(text, &mut findings) else {
@@ -117,7 +122,6 @@ fn parse_document(name: &str, text: &str, base: &Base) -> Result<Plan, ConfigErr
     finish(file, Kind::Document(Box::new(base.clone())), &source, &|_| None, Files::default(), findings)
 }
 
-/// `files` are those that were read before.
 fn parse_toml(
     name: &str,
     text: &str,

@@ -1,4 +1,4 @@
-//! `oauth = { … }` of a remote server, as typed and as meant.
+//! The `oauth` table of a remote server, parsed and validated.
 
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, Target};
@@ -7,7 +7,6 @@ use toml_span::Span;
 use super::check::Check;
 use super::reader::{Fields, Text, Typed};
 
-/// As typed.
 #[derive(Default)]
 pub(super) struct OAuth {
     at: Span,
@@ -19,20 +18,20 @@ pub(super) struct OAuth {
     scopes: Vec<Text>,
 }
 
-/// How a server's authorization is asked for, where its authorization server does not say it all.
+/// OAuth settings of a server, for details that its authorization server does not provide.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OAuthPlan {
-    /// Whether nobody is asked: the satellite itself is granted access, by its secret.
+    /// True if the satellite itself is granted access with its client secret, without a user.
     pub machine: bool,
-    /// Who the satellite is there; else it registers.
+    /// Client id of the satellite; `None` registers a client.
     pub client_id: Option<String>,
-    /// Its secret.
+    /// Client secret of the satellite.
     pub client_secret: Option<Secret>,
-    /// Where it is described who the satellite is, for authorization servers that read such documents.
+    /// URL of the client metadata document, for authorization servers that support such documents.
     pub client_metadata_url: Option<String>,
-    /// The only authorization server that is believed, by its own name.
+    /// Issuer of the only trusted authorization server.
     pub issuer: Option<String>,
-    /// What to ask for; else what the server says.
+    /// Scopes to request. If empty, the scopes that the server names are used.
     pub scopes: Vec<String>,
 }
 
@@ -53,7 +52,6 @@ impl OAuth {
         self.at
     }
 
-    /// `who` has it.
     pub(super) fn meant(self, who: &str, check: &mut Check<'_, '_>) -> OAuthPlan {
         let grants = [("authorization_code", false), ("client_credentials", true)];
         let machine = check.word(&self.grant, "grant", &grants).unwrap_or_default();
@@ -75,7 +73,7 @@ impl OAuth {
             check.findings.error(self.at, format!("{who} has no client to present credentials of"), hint);
         }
         if let Some(secret) = client_secret.filter(|_| self.issuer.is_absent()) {
-            // Else the server would say to whom it goes.
+            // Otherwise the server would choose the recipient of the secret.
             let hint = "add issuer = \"https://…\", as its authorization server's metadata calls it";
             check.findings.error(secret.span, format!("{what} has no `issuer` that it may be sent to"), hint);
         }
@@ -108,8 +106,8 @@ impl OAuth {
     }
 }
 
-/// Whether an instance says by itself who it is, so that nothing is left for OAuth. `instances` are those of one
-/// installation that has an `oauth`.
+/// Reports an error if an instance has its own credential or is a stdio server, so that OAuth does not apply.
+/// `instances` are those of one installation with an `oauth` table.
 pub(super) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut Check<'_, '_>) {
     if instances.iter().any(|instance| matches!(instance.target, Target::Stdio { .. })) {
         check.findings.error(

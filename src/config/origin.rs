@@ -1,5 +1,5 @@
-//! What a plan was made of: the texts of its files, and what their references led to. When a file that is referred to
-//! changes, the same texts are resolved again. The configuration itself is not read again: that is what a reload is for.
+//! The texts that a plan was built from, and the contents of the files that they refer to. When such a file changes,
+//! the same texts are resolved again. Changes of the configuration itself require a reload.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,20 +11,18 @@ use mcp_satellite_actors::model::secret::Secret;
 use super::errors::ConfigErrors;
 use super::plan::{Base, Plan};
 
-/// A file that so many looks in a row have each seen changed is written without a pause.
+/// A file that this many consecutive looks found changed is considered to be written continuously.
 const UNSETTLED_MAX: u32 = 3;
 
-/// What a plan was made of.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Origin {
     documents: Vec<Document>,
     environment: BTreeMap<String, Secret>,
     files: Files,
-    /// What some of the files hold and cannot be used.
+    /// Changes that cannot be used; they are tried again with later changes.
     refused: Vec<Change>,
 }
 
-/// One configuration as it was read. It holds secrets.
 #[derive(Debug, Clone)]
 struct Document {
     name: String,
@@ -32,25 +30,18 @@ struct Document {
     kind: Kind,
 }
 
-/// How a document is read.
 #[derive(Debug, Clone)]
 pub(super) enum Kind {
-    /// As the satellite's own.
     Toml,
-    /// As an `mcp.json`, held to this.
     McpJson(Box<Base>),
-    /// As what a backend gives, held to this.
     Document(Box<Base>),
 }
 
-/// What a look at the files has brought.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
-    /// What the texts mean now; none if no file has another text than before.
     pub(crate) plan: Option<Plan>,
-    /// The files that have one.
     pub(crate) changed: Vec<PathBuf>,
-    /// Files whose last good text is kept, and why. Each is told once.
+    /// Files whose previous content stays in use, each with the reason. Each is reported once.
     pub(crate) kept: Vec<(PathBuf, String)>,
 }
 
@@ -60,20 +51,18 @@ impl Origin {
         Self { documents: vec![document], environment, files, refused: Vec::new() }
     }
 
-    /// This and the other.
     pub(super) fn merge(&mut self, other: Self) {
         self.documents.extend(other.documents);
         self.environment.extend(other.environment);
         self.files.known.extend(other.files.known);
     }
 
-    /// Whether there is anything to look at.
     pub(crate) fn refers_to_files(&self) -> bool {
         !self.files.known.is_empty()
     }
 
-    /// Looks at the files again. One that is gone, empty, cannot be read or cannot be used keeps what it held. It waits
-    /// for the file system.
+    /// Reads the files that changed. A file that is missing, empty, unreadable or unusable keeps its previous content.
+    /// Blocks on the file system.
     pub(crate) fn look(&mut self) -> Look {
         let mut look = Look::default();
         let changes = self.files.look(&mut look.kept);
@@ -92,8 +81,8 @@ impl Origin {
         look
     }
 
-    /// Takes on what the files hold now: all of it at once, for each time all texts are resolved again. If that fails
-    /// each half by itself, and so on, so that one file that cannot be used keeps no other back.
+    /// Applies the changes all at once, because each attempt resolves all texts again. After a failure it tries each
+    /// half by itself, recursively, so that an unusable file does not block the others.
     fn take_on(&mut self, mut changes: Vec<Change>, look: &mut Look, refused: &mut Vec<Change>) {
         if changes.is_empty() {
             return;
@@ -109,8 +98,9 @@ impl Origin {
         self.take_on(second, look, refused);
     }
 
-    /// What cannot be taken on by itself may be with others, as tokens that two users exchange: where its errors are
-    /// not among those of all together, it is not the reason for them. What is still refused comes back.
+    /// Applies changes that failed on their own but may work together, such as tokens that two users exchange. A change
+    /// whose errors are not among those of all changes together is not their cause. Returns the changes that remain
+    /// refused.
     fn take_on_together(&mut self, mut changes: Vec<Change>, look: &mut Look) -> Vec<Change> {
         let mut refused = Vec::new();
         while !changes.is_empty() {
@@ -127,7 +117,6 @@ impl Origin {
         refused
     }
 
-    /// Takes on all of this, or nothing and tells why.
     fn try_on(&mut self, changes: &mut Vec<Change>, look: &mut Look) -> Result<(), Vec<String>> {
         self.exchange(changes);
         match self.resolve() {
@@ -144,7 +133,6 @@ impl Origin {
         }
     }
 
-    /// Puts these texts in the place of what the files held, and the other way round.
     fn exchange(&mut self, changes: &mut [Change]) {
         for Change { path, text, .. } in changes {
             if let Some(known) = self.files.known.get_mut(path) {
@@ -174,7 +162,6 @@ impl Origin {
     }
 }
 
-/// Files that references lead to, as they were when they were read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
     known: BTreeMap<PathBuf, Known>,
@@ -182,28 +169,20 @@ pub(super) struct Files {
 
 #[derive(Debug, Clone)]
 struct Known {
-    /// What it held, without the end of its last line.
     text: Secret,
-    /// Which file that was. Taken before it was read, so that no change is missed.
+    /// Stamp of the file, taken before reading so that no change is missed.
     read: Option<Stamp>,
-    /// Which file was there at the last look.
     seen: Option<Stamp>,
-    /// So many looks in a row have each seen another one.
     unsettled: u32,
-    /// Whether somebody was told that it cannot be read.
     told: bool,
 }
 
-/// A file that holds something else than what is used.
 #[derive(Debug, Clone)]
 struct Change {
     path: PathBuf,
     text: Secret,
-    /// Which file that was.
     read: Option<Stamp>,
-    /// Why it cannot be used by itself.
     errors: Vec<String>,
-    /// Whether somebody was told so.
     told: bool,
 }
 
@@ -213,7 +192,7 @@ impl Change {
     }
 }
 
-/// Tells one state of a file from another, through symbolic links: those are what Kubernetes exchanges.
+/// Identifies one state of a file. Symbolic links are followed, because Kubernetes exchanges links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -237,7 +216,6 @@ impl Stamp {
 }
 
 impl Files {
-    /// What a file holds. One that was read before is not read again.
     pub(super) fn read(&mut self, path: PathBuf) -> io::Result<Secret> {
         if let Some(known) = self.known.get(&path) {
             return Ok(known.text.clone());
@@ -248,14 +226,12 @@ impl Files {
         Ok(text)
     }
 
-    /// Whether the file is the same that this was read from.
     fn still_holds(&self, change: &Change) -> bool {
         self.known.get(&change.path).is_some_and(|known| known.read == change.read && known.seen == change.read)
     }
 
-    /// The files that hold something else than before, with what that is. A change counts when two looks in a row see
-    /// the same file: one that is being written is not read. But some are written without a pause, and count when they
-    /// read the same twice.
+    /// Returns the files with new content. A change counts if two consecutive looks find the same stamp, so that a file
+    /// is not read while it is written. A file that is written continuously counts if two reads return the same text.
     fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<Change> {
         let mut changed = Vec::new();
         for (path, known) in &mut self.known {
@@ -300,7 +276,7 @@ impl Files {
     }
 }
 
-/// The end of the last line is no part of a secret.
+/// Reads a file without the end of its last line, which is not part of a secret.
 fn text_of(path: &Path) -> io::Result<Secret> {
     let mut text = std::fs::read_to_string(path)?;
     if text.ends_with('\n') {
@@ -319,7 +295,6 @@ mod tests {
 
     use super::*;
 
-    /// Two remote servers of one user, each with a token of its own, and a process.
     const TEXT: &str = r#"
 [[teams]]
 id = "t"
@@ -379,7 +354,6 @@ env = { KEY = "file:secrets/c" }
         plan.instances.into_iter().map(InstanceConfig::merge).flat_map(of).collect()
     }
 
-    /// What two looks bring: the first one sees a change, the second one that it is over.
     fn look_twice(origin: &mut Origin) -> Look {
         let first = origin.look();
         assert!(first.plan.is_none() && first.kept.is_empty(), "a file that is being written is not read: {first:?}");
@@ -484,7 +458,6 @@ env = { KEY = "file:secrets/c" }
         assert_eq!(values(look.plan.unwrap()), wanted);
     }
 
-    /// Two users, each with a token, which no two may have in common, and a remote server.
     fn users(folder: &Folder) -> Origin {
         let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [\n\
                     { id = \"u\", slug = \"u\", token = \"file:secrets/a\" },\n\
@@ -531,7 +504,7 @@ env = { KEY = "file:secrets/c" }
         let look = look_twice(&mut origin);
         assert!(look.plan.is_none() && look.kept.is_empty());
 
-        // What was refused and is there no more is forgotten.
+        // A refused change is forgotten when the file changes again.
         folder.write("a", "b-second");
         assert_eq!(look_twice(&mut origin).kept.len(), 1);
         folder.write("a", "b-first");
@@ -545,7 +518,7 @@ env = { KEY = "file:secrets/c" }
         let folder = Folder::new();
         let mut origin = folder.plan().origin;
         let mut looks = (1..=12).map(|at| {
-            // Each another size: a clock may stand still meanwhile.
+            // Each text has another size, because the clock may not advance between two writes.
             folder.write("a", &"x".repeat(at));
             origin.look().plan.map(|plan| values(plan)[0].len())
         });

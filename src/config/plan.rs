@@ -1,4 +1,4 @@
-//! The configuration as meant. `check` and `teams` are the way from what was typed to here.
+//! The validated configuration. `check` and `teams` build it from a parsed file.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -20,60 +20,60 @@ use crate::connect::isolation::{Isolation, UidRange};
 use crate::connect::process::CgroupMode;
 use crate::journal::Limits;
 
-/// What the satellite is to do: complete, checked, defaults filled in.
+/// The configuration of a satellite: complete, validated, with defaults filled in.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Of the satellite: 10–32 characters of `a-z 0-9 - _`.
+    /// Name of the satellite: 10–32 characters of `a-z 0-9 - _`.
     pub name: String,
-    /// What is permitted.
+    /// Restrictions on the commands that may be started.
     pub profile: Profile,
-    /// What servers are started in.
+    /// Sandbox of the servers.
     pub isolation: Isolation,
-    /// Whether each run gets a cgroup.
+    /// Use of a cgroup for each run.
     pub cgroups: CgroupMode,
-    /// The user ids of which each team gets one for its servers without a sandbox.
+    /// User ids for servers without a sandbox; each team gets one of them.
     pub uid_range: Option<UidRange>,
-    /// Whether the files are looked at while the satellite runs, and taken on when they change.
+    /// True if the configuration files are watched and changes are applied.
     pub watch: bool,
-    /// The time for which the data of an instance that was removed from the configuration is kept.
+    /// Retention time for the data of an instance that was removed from the configuration.
     pub retention: Duration,
-    /// The MCP endpoint.
+    /// Configuration of the MCP endpoint.
     pub gateway: GatewayPlan,
-    /// Who says what to run, if it is not the files; then events go there.
+    /// Backend that configures the instances and receives the events; `None` if the files configure the instances.
     pub backend: Option<BackendPlan>,
-    /// What is kept of events and logs.
+    /// Limits for stored events and logs.
     pub journal: Limits,
-    /// Where events go without a backend.
+    /// Destination of events if there is no backend.
     pub sink: SinkPlan,
-    /// How events are batched.
+    /// Batching of events.
     pub batch: BatchPolicy,
-    /// What each team may spend on unwanted exits.
+    /// Limit of unwanted exits per team.
     pub team_budget: TeamBudgetPolicy,
-    /// When memory is short, and starts are delayed.
+    /// Thresholds at which memory counts as short and starts are delayed.
     pub memory: MemoryPolicy,
-    /// Spawns under way at once; `None` is twice the cores, at least 4.
+    /// Maximum number of concurrent process starts; `None` is twice the number of cores, at least 4.
     pub start_permits: Option<usize>,
-    /// Connections to remote servers that are being made at once; `None` is 64.
+    /// Maximum number of concurrent connection attempts to remote servers; `None` is 64.
     pub connect_permits: Option<usize>,
-    /// One for each installation and user, in the order of the file. Instances with equal policies share one.
+    /// Instances, one for each installation and user, in the order of the file. Instances with equal policies share
+    /// one.
     pub instances: Vec<InstanceConfig>,
-    /// How those are authorized that say so.
+    /// OAuth settings of the instances that have some.
     pub oauth: BTreeMap<InstanceId, Arc<OAuthPlan>>,
-    /// How many teams there are.
+    /// Number of teams.
     pub teams: usize,
-    /// How many users there are, each counted once for each of its teams.
+    /// Number of users, each counted once per team.
     pub users: usize,
-    /// Variables of the satellite's environment that it read as secrets: no server may inherit them.
+    /// Environment variables that the satellite read as secrets. Servers must not inherit them.
     pub secret_variables: BTreeSet<String>,
-    /// What servers of further files are held to.
+    /// Restrictions for the servers of further configuration files.
     pub base: Base,
-    /// What works and is probably not what was meant, with its place in front.
+    /// Warnings about settings that work and are probably unintended, each with its place in front.
     pub warnings: Vec<String>,
-    /// What it was made of.
     pub(crate) origin: Origin,
 }
 
-/// What is permitted.
+/// Restrictions on the commands that may be started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Profile {
     /// Every command may be started.
@@ -83,26 +83,26 @@ pub enum Profile {
     Production,
 }
 
-/// Where events go.
+/// Destination of events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum SinkPlan {
-    /// Nowhere beyond the journal.
+    /// No destination beyond the journal.
     #[default]
     Journal,
     /// Files in the data directory.
     File {
-        /// A file of this many bytes is closed and the next one begun.
+        /// Size in bytes at which a file is closed and the next one is started.
         rotate_bytes: u64,
-        /// Closed files that are kept.
+        /// Number of closed files to keep.
         keep: usize,
     },
     /// Lines on stdout.
     Stdout,
     /// Batches to an HTTP endpoint.
     Http {
-        /// `http` or `https`, without credentials.
+        /// URL with the scheme `http` or `https`, without credentials.
         url: String,
-        /// Sent as a bearer token.
+        /// Bearer token of the requests.
         token: Option<Secret>,
     },
 }
@@ -114,12 +114,10 @@ pub const ROTATE_BYTES: u64 = 64 << 20;
 /// The default of [`SinkPlan::File`]'s `keep`.
 pub const KEEP: usize = 8;
 
-/// What a satellite holds every file's servers to.
+/// Restrictions that the satellite's own configuration imposes on the servers of every other file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Base {
-    /// The only commands that may be started; `None` is any, as in the development profile.
     pub(super) allowed_commands: Option<Vec<String>>,
-    /// The top-level `[policy]`.
     pub(super) held: Held,
 }
 
@@ -155,12 +153,14 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// The identities of all instances.
     pub(crate) fn ids(&self) -> HashSet<InstanceId> {
         self.instances.iter().map(id).collect()
     }
 
-    /// This plan with its MCP endpoint exactly there, whatever the files say.
+    /// Returns this plan with the MCP endpoint at exactly this address, regardless of the files.
+    ///
+    /// # Errors
+    /// Returns an error if the endpoint must not listen on this address.
     pub fn listening_at(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
         match self.gateway.listen_at(address) {
             Ok(()) => Ok(self),
@@ -171,7 +171,10 @@ impl Plan {
         }
     }
 
-    /// This plan, if it is good now that all files are in it.
+    /// Finishes the plan after all files are merged: gives the only user a token and adds warnings.
+    ///
+    /// # Errors
+    /// Returns an error if authentication is off and `as` does not select one user.
     pub fn settled(mut self) -> Result<Self, ConfigErrors> {
         self.keep_only_token();
         if self.backend.is_none()
@@ -185,7 +188,7 @@ impl Plan {
         }
         let warning = self.shared_user();
         self.warnings.extend(warning.filter(|warning| !self.warnings.contains(warning)));
-        // Who comes in is said by the backend, and that comes later.
+        // The backend provides the users later.
         let later = self.backend.is_some() && self.gateway.users.is_empty();
         if later || self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {
             return Ok(self);
@@ -195,15 +198,13 @@ impl Plan {
         Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
     }
 
-    /// Gives the only user a token that the satellite creates, as a user of an `mcp.json` has one. A backend gives its
-    /// users their tokens itself.
+    /// Gives the only user a token that the satellite creates. A backend gives its users their tokens itself.
     pub(super) fn keep_only_token(&mut self) {
         if self.backend.is_none() {
             self.gateway.keep_only_token();
         }
     }
 
-    /// Whether servers are started in a sandbox, or not at all.
     pub(super) fn is_sandboxed(&self) -> bool {
         match self.isolation {
             Isolation::None => false,
@@ -212,7 +213,6 @@ impl Plan {
         }
     }
 
-    /// A warning where servers of several teams run as one user without a sandbox.
     fn shared_user(&self) -> Option<String> {
         let processes = self.instances.iter().filter(|one| matches!(one.target, Target::Stdio { .. }));
         let teams = processes.map(|one| &one.team).collect::<BTreeSet<_>>().len();
@@ -225,8 +225,10 @@ impl Plan {
         })
     }
 
-    /// This plan with the other's instances too; every other setting stays this one's. An instance, or an instance's
-    /// name, that is in both is an error.
+    /// Adds the instances of another plan; every other setting stays unchanged.
+    ///
+    /// # Errors
+    /// Returns an error if both plans contain an instance or an instance name, or if this plan has a backend.
     pub fn merge(self, other: Self) -> Result<Self, ConfigErrors> {
         if self.backend.is_some() {
             let message = "an mcp.json is given, and the backend says what to run".to_owned();
@@ -236,7 +238,10 @@ impl Plan {
         self.join(other)
     }
 
-    /// This plan with what its backend gives, held to what this one says.
+    /// Adds the instances that the backend configures, under the restrictions of this plan.
+    ///
+    /// # Errors
+    /// Returns an error if the document is invalid or conflicts with this plan.
     pub fn with(self, document: &Document) -> Result<Self, ConfigErrors> {
         let given = document.plan(&self.base)?;
         self.join(given)?.settled()
@@ -274,18 +279,16 @@ impl Plan {
     }
 }
 
-/// How many teams, or users, have instances in both plans.
 fn common<K: Ord>(one: &Plan, other: &Plan, of: impl Fn(&InstanceConfig) -> K) -> usize {
     let keys = |plan: &Plan| plan.instances.iter().map(&of).collect::<BTreeSet<_>>();
     keys(one).intersection(&keys(other)).count()
 }
 
-/// What the runtime will know an instance by.
 pub(super) fn id(instance: &InstanceConfig) -> InstanceId {
     InstanceId::new(instance.team.clone(), instance.user.clone(), instance.installation.clone())
 }
 
-/// The name that the runtime will give to an instance. Slugs hold hyphens, so two instances can come to the same one.
+/// Returns the name of an instance. Slugs can contain hyphens, so two instances can get the same name.
 pub(super) fn name(instance: &InstanceConfig) -> String {
     format!("{}-{}-{}-{}", instance.server, instance.team_slug, instance.user_slug, instance.installation)
 }

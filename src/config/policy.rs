@@ -1,5 +1,5 @@
-//! The `policy` tables: as typed, every number may be missing; what is missing comes from the tier above, and at the top
-//! from the defaults of the runtime.
+//! The `policy` tables. As parsed, each number can be missing. A missing number is taken from the tier above, and at
+//! the top from the defaults of the runtime.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use super::errors::Findings;
 use super::gateway::GatewayLimits;
 use super::reader::{Ceiling, Fields};
 
-/// One table as typed. The names of its fields are those of the policy: what is `field: Kind = reader` here is
-/// `policy.field` there.
+/// Generates the struct of a parsed table. Its fields have the names of the policy's fields: `field: Type = reader`
+/// sets `policy.field`.
 macro_rules! section {
     ($(#[$doc:meta])* $name:ident of $policy:ident { $($field:ident: $kind:ty = $read:path),+ $(,)? }) => {
         $(#[$doc])*
@@ -31,7 +31,6 @@ macro_rules! section {
                 Self { at: fields.at, $($field: $read(fields, stringify!($field)),)+ }
             }
 
-            /// Where it stands.
             fn put(self, policy: &mut $policy) -> Span {
                 $(if let Some(value) = self.$field { policy.$field = value; })+
                 self.at
@@ -41,7 +40,6 @@ macro_rules! section {
 }
 
 section!(
-    /// `[policy.restart]`
     Restart of RestartPolicy {
         window: Duration = Fields::positive,
         max_crashes: usize = Fields::count::<1, _>,
@@ -50,7 +48,6 @@ section!(
     }
 );
 section!(
-    /// `[policy.session]`
     Session of SessionPolicy {
         handshake_timeout: Duration = Fields::positive,
         request_timeout: Duration = Fields::positive,
@@ -70,7 +67,6 @@ section!(
     }
 );
 section!(
-    /// `[policy.idle]`
     Sleep of IdlePolicy {
         idle: Duration = idle,
         grace: Duration = Fields::duration,
@@ -78,14 +74,12 @@ section!(
     }
 );
 section!(
-    /// `[policy.watchdog]`
     Watchdog of WatchdogPolicy {
         silence: Duration = Fields::positive,
         ping_timeout: Duration = Fields::positive,
     }
 );
 section!(
-    /// `[policy.health]`
     Health of HealthPolicy {
         check: HealthCheck = health_check,
         interval: Duration = Fields::positive,
@@ -95,14 +89,12 @@ section!(
     }
 );
 section!(
-    /// `[policy.retry]`
     Retry of RetryPolicy {
         attempts_max: u32 = Fields::count::<1, _>,
         delays: Vec<Duration> = Fields::durations,
     }
 );
 section!(
-    /// `[policy.remote]`
     Remote of RemotePolicy {
         connect_timeout: Duration = Fields::positive,
         header_timeout: Duration = Fields::positive,
@@ -111,7 +103,6 @@ section!(
     }
 );
 section!(
-    /// `[policy.logs]`
     Logs of LogPolicy {
         lines_per_second_max: u32 = Fields::count::<1, _>,
         line_max: usize = Fields::count::<16, _>,
@@ -120,14 +111,14 @@ section!(
     }
 );
 section!(
-    /// `[policy.team]`, at the top of the file only.
+    /// The `[policy.team]` table, at the top level of the file only.
     TeamBudget of TeamBudgetPolicy {
         window: Duration = Fields::positive,
         max_exits: usize = Fields::count::<1, _>,
     }
 );
 section!(
-    /// `[policy.memory]`, at the top of the file only.
+    /// The `[policy.memory]` table, at the top level of the file only.
     Memory of MemoryPolicy {
         pressure_max_percent: u8 = Fields::percent,
         available_min_percent: u8 = Fields::percent,
@@ -135,7 +126,6 @@ section!(
     }
 );
 section!(
-    /// The numbers in `[events]`.
     Batching of BatchPolicy {
         interval: Duration = Fields::positive,
         batch_max: usize = Fields::count::<1, _>,
@@ -148,7 +138,6 @@ section!(
     }
 );
 section!(
-    /// The numbers in `[gateway]`.
     Limits of GatewayLimits {
         body_max: usize = size,
         bodies_max: usize = size,
@@ -178,7 +167,6 @@ fn idle(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Duration> {
     fields.positive_or_off(key, IdlePolicy::OFF)
 }
 
-/// What has no default of its own.
 #[expect(clippy::option_option, reason = "whether it was typed, and what it is then")]
 fn given(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Option<Duration>> {
     fields.positive(key).map(Some)
@@ -193,7 +181,7 @@ fn on_degraded(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<OnDegra
     fields.one_of(key, &[("warn", OnDegraded::Warn), ("reconnect", OnDegraded::Reconnect)])
 }
 
-/// `[policy.reconnect]`. Its mode is a preset, for `[policy.health]` too.
+/// Parsed `[policy.reconnect]`. The mode selects a preset, also for `[policy.health]`.
 #[derive(Debug, Default)]
 pub(super) struct Reconnect {
     at: Span,
@@ -204,7 +192,6 @@ pub(super) struct Reconnect {
     attempts_max: Option<Ceiling<u32>>,
 }
 
-/// How hard a remote server is tried.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Mode {
     #[default]
@@ -225,14 +212,14 @@ impl Reconnect {
     }
 
     fn put(self, Held { policy, mode, .. }: &mut Held) -> Span {
-        // A mode that holds already says nothing: what else the tiers above have said stays.
+        // Repeating the active mode has no effect: other settings of the tiers above stay.
         if let Some(other) = self.mode.filter(|typed| typed != mode) {
             *mode = other;
             let (reconnect, health) = match other {
                 Mode::Persistent => (ReconnectPolicy::persistent(), HealthPolicy::persistent()),
                 Mode::Bounded => (ReconnectPolicy::bounded(), HealthPolicy::bounded()),
             };
-            // What is asked is about the server, not about how hard it is tried.
+            // The mode affects how persistently a server is checked, not the kind of check.
             let check = policy.health.check;
             (policy.reconnect, policy.health) = (reconnect, HealthPolicy { check, ..health });
         }
@@ -251,7 +238,6 @@ fn put<T>(typed: Option<T>, meant: &mut T) {
     }
 }
 
-/// `[policy.isolation]`. A limit may be `"off"`.
 #[derive(Debug, Default)]
 pub(super) struct Isolation {
     at: Span,
@@ -286,7 +272,7 @@ impl Isolation {
 
     fn put(self, policy: &mut IsolationPolicy) {
         if let Some(preset) = self.preset {
-            // A preset is about limits: what is visible stays.
+            // A preset contains only limits; network and binds stay.
             let (network, binds) = (policy.network, std::mem::take(&mut policy.binds));
             *policy = IsolationPolicy { network, binds, ..preset };
         }
@@ -301,17 +287,15 @@ impl Isolation {
     }
 }
 
-/// What a tier and all above it come to.
+/// Effective policy of a tier and all tiers above it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Held {
     pub(super) policy: Policy,
-    /// The one that set the defaults in it.
     mode: Mode,
-    /// Whether a tier sets `idle`: the servers of an `mcp.json` are put to sleep only then.
+    /// True if a tier sets `idle`. Servers of an `mcp.json` are put to sleep only then.
     pub(super) sets_idle: bool,
 }
 
-/// What a tier says about the policy of its instances.
 #[derive(Debug, Default)]
 pub(super) struct Tier {
     restart: Restart,
@@ -342,24 +326,21 @@ impl Tier {
         }
     }
 
-    /// Keeps servers running that nobody uses.
     pub(super) fn without_sleep() -> Self {
         Self { idle: Sleep { idle: Some(IdlePolicy::OFF), ..Sleep::default() }, ..Self::default() }
     }
 
-    /// The policy of one server of an `mcp.json`, which has the key `idle` only.
     pub(super) fn of_mcp_json(fields: &mut Fields<'_, '_>) -> Self {
         let at = fields.span_of("idle").unwrap_or_default();
         Self { idle: Sleep { at, idle: idle(fields, "idle"), ..Sleep::default() }, ..Self::default() }
     }
 
-    /// Whether it says something about sleep.
     pub(super) fn speaks_of_sleep(&self) -> bool {
         let Sleep { idle, grace, sweep, at: _ } = &self.idle;
         idle.is_some() || grace.is_some() || sweep.is_some()
     }
 
-    /// The sections that say nothing to such a server, and where they stand.
+    /// Returns the sections that have no effect on this kind of server, with their places.
     pub(super) fn beside_the_point(&self, target: &Target) -> impl Iterator<Item = (&'static str, Span)> {
         let Self { restart, session: _, idle, watchdog, reconnect: _, health, retry, remote, logs, isolation } = self;
         let sections = match target {
@@ -375,10 +356,10 @@ impl Tier {
         sections.into_iter().filter(|(_, at)| is_there(*at))
     }
 
-    /// What the tiers above have come to, with what this one says in its place.
+    /// Merges this tier over the effective policy of the tiers above.
     pub(super) fn over(self, above: &Held, findings: &mut Findings) -> Held {
         let mut held = above.clone();
-        // Before the section whose defaults it sets.
+        // First, because the mode sets the defaults of `health`.
         let reconnect = self.reconnect.put(&mut held);
         held.sets_idle |= self.idle.idle.is_some();
         let (policy, above) = (&mut held.policy, &above.policy);
@@ -392,7 +373,7 @@ impl Tier {
         let logs = self.logs.put(&mut policy.logs);
         self.isolation.put(&mut policy.isolation);
 
-        // Two numbers that contradict each other are reported where the second of them came in.
+        // A contradiction between two numbers is reported at the tier that introduces it.
         let was_good = above.session.request_timeout <= above.session.request_timeout_max;
         if was_good && policy.session.request_timeout > policy.session.request_timeout_max {
             let message = "`request_timeout` is longer than `request_timeout_max`";
@@ -425,7 +406,7 @@ impl Tier {
     }
 }
 
-/// A section that nobody wrote stands nowhere.
+/// Returns true if the section was typed. A missing section has the default span.
 fn is_there(section: Span) -> bool {
     section != Span::default()
 }

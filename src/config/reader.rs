@@ -1,5 +1,5 @@
-//! Reads tables without giving up: a wrong value is an error and the reading goes on, a key that nobody asked for is an
-//! error too. TOML and JSON both arrive here as `toml_span`'s tree, in which every key and value knows its place.
+//! Reads tables and continues after errors. A value of the wrong type and an unknown key are errors. TOML and JSON are
+//! both read from the tree of `toml_span`, in which each key and value contains its place.
 
 use mcp_satellite_actors::model::policy::{Bind, DURATION_MAX};
 use std::path::{Component, Path};
@@ -10,20 +10,16 @@ use toml_span::{Span, Spanned};
 
 use super::errors::Findings;
 
-/// A value as typed. `Unreadable` has been reported, so that nobody reports it as missing as well.
+/// A value as typed. `Unreadable` values have been reported already and must not be reported as missing.
 #[derive(Default)]
 pub(crate) enum Typed<T> {
-    /// Not there.
     #[default]
     Absent,
-    /// There, and of the wrong kind.
     Unreadable,
-    /// There.
     Given(Spanned<T>),
 }
 
 impl<T> Typed<T> {
-    /// The value, if it is there and readable.
     pub(crate) fn given(&self) -> Option<&Spanned<T>> {
         match self {
             Self::Given(value) => Some(value),
@@ -31,23 +27,18 @@ impl<T> Typed<T> {
         }
     }
 
-    /// Whether nothing was typed at all.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 }
 
-/// A text and where it stands.
 pub(crate) type Text = Spanned<String>;
 
-/// Numbers beyond this are typing errors, and some would overflow what they end up in.
+/// Maximum of all counts: larger numbers are typing errors, and some would overflow later.
 const COUNT_MAX: i64 = 1 << 40;
 
-/// One table being read.
 pub(crate) struct Fields<'f, 'de> {
-    /// Where it stands.
     pub(crate) at: Span,
-    /// Where errors go.
     pub(crate) findings: &'f mut Findings,
     table: Table<'de>,
     what: String,
@@ -55,7 +46,6 @@ pub(crate) struct Fields<'f, 'de> {
 }
 
 impl<'f, 'de> Fields<'f, 'de> {
-    /// Opens `value` as a table; `what` is its name for people.
     pub(crate) fn open(mut value: Value<'de>, at: Span, what: String, findings: &'f mut Findings) -> Option<Self> {
         match value.take() {
             ValueInner::Table(table) => Some(Self { at, findings, table, what, known: Vec::new() }),
@@ -66,7 +56,7 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    /// Every key that nobody asked for is an error.
+    /// Reports each key that was not read as an error.
     pub(crate) fn close(self) {
         let Self { findings, table, what, known, .. } = self;
         for key in table.into_keys() {
@@ -78,17 +68,14 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    /// The keys that nobody asked for, for a reader that is lenient with them.
     pub(crate) fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut Findings) {
         (self.table.into_keys(), self.findings)
     }
 
-    /// Whether there is such a key.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
-    /// A key with its value.
     pub(crate) fn take(&mut self, key: &'static str) -> Option<(Key<'de>, Value<'de>)> {
         self.known.push(key);
         self.table.remove_entry(key)
@@ -110,22 +97,19 @@ impl<'f, 'de> Fields<'f, 'de> {
         Typed::Unreadable
     }
 
-    /// A string.
     pub(crate) fn text(&mut self, key: &'static str) -> Typed<String> {
         self.typed(key, "a string", "put it in quotes", |value| value.as_str().map(str::to_owned))
     }
 
-    /// `true` or `false`.
     pub(crate) fn flag(&mut self, key: &'static str) -> Typed<bool> {
         self.typed(key, "true or false", "write true or false, without quotes", ValueInner::as_bool)
     }
 
-    /// A whole number of at least `LEAST`.
     pub(crate) fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
         self.count_with_hint::<LEAST, T>(key, &format!("give at least {LEAST}"))
     }
 
-    /// A whole number of at least 1, or `"off"`, which is read as 0.
+    /// Reads a whole number of at least 1, or `"off"`, which returns 0.
     pub(crate) fn count_or_off<T: TryFrom<i64> + Default>(&mut self, key: &'static str) -> Option<T> {
         match self.off(key) {
             Some(is_off) => is_off.then(T::default),
@@ -153,7 +137,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    /// A number, with or without a point.
     pub(crate) fn number(&mut self, key: &'static str) -> Typed<f64> {
         self.typed(key, "a number", "write it without quotes", |value| match value {
             ValueInner::Integer(whole) => Some(*whole as f64),
@@ -162,7 +145,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         })
     }
 
-    /// A whole number from 0 to 100.
     pub(crate) fn percent(&mut self, key: &'static str) -> Option<u8> {
         let at = self.table.get(key).map(|value| value.span);
         let read = self.count::<0, i64>(key)?;
@@ -174,7 +156,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         percent
     }
 
-    /// A duration as `"5m"`.
     pub(crate) fn duration(&mut self, key: &'static str) -> Option<Duration> {
         let typed = self.typed(key, "a duration", "write it as \"5m\", \"1h 30m\" or \"250ms\"", |value| {
             value.as_str().map(str::to_owned)
@@ -182,12 +163,11 @@ impl<'f, 'de> Fields<'f, 'de> {
         duration(self.findings, key, typed.given()?)
     }
 
-    /// A duration that is not zero.
     pub(crate) fn positive(&mut self, key: &'static str) -> Option<Duration> {
         self.positive_with_hint(key, "give a time, such as \"1s\"")
     }
 
-    /// A duration that is not zero, or `"off"`, which is read as `off`.
+    /// Reads a duration greater than zero, or `"off"`, which returns `off`.
     pub(crate) fn positive_or_off(&mut self, key: &'static str, off: Duration) -> Option<Duration> {
         match self.off(key) {
             Some(is_off) => is_off.then_some(off),
@@ -206,7 +186,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         Some(read)
     }
 
-    /// A list of durations, at least one.
     pub(crate) fn durations(&mut self, key: &'static str) -> Option<Vec<Duration>> {
         let at = self.table.get(key).map(|value| value.span)?;
         let typed = self.texts(key)?;
@@ -218,7 +197,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         (read.len() == typed.len()).then_some(read)
     }
 
-    /// A size: a number of bytes, or `"64MiB"`.
     pub(crate) fn bytes(&mut self, key: &'static str) -> Typed<u64> {
         let hint = "write it as \"64MiB\", or as a number of bytes";
         let read = self.typed(key, "a size", hint, |value| match value {
@@ -238,13 +216,12 @@ impl<'f, 'de> Fields<'f, 'de> {
         Typed::Unreadable
     }
 
-    /// The place of the value of `key`.
     pub(crate) fn span_of(&self, key: &'static str) -> Option<Span> {
         self.table.get(key).map(|value| value.span)
     }
 
-    /// `Some(true)` if `key` is `"off"`, the one word for no limit and for never. Other words for it are an error, with
-    /// `Some(false)`. `None` if the value is anything else.
+    /// Returns `Some(true)` for `"off"`, the only word for "no limit" and "never", and `None` for a value of another
+    /// kind. Other such words are errors and return `Some(false)`.
     fn off(&mut self, key: &'static str) -> Option<bool> {
         let value = self.table.get(key)?;
         let (word, at) = (value.as_str()?.to_owned(), value.span);
@@ -260,7 +237,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         Some(false)
     }
 
-    /// A limit, or `"off"` for none.
     pub(crate) fn limit<T>(
         &mut self,
         key: &'static str,
@@ -272,7 +248,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    /// One of a few words.
     pub(crate) fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         let typed = self.text(key);
         let word = typed.given()?;
@@ -285,7 +260,7 @@ impl<'f, 'de> Fields<'f, 'de> {
         None
     }
 
-    /// What is to be seen in a sandbox: `"/path"`, `"/path:/seen/as"`, and either with `:rw` behind it.
+    /// Reads the bind mounts of a sandbox: `"/path"` or `"/path:/target"`, optionally followed by `:rw`.
     pub(crate) fn binds(&mut self, key: &'static str) -> Option<Vec<Bind>> {
         let typed = self.texts(key)?;
         let mut binds = Vec::new();
@@ -311,7 +286,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         Some(binds)
     }
 
-    /// A list of strings; `None` if there is no such list.
     pub(crate) fn texts(&mut self, key: &'static str) -> Option<Vec<Text>> {
         let (_, mut value) = self.take(key)?;
         let hint = "write it as a list: [\"one\", \"two\"]";
@@ -334,7 +308,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    /// A table of strings, in the order of the file.
     pub(crate) fn text_map(&mut self, key: &'static str) -> Vec<(Text, Text)> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         let table = match value.take() {
@@ -360,13 +333,11 @@ impl<'f, 'de> Fields<'f, 'de> {
         entries
     }
 
-    /// The table under `key`, read by `read`; the default if there is none.
     pub(crate) fn section<T: Default>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields<'_, 'de>) -> T) -> T {
         let Some((name, value)) = self.take(key) else { return T::default() };
         inside(value, name.span, format!("`{key}`"), self.findings, read).unwrap_or_default()
     }
 
-    /// The tables under `[[key]]`, each read by `read`.
     pub(crate) fn list<T>(&mut self, key: &'static str, mut read: impl FnMut(&mut Fields<'_, 'de>) -> T) -> Vec<T> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         match value.take() {
@@ -385,7 +356,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    /// The values under `[key.NAME]`, in the order of the file.
     pub(crate) fn values(&mut self, key: &'static str) -> Vec<(Text, Value<'de>)> {
         let Some((name, value)) = self.take(key) else { return Vec::new() };
         let Some(inner) = Fields::open(value, name.span, format!("`{key}`"), self.findings) else { return Vec::new() };
@@ -395,7 +365,6 @@ impl<'f, 'de> Fields<'f, 'de> {
         values
     }
 
-    /// The tables under `[key.NAME]`, each read by `read`, in the order of the file.
     pub(crate) fn named<T>(
         &mut self,
         key: &'static str,
@@ -425,7 +394,7 @@ fn inside<'de, T>(
 
 fn wrong_kind(findings: &mut Findings, at: Span, what: &str, wanted: &str, found: &ValueInner<'_>, hint: &str) {
     let article = if matches!(found, ValueInner::Integer(_) | ValueInner::Array(_)) { "an" } else { "a" };
-    // A string that was wanted as something else is not repeated: it could be a secret in the wrong place.
+    // The string itself is not repeated, because it could be a misplaced secret.
     findings.error(at, format!("{what} must be {wanted}, not {article} {}", found.type_str()), hint);
 }
 
@@ -444,7 +413,7 @@ fn duration(findings: &mut Findings, key: &str, text: &Text) -> Option<Duration>
     }
 }
 
-/// `64MiB`, `10 MB`, `4096`: powers of 1024 and of 1000 by their own names.
+/// Parses `64MiB`, `10 MB` or `4096`: binary and decimal units differ by name.
 fn size(text: &str) -> Option<u64> {
     let digits = text.len() - text.trim_start_matches(|digit: char| digit.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -461,7 +430,6 @@ fn size(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// A limit as typed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Ceiling<T> {
     None,
@@ -477,7 +445,6 @@ impl<T> Ceiling<T> {
     }
 }
 
-/// The known word that somebody who typed `word` most likely meant.
 pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let word = word.to_lowercase();
     let close = |candidate: &str| {

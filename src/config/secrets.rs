@@ -1,5 +1,5 @@
-//! What of a configuration must not be seen: references to secrets and how they are followed, literal values that look
-//! like secrets, and the text of a file with all of it masked.
+//! Protection of secrets in a configuration: resolves references to secrets, detects literal values that look like
+//! secrets, and masks both in the text of a file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,16 +12,13 @@ use super::errors::Findings;
 use super::origin::Files;
 use super::reader::Text;
 
-/// A value that stands somewhere else.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reference<'a> {
-    /// `env:NAME`
     Env(&'a str),
-    /// `file:PATH`; a `file://` URL is a value like any other.
+    /// Path from `file:PATH`. A `file://` URL is an ordinary value.
     File(&'a str),
 }
 
-/// The reference that `text` is.
 pub(super) fn reference(text: &str) -> Option<Reference<'_>> {
     if let Some(name) = text.strip_prefix("env:") {
         return Some(Reference::Env(name));
@@ -29,28 +26,23 @@ pub(super) fn reference(text: &str) -> Option<Reference<'_>> {
     text.strip_prefix("file:").filter(|path| !path.starts_with("//")).map(Reference::File)
 }
 
-/// Whether an argument is or ends in a reference: `env:TOKEN`, `--token=env:TOKEN`.
+/// Returns true if an argument is or ends with a reference, such as `env:TOKEN` or `--token=env:TOKEN`.
 pub(super) fn refers(argument: &str) -> bool {
     let value = argument.strip_prefix('-').and_then(|rest| rest.split_once('=')).map(|(_, value)| value);
     reference(argument).is_some() || value.and_then(reference).is_some()
 }
 
-/// Where references lead.
 pub(super) struct Surroundings<'a> {
-    /// The satellite's own environment.
     pub(super) environment: &'a dyn Fn(&str) -> Option<String>,
-    /// What paths are relative to: the folder of the configuration file.
     pub(super) folder: &'a Path,
-    /// Whether no reference is followed: what a backend gives is no way to read this machine's secrets.
+    /// True if references are rejected: a backend must not read secrets of this machine.
     pub(super) closed: bool,
-    /// The variables that were read, with what they hold: a server must not inherit them.
+    /// Variables that were read, with their values. Servers must not inherit them.
     pub(super) read: BTreeMap<String, Secret>,
-    /// The files that were read.
     pub(super) files: Files,
 }
 
 impl Surroundings<'_> {
-    /// What `reference` leads to. `at` is where it stands.
     pub(super) fn follow(&mut self, reference: &Reference<'_>, at: Span, findings: &mut Findings) -> Option<Secret> {
         if self.closed {
             let hint = "give the value itself, or have the user give it (user_required)";
@@ -79,7 +71,8 @@ impl Surroundings<'_> {
         }
     }
 
-    /// The secret that `text` refers to. A literal is an error: a configuration file is copied, shown and committed.
+    /// Resolves the secret that `text` refers to. A literal is an error, because a configuration file is copied,
+    /// displayed and committed.
     pub(super) fn referred(&mut self, what: &str, text: &Text, findings: &mut Findings) -> Option<Secret> {
         let Some(reference) = reference(&text.value) else {
             if self.closed && !text.value.is_empty() {
@@ -98,8 +91,8 @@ impl Surroundings<'_> {
     }
 }
 
-/// Whether a literal value of an environment variable or query parameter is to be treated as a secret. It errs on the
-/// side of yes: a value too many is masked in a log, one too few is seen.
+/// Returns true if a literal value of an environment variable or query parameter must be treated as a secret. In doubt
+/// it returns true: a needless mask is harmless, a visible secret is not.
 pub(super) fn looks_secret(name: &str, value: &str) -> bool {
     const TELLING: [&str; 11] =
         ["KEY", "TOKEN", "SECRET", "PASSW", "AUTH", "CREDENTIAL", "PRIVATE", "SESSION", "COOKIE", "DSN", "CONN"];
@@ -121,25 +114,23 @@ fn is_plain_url(value: &str) -> bool {
     })
 }
 
-/// `text` as it may be shown: what `tree` holds in a place where secrets can be is masked, byte for byte.
+/// Returns `text` with all possible secrets of `tree` masked, with the same length in bytes.
 pub(super) fn shown(text: &str, tree: &Value<'_>) -> String {
     let mut bytes = text.as_bytes().to_vec();
     mask_leaves(&mut bytes, text, tree, "", Place::Named);
     String::from_utf8(bytes).unwrap_or_default()
 }
 
-/// What a key says about the values below it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// The key of a string says whether it may be seen.
     Named,
-    /// Numbers and durations.
+    /// Numbers and durations: short strings are visible, except tokens.
     Policy,
-    /// `args`, `env`, `headers`, `query`: nothing but references may be seen.
+    /// Strings of `args`, `env`, `headers` and `query`: only references are visible.
     Hidden,
 }
 
-/// Keys whose strings are no secrets. A key that is not here may be a misspelled `token`.
+/// Keys whose strings are not secrets. An unknown key may be a misspelled `token`, so it is masked.
 const SEEN: [&str; 38] = [
     "name",
     "profile",
@@ -216,7 +207,6 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
     }
 }
 
-/// User and password, and everything from the `?`.
 fn url_secrets(text: &str, at: Span) -> [Span; 2] {
     let url = text.get(at.start..at.end).unwrap_or_default();
     let host = url.find("://").map_or(0, |colon| colon + 3);
@@ -236,8 +226,8 @@ fn mask(bytes: &mut [u8], spans: impl IntoIterator<Item = Span>) {
     }
 }
 
-/// The text of a file that could not be read as a tree, so that nobody knows what in it is a secret: all but punctuation
-/// and what looks like a key or a heading is masked.
+/// Masks the text of a file that could not be parsed, so that secrets cannot be located: only punctuation, keys and
+/// headings stay visible.
 pub(super) fn shown_blind(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut at = 0;
@@ -255,7 +245,7 @@ pub(super) fn shown_blind(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_default()
 }
 
-/// A name, in quotes or not. What ends in the middle of a quoted value is none.
+/// Returns true if the text is a name, quoted or not. A text that ends within a quoted value is not a key.
 fn is_key(text: &str) -> bool {
     let text = text.trim();
     let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));

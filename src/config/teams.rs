@@ -1,5 +1,4 @@
-//! From the file to the plan: the settings, then team after team, its users, its installations, and the instances that
-//! come of them.
+//! Builds a plan from a parsed file: the settings, then for each team its users, its installations and their instances.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use super::secrets::Surroundings;
 use crate::connect::isolation::Isolation;
 use crate::connect::process::CgroupMode;
 
-/// What `file` means. Whether the plan is good is for the caller to see from the findings.
+/// Builds the plan. It is valid only if the findings contain no error.
 pub(super) fn build(
     file: file::File,
     base: &Base,
@@ -105,20 +104,17 @@ pub(super) fn build(
     plan
 }
 
-/// The plan as it grows.
 struct Teams<'a, 's> {
     check: Check<'a, 's>,
     plan: Plan,
     templates: BTreeMap<String, Server>,
     ids: Unique,
     slugs: Unique,
-    /// Of all users: a token says which team and user its bearer is.
+    /// Tokens of all users. A token identifies the team and the user, so it must be unique.
     tokens: Unique,
-    /// Of all teams.
+    /// Users of all teams, for the MCP endpoint.
     doors: Vec<GatewayUser>,
-    /// Of all instances, with the slugs that they are made of.
     names: BTreeMap<String, [String; 3]>,
-    /// Equal policies are one.
     policies: Vec<Arc<Policy>>,
 }
 
@@ -132,7 +128,7 @@ struct Team {
 struct User {
     id: String,
     slug: String,
-    /// By installation; taken out as the installations are made.
+    /// Tiers by installation. Each is removed when its installation is built; the rest are errors.
     tiers: Vec<(Text, file::Tier)>,
 }
 
@@ -228,7 +224,7 @@ impl Teams<'_, '_> {
         let slug = self.server_slug(&typed.server, &who, at);
         let members = self.members(team, typed.users, at);
 
-        // With a template the installation says only what the team adds to it.
+        // If there is a template, the installation contains only the additions of the team.
         let mut team_layer = Layer::default();
         let url_at = typed.own.url.given().map_or(at, |url| url.span);
         let mut server = if let Some(template) = self.templates.get(&slug).cloned() {
@@ -300,7 +296,8 @@ impl Teams<'_, '_> {
         self.plan.instances.extend(instances);
     }
 
-    /// Slugs hold hyphens, so different ones can come to the same name. (What has the same slugs is reported as that.)
+    /// Checks that the name is unique. Slugs can contain hyphens, so different slugs can result in the same name.
+    /// (Equal slugs are reported elsewhere.)
     fn name(&mut self, instance: &InstanceConfig, at: Span) {
         let slugs = [&instance.server, &instance.team_slug, &instance.user_slug].map(|slug| slug.as_str().to_owned());
         let name = plan::name(instance);
@@ -317,7 +314,6 @@ impl Teams<'_, '_> {
         }
     }
 
-    /// The slug of an installation's server; empty if it has none.
     fn server_slug(&mut self, typed: &Typed<String>, who: &str, at: Span) -> String {
         if let Some(slug) = typed.given() {
             self.check.slug(slug, "the name of a server");
@@ -330,7 +326,6 @@ impl Teams<'_, '_> {
         String::new()
     }
 
-    /// Which of the team's users get an installation, by index.
     fn members(&mut self, team: &Team, typed: Option<Vec<Text>>, at: Span) -> Vec<usize> {
         let Some(names) = typed else { return (0..team.users.len()).collect() };
         if names.is_empty() {
@@ -359,7 +354,6 @@ impl Teams<'_, '_> {
         members
     }
 
-    /// A template as an installation of it has it.
     fn adapted(&mut self, who: &str, slug: &str, template: Server, own: file::Server, team: &mut Layer) -> Server {
         let Server { mut target, mut protocol, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
@@ -400,8 +394,8 @@ impl Teams<'_, '_> {
     }
 }
 
-/// The name of a header is the same in upper and lower case, so that a tier overrides also what another one spells
-/// differently. What the user must give is spelled as it was asked for.
+/// Gives a header the same spelling in all tiers, so that a tier overrides a header that another tier spells
+/// differently. The spelling of `user_required` takes precedence.
 fn one_spelling(instance: &mut InstanceConfig) {
     let required = instance.user_required.iter().map(|name| (name.to_ascii_lowercase(), name.clone()));
     let mut spellings: BTreeMap<String, String> = required.collect();
@@ -414,7 +408,7 @@ fn one_spelling(instance: &mut InstanceConfig) {
     }
 }
 
-/// What a user must give is a secret, whoever gives it and whatever it looks like.
+/// Marks the values that a user must provide as secrets, regardless of their source and content.
 fn hide_required(instance: &mut InstanceConfig) {
     for layer in [&mut instance.server_layer, &mut instance.team_layer, &mut instance.user_layer] {
         for tier in [&mut layer.env, &mut layer.headers, &mut layer.query] {

@@ -1,4 +1,4 @@
-//! The connectors of a satellite: each transport has its own.
+//! The connectors of a satellite, one for each transport.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
 use super::remote::RemoteConnector;
 use super::stdio::StdioConnector;
 
-/// Child processes by one connector, remote servers by the other.
+/// Connectors for child processes and remote servers.
 #[derive(Clone)]
 pub struct Connectors {
-    /// For child processes.
+    /// Connector for child processes.
     pub stdio: StdioConnector,
-    /// For remote servers.
+    /// Connector for remote servers.
     pub remote: RemoteConnector,
 }
 

@@ -1,12 +1,12 @@
-//! The environment of a child process: what it inherits, what it is given, and what it never sees.
+//! Environment of a child process: inherited, configured and denied variables.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use mcp_satellite_actors::model::secret::Secret;
 
-/// Never passed through, whatever the configuration says: each of them makes a program load or run what was not asked
-/// for.
+/// Variables that are never passed on, whatever the configuration contains: each makes a program load or run foreign
+/// code.
 pub const DENIED: [&str; 12] = [
     "LD_PRELOAD",
     "LD_LIBRARY_PATH",
@@ -22,14 +22,19 @@ pub const DENIED: [&str; 12] = [
     "SHELL",
 ];
 
-/// A configured name that no variable can have. It is not shown: `NAME=value` typed in place of a name is the likely
-/// mistake, and the value may be a secret. It is refused, for `LD_PRELOAD=` as a name would pass for another one.
+/// Error: a configured variable name is empty or contains `=`. The message does not contain the name: `NAME=value` in
+/// place of a name is the likely mistake, and the value may be a secret. Such a name is rejected because `LD_PRELOAD=`
+/// would bypass the list of denied names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the name of an environment variable is empty or contains `=`: give the name and the value apart")]
 pub struct InvalidName;
 
-/// The environment of a child that runs without a sandbox: `inherited` without the denied names and the `withheld`
-/// ones, which the satellite itself reads as secrets; then what the configuration gives, without the denied names.
+/// Returns the environment of a child without a sandbox: `inherited` without the denied names and without `withheld`,
+/// which are secrets of the satellite, plus `given` without the denied names.
+///
+/// # Errors
+///
+/// Fails if a name in `given` is empty or contains `=`.
 pub fn environment(
     inherited: impl IntoIterator<Item = (OsString, OsString)>,
     withheld: &[String],
@@ -49,8 +54,11 @@ pub fn environment(
     Ok(environment)
 }
 
-/// The environment of a child in a sandbox: only what the configuration gives, without the denied names, and what no
-/// program can do without.
+/// Returns the environment of a child in a sandbox: `PATH`, `HOME` and `LANG`, plus `given` without the denied names.
+///
+/// # Errors
+///
+/// Fails if a name in `given` is empty or contains `=`.
 pub fn sandboxed(
     home: &str,
     lang: Option<OsString>,
@@ -61,7 +69,7 @@ pub fn sandboxed(
     environment(basic, &[], given)
 }
 
-/// Where commands are looked for in a sandbox, unless the configuration gives another `PATH`.
+/// Default `PATH` in a sandbox.
 pub const SANDBOX_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Readings of the memory that the satellite and its servers may use: of the machine, and of the control groups (version 2)
-//! around the satellite where their limit is tighter, as in a container.
+//! Memory available to the satellite and its servers: that of the machine, or of the cgroups (version 2) around the
+//! satellite if their limit is tighter, as in a container.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use mcp_satellite_actors::rules::memory::MemoryReading;
 
 use super::process::own_cgroup;
 
-/// The interval between two readings.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Calls `tell` with each reading, and never returns. `tell` is not called if the kernel does not report memory sizes.
+/// Calls `tell` with each reading, one every two seconds, and never returns. `tell` is not called if the kernel does
+/// not report memory sizes.
 pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
     let sources = Sources::of_this_machine();
     loop {
@@ -23,28 +23,28 @@ pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
     }
 }
 
-/// The files of the kernel that are read.
+/// Kernel files that contain memory sizes and pressure.
 #[derive(Debug, Clone)]
 pub struct Sources {
     proc: PathBuf,
-    /// Directories of control groups, from the innermost outwards.
+    // Directories of cgroups, from the innermost outwards.
     cgroups: Vec<PathBuf>,
 }
 
 impl Sources {
-    /// `/proc` and the control groups that this process is in.
+    /// Returns `/proc` and the cgroups of this process.
     pub fn of_this_machine() -> Self {
         Self::new("/proc", own_cgroup().as_deref())
     }
 
-    /// Another `/proc`, and the directory of a control group.
+    /// Returns the sources in another `/proc` and in the directory of a cgroup and its ancestors.
     pub fn new(proc: impl Into<PathBuf>, cgroup: Option<&Path>) -> Self {
         let above = |path: &Path| path.join("cgroup.procs").exists();
         let cgroups = cgroup.into_iter().flat_map(Path::ancestors).take_while(|path| above(path));
         Self { proc: proc.into(), cgroups: cgroups.map(Path::to_owned).collect() }
     }
 
-    /// Takes one reading; `None` if the kernel does not report memory sizes.
+    /// Takes one reading. Returns `None` if the kernel does not report memory sizes.
     pub fn read(&self) -> Option<MemoryReading> {
         let info = fs::read_to_string(self.proc.join("meminfo")).ok()?;
         let bytes = |key| Some(kibibytes(&info, key)? << 10);
@@ -55,7 +55,7 @@ impl Sources {
         };
         for cgroup in &self.cgroups {
             let waits = pressure(&cgroup.join("memory.pressure"));
-            // The higher pressure of machine and control group counts, as far as they are known.
+            // The higher pressure of machine and cgroup counts, as far as they are known.
             reading.pressure_percent = reading.pressure_percent.into_iter().chain(waits).reduce(f64::max);
             if let Some((available, total)) = within(cgroup)
                 && available < reading.available_bytes
@@ -67,18 +67,18 @@ impl Sources {
     }
 }
 
-/// Returns the unused part of a control group's memory limit and the limit; `None` without a limit.
+/// Returns the unused part of a cgroup's memory limit and the limit in bytes; `None` without a limit.
 fn within(cgroup: &Path) -> Option<(u64, u64)> {
     let number = |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();
     let total = number("memory.max")?;
     let used = number("memory.current")?;
     let stat = fs::read_to_string(cgroup.join("memory.stat")).unwrap_or_default();
-    // Pages of files that nobody has used for a while are given up first.
+    // The kernel reclaims inactive file pages first, so they count as available.
     let given_up = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok()).unwrap_or(0);
     Some((total.saturating_sub(used.saturating_sub(given_up)), total))
 }
 
-/// The share of the last ten seconds, in percent, in which some task waited for memory.
+/// Returns the share of the last ten seconds, in percent, in which some task waited for memory.
 fn pressure(file: &Path) -> Option<f64> {
     let text = fs::read_to_string(file).ok()?;
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
@@ -117,7 +117,7 @@ mod tests {
         let bare = MemoryReading { pressure_percent: Some(1.5), available_bytes: 600 << 10, total_bytes: 1000 << 10 };
         assert_eq!(Sources::new(&proc, None).read(), Some(bare));
 
-        // The inner one has no limit; the one around it has.
+        // The inner cgroup has no limit; the outer one has.
         write("cgroup/cgroup.procs", "");
         write("cgroup/memory.max", "500000\n");
         write("cgroup/memory.current", "450000\n");

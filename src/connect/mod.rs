@@ -1,5 +1,6 @@
-//! Connectors: the I/O that brings MCP servers to life and ends them. What they hand over is
-//! [`mcp_satellite_actors::seam::Link`] for a child process and [`mcp_satellite_actors::seam::Line`] for a remote server.
+//! Connectors: the I/O that starts MCP servers, connects to them and ends them. A connector returns
+//! [`mcp_satellite_actors::seam::Link`] for a child process and [`mcp_satellite_actors::seam::Line`] for a remote
+//! server.
 
 #![deny(unsafe_code)]
 

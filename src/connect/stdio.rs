@@ -1,4 +1,4 @@
-//! The connector for servers that are child processes: MCP over stdin and stdout, stderr beside it.
+//! Connector for servers that are child processes: MCP over stdin and stdout, with stderr for logs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -14,10 +14,10 @@ use super::isolation::{Finding, Isolation, Launchers, Prepared, Strictness, UidR
 use super::process::{CgroupMode, Processes, Reclaimed, Usage};
 use crate::data_dir::DataDir;
 
-/// Starts servers as child processes, each with all that it starts held together, in a sandbox if so configured.
+/// Connector that starts servers as child processes, each with its process tree, in a sandbox if so configured.
 ///
-/// Clones share a few threads, of which one forks and one reaps. They end when the connector and everything that it
-/// started are gone, and do not keep the process from exiting.
+/// Clones share a few threads, one of which forks and one reaps. The threads end when the connector and all processes
+/// that it started are gone, and do not keep the process from exiting.
 #[derive(Clone)]
 pub struct StdioConnector {
     processes: Processes,
@@ -25,34 +25,41 @@ pub struct StdioConnector {
     withheld: Arc<RwLock<BTreeSet<String>>>,
 }
 
-/// How a connector starts and holds what it starts.
+/// Options of a [`StdioConnector`].
 #[derive(Debug, Clone, Default)]
 pub struct StdioOptions {
-    /// Variables that the host itself reads as secrets: no server inherits them.
+    /// Environment variables that contain secrets of the host: no server inherits them.
     pub withheld: Vec<String>,
-    /// Where the ledger and the homes of sandboxed servers are. The caller makes sure that nobody else uses it. Without
-    /// one nothing is written down, and nothing can be started in a sandbox.
+    /// Directory of the ledger and of the homes of sandboxed servers. The caller ensures exclusive use. Without a data
+    /// directory there is no ledger, and no server can be started in a sandbox.
     pub data_dir: Option<DataDir>,
-    /// What servers are started in.
+    /// Sandbox of servers.
     pub isolation: Isolation,
-    /// Whether that may be nothing.
+    /// Development or production mode, see [`Strictness`].
     pub strictness: Strictness,
-    /// Whether each run gets a cgroup.
+    /// Use of cgroups, one for each run.
     pub cgroups: CgroupMode,
-    /// The user ids of which each team gets one for its servers without a sandbox. Needs root and a data directory. The
-    /// homes of these users are beside the data directory, in `DATA_DIR.homes`.
+    /// User ids from which each team gets one for its servers without a sandbox. Needs root and a data directory. The
+    /// homes of these users are in `DATA_DIR.homes` beside the data directory.
     pub uid_range: Option<UidRange>,
 }
 
 impl StdioConnector {
-    /// A connector whose servers inherit the environment but for the denied names and those `withheld`, without a
-    /// sandbox. Fails where a thread cannot be created or `/proc` cannot be read.
+    /// Creates a connector without sandbox. Servers inherit the environment except the denied names and `withheld`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a thread cannot be created or `/proc` cannot be read.
     pub fn new(withheld: Vec<String>) -> io::Result<Self> {
         Self::with(StdioOptions { withheld, ..StdioOptions::default() })
     }
 
-    /// A connector as `options` say. Fails also where the data directory cannot be written, or cgroups are required and
-    /// there are none.
+    /// Creates a connector with these options.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`StdioConnector::new`] does, and if the data directory cannot be written, or cgroups are required and
+    /// not available.
     pub fn with(options: StdioOptions) -> io::Result<Self> {
         let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range } = options;
         let launchers = Launchers::new(isolation, strictness, data_dir.clone(), uid_range)?;
@@ -63,58 +70,67 @@ impl StdioConnector {
         })
     }
 
-    /// Ends what a connector on the same data directory left when it was killed, and waits until that is gone. To be
-    /// called before a new one is made, by whoever holds the directory. `None` if nothing was left.
+    /// Ends the processes that a killed connector left on the same data directory, and waits until they are gone.
+    /// Returns `None` if there were none. Call it before a new connector is created, with the lock of the directory
+    /// held.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ledger or `/proc` cannot be read.
     pub fn reclaim(data_dir: &DataDir) -> io::Result<Option<Reclaimed>> {
         Processes::reclaim(data_dir)
     }
 
-    /// Withholds these variables, and no others, from every server that is started from now on. The names that were
-    /// withheld before, those of [`StdioOptions::withheld`] among them, are replaced.
+    /// Replaces the names of withheld variables, including those of [`StdioOptions::withheld`]. Applies to servers
+    /// started from now on.
     pub fn withhold(&self, names: impl IntoIterator<Item = String>) {
         *self.withheld.write().unwrap_or_else(PoisonError::into_inner) = names.into_iter().collect();
     }
 
-    /// What each server and all that it started use, by the server's process id. Reads `/proc` once, so it blocks for
-    /// some milliseconds.
+    /// Returns the resource usage of each server's process tree, by process id of the server. Reads `/proc` once, so it
+    /// blocks for some milliseconds.
     pub fn usage(&self) -> HashMap<u32, Usage> {
         self.processes.usage()
     }
 
-    /// The process ids of the servers that are not in the ledger yet, because the disk has not taken their rows: should the
-    /// satellite and its reaper be killed, the next satellite would not find them.
+    /// Returns the process ids of the servers whose ledger rows could not be written yet: if the satellite and its
+    /// reaper are killed, the next satellite cannot find these servers.
     pub fn unrecorded(&self) -> HashSet<u32> {
         self.processes.unrecorded()
     }
 
-    /// The instances that have a home in the data directory. Reads a directory, so it blocks.
+    /// Returns the instances that have a home in the data directory. Reads a directory, so it blocks.
     pub fn homes(&self) -> Vec<InstanceId> {
         self.launchers.homes()
     }
 
-    /// Sets the home of an instance aside, so that a new instance of the same identity gets an empty one. The content
+    /// Sets the home of an instance aside, so that a new instance with the same id gets an empty one. The content
     /// remains until [`Self::erase_set_aside`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the home cannot be renamed.
     pub fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
         self.launchers.set_aside(id)
     }
 
-    /// Erases what was in the homes that were taken away. Blocks for as long as the file system takes.
+    /// Erases the homes that were set aside. Blocks for as long as the file system takes.
     pub fn erase_set_aside(&self) {
         self.launchers.erase_set_aside();
     }
 
-    /// Which sandboxes work on this machine, and why others do not: found out by a trial run of each, the first time.
+    /// Returns which sandboxes work on this machine, and why others do not. The first call makes a trial run of each.
     pub async fn sandboxes(&self) -> Vec<Finding> {
         self.launchers.findings(&self.processes).await
     }
 
-    /// What holds the trees of servers together here, in a few words.
+    /// Describes the means that hold the process trees of servers, for people.
     pub fn held_by(&self) -> String {
         self.processes.held_by()
     }
 
-    /// Kills everything at once and without grace, and waits until it is gone, `patience` at most. Nothing is started
-    /// afterwards. For a host that must end now.
+    /// Kills all servers without grace, and waits until they are gone, at most for `patience`. No server can be started
+    /// afterwards. For a host that must end at once.
     pub fn end_all(&self, patience: Duration) {
         self.processes.end_all(patience);
     }
@@ -124,7 +140,7 @@ impl Connector for StdioConnector {
     fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
         let Self { processes, launchers, withheld } = self.clone();
         Box::pin(async move {
-            // A secret in a command's or a directory's name is a mistake, and no reason to show it.
+            // A secret in the name of a command or directory is a mistake, but must still be masked.
             let failed = |reason: String, is_machine_fault: bool| {
                 let command = match &spec.target {
                     Target::Stdio { command, .. } => command,

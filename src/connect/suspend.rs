@@ -1,23 +1,21 @@
-//! Notices that the machine was suspended. Timers count the time that it was awake, so after a night in a closed laptop an
-//! attempt that was due at midnight would be waited for as if nothing had happened.
+//! Detects that the machine was suspended. Timers do not count suspended time, so a retry due at midnight would still
+//! be waited for after a night in a closed laptop.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Between two looks at the clocks.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Shorter is no suspend: a clock that is read, and then the other one.
+// Shorter differences are not a suspend, because the two clocks are read one after the other.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The clocks are read one after the other. If that takes longer, they do not belong together.
+// Maximum time between the readings of the two clocks; beyond it the pair is not usable.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// So often the clocks are read again when they do not belong together.
 const LOOKS_MAX: usize = 10;
-/// No clock of a container is further from another one.
+// Upper bound for the offset between the clocks in a container.
 const OFFSET_MAX: Duration = Duration::from_secs(1 << 40);
 
-/// Calls `woke` after each suspend of the machine with how long it was. Never ends by itself.
+/// Calls `woke` after each suspend of the machine with its duration. Never returns.
 pub async fn watch(mut woke: impl FnMut(Duration)) {
     let mut suspends = Suspends::default();
     loop {
@@ -30,26 +28,25 @@ pub async fn watch(mut woke: impl FnMut(Duration)) {
     }
 }
 
-/// How long the machine was suspended, counted from some moment: only the difference of two answers means anything. Good
-/// to a tenth of a second, or as good as a machine lets it be that holds us up all the time.
+/// Returns how long the machine was suspended, counted from an arbitrary moment: only the difference of two results is
+/// meaningful. Accurate to a tenth of a second, less on a machine so busy that the clocks cannot be read together.
 pub fn suspended() -> Duration {
     let looks = (0..LOOKS_MAX).find_map(|_| Reading::now());
     let Reading { since_boot, awake } = looks.unwrap_or_else(Reading::at_any_rate);
-    // In a container each clock may have an offset of its own.
+    // In a container each clock may have its own offset.
     (since_boot + OFFSET_MAX).saturating_sub(awake)
 }
 
-/// What the clocks say at one moment.
+/// Values of the two clocks at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Since the machine started.
+    /// Time since boot, including suspended time.
     pub since_boot: Duration,
-    /// The same without the time in which it was suspended.
+    /// Time since boot, without suspended time.
     pub awake: Duration,
 }
 
 impl Reading {
-    /// None if we were held up between the clocks.
     fn now() -> Option<Self> {
         let before = duration(clock_gettime(ClockId::Monotonic));
         let since_boot = duration(clock_gettime(ClockId::Boottime));
@@ -63,16 +60,16 @@ impl Reading {
     }
 }
 
-/// Tells a suspend by the two clocks drifting apart.
+/// Detector of suspends, by the difference between the two clocks.
 #[derive(Debug, Default)]
 pub struct Suspends {
     last: Option<Reading>,
 }
 
 impl Suspends {
-    /// How long it was suspended since the last look, if it was.
+    /// Returns how long the machine was suspended since the last call, if it was.
     pub fn look(&mut self, now: Reading) -> Option<Duration> {
-        // Differences only: in a container each clock may have an offset of its own.
+        // Differences only: in a container each clock may have its own offset.
         let last = self.last.replace(now)?;
         let (elapsed, awake) = (now.since_boot.saturating_sub(last.since_boot), now.awake.saturating_sub(last.awake));
         Some(elapsed.saturating_sub(awake)).filter(|suspended| *suspended > SHORTEST)

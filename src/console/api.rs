@@ -1,4 +1,5 @@
-//! What is said over the control socket. Names, fields and exit codes are stable: scripts build on them.
+//! Requests and responses of the control socket. Names, fields and exit codes are stable, because scripts depend on
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,11 +25,11 @@ use crate::journal::JournalStatus;
 use crate::oauth::is_safe_in_a_command;
 use crate::remedy::next_step;
 
-/// Which instance is meant: a server's slug where that is unique, else the full name.
+/// Selects one instance: by the slug of its server where that is unique, else by its full name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Selector {
-    /// Slug or full name.
+    /// Slug of the server, or full name of the instance.
     pub server: String,
     /// Only instances of this team (id or slug).
     #[serde(default)]
@@ -42,36 +43,36 @@ pub struct Selector {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallRequest {
-    /// Of which instance.
+    /// The instance to call.
     pub selector: Selector,
-    /// The tool, by the name that its server gives it.
+    /// Name of the tool, as the server defines it.
     pub tool: String,
-    /// A JSON object.
+    /// Arguments of the tool: a JSON object.
     #[serde(default)]
     pub arguments: Option<Box<RawValue>>,
-    /// Over all, in milliseconds.
+    /// Timeout of the whole call, in milliseconds.
     #[serde(default)]
     pub timeout_ms: Option<u64>,
 }
 
-/// Why something was not done. What does not apply is left out.
+/// Reason why a request failed. Fields that do not apply are left out.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Failure {
-    /// A stable word: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
+    /// Stable error code: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
     /// `reconnecting`, `remote`, `busy`, `server_error`, `bad_input`, `storage`, `authorization`.
     pub kind: String,
-    /// What failed, and the cause.
+    /// Description of the failure and its cause.
     pub message: String,
-    /// The next step, by name; none if there is nothing to do but try again.
+    /// Name of the next step; `None` if only a retry can help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<Remedy>,
     /// The next step as a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// What became of a call that was not answered.
+    /// Fate of a call that got no response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fate: Option<Fate>,
-    /// The instance's status, where that is the reason; `reconnecting` if an attempt to reach its server has failed.
+    /// Status of the instance, if it is the reason; `reconnecting` if an attempt to reach the server failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
     /// The server's JSON-RPC error code.
@@ -80,19 +81,19 @@ pub struct Failure {
     /// The server's JSON-RPC error data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<serde_json::Value>,
-    /// When the attempt that was made for this call was over: RFC 3339.
+    /// End of the attempt that was made for this call, in RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempt: Option<String>,
-    /// When there will be another one by itself.
+    /// Milliseconds until the next automatic attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_retry_ms: Option<u64>,
-    /// Why the attempt failed.
+    /// Reason why the last attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// What a remote server answered in place of a result.
+    /// HTTP status of the remote server's error response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http_status: Option<u16>,
-    /// When it wants to be asked again.
+    /// Milliseconds after which the remote server accepts a retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
     /// The OAuth scopes that the request needs and the authorization lacks.
@@ -139,12 +140,12 @@ impl From<CallError> for Failure {
 }
 
 impl Failure {
-    /// A failure without a call's particulars.
+    /// Creates a failure with a kind and a message only.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
         Self { kind: kind.to_owned(), message: message.into(), ..Self::default() }
     }
 
-    /// The same, with the next step for this instance as a command.
+    /// Adds the command of the next step for this instance.
     #[must_use]
     pub fn of(mut self, spec: &InstanceSpec) -> Self {
         self.next_step = self.remedy.map(|remedy| match &self.scopes[..] {
@@ -155,7 +156,6 @@ impl Failure {
     }
 }
 
-/// The status of the HTTP answer, where there was one.
 fn http_status(kind: &FailureKind) -> Option<u16> {
     match kind {
         FailureKind::Unauthorized { .. } => Some(401),
@@ -195,16 +195,16 @@ fn retry_after(kind: &FailureKind) -> Option<Duration> {
     }
 }
 
-/// What came of a connection that was made anew on request.
+/// Result of a requested reconnect.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Reconnected {
     /// Full name of the instance.
     pub instance: String,
-    /// Whether it takes calls now.
+    /// True if the instance accepts calls now.
     pub success: bool,
-    /// What it has come to.
+    /// Status after the attempt.
     pub status: Status,
-    /// And why.
+    /// Reason for the status.
     pub status_message: Option<String>,
     /// The next step as a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -218,63 +218,63 @@ pub struct Reconnected {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReloadQuery {
-    /// Whether a configuration is meant that removes more than half of the servers.
+    /// True to accept a configuration that removes more than half of the servers.
     #[serde(default)]
     pub accept: bool,
 }
 
-/// The configuration that was taken on.
+/// Size of the configuration that was applied.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// Servers, each counted once for each of its users.
+    /// Number of servers, each counted once per user.
     pub servers: usize,
-    /// Teams.
+    /// Number of teams.
     pub teams: usize,
 }
 
 /// The result of `prune`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Pruned {
-    /// The instances whose data was erased, as TEAM/USER/INSTALLATION by their ids.
+    /// Instances whose data was erased, as TEAM/USER/INSTALLATION by their ids.
     pub instances: Vec<String>,
 }
 
-/// What the user of an instance gives, or takes back. It holds secrets, and so it has no `Debug`.
+/// Values that a user sets or removes for an instance. There is no `Debug` because it contains secrets.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigureRequest {
-    /// Of which instance.
+    /// The instance to configure.
     pub selector: Selector,
-    /// By key.
+    /// Values to set, by key.
     #[serde(default)]
     pub set: BTreeMap<String, String>,
-    /// Keys whose values are taken back.
+    /// Keys whose values are removed.
     #[serde(default)]
     pub unset: Vec<String>,
 }
 
-/// What is asked of the user of an instance. Values are never told.
+/// Values that the user of an instance must provide, after a change. The values themselves are never included.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Configured {
-    /// What it has come to.
+    /// The instance after the change.
     pub instance: InstanceStatus,
-    /// By key.
+    /// Required values.
     pub required: Vec<Required>,
     /// The reason why the change is not stored; see [`Controlled::not_durable`].
     #[serde(default)]
     pub not_durable: Option<String>,
 }
 
-/// One value that a user must give.
+/// A value that a user must provide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Required {
-    /// Its name.
+    /// Name of the value.
     pub key: String,
-    /// Where it comes from; `null` if it is missing.
+    /// Source of the value; `null` if it is missing.
     pub given_by: Option<GivenBy>,
 }
 
-/// Where a value comes from.
+/// Source of a user's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GivenBy {
@@ -284,72 +284,72 @@ pub enum GivenBy {
     File,
 }
 
-/// How an instance is to be authorized.
+/// A request to start an OAuth authorization of an instance.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuthRequest {
-    /// Which instance.
+    /// The instance to authorize.
     pub selector: Selector,
-    /// Where the browser is sent back to.
+    /// URL to which the authorization server redirects the browser.
     pub redirect_uri: String,
-    /// By a code that is typed on another device.
+    /// True to use the device flow: the user types a code on another device.
     #[serde(default)]
     pub device: bool,
-    /// What to ask for; else what is configured, or what its server says.
+    /// Scopes to request. If empty, the configured scopes or those that the server names are used.
     #[serde(default)]
     pub scopes: Vec<String>,
 }
 
-/// Where a person is to go.
+/// A started authorization: the page that the user must open.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AuthBegun {
-    /// Full name of what is authorized.
+    /// Full name of the instance.
     pub instance: String,
-    /// The number under which it is finished; nothing if it was granted to the satellite itself.
+    /// Number of the flow, for [`AuthFinish`]; `None` if the satellite itself was granted access and no step is left.
     pub flow: Option<u64>,
-    /// The page to open.
+    /// URL of the page to open.
     pub page: Option<String>,
-    /// The same with the code in it.
+    /// URL of the page with the user code in it.
     pub page_with_code: Option<String>,
-    /// The code to type there.
+    /// Code to type on the page.
     pub user_code: Option<String>,
-    /// How long there is time for it.
+    /// Seconds until the flow expires.
     pub expires_in_seconds: Option<u64>,
 }
 
-/// What a person comes back with: an address, the code in it, or nothing where a device does the rest. It holds a secret,
-/// and so it has no `Debug`.
+/// The outcome of the browser step: the redirect URL, the code in it, or neither for the device flow. There is no
+/// `Debug` because it contains a secret.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuthFinish {
-    /// What was begun.
+    /// Number of the flow, from [`AuthBegun`].
     pub flow: u64,
-    /// The whole address that the browser was sent back to.
+    /// The whole URL to which the browser was redirected.
     #[serde(default)]
     pub redirect: Option<String>,
-    /// The code in it.
+    /// The authorization code in that URL.
     #[serde(default)]
     pub code: Option<String>,
 }
 
-/// What became of an authorization that was given up.
+/// Result of a revoked authorization.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AuthRevoked {
-    /// Full name of whose it was.
+    /// Full name of the instance.
     pub instance: String,
-    /// Whether there was one.
+    /// True if the instance had an authorization.
     pub was_there: bool,
-    /// Why its authorization server could not be told.
+    /// Reason why the authorization server could not be notified.
     pub not_told: Option<String>,
 }
 
-/// One instance in `status --json`. Durations are in the unit that the field's name ends with; `null` is "not known"
-/// or "does not apply".
+/// An instance in `status --json`. The name of a field ends with the unit of a duration; `null` means unknown or not
+/// applicable.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct InstanceStatus {
-    /// Full name.
+    /// Full name of the instance.
     pub instance: String,
-    /// What is installed.
+    /// Id of the installation.
     pub installation_id: String,
     /// Team slug.
     pub team: String,
@@ -359,89 +359,89 @@ pub struct InstanceStatus {
     pub server: String,
     /// `stdio`, `http` or `sse`.
     pub transport: String,
-    /// One of the twelve.
+    /// Current status.
     pub status: Status,
-    /// And why.
+    /// Reason for the status.
     pub status_message: Option<String>,
-    /// The next step, by name; none if there is nothing to do but wait.
+    /// Name of the next step; `null` if the only step is to wait.
     #[serde(default)]
     pub remedy: Option<Remedy>,
     /// The next step as a command.
     #[serde(default)]
     pub next_step: Option<String>,
-    /// The time at which it entered this status: RFC 3339.
+    /// Time at which the instance entered this status, in RFC 3339.
     #[serde(default)]
     pub since: String,
-    /// `running` or `stopped`.
+    /// Wanted state: `running` or `stopped`.
     pub want: Want,
-    /// Asleep, or being woken.
+    /// True if the instance is asleep or being woken.
     pub dormant: bool,
-    /// Of a remote instance: `connecting`, `connected`, `reconnecting`, `disconnected` or `error`.
+    /// Connection state of a remote instance: `connecting`, `connected`, `reconnecting`, `disconnected` or `error`.
     pub connection: Option<Connection>,
-    /// `unknown`, `healthy` or `degraded`.
+    /// Result of the health checks: `unknown`, `healthy` or `degraded`.
     pub health: Health,
-    /// When it was last asked whether it is there: RFC 3339.
+    /// Time of the last health check, in RFC 3339.
     pub last_check_at: Option<String>,
-    /// The server's process.
+    /// Process id of the server.
     pub pid: Option<u32>,
-    /// The sandbox's process.
+    /// Process id of the sandbox.
     pub wrapper_pid: Option<u32>,
-    /// The sandbox that it runs in, or `none`.
+    /// Sandbox of the server, or `none`.
     pub isolation: Option<String>,
-    /// What holds it and all that it starts: `cgroup`, `pid_namespace` or `group`.
+    /// Mechanism that contains the server and all its child processes: `cgroup`, `pid_namespace` or `group`.
     pub held_by: Option<String>,
-    /// `USER:GROUP` as whom it runs.
+    /// User and group of the process, as `USER:GROUP`.
     pub identity: Option<String>,
-    /// Started again, over all.
+    /// Number of restarts in total.
     pub restarts: u64,
-    /// Unwanted exits that count now.
+    /// Number of unwanted exits in the current restart window.
     pub exits_in_window: usize,
-    /// While a delay runs: which attempt comes after it.
+    /// Number of the attempt that follows the current delay; `null` if no delay is active.
     pub attempt: Option<usize>,
-    /// While a delay runs: how much of it is left.
+    /// Rest of the current delay, in milliseconds.
     pub next_retry_ms: Option<u64>,
-    /// Since the handshake of the current run.
+    /// Seconds since the handshake of the current run.
     pub uptime_seconds: Option<u64>,
-    /// Tools that are offered.
+    /// Number of tools offered.
     pub tools: usize,
-    /// Messages received.
+    /// Number of messages received.
     pub messages: u64,
-    /// Calls made.
+    /// Number of calls made.
     pub calls: u64,
-    /// Calls not answered yet.
+    /// Number of calls without a response yet.
     pub calls_in_flight: usize,
-    /// Calls that failed.
+    /// Number of failed calls.
     pub errors: u64,
-    /// When the server last said something: RFC 3339.
+    /// Time of the last message from the server, in RFC 3339.
     pub last_activity_at: Option<String>,
     /// The last failure; `null` once the instance is healthy again.
     pub last_error: Option<String>,
-    /// How the last run ended.
+    /// Reason why the last run ended.
     pub last_exit: Option<String>,
-    /// Resident memory, of it and all that it started.
+    /// Resident memory of the server and its child processes, in bytes.
     pub rss_bytes: Option<u64>,
-    /// Processor time, of it and all that it started.
+    /// CPU time of the server and its child processes, in seconds.
     pub cpu_seconds: Option<f64>,
-    /// The disk has not taken the process's row in the ledger yet: should the satellite and its reaper be killed, the next
-    /// satellite would not find the process.
+    /// True if the process is not yet recorded in the ledger because the disk did not accept the row. If the satellite
+    /// and its reaper were killed now, the next satellite would not find the process.
     #[serde(default)]
     pub unrecorded: bool,
 }
 
-/// The answer to `start`, `stop` and `restart`.
+/// The response to `start`, `stop` and `restart`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Controlled {
     /// The instance after the command.
     #[serde(flatten)]
     pub instance: InstanceStatus,
-    /// The reason why the command is not stored: it is carried out, and is forgotten if the satellite is killed before the
-    /// disk takes it. `null` if it is stored.
+    /// Reason why the command is not stored; `null` if it is stored. The command is executed in any case, but it is
+    /// lost if the satellite is killed before the disk accepts it.
     #[serde(default)]
     pub not_durable: Option<String>,
 }
 
 impl InstanceStatus {
-    /// As it is at `now`.
+    /// Returns the status of an instance at `now`.
     pub fn of(view: &InstanceView, usage: Option<Usage>, now: Instant) -> Self {
         let spec = &view.spec;
         let custody = view.custody.as_deref();
@@ -487,53 +487,52 @@ impl InstanceStatus {
     }
 }
 
-/// The satellite itself.
+/// Status of the satellite.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SatelliteStatus {
-    /// Its configured name.
+    /// Configured name.
     pub name: String,
-    /// The crate's version.
+    /// Version of the crate.
     pub version: String,
-    /// Its process.
+    /// Process id of the satellite.
     pub pid: u32,
-    /// Since it started.
+    /// Seconds since the start.
     pub uptime_seconds: u64,
-    /// Where its data is.
+    /// Path of the data directory.
     pub data_dir: String,
-    /// What holds the trees of its servers together.
+    /// Mechanism that contains the process trees of the servers.
     pub held_by: String,
-    /// The memory of the machine; nothing as long as it was not read.
+    /// Memory of the machine; `None` before the first reading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryReport>,
-    /// Events waiting, sent and lost.
+    /// Counters of the event batcher.
     pub events: EventStatus,
-    /// How events are kept.
+    /// State of the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub journal: Option<JournalStatus>,
-    /// Where they go from there; nothing if they stay.
+    /// State of event delivery; `None` if events are not delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<DeliveryStatus>,
-    /// Where MCP clients come in; nothing if they do not.
+    /// State of the MCP endpoint; `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,
-    /// The backend; nothing if there is none.
+    /// State of the backend link; `None` without a backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendStatus>,
-    /// What the configuration files contain now and was rejected; nothing if they are in use.
+    /// Rejected content of the configuration files; `None` if their current content is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_configuration: Option<RejectedConfiguration>,
 }
 
-/// Configuration files that were rejected. The configuration before them stays in use.
+/// Configuration files that were rejected. The previous configuration stays in use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RejectedConfiguration {
-    /// When they were read first: RFC 3339.
+    /// Time at which the rejected files were first read, in RFC 3339.
     pub since: String,
-    /// Every error, with its place and a hint.
+    /// List of errors, with places and hints.
     pub errors: String,
 }
 
-/// One line, for people.
 impl fmt::Display for RejectedConfiguration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { since, errors } = self;
@@ -541,31 +540,31 @@ impl fmt::Display for RejectedConfiguration {
     }
 }
 
-/// The answer to a request to end the satellite.
+/// The response to a request to end the satellite.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ending {
-    /// The satellite's process.
+    /// Process id of the satellite.
     pub pid: u32,
 }
 
-/// The memory of the machine, or of the control group that limits the satellite, and whether starts are delayed by it.
+/// Memory of the machine, or of the cgroup that limits the satellite, and its effect on starts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// Whether it is short: then processes are started one by one, and the longest-idle servers are put to sleep.
+    /// True if memory is short: processes are then started one by one, and the longest-idle servers are put to sleep.
     pub short: bool,
-    /// Processes that wait for their start.
+    /// Number of processes that wait for their start.
     pub starts_waiting: usize,
-    /// The share of the last ten seconds, in percent, in which some task waited for memory; null if the kernel does not
-    /// tell.
+    /// Percentage of the last ten seconds in which some task waited for memory; `null` if the kernel does not report
+    /// it.
     pub pressure_percent: Option<f64>,
-    /// Bytes that can be used.
+    /// Available memory in bytes.
     pub available_bytes: u64,
-    /// Bytes in all.
+    /// Total memory in bytes.
     pub total_bytes: u64,
 }
 
 impl MemoryReport {
-    /// The last reading; none if there is none.
+    /// Converts the last reading; returns `None` if there is none.
     pub fn of(status: MemoryStatus) -> Option<Self> {
         let reading = status.reading?;
         Some(Self {
@@ -578,7 +577,6 @@ impl MemoryReport {
     }
 }
 
-/// One line, for people.
 impl fmt::Display for MemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (available, total) = (self.available_bytes as f64 / 1e6, self.total_bytes as f64 / 1e6);
@@ -594,32 +592,31 @@ impl fmt::Display for MemoryReport {
     }
 }
 
-/// The link to a backend.
+/// Status of the link to a backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendStatus {
-    /// Whether it answered as it should when it was last asked.
+    /// True if the last request to the backend succeeded.
     pub connected: bool,
-    /// Where it is.
+    /// URL of the backend.
     pub url: String,
-    /// What it calls this satellite; nothing as long as it is not registered.
+    /// Id that the backend assigned to this satellite; `None` before the registration.
     pub satellite_id: Option<String>,
-    /// When it last answered anything: RFC 3339.
+    /// Time of the last response of any kind, in RFC 3339.
     pub last_contact: Option<String>,
-    /// What is wrong now.
+    /// Current error.
     pub last_error: Option<String>,
-    /// How often it is asked for commands: `immediate`, `high`, `normal` or `idle`; or `registering`, or `backing_off`.
+    /// Poll mode: `immediate`, `high`, `normal`, `idle`, `registering` or `backing_off`.
     pub mode: String,
-    /// How long until it is asked again.
+    /// Milliseconds until the next poll.
     pub next_poll_ms: Option<u64>,
-    /// Commands that wait or are being carried out.
+    /// Number of commands that wait or are being executed.
     pub commands: usize,
-    /// Events that wait to be sent.
+    /// Number of events to be sent.
     pub backlog: u64,
-    /// Of its configuration that is applied.
+    /// Hash of the backend's configuration that is applied.
     pub config_hash: Option<String>,
 }
 
-/// One line, for people.
 impl fmt::Display for BackendStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let connected = if self.connected { "connected" } else { "not connected" };
@@ -642,25 +639,24 @@ impl fmt::Display for BackendStatus {
     }
 }
 
-/// The MCP endpoint.
+/// Status of the MCP endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointStatus {
-    /// What clients are given; `/i/{instance}/mcp` is beside it.
+    /// URL for clients. In addition, each instance has its own path `/i/{instance}/mcp`.
     pub url: String,
-    /// `bearer`, or `none`: then every process of this machine may come in.
+    /// Authentication: `bearer` or `none`. With `none`, every process of this machine has access.
     pub auth: String,
-    /// The file that holds a token which the satellite has made.
+    /// Path of the file with the token that the satellite created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<String>,
-    /// How many sessions there are, also of clients that left without ending theirs.
+    /// Number of sessions, including those that clients left without ending them.
     pub sessions: usize,
-    /// How many clients are connected: sessions, and clients without one, of which a request or a stream is open or was
-    /// less than 60 s ago.
+    /// Number of connected clients: sessions and stateless clients with an open request or stream, now or in the last
+    /// 60 s.
     #[serde(default)]
     pub clients: usize,
 }
 
-/// One line, for people.
 impl fmt::Display for EndpointStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MCP: {}", self.url)?;
@@ -672,7 +668,7 @@ impl fmt::Display for EndpointStatus {
     }
 }
 
-/// The event batcher's numbers.
+/// Counters of the event batcher.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the batcher's statistics, by name")]
 pub struct EventStatus {
@@ -707,16 +703,16 @@ impl From<outbox::Statistics> for EventStatus {
     }
 }
 
-/// The answer to a status request.
+/// The response to a status request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StatusReply {
-    /// The satellite itself.
+    /// Status of the satellite.
     pub satellite: SatelliteStatus,
-    /// Its instances, by team, server and user.
+    /// Status of each instance, ordered by team, server and user.
     pub instances: Vec<InstanceStatus>,
 }
 
-/// One tool that is offered.
+/// A tool in a list.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ToolEntry {
     /// Full name of the instance.
@@ -727,15 +723,15 @@ pub struct ToolEntry {
     pub team: String,
     /// User slug.
     pub user: String,
-    /// `server:tool`.
+    /// Path of the tool, as `server:tool`.
     pub tool_path: String,
-    /// Estimated tokens in a model's context.
+    /// Estimated number of tokens in a model's context.
     pub tokens: usize,
-    /// The whole definition as its server sent it.
+    /// Complete tool definition, as the server sent it.
     pub tool: Box<RawValue>,
 }
 
-/// Which instances, for lists.
+/// Filter for lists of instances.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Filter {
     /// Only this team (id or slug).
@@ -747,7 +743,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Whether an instance is meant.
+    /// Returns true if the instance passes the filter.
     pub fn admits(&self, spec: &InstanceSpec) -> bool {
         let id = &spec.id;
         let is = |wanted: &Option<String>, id: &str, slug: &str| {
@@ -758,25 +754,25 @@ impl Filter {
     }
 }
 
-/// A header of the events that are stored: there are more, and the disk does not take them now.
+/// Response header of an event query: some events are not in the response because the disk does not accept them now.
 pub const NOT_ALL_STORED: &str = "x-not-all-stored";
 
-/// Which events: those after `since` for which everything that is given holds, and, with `follow`, those to come.
+/// Query for events. All given conditions must hold.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct EventQuery {
-    /// Exclusive.
+    /// Only events after this number (exclusive).
     #[serde(default)]
     pub since: Option<u64>,
-    /// Goes on until the reader leaves or the satellite ends.
+    /// True to keep the stream open for new events, until the reader disconnects or the satellite ends.
     #[serde(default)]
     pub follow: bool,
-    /// Only these types, by their names on the wire, separated by commas.
+    /// Only these event types, by their wire names, separated by commas.
     #[serde(default)]
     pub types: Option<String>,
     /// Only this team (id or slug).
     #[serde(default)]
     pub team: Option<String>,
-    /// Only the instance of this full name.
+    /// Only the instance with this full name.
     #[serde(default)]
     pub instance: Option<String>,
 }

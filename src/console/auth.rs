@@ -1,4 +1,4 @@
-//! The satellite's side of `satellite auth`.
+//! Handlers of `satellite auth` on the control socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) async fn begin(State(console): State<Arc<Console>>, Json(request): Js
 pub(super) async fn finish(State(console): State<Arc<Console>>, Json(request): Json<AuthFinish>) -> Answer<()> {
     let finished = console.grants.finish_flow(request.flow, Answered::from(request)).await;
     finished.map_err(|trouble| Failure::new("authorization", trouble.to_string()))?;
-    // The runtime was told of a new token: what that has changed is to be seen.
+    // The new token may have changed the status; the next snapshot must show it.
     console.runtime.see().await;
     Ok(Json(()))
 }
@@ -33,9 +33,9 @@ pub(super) async fn revoke(State(console): State<Arc<Console>>, Json(selector): 
     let spec = Arc::clone(&resolve(&console, &selector)?.spec);
     let revoked = AuthRevoked::of(&spec.name, console.grants.give_up(&spec.id).await);
     if revoked.was_there {
-        // A connection that was made with it must not go on; what comes of the attempt is the status.
+        // A connection that used the revoked token must end. The reconnect attempt sets the new status.
         match console.runtime.reconnect(&spec.id).await {
-            // One that is stopped has no connection.
+            // A stopped instance has no connection.
             Ok(_) | Err(ControlError::Refused { .. } | ControlError::Superseded) => {}
             Err(error) => return Err(error.into()),
         }

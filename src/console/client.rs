@@ -1,4 +1,4 @@
-//! The command line's side of the control socket.
+//! Client side of the control socket, for the command line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,36 +12,39 @@ use super::SOCKET;
 use super::api::{Failure, NOT_ALL_STORED};
 use crate::data_dir::DataDir;
 
-/// A satellite that runs on a data directory.
+/// Client for the satellite of a data directory.
 pub struct Client {
     http: reqwest::Client,
     data_dir: PathBuf,
-    /// Keeps the path of the socket valid. `None` if there was no directory.
+    /// Keeps the descriptor path of the socket valid. `None` if the directory does not exist.
     _directory: Option<DataDir>,
 }
 
-/// Why there is no answer.
+/// Reason why a request to the satellite has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens there.
+    /// No process listens on the socket.
     #[error("no satellite is running on `{data_dir}`; start one with `satellite run`, or name its --data-dir")]
     NotRunning {
         /// The data directory.
         data_dir: String,
     },
-    /// The data directory or its socket is not this user's alone.
+    /// The data directory or its socket is accessible to other users.
     #[error("cannot use the data directory: {0}")]
     Unsafe(#[source] io::Error),
-    /// The satellite refused, and why.
+    /// The satellite rejected the request.
     #[error("{}", .0.message)]
     Refused(Box<Failure>),
-    /// The conversation broke.
+    /// The connection failed, or the response was invalid.
     #[error("lost the satellite while asking it: {0}")]
     Lost(String),
 }
 
 impl Client {
-    /// A client for the satellite of `data_dir`, whether it runs or not.
+    /// Creates a client for the satellite of `data_dir`. The satellite need not be running.
+    ///
+    /// # Errors
+    /// Returns [`ClientError::Unsafe`] if other users can access the data directory or its socket.
     pub fn new(data_dir: &Path) -> Result<Self, ClientError> {
         let directory = match DataDir::open(data_dir) {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => None,
@@ -63,25 +66,37 @@ impl Client {
         Ok(Self { http, data_dir: data_dir.to_owned(), _directory: directory })
     }
 
-    /// Asks, and reads the whole answer.
+    /// Sends a GET request and parses the JSON response.
+    ///
+    /// # Errors
+    /// Returns an error if no satellite is running, it rejects the request, or the connection fails.
     pub async fn get<T: DeserializeOwned>(&self, path: &str, query: &impl Serialize) -> Result<T, ClientError> {
         let response = self.send(self.http.get(url(path, query)?)).await?;
         response.json().await.map_err(|error| ClientError::Lost(error.to_string()))
     }
 
-    /// Asks, and reads the answer as it comes: JSON lines.
+    /// Sends a GET request and streams the response as JSON lines.
+    ///
+    /// # Errors
+    /// See [`Client::get`].
     pub async fn stream(&self, path: &str, query: &impl Serialize) -> Result<Lines, ClientError> {
         Ok(Lines { response: self.send(self.http.get(url(path, query)?)).await?, buffer: Vec::new() })
     }
 
-    /// Tells, and reads the whole answer as text.
+    /// Sends a POST request and returns the response body as text.
+    ///
+    /// # Errors
+    /// See [`Client::get`].
     pub async fn post_text(&self, path: &str, body: &impl Serialize) -> Result<String, ClientError> {
         let body = serde_json::to_vec(body).map_err(|error| ClientError::Lost(error.to_string()))?;
         let request = self.http.post(url(path, &())?).header("content-type", "application/json").body(body);
         self.send(request).await?.text().await.map_err(|error| ClientError::Lost(error.to_string()))
     }
 
-    /// Tells, and reads the whole answer.
+    /// Sends a POST request and parses the JSON response.
+    ///
+    /// # Errors
+    /// See [`Client::get`].
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         let text = self.post_text(path, body).await?;
         serde_json::from_str(&text).map_err(|error| ClientError::Lost(error.to_string()))
@@ -107,7 +122,7 @@ impl Client {
     }
 }
 
-/// The host is only a word: the socket decides where it goes.
+/// Builds the URL of a request. Its host is arbitrary because the connection goes to the socket.
 fn url(path: &str, query: &impl Serialize) -> Result<Url, ClientError> {
     let fields = serde_json::to_value(query).unwrap_or_default();
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
@@ -118,26 +133,30 @@ fn url(path: &str, query: &impl Serialize) -> Result<Url, ClientError> {
     Ok(url)
 }
 
-/// Whether there is no socket, or nobody behind it. Anything else, such as a socket of somebody else, is told as it is.
+/// Returns true if the socket does not exist or no process listens on it. Other causes, such as a socket of another
+/// user, are reported as they are.
 fn nobody_listens(error: &reqwest::Error) -> bool {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     let kinds = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.into_iter().all(|kind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
 }
 
-/// Lines of an answer that is still coming.
+/// Lines of a streamed response.
 pub struct Lines {
     response: reqwest::Response,
     buffer: Vec<u8>,
 }
 
 impl Lines {
-    /// Whether what comes is said to be not all that happened.
+    /// Returns true if events are missing from the response because the disk does not accept them.
     pub fn is_not_all(&self) -> bool {
         self.response.headers().contains_key(NOT_ALL_STORED)
     }
 
-    /// The next line; `None` at the end.
+    /// Returns the next line, or `None` at the end.
+    ///
+    /// # Errors
+    /// Returns an error if the connection breaks before the end of the response.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.buffer) {

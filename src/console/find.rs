@@ -1,4 +1,5 @@
-//! Which instance a name means. Names are looked up, never parsed; what belongs to another team or user does not exist.
+//! Finds the instance that a name selects. Names are looked up, never parsed. Instances of another team or user are
+//! treated as nonexistent.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,14 +14,13 @@ use crate::config::GatewayUser;
 use crate::config::reader::nearest;
 use crate::journal;
 
-/// A hint lists so many names at most.
 const NAMES_MAX: usize = 10;
 
-/// Users of the configuration, by id and slug. Those without a server have no row in the snapshot.
+/// Users of the configuration. The snapshot lacks those without a server.
 #[derive(Debug, Default)]
 pub(crate) struct Members(Mutex<BTreeSet<Member>>);
 
-/// A user and its team, each by id and slug.
+/// A user and its team, each as `[id, slug]`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Member {
     team: [String; 2],
@@ -28,7 +28,6 @@ struct Member {
 }
 
 impl Members {
-    /// Replaces all members.
     pub(crate) fn set(&self, users: &[GatewayUser]) {
         let member = |user: &GatewayUser| Member {
             team: [user.team.to_string(), user.team_slug.to_string()],
@@ -37,7 +36,7 @@ impl Members {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = users.iter().map(member).collect();
     }
 
-    /// Checks that the team and the user of a filter exist: a mistyped name is an error and not an empty list.
+    /// Checks that the team and the user of a filter exist: a mistyped name is an error, not an empty list.
     pub(crate) fn check(&self, filter: &Filter, snapshot: &Snapshot) -> Result<(), Box<Failure>> {
         if filter.team.is_none() && filter.user.is_none() {
             return Ok(());
@@ -59,7 +58,6 @@ impl Members {
         }
     }
 
-    /// Returns the id of the team with this id or slug.
     pub(crate) fn team_id(&self, team: &str, snapshot: &Snapshot) -> Option<String> {
         let is_meant = |member: &Member| member.team.iter().any(|name| name == team);
         self.with(snapshot).into_iter().find(is_meant).map(|Member { team: [id, _], .. }| id)
@@ -82,7 +80,7 @@ fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a [String; 
     Failure::new("not_found", format!("there is no {what} `{name}`{}", hint(what, name, &near, &slugs)))
 }
 
-/// Names that may have been meant instead of `name`: the nearest of `known`, one that ends with it, or the first of
+/// Returns the end of an error message: the nearest of `known`, a known name that ends with `name`, or the first of
 /// `listed`.
 pub(crate) fn hint(what: &str, name: &str, known: &[&str], listed: &[&str]) -> String {
     let ends = known.iter().copied().find(|known| known.ends_with(&format!(".{name}")));
@@ -97,13 +95,14 @@ pub(crate) fn hint(what: &str, name: &str, known: &[&str], listed: &[&str]) -> S
     }
 }
 
-/// Whether an event is about an instance of the team with this id or slug. An event contains ids; the slugs are only in
-/// the instance's name, SERVER-TEAM-USER-INSTALLATION.
+/// Returns true if the event is about an instance of the team with this id or slug. Events contain only ids, so a slug
+/// is compared with the instance's name, SERVER-TEAM-USER-INSTALLATION.
 pub(crate) fn is_of_team(of: &Subject, team: &str) -> bool {
     of.team_id.as_str() == team || of.process_id.starts_with(&format!("{}-{team}-", of.server_slug))
 }
 
-/// Searches the stored events for the team with this id or slug. Returns its id, or all ids if there is none.
+/// Searches the stored events for the team with this id or slug. Returns its id, or the ids of all teams if there is
+/// none.
 pub(crate) fn stored_team(directory: &Path, team: &str) -> std::io::Result<Result<String, BTreeSet<String>>> {
     let by_id = journal::Query { team: Some(team.to_owned()), ..journal::Query::default() };
     let mut events = journal::read(directory, journal::Query::default())?;
@@ -123,7 +122,6 @@ pub(crate) fn stored_team(directory: &Path, team: &str) -> std::io::Result<Resul
     events.take_error().map_or(Ok(Err(ids)), Err)
 }
 
-/// The one of `all` that is meant.
 pub(crate) fn find<'a, T>(
     all: &'a [T],
     spec_of: impl Fn(&T) -> &InstanceSpec,

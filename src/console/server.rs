@@ -1,4 +1,4 @@
-//! The satellite's side of the control socket. It decides nothing: every request becomes a call of the runtime.
+//! Server side of the control socket. It makes no decisions: each request becomes a call of the runtime.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,12 +39,12 @@ use crate::remedy::next_step;
 use crate::satellite::{Accepted, ReloadRequest};
 use crate::values::{Change, Configurer, Refused};
 
-/// Arguments of a call may be as large as a message of a server.
+/// Maximum size of a request body: the arguments of a call may be as large as a message of a server.
 const BODY_MAX: usize = 16 * 1024 * 1024;
-/// Lines that wait for a slow reader of events; then the reader waits, and re-reads what it missed.
+/// Maximum number of lines buffered for a slow reader of events. Then the stream waits and reads the missed events
+/// again from the journal.
 const STREAM_BACKLOG: usize = 256;
 
-/// What the handlers know.
 pub(crate) struct Console {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
@@ -61,15 +61,14 @@ pub(crate) struct Console {
     pub(crate) started: Instant,
     pub(crate) members: Arc<Members>,
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
-    /// Cancelled to end the satellite.
     pub(crate) down: CancellationToken,
-    /// Cancelled when the runtime has ended: streams tell what is left, and end.
+    /// Cancelled after the runtime has ended: event streams send the remaining events and end.
     pub(crate) ending: CancellationToken,
 }
 
 pub(super) type Answer<T> = Result<Json<T>, Refusal>;
 
-/// A failure with its HTTP status.
+/// An HTTP error response, ready to be sent.
 pub(super) struct Refusal(StatusCode, Box<Failure>);
 
 impl IntoResponse for Refusal {
@@ -110,25 +109,22 @@ impl From<ControlError> for Refusal {
 }
 
 impl Refusal {
-    /// A request that was refused for this instance, with the next step as a command.
     fn of(error: ControlError, view: &InstanceView) -> Self {
         let Self(status, failure) = error.into();
         Self(status, Box::new(failure.of(&view.spec)))
     }
 }
 
-/// Listens on the data directory's socket, for its owner only.
 pub(crate) fn bind(data_dir: &DataDir) -> io::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
     let path = data_dir.through_descriptor(SOCKET);
-    // The data directory's lock is ours: a socket that is there was left by a satellite that was killed.
+    // The satellite holds the lock of the data directory, so an existing socket was left by a killed satellite.
     data_dir.remove(SOCKET)?;
     let listener = UnixListener::bind(&path)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
-/// Serves until `Console::ending` is cancelled and every answer is given.
 pub(crate) async fn serve(listener: UnixListener, console: Console) {
     let ending = console.ending.clone().cancelled_owned();
     let router = axum::Router::new()
@@ -161,7 +157,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
     let snapshot = console.runtime.snapshot();
     console.members.check(&filter, &snapshot).map_err(|failure| Refusal::from(*failure))?;
     let connector = console.connector.clone();
-    // It reads a file of the kernel for every process: no work for a thread that others wait for.
+    // Reads a kernel file for each process, which would block an async thread.
     let rows = tokio::task::spawn_blocking(move || {
         let (now, usage, unrecorded) = (Instant::now(), connector.usage(), connector.unrecorded());
         let row = |view: &Arc<InstanceView>| {
@@ -199,7 +195,6 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
     Ok(Json(StatusReply { satellite, instances }))
 }
 
-/// Ends the satellite as SIGTERM does.
 async fn down(State(console): State<Arc<Console>>) -> Json<Ending> {
     tracing::info!("`satellite down` was called");
     console.down.cancel();
@@ -268,8 +263,8 @@ async fn controlled(console: &Console, view: &InstanceView) -> Answer<Controlled
     Ok(Json(Controlled { instance, not_durable }))
 }
 
-/// The reason why what the runtime remembers of its instances is not stored. The runtime hands it to the journal before a
-/// command is answered.
+/// Returns the reason why the runtime's state is not stored. The runtime passes its state to the journal before it
+/// answers a command.
 async fn not_durable(console: &Console) -> Option<String> {
     console.journal.memos_stored().await.err().map(|error| error.to_string())
 }
@@ -317,7 +312,6 @@ pub(super) fn resolve(console: &Console, selector: &Selector) -> Result<Arc<Inst
     Ok(Arc::clone(found))
 }
 
-/// Reads the configuration again; answers when it was taken on or rejected.
 async fn reload(State(console): State<Arc<Console>>, Json(request): Json<ReloadQuery>) -> Answer<Reloaded> {
     let (reply, answer) = oneshot::channel();
     let closing = || Refusal::from(ControlError::Closing);
@@ -330,36 +324,34 @@ async fn reload(State(console): State<Arc<Console>>, Json(request): Json<ReloadQ
     Ok(Json(Reloaded { servers, teams }))
 }
 
-/// Erases the data of every instance that is gone.
 async fn prune(State(console): State<Arc<Console>>) -> Json<Pruned> {
     let erased = console.eraser.erase_now(|_| true).await;
     Json(Pruned { instances: erased.iter().map(ToString::to_string).collect() })
 }
 
-/// What was told before is stored after this, or cannot be.
 async fn flush(State(console): State<Arc<Console>>) -> Json<()> {
-    // An error is in the log: what is stored can be read all the same.
+    // The error is logged; the stored events remain readable.
     let _ = flushed(&console).await;
     Json(())
 }
 
-/// Waits until what was told before is stored, or cannot be; not for a disk that does not answer.
+/// Waits until all earlier events are stored or cannot be stored. Does not wait for a disk that hangs.
 async fn flushed(console: &Console) -> Result<(), JournalError> {
     let flushed = console.journal.while_it_answers(console.runtime.flush()).await;
     flushed.inspect_err(|error| tracing::error!(%error, "whoever reads events now may not get the last of them"))
 }
 
-/// JSON lines. What is stored comes from the journal, what is new from the batcher: subscribed before the flush, so
-/// that nothing falls between the two.
+/// Streams events as JSON lines: stored events from the journal, new ones from the batcher. The subscription starts
+/// before the flush, so that no event is lost between the two.
 async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQuery>) -> Response {
     let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
-    // Who reads what there is now is told whether that is all; who follows gets the rest later.
+    // A header tells a reader without `follow` whether events are missing; a following reader gets them later.
     let is_whole =
         query.follow || flushed(&console).await.is_ok() && console.journal.status().state == JournalState::Ok;
     tokio::spawn(async move {
         let told = stream_events(&console, query, &lines).await;
         if let Err(Torn::Unreadable(error)) = told {
-            // The reader sees a stream that broke, not one that ended.
+            // The reader must see a broken stream instead of a regular end.
             let _ = lines.send(Err(error)).await;
         }
     });
@@ -371,11 +363,9 @@ async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQu
     response
 }
 
-/// Why a stream of events stops early.
+/// Reason why a stream of events ends early.
 enum Torn {
-    /// The reader has left.
     Left,
-    /// What is stored cannot be read.
     Unreadable(io::Error),
 }
 
@@ -388,12 +378,12 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
     let mut filter = journal::Query { types, team, instance: query.instance, ..journal::Query::default() };
     let mut news = console.runtime.subscribe();
     let mut last = query.since.unwrap_or(0);
-    // Who names a number has seen all up to it, and wants all behind it. Others are told what comes, also where the disk
-    // takes nothing.
+    // A reader that gives `since` expects every event after it. Other readers get new events even if the disk accepts
+    // nothing.
     let whole = query.since.is_some();
     loop {
         if query.follow {
-            // An error is in the log: what is stored can be read all the same.
+            // The error is logged; the stored events remain readable.
             let _ = flushed(console).await;
         }
         filter.since = Some(last);
@@ -410,7 +400,7 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
         loop {
             let envelope = tokio::select! {
                 envelope = news.recv() => envelope,
-                // What was told before the end is still there.
+                // Events that were emitted before the end are still in the channel.
                 () = console.ending.cancelled() => match news.try_recv() {
                     Ok(envelope) => Ok(envelope),
                     Err(_) => return Ok(()),
@@ -418,11 +408,12 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
             };
             match envelope {
                 Ok(envelope) if envelope.seq <= last => {}
-                // What is between waits for the disk, or is gone: the journal tells, once it has what came after.
+                // The events in between wait for the disk or are lost. Once this event is stored, the journal has the
+                // answer.
                 Ok(envelope) if whole && envelope.seq > last + 1 => {
                     let mut appended = console.journal.appended();
                     tokio::select! {
-                        // An error says that the journal has ended.
+                        // An error means that the journal is closed.
                         _ = appended.wait_for(|through| *through >= envelope.seq) => {}
                         () = console.ending.cancelled() => {}
                         () = lines.closed() => return Err(Torn::Left),
@@ -432,12 +423,12 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
                 Ok(envelope) => {
                     last = envelope.seq;
                     if filter.matches(&envelope) {
-                        // Who is told of an event will find it after a restart, too, under the same number.
+                        // An event that a reader has received must keep its number after a restart.
                         console.journal.stored(envelope.seq).await;
                         lines.send(line(&envelope)).await.map_err(|_| Torn::Left)?;
                     }
                 }
-                // Too slow: what was missed is in the journal.
+                // The reader was too slow; the journal has the missed events.
                 Err(broadcast::error::RecvError::Lagged(_)) => break,
                 Err(broadcast::error::RecvError::Closed) => return Ok(()),
             }
@@ -445,7 +436,7 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
     }
 }
 
-/// Sends what is stored; the last number seen, or `last` if there was none.
+/// Sends the stored events. Returns the number of the last one, or `last` if there was none.
 async fn stored(data_dir: &Path, filter: journal::Query, last: u64, lines: &Lines) -> Result<u64, Torn> {
     let (directory, lines) = (data_dir.to_owned(), lines.clone());
     let reading = tokio::task::spawn_blocking(move || {

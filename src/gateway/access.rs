@@ -1,7 +1,8 @@
-//! Who comes in: a bearer token is looked up and becomes a user, with what that user may ask for.
+//! Authentication: finds the user of a bearer token and enforces the user's limits.
 //!
-//! Only digests of tokens are kept. A token is looked up by a keyed hash of its digest, so that nobody outside can choose
-//! or see where in the table it leads, and is then compared in constant time; one that is not there costs the same.
+//! Only digests of tokens are kept. A token is looked up by a keyed hash of its digest, so that an attacker can neither
+//! choose nor observe its position in the table, and is then compared in constant time; an unknown token takes the same
+//! time.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -26,61 +27,55 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::config::{Auth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
 use crate::data_dir::DataDir;
 
-/// Attempts with a wrong token, from all clients together, a second.
+// Wrong tokens per second, from all clients together, after which the answer is "too many requests".
 const FAILURES_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
 
-/// Who has too many calls under way is asked to come back after this.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
-/// What proxies put into requests that come from elsewhere.
+// Headers of proxies. Their presence means that the request came from another machine.
 const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
 
-/// What tokens of ours begin with, so that whoever finds one knows what it is.
+// Prefix of generated tokens: identifies a leaked token.
 const TOKEN_PREFIX: &str = "sat_";
 
-/// The file in the data directory that keeps a token.
 pub(crate) const TOKEN_FILE: &str = "token";
 
-/// The file is one line.
+// Bytes. The file contains one line.
 const TOKEN_FILE_MAX: u64 = 4096;
 
-/// A shorter token in the data directory could be guessed, or was planted there.
+// Characters. A shorter token could be guessed, or was planted in the data directory.
 const TOKEN_LEN_MIN: usize = 32;
 
-/// Everybody who may come in.
+/// The table of users and tokens.
 pub struct Access {
-    /// Of this process: makes the place of a token in the table unguessable.
+    // Random key of this process: makes the position of a token in the table unpredictable.
     key: hmac::Key,
     failures: DefaultDirectRateLimiter,
     door: RwLock<Arc<Door>>,
 }
 
-/// What a reload exchanges.
 #[derive(Default)]
 struct Door {
     by_token: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
-    /// All of them, with or without a token.
     users: HashMap<(TeamId, UserId), Arc<User>>,
-    /// Whom everybody is, if there is no authentication.
     alone: Option<Arc<User>>,
 }
 
-/// A user that comes in, and what of its limits is used up. The same as long as nothing about it changes.
+/// A user and the used part of its limits. A reload keeps the value as long as the user's configuration is unchanged.
 pub struct User {
-    /// The team.
+    /// Team id.
     pub team: TeamId,
-    /// The team's name for people.
+    /// Team slug.
     pub team_slug: Slug,
-    /// The user.
+    /// User id.
     pub user: UserId,
-    /// The user's name for people.
+    /// User slug.
     pub slug: Slug,
-    /// Whether `/mcp` shows the tools themselves if the client does not say.
+    /// True if `/mcp` lists the tools of all instances unless the client requests the other mode.
     pub flat: bool,
     allowance: Allowance,
 }
 
-/// What a user may ask for.
 struct Allowance {
     requests_per_second: u32,
     burst: u32,
@@ -91,40 +86,40 @@ struct Allowance {
     calls: Option<Arc<Semaphore>>,
 }
 
-/// A client that was let in.
+/// An authenticated client.
 #[derive(Clone)]
 pub struct Pass {
-    /// As whom.
+    /// The user that the token belongs to.
     pub user: Arc<User>,
-    /// By which token; `None` without authentication.
+    // Token that admitted the client; `None` without authentication.
     token: Option<TokenHash>,
 }
 
-/// A client that was not.
+/// Reason for rejecting a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// It has shown no token.
+    /// Missing token.
     #[error("a bearer token is required")]
     NoToken,
-    /// What it has shown is no token of anybody.
+    /// Unknown or malformed token.
     #[error("the bearer token is not valid")]
     WrongToken,
-    /// Too many clients have shown wrong tokens.
+    /// Too many attempts with wrong tokens; the value is the time to wait.
     #[error("too many requests with a wrong token; wait a moment")]
     TooMany(Duration),
-    /// Without authentication only this machine may come in, and it has come from elsewhere.
+    /// Authentication is off and the client is not on this machine.
     #[error("without authentication only clients on this machine are served")]
     FromElsewhere,
 }
 
-/// A user who has asked for too much.
+/// Error: the user exceeded a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limited {
-    /// `rate_limited` or `busy`.
+    /// Either `rate_limited` or `busy`.
     pub kind: &'static str,
-    /// What the limit is.
+    /// Value of the limit.
     pub limit: u64,
-    /// When it is worth asking again.
+    /// Time to wait before the next attempt.
     pub retry_after: Duration,
 }
 
@@ -141,7 +136,10 @@ impl fmt::Display for Limited {
 }
 
 impl Access {
-    /// For the users of `plan`.
+    /// Creates the table for the users of `plan`.
+    ///
+    /// # Errors
+    /// The system provides no random numbers.
     pub fn new(plan: &GatewayPlan) -> io::Result<Self> {
         let no_chance = |_| io::Error::other("the machine has no random numbers");
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
@@ -151,7 +149,7 @@ impl Access {
         Ok(access)
     }
 
-    /// The users of `plan` may come in from now on, and nobody else. Whoever stays keeps what is used up.
+    /// Replaces the users by those of `plan`. Unchanged users keep the used part of their limits.
     pub fn apply(&self, plan: &GatewayPlan) {
         let before = self.door();
         let mut door = Door::default();
@@ -166,14 +164,17 @@ impl Access {
             door.users.insert(id, user);
         }
         if plan.auth != Auth::Bearer {
-            // The configuration was checked: there is one.
+            // The configuration was validated: there is exactly one user.
             let alone = plan.alone().ok().map(|user| (user.team.clone(), user.user.clone()));
             door.alone = alone.and_then(|id| door.users.get(&id).cloned());
         }
         *self.door.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(door);
     }
 
-    /// Lets a client in that sends these headers from that address.
+    /// Authenticates a client by its headers and address.
+    ///
+    /// # Errors
+    /// The token is missing or wrong, or authentication is off and the client is not on this machine.
     pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Pass, Denied> {
         let door = self.door();
         if let Some(user) = &door.alone {
@@ -186,7 +187,7 @@ impl Access {
         let mut shown = headers.get_all(AUTHORIZATION).iter();
         let pass = match (shown.next(), shown.next()) {
             (None, _) => return Err(Denied::NoToken),
-            // Of two that are shown it is not for us to choose.
+            // Two tokens are ambiguous.
             (Some(_), Some(_)) => None,
             (Some(header), None) => header.to_str().ok().and_then(bearer).and_then(|token| self.find(&door, token)),
         };
@@ -196,7 +197,7 @@ impl Access {
         })
     }
 
-    /// Whether who was let in then would be let in now.
+    /// Returns true if the client would still be admitted with the same token as the same user.
     pub fn stands(&self, pass: &Pass) -> bool {
         let door = self.door();
         match &pass.token {
@@ -225,7 +226,6 @@ impl Access {
     }
 }
 
-/// The token of an `Authorization` header. The scheme is the same in upper and lower case.
 fn bearer(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
@@ -237,18 +237,20 @@ impl User {
         Self { team, team_slug, user, slug, flat, allowance: Allowance::new(limits) }
     }
 
-    /// Whether it is what the plan wants already.
     fn is(&self, typed: &GatewayUser, limits: &GatewayLimits) -> bool {
         let same_names = self.team_slug == typed.team_slug && self.slug == typed.slug;
         same_names && self.flat == typed.flat && self.allowance.is(limits)
     }
 
-    /// Whether both are the same user, perhaps before and after a reload.
+    /// Returns true if both are the same user, possibly before and after a reload.
     pub fn is_same(&self, other: &Self) -> bool {
         self.team == other.team && self.user == other.user
     }
 
     /// Counts a request.
+    ///
+    /// # Errors
+    /// The user sends more requests per second than allowed.
     pub fn request(&self) -> Result<(), Limited> {
         let Some(limiter) = &self.allowance.requests else { return Ok(()) };
         limiter.check().map_err(|early| Limited {
@@ -258,16 +260,18 @@ impl User {
         })
     }
 
-    /// For one body: of what there is for those of this user.
     pub(crate) fn bodies(&self) -> ByteShare {
         self.allowance.bodies.share()
     }
 
-    /// Counts a call for as long as what comes back is kept; `None` is kept by nobody.
+    /// Counts a call until the permit is dropped; `None` means that calls are not limited.
+    ///
+    /// # Errors
+    /// The user has too many open calls.
     pub fn call(&self) -> Result<Option<OwnedSemaphorePermit>, Limited> {
         let Some(calls) = &self.allowance.calls else { return Ok(None) };
         let limit = self.allowance.calls_max as u64;
-        // It is never closed, so an error says that there are too many.
+        // The semaphore is never closed, so an error means that there are too many calls.
         let permit = Arc::clone(calls).try_acquire_owned();
         permit.map(Some).map_err(|_| Limited { kind: "busy", limit, retry_after: BUSY_PAUSE })
     }
@@ -308,24 +312,30 @@ impl Allowance {
     }
 }
 
-/// The bytes of bodies that one user may have: a quarter, so that others find room, and at least one body.
+/// Returns the bytes of request bodies for one user: a quarter, so that other users find capacity, and at least one
+/// body.
 fn bodies_of_one(limits: &GatewayLimits) -> usize {
     (limits.bodies_max / 4).max(limits.body_max)
 }
 
-/// A new token: 256 random bits.
+/// Creates a token of 256 random bits.
+///
+/// # Errors
+/// The system provides no random numbers.
 pub fn new_token() -> io::Result<Secret> {
     let mut bits = [0; 32];
     SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the machine has no random numbers"))?;
     let mut token = TOKEN_PREFIX.to_owned();
     for byte in bits {
-        // Writing to memory does not fail.
         let _ = write!(token, "{byte:02x}");
     }
     Ok(token.into())
 }
 
-/// The token that the data directory keeps; it is made when it is first asked for.
+/// Returns the token that the data directory contains; creates it on the first call.
+///
+/// # Errors
+/// The file cannot be read or written, or contains no usable token.
 pub fn kept_token(data_dir: &DataDir) -> io::Result<Secret> {
     let Some(bytes) = data_dir.read(TOKEN_FILE, TOKEN_FILE_MAX)? else {
         let token = new_token()?;

@@ -1,4 +1,5 @@
-//! What answers behind the endpoint: one instance as if directly, the tools that find tools, or the tools themselves.
+//! The implementation behind the endpoint: dispatches each request to one instance, to the tools that find tools, or to
+//! the tools of all instances.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use super::subscription::Filter;
 use super::tools::face::notification;
 use super::tools::{Callers, Tools};
 
-/// See the module.
+/// The satellite's implementation of [`Faces`].
 #[derive(Debug)]
 pub struct Behind {
     runtime: RuntimeHandle,
@@ -28,7 +29,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// In front of the instances of `runtime`, whose audience are `rooms`.
+    /// Creates the implementation for the instances of `runtime`, whose audience is `rooms`.
     pub fn new(runtime: &RuntimeHandle, rooms: Arc<Rooms>) -> Self {
         let callers = Arc::<Callers>::default();
         Self {
@@ -70,7 +71,7 @@ impl Faces for Behind {
     fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         match endpoint {
             Endpoint::Instance(id) => ready(self.instances.definition(id, tool)).boxed(),
-            // None of the six has an argument that a header repeats.
+            // No argument of these tools is repeated in a header.
             Endpoint::Tools => ready(None).boxed(),
             Endpoint::Flat => self.flat.definition(user, tool),
         }
@@ -79,7 +80,7 @@ impl Faces for Behind {
     fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
         match &session.opening.endpoint {
             Endpoint::Instance(id) => self.instances.listen(session, id.clone(), wanted),
-            // The six tools are always the same; what is lost and returns is logged.
+            // The list of these tools never changes; lost and returned servers are reported as log notifications.
             Endpoint::Tools => {
                 self.tools.listen(session);
                 ready(Ok(Filter::default())).boxed()
@@ -94,8 +95,7 @@ impl Faces for Behind {
             Endpoint::Tools => self.tools.began(session),
             Endpoint::Flat => self.flat.began(session),
         }
-        // One that had to make room for another, or whose user has gone, may have ended before it began here: nobody would
-        // tell us again.
+        // The session may have ended before this call (evicted or its user removed), and `ended` is not called again.
         if session.ended().is_some() {
             self.ended(session);
         }

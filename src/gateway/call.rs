@@ -1,5 +1,6 @@
-//! The answer to one request: JSON if it is the first thing that is said, else a stream of what is said until then. A client
-//! that goes away cancels it: at once, or, if it could come back, when it did not.
+//! Answers one request in a session: with JSON if the answer is the first message, else with a stream of all messages
+//! up to the answer. If the client disconnects, the call is cancelled: at once, or after the grace period if the stream
+//! can be resumed.
 
 use std::sync::Arc;
 
@@ -15,32 +16,27 @@ use super::face::{Answer, Call, Faces};
 use super::reply;
 use super::session::{ENDED, News, Session};
 
-/// What the client takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Only JSON: what is said before the answer waits for its GET.
+    // JSON only: other messages wait for the session's GET stream.
     Json,
-    /// Either, as it comes.
+    // JSON if the answer is the first message, else a stream.
     Either,
-    /// A stream, whatever comes.
     Stream,
 }
 
-/// How answers are given.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Manner {
     pub(crate) form: Form,
-    /// A stream begins so long after the request without an answer.
+    // Time without an answer after which the response becomes a stream.
     pub(crate) sse_after: Duration,
-    /// How long a stream may be silent.
     pub(crate) keep_alive: Duration,
-    /// How long a client that has gone may take to come back.
+    // Time for a disconnected client to resume its stream.
     pub(crate) grace: Duration,
-    /// How long a request may take, if that is not left to the instance.
     pub(crate) timeout: Option<Duration>,
 }
 
-/// A request that is open. Dropped, it is not.
+/// An open call. Dropping it closes the call.
 pub(crate) struct Open {
     pub(crate) session: Arc<Session>,
     pub(crate) call: u64,
@@ -52,14 +48,12 @@ impl Drop for Open {
     }
 }
 
-/// A request begins: what it takes to answer it.
 struct Begun {
     open: Open,
     id: Arc<str>,
     answer: BoxFuture<'static, Answer>,
 }
 
-/// Begins it. An error says that its id is in use, and is that id.
 fn begin(
     faces: &dyn Faces,
     session: &Arc<Session>,
@@ -89,11 +83,10 @@ fn gone(id: &str) -> Response {
     reply::refused(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, ENDED)
 }
 
-/// What a request holds: of its user's limits and of memory, until it is answered; and the endpoint's work, which is not
-/// done before its answer is read.
+/// Resources of a call: the user's permit and the memory of the message are held until the answer, the tracker of open
+/// work until the client has read it.
 pub(crate) type Held<A, W, M> = (A, W, M);
 
-/// Answers one request.
 pub(crate) async fn answer(
     faces: &dyn Faces,
     session: &Arc<Session>,
@@ -117,7 +110,7 @@ pub(crate) async fn answer(
                 coming = Box::pin(std::future::ready(answer));
             }
             news = session.news(call) => if news == News::Over { return gone(&id) },
-            // Made here, it is known to the runtime only if the answer is not there at once.
+            // The timer is registered with tokio only if the answer is not ready at the first poll.
             () = sleep(manner.sse_after), if streams => {}
         }
     }
@@ -126,7 +119,6 @@ pub(crate) async fn answer(
     reply::stream(listening)
 }
 
-/// Goes on with a call whose client reads a stream.
 async fn stream(
     open: Open,
     id: Arc<str>,
@@ -141,11 +133,11 @@ async fn stream(
         () = session.over().cancelled() => return,
         () = session.abandoned(*call, grace) => return,
     }
-    // What is left is to be read.
+    // The call is finished; only the client has to read.
     drop((admission, memory));
     let read = async {
         session.abandoned(*call, Duration::ZERO).await;
-        // For a client that may come back the endpoint does not wait.
+        // The endpoint does not wait for a client that may return.
         drop(work);
         session.abandoned(*call, grace).await;
     };
@@ -155,7 +147,6 @@ async fn stream(
     }
 }
 
-/// Answers the requests of a batch, all in one.
 pub(crate) async fn batch(
     faces: &dyn Faces,
     session: &Arc<Session>,
@@ -199,7 +190,6 @@ mod tests {
     use super::*;
     use crate::config::GatewayLimits;
 
-    /// Answers one request, when it is told what.
     struct One(Mutex<Option<oneshot::Receiver<String>>>);
 
     impl Faces for One {

@@ -1,7 +1,7 @@
-//! The clients that are connected, as `satellite status` counts them and `satellite clients` lists them.
+//! The connected clients that `satellite status` counts and `satellite clients` lists.
 //!
-//! A session is one client. Without sessions, all requests of one user whose client gives the same name and version are one
-//! client. Either counts while one of its requests or streams is open, and for [`PRESENT_FOR`] after the last one.
+//! A session is one client. Without sessions, all requests of one user with the same client name and version are one
+//! client. A client counts while one of its requests or streams is open, and for [`PRESENT_FOR`] after the last one.
 
 use std::collections::HashMap;
 
@@ -13,48 +13,46 @@ use super::access::User;
 use super::face::{Endpoint, Greeting};
 use super::session::{Opening, Session};
 
-/// A client counts for so long after its last request or stream.
+/// Time for which a client still counts after its last request or stream.
 pub const PRESENT_FOR: Duration = Duration::from_secs(60);
-/// Clients without sessions that are remembered. A name costs a client nothing, so there is a limit.
+// Maximum number of remembered clients without sessions. Clients choose their names freely, so there is a limit.
 const VISITORS_MAX: usize = 1024;
-/// Characters of a client's name and version that are kept.
+// Maximum characters of a client's name and of its version.
 const NAME_MAX: usize = 64;
 
-/// One client in `satellite clients --json`.
+/// Client entry of `satellite clients --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientStatus {
     /// Team slug.
     pub team: String,
     /// User slug.
     pub user: String,
-    /// The name that the client gives.
+    /// Client name, as sent by the client.
     pub client: String,
-    /// The version that the client gives.
+    /// Client version, as sent by the client.
     pub client_version: String,
-    /// The protocol version.
+    /// Protocol version.
     pub protocol: String,
-    /// `tools`, `flat`, or the instance of `/i/{instance}/mcp`: where its last request went.
+    /// Endpoint of the last request: `tools`, `flat`, or the instance of `/i/{instance}/mcp`.
     pub endpoint: String,
-    /// The public half of the session's id; none without a session.
+    /// Public half of the session id; none without a session.
     pub session_id: Option<String>,
-    /// Requests and streams that are open.
+    /// Number of open requests and streams.
     pub open: usize,
-    /// Tools that it has called.
+    /// Number of tool calls.
     pub tool_calls: u64,
-    /// Seconds since its first request.
+    /// Seconds since the first request.
     pub connected_seconds: u64,
-    /// Seconds since its last request or stream ended; 0 while one is open.
+    /// Seconds since the last request or stream ended; 0 while one is open.
     pub idle_seconds: u64,
 }
 
 impl ClientStatus {
-    /// Sorts by team, user and client.
     pub(super) fn order(&self) -> (&str, &str, &str, u64) {
         (&self.team, &self.user, &self.client, self.connected_seconds)
     }
 }
 
-/// A client without sessions.
 type Key = (TeamId, UserId, String, String);
 
 #[derive(Debug)]
@@ -64,12 +62,10 @@ struct Visitor {
     last: Instant,
 }
 
-/// The clients without sessions that are connected, or were a moment ago.
 #[derive(Debug, Default)]
 pub(super) struct Visitors(HashMap<Key, Visitor>);
 
 impl Visitors {
-    /// Counts a request that begins.
     pub(super) fn enter(&mut self, opening: &Opening, calls_tool: bool, now: Instant) {
         if let Some(status) = self.seen(&opening.pass.user, &opening.greeting, now) {
             status.endpoint = endpoint_of(opening);
@@ -78,7 +74,7 @@ impl Visitors {
         }
     }
 
-    /// Counts a request that is answered at once.
+    /// Counts a request that is answered at once. Returns `None` if there are too many clients.
     pub(super) fn seen(&mut self, user: &User, client: &Greeting, now: Instant) -> Option<&mut ClientStatus> {
         let key = key_of(user, client);
         if self.0.len() >= VISITORS_MAX && !self.0.contains_key(&key) {
@@ -109,7 +105,6 @@ impl Visitors {
         Some(&mut visitor.status)
     }
 
-    /// Counts the end of a request.
     pub(super) fn leave(&mut self, opening: &Opening, now: Instant) {
         if let Some(visitor) = self.0.get_mut(&key_of(&opening.pass.user, &opening.greeting)) {
             visitor.status.open = visitor.status.open.saturating_sub(1);
@@ -117,12 +112,10 @@ impl Visitors {
         }
     }
 
-    /// Forgets those that do not count any more.
     pub(super) fn forget(&mut self, now: Instant) {
         self.0.retain(|_, visitor| visitor.is_present(now));
     }
 
-    /// Lists those that count.
     pub(super) fn list(&self, now: Instant) -> impl Iterator<Item = ClientStatus> {
         self.0.values().filter(move |visitor| visitor.is_present(now)).map(move |visitor| ClientStatus {
             connected_seconds: now.saturating_duration_since(visitor.since).as_secs(),
@@ -142,7 +135,6 @@ impl Visitor {
     }
 }
 
-/// The client of a session, if it counts.
 pub(super) fn of_session(session: &Session, now: Instant) -> Option<ClientStatus> {
     let idle = session.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
     let opening = &session.opening;

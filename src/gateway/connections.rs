@@ -1,6 +1,6 @@
-//! Admission of TCP connections. A connection is unauthenticated until a request on it shows a valid token; it has
-//! `header_timeout` to do so. Unauthenticated connections may use a part of all connections only, so that there is room for
-//! clients with a token. Where a limit is reached, the oldest unauthenticated connection is closed for the new one.
+//! Admission of TCP connections. A connection is unauthenticated until a request on it has a valid token, which must
+//! happen within `header_timeout`. Only a part of all connections may be unauthenticated, so that capacity remains for
+//! clients with a token. At a limit, the oldest unauthenticated connection is closed for the new one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -16,28 +16,23 @@ use tokio::time::{Duration, Instant, timeout};
 use crate::config::GatewayLimits;
 use crate::connect::process::DescriptorReserve;
 
-/// The shortest time between two warnings about closed connections.
+// Minimum time between two warnings about closed connections.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
-/// Maximum time to wait for closed connections to return their descriptors.
+// Maximum time to wait for closed connections to return their descriptors.
 const CLOSING_MAX: Duration = Duration::from_secs(1);
 
 const UNAUTHENTICATED: u8 = 0;
 const AUTHENTICATED: u8 = 1;
 const EVICTED: u8 = 2;
 
-/// Limits of connections.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionLimits {
-    /// All connections.
     max: usize,
-    /// Connections without a valid token so far.
     unauthenticated_max: usize,
-    /// Maximum number of unauthenticated connections of one address.
     unauthenticated_per_peer_max: usize,
-    /// Addresses that many clients share.
+    // Addresses that many clients share, without a limit per address.
     trusted_proxies: Vec<IpAddr>,
-    /// Time to show a valid token.
     header_timeout: Duration,
     descriptors: DescriptorReserve,
 }
@@ -60,29 +55,25 @@ impl ConnectionLimits {
     }
 }
 
-/// All connections of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Connections {
     table: Mutex<Table>,
-    /// Notified when the last evicted connection is closed.
     closed: Notify,
 }
 
 #[derive(Debug)]
 struct Table {
     limits: ConnectionLimits,
-    /// Connections that were not closed by an eviction.
+    // Connections that are open and not evicted.
     open: usize,
-    /// Evicted connections that still have their descriptors.
+    // Evicted connections that still have their descriptors.
     closing: usize,
     accepted: u64,
-    /// Unauthenticated connections by their number, the oldest first.
+    // Unauthenticated connections by their number, the oldest first.
     unauthenticated: BTreeMap<u64, Unauthenticated>,
     numbers: HashMap<SocketAddr, u64>,
     warned_at: Option<Instant>,
-    /// Closed since the last warning, to make room for others.
     evicted: u64,
-    /// Refused since the last warning.
     refused: u64,
 }
 
@@ -98,23 +89,21 @@ struct State {
     waker: AtomicWaker,
 }
 
-/// The place of one connection. Dropped, it is free again.
+/// Registration of one connection. Dropping it frees the capacity.
 #[derive(Debug)]
 pub(crate) struct ConnectionPlace {
     connections: Arc<Connections>,
     number: u64,
     state: Arc<State>,
-    /// Time from the connection to a valid token.
     pub(crate) header_timeout: Duration,
 }
 
 impl ConnectionPlace {
-    /// Returns whether a request on it has shown a valid token.
     pub(crate) fn is_authenticated(&self) -> bool {
         self.state.phase.load(Ordering::Acquire) == AUTHENTICATED
     }
 
-    /// Returns whether it was closed for another connection. If not, the task is woken when that happens.
+    /// Returns true if the connection was evicted for another one. If not, the task is woken when that happens.
     pub(crate) fn poll_evicted(&self, context: &Context<'_>) -> bool {
         let evicted = || self.state.phase.load(Ordering::Acquire) == EVICTED;
         if self.state.phase.load(Ordering::Acquire) == UNAUTHENTICATED {
@@ -155,12 +144,10 @@ impl Connections {
         Arc::new(Self { table: Mutex::new(table), closed: Notify::new() })
     }
 
-    /// Changes the limits for connections to come.
     pub(crate) fn set(&self, limits: ConnectionLimits) {
         self.table().limits = limits;
     }
 
-    /// Admits a connection, if need be in the place of another one; `None` if there is no room.
     pub(crate) fn admit(
         self: &Arc<Self>,
         peer: SocketAddr,
@@ -185,14 +172,13 @@ impl Connections {
         Some(ConnectionPlace { connections: Arc::clone(self), number, state, header_timeout })
     }
 
-    /// Evicts the oldest unauthenticated connection if this descriptor is of the reserve. Returns whether it did: the new
-    /// connection can take the descriptor of the evicted one once that is closed.
+    /// Evicts the oldest unauthenticated connection if this descriptor is reserved for other work. Returns true if it
+    /// did: the new connection can take the descriptor of the evicted one once that is closed.
     pub(crate) fn evict_for_descriptor(&self, descriptor: RawFd) -> bool {
         let mut table = self.table();
         table.limits.descriptors.is_reserved(descriptor) && table.evict_oldest()
     }
 
-    /// Waits until all evicted connections are closed, at most [`CLOSING_MAX`].
     pub(crate) async fn wait_evicted_closed(&self) {
         let all_closed = async {
             loop {
@@ -203,11 +189,10 @@ impl Connections {
                 closed.await;
             }
         };
-        // After the time limit, `admit` decides by the descriptors that are left.
+        // After the time limit, `admit` decides by the remaining descriptors.
         let _ = timeout(CLOSING_MAX, all_closed).await;
     }
 
-    /// Marks the connection of this peer: a request on it has shown a valid token.
     pub(crate) fn authenticated(&self, peer: SocketAddr) {
         let mut table = self.table();
         let Some(number) = table.numbers.get(&peer).copied() else { return };
@@ -217,7 +202,7 @@ impl Connections {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -237,7 +222,7 @@ impl Table {
             }
         }
         if self.unauthenticated.len() >= max || self.open >= self.limits.max || few {
-            // The evicted connection has its descriptor until its task has run.
+            // The evicted connection keeps its descriptor until its task has run.
             return self.evict_oldest() && !too_few;
         }
         true
@@ -260,7 +245,7 @@ impl Table {
 
     fn forget(&mut self, number: u64) -> Option<Unauthenticated> {
         let connection = self.unauthenticated.remove(&number)?;
-        // Another connection may have come from the same address and port since.
+        // Another connection may have the same address and port by now.
         if self.numbers.get(&connection.peer) == Some(&number) {
             self.numbers.remove(&connection.peer);
         }
@@ -285,7 +270,7 @@ impl Table {
     }
 }
 
-/// The addresses that count as one: whoever has one address of IPv6 has all of its /64.
+/// Returns the address, or the /64 network for IPv6, because one host usually has a whole /64.
 fn peer_network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),

@@ -1,5 +1,6 @@
-//! The seam between the HTTP front and what answers: the front knows sessions, streams and statuses, and no server; a
-//! face knows servers and tools, and no HTTP.
+//! The interface between the HTTP front and the code that answers requests. The front handles sessions, streams and
+//! status codes and does not depend on servers; an implementation of [`Faces`] handles servers and tools and does not
+//! depend on HTTP.
 
 use std::sync::Arc;
 
@@ -16,39 +17,37 @@ use super::access::User;
 use super::session::Session;
 use super::subscription::Filter;
 
-/// Bytes of what a client says it is, or can do.
 const FACTS_MAX: usize = 16 * 1024;
-/// What a client says of itself that says nothing.
 const NOBODY: &str = r#"{"name":"","version":""}"#;
 
-/// What a client is connected to. A session is bound to one.
+/// Endpoint that a client is connected to. A session is bound to one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// `/i/{instance}/mcp`: one instance, as if directly.
+    /// Path `/i/{instance}/mcp`: one instance, passed through.
     Instance(InstanceId),
-    /// `/mcp`: everything of the user behind a few tools.
+    /// Path `/mcp`: all instances of the user behind a few tools.
     Tools,
-    /// `/mcp?mode=flat`: the tools themselves.
+    /// Path `/mcp?mode=flat`: the tools of all instances of the user.
     Flat,
 }
 
-/// What a client says of itself, in `initialize` or in each of its requests. A member that is not what it should be counts
+/// Description that a client gives of itself, in `initialize` or in each stateless request. A malformed member counts
 /// as absent.
 #[derive(Debug, Clone)]
 pub struct Greeting {
-    /// The protocol version that it offers.
+    /// Protocol version that the client offers.
     pub version: String,
-    /// Its name.
+    /// Client name.
     pub name: String,
-    /// Its version.
+    /// Client version.
     pub client_version: String,
-    /// It answers `sampling/createMessage`.
+    /// True if the client answers `sampling/createMessage`.
     pub sampling: bool,
-    /// It answers `elicitation/create`.
+    /// True if the client answers `elicitation/create`.
     pub elicitation: bool,
-    /// It answers `roots/list`.
+    /// True if the client answers `roots/list`.
     pub roots: bool,
-    /// What it is and can do, as it says it.
+    /// Capabilities and client info as sent.
     pub facts: Arc<ClientFacts>,
 }
 
@@ -67,21 +66,20 @@ impl Greeting {
         Self::of(version.unwrap_or_default(), object("capabilities"), object("clientInfo"))
     }
 
-    /// Of a client with these capabilities that says this of itself, as JSON text.
     pub(crate) fn of(version: String, capabilities: Option<&str>, info: Option<&str>) -> Self {
         let capabilities = capabilities.unwrap_or("{}");
         let info = info.unwrap_or(NOBODY);
         let text = |name| member(info, name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let has = |name| member(capabilities, name).is_some_and(|value| value != "null");
         let (sampling, elicitation, roots) = (has("sampling"), has("elicitation"), has("roots"));
-        // What is longer says nothing that a server needs, and would be kept with every session.
+        // Longer text contains no fact that a server needs, and would be kept with every session.
         let kept = |text: &str, short: &str| if text.len() <= FACTS_MAX { text } else { short }.to_owned();
         let facts = ClientFacts { capabilities: kept(capabilities, "{}"), info: kept(info, NOBODY) };
         let (name, client_version) = (text("name"), text("version"));
         Self { version, name, client_version, sampling, elicitation, roots, facts: Arc::new(facts) }
     }
 
-    /// Whether it can be asked this; what this satellite does not know it is asked all the same.
+    /// Returns true if the client can answer a request of this method. Unknown methods are assumed to be answered.
     pub fn answers(&self, method: &str) -> bool {
         match method {
             "sampling/createMessage" => self.sampling,
@@ -92,69 +90,69 @@ impl Greeting {
     }
 }
 
-/// A JSON-RPC error of ours.
+/// JSON-RPC error created by the satellite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RpcError {
-    /// Its code.
+    /// JSON-RPC error code.
     pub code: i64,
-    /// What went wrong and what to do about it.
+    /// Cause and next step.
     pub message: String,
-    /// JSON text.
+    /// Optional `data` member, as JSON text.
     pub data: Option<String>,
 }
 
 impl RpcError {
-    /// Without data.
+    /// Creates an error without data.
     pub fn new(code: i64, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), data: None }
     }
 }
 
-/// The answer to a request. It goes out under the id that the client gave.
+/// Answer to a request. It is sent under the id of the client's request.
 #[derive(Debug, Clone)]
 pub enum Answer {
-    /// A server's own message, a result or an error, under whatever id.
+    /// Result or error of a server, under any id.
     Message(Message),
-    /// A result of ours, as JSON text.
+    /// Result created by the satellite, as JSON text.
     Result(String),
-    /// An error of ours.
+    /// Error created by the satellite.
     Error(RpcError),
-    /// The client has withdrawn its request, and waits for no answer.
+    /// No answer, because the client cancelled the request.
     Withdrawn,
 }
 
-/// The answer to `initialize`.
+/// Answer to `initialize`.
 #[derive(Debug, Clone)]
 pub struct Welcome {
-    /// The result, as JSON text.
+    /// Result, as JSON text.
     pub result: String,
-    /// The protocol version that is in it.
+    /// Protocol version in the result.
     pub version: String,
 }
 
-/// A request of a client that is being answered.
+/// Client request that is being answered.
 #[derive(Debug)]
 pub struct Call {
-    /// The request, as it came.
+    /// Request as received.
     pub message: Message,
-    /// Numbers of ours for the client and for the call.
+    /// Numbers of the client and of the call, assigned by the satellite.
     pub origin: Origin,
-    /// The client's own `notifications/cancelled`, if it sends one.
+    /// Receiver of the client's `notifications/cancelled`.
     pub withdrawn: oneshot::Receiver<Message>,
-    /// How long it may take, if that is not left to the instance.
+    /// Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
-    /// The era that it is written in.
+    /// Protocol era of the request.
     pub era: Era,
-    /// What its client says of itself.
+    /// Description that the client gives of itself.
     pub client: Arc<ClientFacts>,
 }
 
-/// What is behind the endpoint.
+/// Implementation that answers the requests of the endpoint.
 pub trait Faces: Send + Sync + 'static {
-    /// The instance of this user that a path names; `None` as well if it is somebody else's.
+    /// Returns the instance that a path names; `None` also if it belongs to another user.
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId>;
 
-    /// Answers `initialize`. There is no session before it has.
+    /// Answers `initialize`. The session is created afterwards.
     fn initialize(
         &self,
         user: Arc<User>,
@@ -162,26 +160,26 @@ pub trait Faces: Send + Sync + 'static {
         greeting: Greeting,
     ) -> BoxFuture<'static, Result<Welcome, RpcError>>;
 
-    /// What a client without a session is told by `server/discover`: the result, as JSON text.
+    /// Returns the result of `server/discover` for a stateless client, as JSON text.
     fn discover(&self, user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>>;
 
-    /// The definition of a tool, as it is listed for this user.
+    /// Returns the definition of a tool as `tools/list` returns it to this user.
     fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
 
-    /// A client without a session wants to be told of this, from now on until its session is [over](Self::ended): what it
-    /// will be told of.
+    /// Subscribes a stateless client until its session [ends](Self::ended). Returns the part of the filter that is
+    /// supported.
     fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>>;
 
-    /// A session begins. Called before its client knows of it; not of one that is there for one request, which is only
-    /// [ended](Self::ended).
+    /// Handles the begin of a session, before the client receives its id. Not called for the guest of a single request,
+    /// for which only [`ended`](Self::ended) is called.
     fn began(&self, session: &Arc<Session>);
 
     /// Answers a request. Dropping the future cancels it.
     fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer>;
 
-    /// Takes a notification: any but the cancellation of a request that is being answered.
+    /// Handles a notification, except the cancellation of an open request.
     fn notification(&self, session: &Arc<Session>, message: Message);
 
-    /// A session is over: nothing reaches its client any more, and what it was asked is declined.
+    /// Handles the end of a session: the client receives no more messages, and its open questions are declined.
     fn ended(&self, session: &Arc<Session>);
 }

@@ -1,5 +1,5 @@
-//! A client's request on its way to a server. One of the era without sessions goes on as it came, if the server speaks that
-//! era; else it becomes one that the server understands, and the answer one that the client does.
+//! Passes a client's request on to a server. A stateless request is sent unchanged if the server supports that era;
+//! else the request and its answer are translated.
 
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
@@ -16,10 +16,9 @@ use super::refusal::INVALID_PARAMS;
 use super::reply::METHOD_NOT_FOUND;
 use super::tools::raw::{Pairs, quoted, spliced};
 
-/// How long a server is waited for that has to say first what it speaks, where nothing says how long a call may take.
+// Maximum time to find out the era of a server, if neither the call nor the instance has a timeout.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Passes a request on and its answer back.
 pub(super) async fn forward(
     runtime: &RuntimeHandle,
     id: &InstanceId,
@@ -48,42 +47,40 @@ pub(super) async fn forward(
     Ok(Answer::Message(signed(answer, server.as_deref(), message.method().unwrap_or_default())))
 }
 
-/// Whether a server speaks the era without sessions with us.
 async fn speaks(runtime: &RuntimeHandle, id: &InstanceId, timeout: Option<Duration>) -> Result<bool, CallError> {
     let own = || runtime.status(id).map(|view| view.spec.policy.session.request_timeout);
     let timeout = timeout.or_else(own).unwrap_or(DISCOVERY_TIMEOUT);
     Ok(runtime.discover(id, timeout).await?.is_some())
 }
 
-/// Why a server with sessions cannot be asked this.
 fn untranslatable(message: &Message) -> Option<RpcError> {
     let method = message.method().unwrap_or_default();
     if method.starts_with("tasks/") {
         let why = format!("`{method}` is not known to this server, which speaks an older version of the protocol");
         return Some(RpcError::new(METHOD_NOT_FOUND, why));
     }
-    // Where it led to a call that waits, that call went on.
+    // A state that leads to a parked call was handled before, so this one is invalid.
     message.params().and_then(|params| member(params, "requestState")).map(|_| unknown_state())
 }
 
-/// The answer to a request whose `requestState` leads nowhere: whose it was, or whether it ever was, nobody is told.
+/// Returns the error for an invalid `requestState`. It does not reveal whether the state ever existed or for which
+/// user.
 pub(super) fn unknown_state() -> RpcError {
     let why = "`requestState` is none that is waited for: it was used, is too old, or is not of this request; \
                make the request anew, without it";
     RpcError::new(INVALID_PARAMS, why)
 }
 
-/// An answer with the name of the server that gave it.
 fn signed(answer: Message, server: Option<&ServerInfo>, method: &str) -> Message {
     let info = server.and_then(change::info_of);
     let (Kind::Result, Some(result), Some(info)) = (answer.kind(), answer.outcome(), info) else { return answer };
     let whole = change::completed(result, method, Some(info));
-    // What was read once can be read again.
+    // The text is derived from a valid message and stays valid.
     Message::read(spliced(answer.text(), result, &whole).into()).unwrap_or(answer)
 }
 
-/// A server of 2025-11-25 that wants its user to go somewhere first says so with an error; since then it is a question like
-/// any other. Whoever has said no is told what the server says.
+/// Translates the error with which a server of 2025-11-25 asks its user to open a URL into a question of the stateless
+/// era. A client that has declined the question receives the original error.
 fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<Answer> {
     #[derive(Deserialize)]
     struct Data {
@@ -121,7 +118,6 @@ fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<An
     Some(Answer::Result(format!(r#"{{"resultType":"input_required","inputRequests":{{{}}}}}"#, requests.join(","))))
 }
 
-/// Whether a request is made again by somebody who has not done what was asked.
 fn has_declined(asked: &Message) -> bool {
     #[derive(Deserialize)]
     struct Response {

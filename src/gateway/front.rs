@@ -1,6 +1,6 @@
-//! Every request, in one order: guard → path → access → method → body → access → drain → rate → era → session, or what the request
-//! says of itself → face. What fails first is what is told, and nothing behind it is looked at: without a token nobody
-//! learns what exists.
+//! Handles every HTTP request in a fixed order: guard → path → access → method → body → access → drain → rate → era →
+//! session (or the terms of a stateless request) → face. The first check that fails determines the response and the
+//! later ones are skipped, so a client without a token learns nothing about existing servers.
 
 mod stateless;
 
@@ -40,21 +40,17 @@ use super::visit::Visit;
 use super::{Settings, Teller, era, metadata};
 use stateless::in_a_session;
 
-/// A body that takes longer is not worth waiting for.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// What is read of a body whose request is refused already, and for how long.
+// Bytes that are still read of the body of a rejected request.
 const UNREAD_MAX: usize = 64 * 1024;
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
-/// What is reserved for a body that has not come yet.
+// Maximum initial capacity for an announced body. A larger buffer is allocated only as the body arrives.
 const RESERVED_MAX: usize = 64 * 1024;
-/// Messages of a batch.
 const BATCH_MAX: usize = 100;
-/// Who has to wait for memory is asked to come back after this.
 const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
 
-/// What the handlers know.
 pub(crate) struct Front {
     pub(crate) faces: Arc<dyn Faces>,
     pub(crate) sessions: Arc<Sessions>,
@@ -63,19 +59,17 @@ pub(crate) struct Front {
     connections: Arc<Connections>,
     settings: RwLock<Arc<Settings>>,
     changed: Notify,
-    /// Of the messages of all clients that are being read or answered.
+    // Budget for the messages of all clients that are being read or answered.
     bodies: Arc<ByteBudget>,
     draining: AtomicBool,
-    /// What is being answered, streams included.
+    // Tracks the open requests, streams included.
     work: TaskTracker,
-    /// Calls that wait for their clients.
     pub(super) parked: Parked<Visit>,
 }
 
-/// A refusal in the making: it is an answer already.
 type Checked<T> = Result<T, Refused>;
 
-/// Boxed, because most requests are not refused.
+/// An HTTP error response, ready to be sent. Boxed, because most requests are not rejected.
 struct Refused(Box<Response>);
 
 impl Refused {
@@ -88,7 +82,6 @@ fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Refused
     Refused::new(reply::refused(status, id, code, message))
 }
 
-/// What a body takes: of what there is for all, and of what there is for its user.
 struct Memory {
     all: ByteShare,
     own: ByteShare,
@@ -107,7 +100,6 @@ impl Memory {
     }
 }
 
-/// What a path asks for.
 #[derive(Clone, Copy)]
 enum Path<'a> {
     Everything,
@@ -126,7 +118,8 @@ fn path(path: &str) -> Option<Path<'_>> {
     (!name.is_empty() && !name.contains('/')).then_some(Path::Instance(name))
 }
 
-/// A header that is there once, as text.
+/// Returns the first value of a header as text, and true if there are several. A value that is not text becomes NUL,
+/// which no check accepts.
 fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool) {
     let mut values = headers.get_all(name).iter();
     let first = values.next().map(|value| value.to_str().unwrap_or("\u{0}"));
@@ -171,28 +164,24 @@ impl Front {
         self.changed.notify_one();
     }
 
-    /// Waits for other settings.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// No request is taken any more; answers and notifications of open calls are.
+    /// Rejects new requests from now on; answers and notifications of open calls are still accepted.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Waits until everything is answered that is being answered.
     pub(crate) async fn rest(&self) {
         self.work.close();
         self.work.wait().await;
     }
 
-    /// For the bodies of calls that wait for their clients.
     pub(super) fn room(&self, user: &User) -> Room {
         Room::within(user.bodies().of().max(), self.bodies.max())
     }
 
-    /// A session is over, and was forgotten.
     pub(crate) fn gone(&self, session: &Arc<Session>) {
         self.faces.ended(session);
         if session.lost() > 0 {
@@ -226,7 +215,8 @@ impl Front {
             return Err(nothing_here());
         };
         if let Path::Metadata(of) = path {
-            // A client that finds this document begins to authorize itself, which only an authorization server can finish.
+            // A client that finds this document starts an authorization, which only an authorization server can
+            // complete.
             if settings.authorization_servers.is_empty() {
                 return Err(nothing_here());
             }
@@ -244,12 +234,11 @@ impl Front {
         }
     }
 
-    /// Checks the request's host and origin, and returns the host.
     fn guarded<'a>(settings: &Settings, parts: &'a request::Parts) -> Checked<&'a str> {
         let forbidden = |why: &str| no(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
         let (host, several) = one(&parts.headers, &header::HOST);
         settings.guard.host(host, several).map_err(forbidden)?;
-        // A request line may name a host too, and then that one is meant (RFC 9112, 3.2.2).
+        // A host in the request line takes precedence over the header (RFC 9112, 3.2.2).
         if let Some(authority) = parts.uri.authority() {
             settings.guard.host(Some(authority.as_str()), false).map_err(forbidden)?;
         }
@@ -258,7 +247,6 @@ impl Front {
         Ok(host.unwrap_or_default())
     }
 
-    /// Finds the user of a request by its token.
     fn known(&self, settings: &Settings, peer: SocketAddr, parts: &request::Parts) -> Checked<Pass> {
         if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
             let why = "a token in an address is read by others; send it as a header";
@@ -277,7 +265,6 @@ impl Front {
         })
     }
 
-    /// Checks the token again: it may have been revoked while the body was read.
     fn stands(&self, settings: &Settings, pass: &Pass, parts: &request::Parts) -> Checked<()> {
         if self.access.stands(pass) { Ok(()) } else { Err(unauthorized(settings, parts, &Denied::WrongToken)) }
     }
@@ -303,7 +290,7 @@ impl Front {
         };
         let mut memory = Memory { all: self.bodies.share(), own: pass.user.bodies() };
         let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
-        // It may have taken long to come, and the token may have been taken away meanwhile.
+        // The token may have been revoked while the body was read.
         self.stands(settings, pass, parts)?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
@@ -344,7 +331,7 @@ impl Front {
             return self.visited(settings, pass, place, parts, (message, memory), manner).await;
         }
         if id.is_some() && message.method() == Some("initialize") {
-            // Whoever speaks both eras may begin this one with the header of the other.
+            // A client that supports both eras may send the header of the stateless era with `initialize`.
             if !era::is_stateless_header(&parts.headers) {
                 version(&parts.headers, id)?;
             }
@@ -361,7 +348,8 @@ impl Front {
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
     }
 
-    /// What a place is for this user. What is another user's is nowhere, which has a code of its own in each era.
+    /// Resolves the endpoint for this user. The instance of another user is reported as missing, with `code` as error
+    /// code.
     fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str, code: i64) -> Checked<(Endpoint, &'a str)> {
         Ok(match place {
             Place::Tools => (Endpoint::Tools, ""),
@@ -373,7 +361,6 @@ impl Front {
         })
     }
 
-    /// A session begins, if there is room for it, and others have to go for it.
     fn opened(&self, settings: &Settings, opening: Opening, parts: &request::Parts, id: &str) -> Checked<Arc<Session>> {
         let code = era::change::code(SERVER_ERROR, opening.presence != Presence::Session);
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
@@ -387,7 +374,7 @@ impl Front {
         for session in &evicted {
             self.gone(session);
         }
-        // A reload that has looked through the sessions meanwhile has not seen this one.
+        // The token may have been revoked between the check and the insertion into the table.
         if let Err(refused) = self.stands(settings, &session.opening.pass, parts) {
             let _ = self.sessions.close(&session, End::Revoked);
             return Err(refused);
@@ -405,7 +392,6 @@ impl Front {
         Ok(session)
     }
 
-    /// No request is taken while the endpoint stops.
     fn is_open(&self, id: Option<&str>) -> Checked<()> {
         if self.draining.load(Ordering::Acquire) {
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, "the satellite stops; try again later"));
@@ -413,7 +399,6 @@ impl Front {
         Ok(())
     }
 
-    /// What wants no answer.
     fn aside(&self, session: &Arc<Session>, message: Message) {
         match message.kind() {
             Kind::Result | Kind::Error => {
@@ -440,10 +425,10 @@ impl Front {
     ) -> Checked<Response> {
         let Batch { requests, others } = batch;
         let (owed, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_owed);
-        // Each of them counts, and none is counted after one too many.
+        // Each message counts against the rate limit; counting stops at the first one that exceeds it.
         let counted = (0..requests.len() + others.len()).try_for_each(|_| user.request());
         for _ in &owed {
-            // They are heard all the same.
+            // These messages are accepted in any case.
             let _ = user.request();
         }
         let place = place(user, path, parts, None)?;
@@ -524,7 +509,7 @@ impl Front {
             (Some(id), false) => stream::parse_id(id).and_then(|(stream, after)| listen(stream, Some(after))),
             (Some(_), true) => None,
         };
-        // The status at which clients stop asking; what is over would else be asked for again and again.
+        // Clients stop at 405; after other errors they would request an ended stream again and again.
         listening.map(reply::stream).ok_or_else(|| not_allowed("POST, DELETE"))
     }
 
@@ -550,7 +535,8 @@ impl Front {
     }
 }
 
-/// What a server waits for, or what ends work. It is counted, and never refused because there is too much else.
+/// Returns true for messages that a server waits for or that end work. They count against the rate limit, but are never
+/// rejected by it.
 fn is_owed(message: &Message) -> bool {
     match message.kind() {
         Kind::Result | Kind::Error => true,
@@ -559,7 +545,6 @@ fn is_owed(message: &Message) -> bool {
     }
 }
 
-/// Several messages in one.
 struct Batch {
     requests: Vec<Message>,
     others: Vec<Message>,
@@ -586,8 +571,8 @@ impl Batch {
     }
 }
 
-/// The texts of a batch: one more than it may have, if it has more. The rest is read over, because a short text that would
-/// become many of them takes more memory than was counted.
+/// The messages of a batch, or one more than allowed if there are too many. The remaining ones are skipped, because a
+/// short body with many tiny messages would take more memory than was counted.
 struct Texts<'a>(Vec<&'a RawValue>);
 
 impl<'de> Deserialize<'de> for Texts<'de> {
@@ -617,7 +602,7 @@ impl<'de> Deserialize<'de> for Texts<'de> {
     }
 }
 
-/// What a request asks for. Whether there is such an instance is looked up when a session is opened, and not again.
+/// Determines the endpoint from path and query. The existence of an instance is checked only when a session is opened.
 fn place<'a>(user: &User, path: Path<'a>, parts: &request::Parts, id: Option<&str>) -> Checked<Place<'a>> {
     if let Path::Instance(name) = path {
         return Ok(Place::Instance(name));
@@ -631,7 +616,7 @@ fn place<'a>(user: &User, path: Path<'a>, parts: &request::Parts, id: Option<&st
     }
 }
 
-/// Answers one HTTP request. Paths are few and told apart in one place, so no router stands before it.
+/// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
 pub(crate) async fn handle(
     State(front): State<Arc<Front>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -642,7 +627,7 @@ pub(crate) async fn handle(
     match front.answer(peer, &parts, &mut body).await {
         Ok(response) => response,
         Err(Refused(response)) => {
-            // A client that is still sending when the connection is closed may never see why.
+            // A client that is still sending when the connection closes may never see the response.
             if !parts.headers.contains_key(header::EXPECT) {
                 let _ = timeout(UNREAD_TIMEOUT, discard(&mut body)).await;
             }
@@ -651,7 +636,6 @@ pub(crate) async fn handle(
     }
 }
 
-/// Reads a little more of a body that nobody wants.
 async fn discard(body: &mut BodyDataStream) {
     let mut left = UNREAD_MAX;
     while let Some(Ok(frame)) = body.next().await {
@@ -664,7 +648,6 @@ fn nothing_here() -> Refused {
     no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here")
 }
 
-/// The answer to a request without a valid token.
 fn unauthorized(settings: &Settings, parts: &request::Parts, denied: &Denied) -> Refused {
     let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
     let base = (!settings.authorization_servers.is_empty()).then(|| settings.base(host));
@@ -694,7 +677,6 @@ fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
     }
 }
 
-/// Checks that a body is JSON in UTF-8, and not compressed.
 fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
     const NOT_JSON: &str = "the body of a request must be application/json";
     let (kind, several) = one(headers, &header::CONTENT_TYPE);
@@ -718,7 +700,7 @@ fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
     }
 }
 
-/// Whether JSON and whether event streams are accepted; both, if nothing is said.
+/// Returns whether the client accepts JSON and whether it accepts event streams; both without an `Accept` header.
 fn accepted(headers: &HeaderMap) -> (bool, bool) {
     let (mut json, mut events, mut said) = (false, false, false);
     for value in headers.get_all(header::ACCEPT) {
@@ -735,7 +717,8 @@ fn accepted(headers: &HeaderMap) -> (bool, bool) {
     if said { (json, events) } else { (true, true) }
 }
 
-/// The whole body, within its limit and in time. What it takes is counted as it comes: what was only announced takes nothing.
+/// Reads the whole body within its limits of size and time. Bytes are counted as they arrive: an announced length
+/// reserves no memory.
 async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, memory: &mut Memory) -> Checked<Bytes> {
     let large = || {
         let why = format!("a message has at most {limit} bytes");

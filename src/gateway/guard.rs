@@ -1,22 +1,25 @@
-//! What a request must say before anything else is looked at: a host that is ours, and an origin that may speak to us. A
-//! web page in the user's browser can reach loopback, under a name of its own that resolves there; it cannot forge either.
+//! Checks the `Host` and `Origin` headers before any other part of a request. A web page in the user's browser can
+//! reach loopback through its own host name (DNS rebinding), but it cannot forge these headers.
 
-/// A refusal, with what is told.
+/// Message for the client whose request was rejected.
 pub type Refused = &'static str;
 
-/// Which hosts and origins are let in.
+/// Allowed hosts and origins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
-    /// Whether loopback names are, under any port: where the endpoint listens on loopback.
+    /// True if loopback names are allowed under any port: the endpoint listens on loopback.
     pub loopback: bool,
-    /// Other hosts, with or without a port; without, any port will do.
+    /// Other allowed hosts, with or without a port; without, any port is allowed.
     pub hosts: Vec<String>,
-    /// Other origins: `scheme://host[:port]`, `:*` for any port.
+    /// Other allowed origins: `scheme://host[:port]`, with `:*` for any port.
     pub origins: Vec<String>,
 }
 
 impl Guard {
-    /// The `Host` of a request; `several` says that there is more than one.
+    /// Checks the `Host` header of a request; `several` means that the request has more than one.
+    ///
+    /// # Errors
+    /// The header is missing, repeated or malformed, or the host is not allowed.
     pub fn host(&self, host: Option<&str>, several: bool) -> Result<(), Refused> {
         let Some(host) = host.filter(|_| !several) else { return Err("a request has one Host header") };
         let Some((name, port)) = split(host) else { return Err("the Host header cannot be read") };
@@ -31,7 +34,10 @@ impl Guard {
         }
     }
 
-    /// The `Origin` of a request. None passes: it is no browser.
+    /// Checks the `Origin` header of a request. A request without one does not come from a browser and is allowed.
+    ///
+    /// # Errors
+    /// The header is repeated or malformed, or the origin is not allowed.
     pub fn origin(&self, origin: Option<&str>, several: bool) -> Result<(), Refused> {
         const NO: Refused = "this Origin may not use the endpoint";
         if several {
@@ -58,7 +64,6 @@ fn or_default(port: Option<u16>, scheme: &str) -> Option<u16> {
     port.or_else(|| if scheme.eq_ignore_ascii_case("https") { Some(443) } else { Some(80) })
 }
 
-/// A name and a port. An IPv6 address stands in brackets, which are kept.
 fn split(host: &str) -> Option<(&str, Option<u16>)> {
     let strange = |c: char| !c.is_ascii_graphic() || matches!(c, '/' | '@' | '?' | '#' | '\\' | ',');
     if host.is_empty() || host.contains(strange) {
@@ -82,7 +87,7 @@ fn split(host: &str) -> Option<(&str, Option<u16>)> {
     }
     match port {
         None => Some((name, None)),
-        // `+80` is a number for Rust only.
+        // Rust also parses `+80`.
         Some(port) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
             Some((name, Some(port.parse().ok()?)))
         }
@@ -91,7 +96,7 @@ fn split(host: &str) -> Option<(&str, Option<u16>)> {
 }
 
 fn is_loopback(name: &str) -> bool {
-    // Only what is written as loopback always is: 127.0.0.1 has many spellings, and a resolver knows them all.
+    // Only the usual spellings: 127.0.0.1 has many others, and a resolver accepts them all.
     name.eq_ignore_ascii_case("localhost") || matches!(name, "127.0.0.1" | "[::1]")
 }
 

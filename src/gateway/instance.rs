@@ -1,4 +1,4 @@
-//! `/i/{instance}/mcp`: one instance as if directly connected. What comes goes on as it came, both ways.
+//! The endpoint `/i/{instance}/mcp`: passes messages to one instance and back unchanged.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -32,14 +32,13 @@ use super::tools::Callers;
 use super::tools::raw::{place, quoted};
 use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
 
-/// How long a client that connects waits for a server that has to be started.
+// Maximum time that a connecting client waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
-/// Subscriptions of one listener that are on their way to its server at a time, if others have as much room beside them.
+// Maximum number of subscriptions of one client that are sent to its server at once.
 const SUBSCRIBING_MAX: usize = 8;
 
 const ROOTS_CHANGED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Instances {
     runtime: RuntimeHandle,
@@ -53,7 +52,6 @@ impl Instances {
         Self { runtime, rooms, callers }
     }
 
-    /// The caller's own instance of this name.
     pub(super) fn named(&self, user: &User, name: &str) -> Option<InstanceId> {
         let caller = self.callers.of(self.runtime.snapshot(), &user.team, &user.user);
         caller.server(name).ok().map(|view| view.spec.id.clone())
@@ -90,7 +88,6 @@ impl Instances {
         view.catalogue.as_deref()?.tool(tool).map(|tool| tool.raw.get().into())
     }
 
-    /// A guest is told of what changes here. Its server is subscribed to what it names, as far as it agrees.
     pub(super) fn listen(
         &self,
         session: &Arc<Session>,
@@ -118,7 +115,7 @@ impl Instances {
         let (runtime, rooms) = (self.runtime.clone(), self.rooms.clone());
         async move {
             let view = runtime.status(&id);
-            // A server that sleeps is well, and need not be woken to say so.
+            // A dormant server is healthy and is not woken by a ping.
             if call.message.method() == Some("ping") && view.as_ref().is_some_and(|view| view.dormant) {
                 return Answer::Result("{}".to_owned());
             }
@@ -141,14 +138,14 @@ impl Instances {
 
     pub(super) fn notification(&self, session: &Arc<Session>, id: &InstanceId, message: Message) {
         let passed = match message.method() {
-            // The server's session has begun long since.
+            // The server's own session was initialized long before.
             Some("notifications/initialized") => {
                 if !self.rooms.brings_roots(session, id) {
                     return;
                 }
                 Message::read(Bytes::from_static(ROOTS_CHANGED)).ok()
             }
-            // Of a request that is answered, or was never made: under this id the server knows another.
+            // The request has been answered or never existed; the server may use this id for another request.
             Some("notifications/cancelled") => None,
             Some("notifications/progress") => of_a_question(session, &message),
             _ => Some(message),
@@ -175,7 +172,8 @@ impl Instances {
     }
 }
 
-/// What a server says of itself: in the era without sessions, if it speaks that. One that sleeps is not woken for it.
+/// Returns the server's description, in the stateless form if it supports that era. A dormant server is not woken if
+/// the description is known.
 async fn introduced(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<ServerInfo>, CallError> {
     let view = runtime.status(id);
     if let Some(server) = view.as_ref().and_then(|view| view.server.as_ref().filter(|server| is_all(view, server))) {
@@ -187,14 +185,15 @@ async fn introduced(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<Serv
     }
 }
 
-/// Whether that is all that this server has to say of itself: over HTTP one of the other era may speak both, and is asked.
+/// Returns true if the known description is complete. A remote server that was connected with a session may support the
+/// stateless era, too, and is asked first.
 fn is_all(view: &InstanceView, server: &ServerInfo) -> bool {
     let may_speak_both = matches!(view.spec.target, Target::Remote { transport: RemoteTransport::Http, .. });
     server.era == Era::Stateless || !may_speak_both
 }
 
-/// A guest that wants to hear what is logged on its behalf: a server that speaks its era reads that in its request, any
-/// other is told before.
+/// Prepares the log level of a stateless request. A stateless server reads it from the request; any other one must
+/// receive it before the request.
 async fn hears(
     runtime: &RuntimeHandle,
     rooms: &Rooms,
@@ -203,7 +202,7 @@ async fn hears(
     patience: Duration,
 ) -> Result<(), CallError> {
     if let Presence::Request { level: Some(level), .. } = &session.opening.presence
-        // The call wakes it anyway, and it is told before.
+        // The call would wake the server anyway.
         && runtime.discover(id, patience).await?.is_none()
     {
         rooms.hears_from(session, id, *level, patience).await;
@@ -211,7 +210,6 @@ async fn hears(
     Ok(())
 }
 
-/// A client wishes something of the session that it shares with others.
 async fn wished(
     runtime: &RuntimeHandle,
     rooms: &Rooms,
@@ -234,8 +232,8 @@ async fn wished(
     answer
 }
 
-/// Those of which a server says when they change. Each counts as a request of the user, and waits until there may be one.
-/// Who listens is not kept waiting for those of which the server says nothing. An error is why there are none.
+/// Subscribes to resources and returns those that the server accepted. Each subscription counts as a request of the
+/// user and waits for the rate limit. The whole operation ends after the request timeout.
 async fn all_subscribed(
     runtime: &RuntimeHandle,
     rooms: &Rooms,
@@ -257,7 +255,7 @@ async fn all_subscribed(
             }
         }
     };
-    // What is not agreed on by then is taken back.
+    // Subscriptions without an answer by then are withdrawn.
     let _ = timeout(policy.request_timeout, all).await;
     match refused {
         Some(error) if agreed.is_empty() => Err(error),
@@ -265,7 +263,6 @@ async fn all_subscribed(
     }
 }
 
-/// The uri, if a server says when this changes. An error says that it could not be asked.
 async fn subscribed(
     runtime: &RuntimeHandle,
     rooms: &Rooms,
@@ -280,7 +277,7 @@ async fn subscribed(
     let text =
         format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(&uri));
     let message = Message::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
-    // It is held until there is an answer: nobody takes this back.
+    // Held until the answer, because no client cancels this request.
     let (_held, withdrawn) = oneshot::channel();
     let origin = Origin { client: session.number(), call: 0 };
     let client = session.opening.greeting.facts.clone();
@@ -294,7 +291,6 @@ async fn subscribed(
     Ok(is_agreed.then_some(uri))
 }
 
-/// Passes a request on as it came.
 async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<InstanceView>>, call: Call) -> Answer {
     let method = call.message.method().unwrap_or_default().to_owned();
     let tool = (method == "tools/call").then(|| name_of(&call.message)).flatten();
@@ -307,14 +303,13 @@ async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<Inst
     }
 }
 
-/// Progress of an answer that a server waits for, under the token that it knows. Any other is about nothing: the token
-/// could be another client's.
+/// Translates the progress of an answer that a server waits for to the server's own token. Drops any other progress,
+/// because its token could belong to another client.
 fn of_a_question(session: &Session, message: &Message) -> Option<Message> {
     let (_, token) = session.question(message.token()?)?;
     Message::read(joined(&message.told_as(&token))).ok()
 }
 
-/// What a client is told that wishes too much.
 fn refused(too_much: TooMuch) -> RpcError {
     let (code, kind, limit) = match too_much {
         TooMuch::Subscriptions => (SERVER_ERROR, "subscriptions", SUBSCRIPTIONS_MAX),
@@ -324,7 +319,6 @@ fn refused(too_much: TooMuch) -> RpcError {
     RpcError { code, message: too_much.to_string(), data }
 }
 
-/// The name in the params of a request: whatever stands beside it, the server may read it.
 fn name_of(message: &Message) -> Option<String> {
     place(message.params()?, &["name"]).map(|(_, name)| name)
 }

@@ -1,5 +1,5 @@
-//! The instructions of an endpoint that stands in front of several servers: its own, and those that the servers give, each
-//! under its server's name and within limits, because a client puts all of them into its context.
+//! The instructions of an endpoint in front of several servers: its own and those of the servers, each under its
+//! server's name and within limits, because a client puts all of them into its context.
 
 use std::fmt::Write as _;
 
@@ -8,18 +8,16 @@ use mcp_satellite_actors::model::status::Status;
 
 use super::tools::Caller;
 
-/// Characters of the instructions of one server.
+// Maximum number of characters for one server.
 const EACH_MAX: usize = 1_000;
-/// Characters of the instructions of all servers.
+// Maximum number of characters for all servers.
 const ALL_MAX: usize = 8_000;
 
-/// Returns `own`, followed by the instructions of the caller's servers that are online and have some.
 pub(super) fn aggregated(own: &str, caller: &Caller) -> String {
     let given = caller.servers().filter(|(_, view)| view.status == Status::Online);
     joined(own, given.filter_map(|(label, view)| Some((label, given_by(view)?))))
 }
 
-/// The instructions of a server, without its secrets; `None` if it gives none.
 fn given_by(view: &InstanceView) -> Option<String> {
     let text = view.server.as_ref()?.instructions.as_deref()?;
     let text = view.spec.mask.apply(text.trim());
@@ -37,7 +35,6 @@ fn joined<'a>(own: &str, given: impl Iterator<Item = (&'a str, String)>) -> Stri
         left -= count.min(EACH_MAX);
         let cut: String = instructions.chars().take(EACH_MAX).collect();
         let mark = if count > EACH_MAX { "…" } else { "" };
-        // Writing to a string does not fail.
         let _ = write!(text, "\n\nInstructions of the server `{label}`:\n{cut}{mark}");
     }
     if dropped > 0 {

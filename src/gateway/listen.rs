@@ -1,5 +1,5 @@
-//! The listener: TCP without delay, HTTP/1 only, TLS if there is a certificate, and limits on what a connection may do
-//! before it has said anything.
+//! The listener: TCP without delay, HTTP/1 only, TLS if there is a certificate, and limits for connections that have
+//! not sent a valid token.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -25,24 +25,21 @@ use super::front::{self, Front};
 use crate::http_server::{Admission, HttpServer};
 
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
-/// A client that takes nothing for so long of what it is sent is gone.
+// Time after which the system closes a connection whose client does not acknowledge sent data.
 const UNREAD_MS: u32 = 60_000;
 
-/// A certificate and its key.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity(Arc<ServerConfig>);
 
-/// What is wrong with a certificate and its key. Neither a path nor anything that is in the files is told: what was typed as
-/// a path may be the key itself.
+/// Error in a certificate or its key. Contains neither a path nor any content of the files: the configured path may be
+/// the key itself.
 #[derive(Debug)]
 pub(crate) struct Unusable {
-    /// Whether it is the key's file; the certificate's else.
+    // True for an error in the key file, false for one in the certificate file.
     pub(crate) is_key: bool,
-    /// Without what is in the file.
     pub(crate) why: String,
 }
 
-/// Reads a certificate's chain and its key.
 pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
     let config = read(cert, key).map_err(|Unusable { is_key, why }| {
         let path = if is_key { key } else { cert };
@@ -51,7 +48,6 @@ pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
     Ok(Identity(Arc::new(config)))
 }
 
-/// The same, of which nothing is kept but what is wrong.
 pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), Unusable> {
     read(cert, key).map(drop)
 }
@@ -71,7 +67,7 @@ fn read(cert: &Path, key: &Path) -> Result<ServerConfig, Unusable> {
     Ok(config)
 }
 
-/// The library's words repeat lines of the file.
+/// Describes an error without the text of the library, which quotes lines of the file.
 fn in_our_words(error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => error.to_string(),
@@ -81,14 +77,13 @@ fn in_our_words(error: &pem::Error) -> String {
     }
 }
 
-/// Takes the address, so that one that is taken is known before anything else begins.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// The certificate and the connections of all listeners: what is changed holds for connections to come.
+/// Certificate and connection limits of all listeners. Changes apply to future connections.
 #[derive(Debug)]
 pub(crate) struct Terms {
     identity: RwLock<Option<Identity>>,
@@ -110,11 +105,10 @@ impl Terms {
     }
 }
 
-/// A listener at work. Dropped, it ends at once.
 #[derive(Debug)]
 pub(crate) struct Door {
-    /// The same socket once more, for another door in the place of this one. None once it closes: while anybody has it, the
-    /// system takes connections that nobody lets in.
+    // Duplicate of the socket, for a listener that replaces this one. `None` once it closes: as long as any duplicate
+    // is open, the system accepts connections that no task serves.
     socket: Option<TcpListener>,
     server: HttpServer,
 }
@@ -126,13 +120,12 @@ impl Door {
         Ok(Self { socket, server })
     }
 
-    /// Another door at the same place. Who has come through this one ends with it.
     pub(crate) fn again(&self, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open(socket.try_clone()?, front, terms)
     }
 
-    /// Takes no more connections; those that there are end with their answers, at the latest after `left`.
+    /// Stops accepting; open connections end after their responses, at the latest after `left`.
     pub(crate) async fn close(mut self, left: Duration) {
         self.socket = None;
         self.server.close(left).await;
@@ -189,12 +182,11 @@ impl EndpointAdmission {
 struct Connection {
     stream: TcpStream,
     place: ConnectionPlace,
-    /// None once a token was shown.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Connection {
-    /// Returns whether the connection is over: closed for another one, or without a token for too long.
+    /// Returns true if the connection must end: it was evicted or had no valid token in time.
     fn poll_over(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = &mut self.deadline else { return false };
         if self.place.is_authenticated() {
@@ -212,7 +204,7 @@ impl Connection {
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.poll_over(context) {
-            // The end of the stream: an answer under way is still written.
+            // Reports the end of the stream, so an open response is still written.
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.stream).poll_read(context, into)

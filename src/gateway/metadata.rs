@@ -1,5 +1,5 @@
-//! Answers to a client without a token: where it finds the authorization servers (RFC 9728), if there are any, and nothing
-//! about the servers behind the endpoint.
+//! Responses to clients without a token: the location of the authorization servers (RFC 9728), if there are any, and no
+//! information about the servers behind the endpoint.
 
 use std::fmt::Write as _;
 
@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::access::Denied;
 use super::reply;
 
-/// Where the metadata are; the path of the resource follows. It stands between a host and a path (RFC 9728, 3.1): whoever
-/// gives the endpoint a path of its own by `public_url` sends what begins with this to it as well.
+// Path of the metadata; the path of the resource follows. It stands between host and path (RFC 9728, 3.1), so a proxy
+// that adds a path through `public_url` must route this prefix to the endpoint, too.
 pub(crate) const PATH: &str = "/.well-known/oauth-protected-resource";
 
-/// The answer to a request without a valid token. `resource` is the endpoint's own address and the path of the request,
-/// where an authorization server gives tokens for it: a client that is told of metadata begins to authorize itself.
+/// Returns the response to a request without a valid token. `resource` contains the endpoint's base URL and the path of
+/// the request; `None` without authorization servers, because a client that receives metadata starts an authorization.
 pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &Denied) -> Response {
     let why = denied.to_string();
     let mut response = reply::refused(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, &why);
@@ -26,14 +26,14 @@ pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &Denied) -> Resp
     let error = matches!(denied, Denied::WrongToken).then(|| r#"error="invalid_token""#.to_owned());
     let parameters: Vec<String> = metadata.into_iter().chain(error).collect();
     let challenge = format!("Bearer {}", parameters.join(", "));
-    // All of it is visible ASCII: the base came in a Host header that was checked, or in the configuration.
+    // Visible ASCII: the base comes from a validated Host header or from the configuration.
     if let Ok(challenge) = HeaderValue::try_from(challenge.trim_end()) {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
     }
     response
 }
 
-/// A path in which nothing can end a quoted string: what RFC 3986 does not allow in a path is percent-encoded.
+/// Percent-encodes the bytes that RFC 3986 does not allow in a path, so that the path cannot end a quoted string.
 fn escaped(path: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/%".contains(&byte);
     let mut escaped = String::with_capacity(path.len());
@@ -41,21 +41,19 @@ fn escaped(path: &str) -> String {
         if is_plain(byte) {
             escaped.push(char::from(byte));
         } else {
-            // Writing to memory does not fail.
             let _ = write!(escaped, "%{byte:02X}");
         }
     }
     escaped
 }
 
-/// What of an address comes before its path, and its path.
 fn split(base: &str) -> (&str, &str) {
     let host = base.find("://").map_or(0, |at| at + "://".len());
     base.split_at(base[host..].find('/').map_or(base.len(), |at| host + at))
 }
 
-/// The metadata of the resource at `path`, whether there is one or not. A path that does not begin as `base` ends was asked for
-/// through a proxy that has cut that.
+/// Returns the metadata of the resource at `path`, without checking that the resource exists. If `path` does not begin
+/// with the path of `base`, a proxy has removed that prefix.
 pub(crate) fn document(base: &str, path: &str, name: &str, authorization_servers: &[String]) -> Response {
     #[derive(Serialize)]
     struct Document<'a> {

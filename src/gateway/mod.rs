@@ -1,13 +1,13 @@
-//! The MCP endpoint: streamable HTTP for every client. It holds no server and decides nothing about one.
+//! The MCP endpoint: streamable HTTP for every client. It owns no server and makes no decision about one.
 //!
 //! ```text
 //! listen   TCP, TLS, limits of connections
-//! front    guard → path → access → method → body → access → drain → rate → era → session, or none
+//! front    guard → path → access → method → body → access → drain → rate → era → session (or none)
 //! call     one request in a session: JSON, or a stream
 //!                                     session   one client: open requests, questions, streams
-//! visit    one request without one              or one request, whose client is a guest
-//! ────────────────────────────── face: the seam ──────────────────────────────
-//! one instance as if directly · the tools that find tools · the tools themselves
+//! visit    one stateless request                or one stateless request ("guest")
+//! ────────────────────────────── face: the interface ──────────────────────────
+//! one instance, passed through · the tools that find tools · all tools in one list
 //! ```
 
 pub mod access;
@@ -62,39 +62,39 @@ use session::End;
 use sessions::Sessions;
 use visit::Visit;
 
-/// Where events of clients go.
+/// Callback that receives the events about clients.
 pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
 
 const SSE_AFTER: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// All that can be set.
+/// Settings of the endpoint.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The satellite's name, for metadata.
+    /// Name of the satellite, for metadata.
     pub name: String,
-    /// The address that clients know, if it is not the one that they connect to.
+    /// Public base URL, if it differs from the address that clients connect to (behind a proxy, for example).
     pub public_url: Option<String>,
-    /// Hosts and origins.
+    /// Allowed hosts and origins.
     pub guard: Guard,
-    /// Authorization servers, for metadata. Without any, clients are told of none.
+    /// Authorization servers, for metadata. If empty, the endpoint serves no such metadata.
     pub authorization_servers: Vec<String>,
-    /// Addresses that many clients share: the limit of connections of one address does not hold for them.
+    /// Addresses of proxies, which many clients share: the limit of connections per address does not apply to them.
     pub trusted_proxies: Vec<IpAddr>,
-    /// A certificate's chain and its key.
+    /// Certificate chain and key; `None` for plain HTTP.
     pub tls: Option<Tls>,
-    /// JSON or streams.
+    /// Default format of answers: JSON or event streams.
     pub answers: Answers,
-    /// Its numbers.
+    /// Limits of sizes, counts and times.
     pub limits: GatewayLimits,
-    /// A stream begins so long after its request without an answer: proxies close what is silent.
+    /// Time without an answer after which a response becomes an event stream: proxies close silent connections.
     pub sse_after: Duration,
-    /// And says something so often.
+    /// Interval of the keep-alive comments on a silent stream.
     pub keep_alive: Duration,
 }
 
 impl Settings {
-    /// What `plan` says of an endpoint that listens at `address`.
+    /// Derives the settings from `plan` for an endpoint that listens at `address`.
     pub fn new(name: &str, plan: &GatewayPlan, address: SocketAddr) -> Self {
         Self {
             name: name.to_owned(),
@@ -114,7 +114,6 @@ impl Settings {
         }
     }
 
-    /// The endpoint's own address, for a client that has asked for `host`.
     fn base(&self, host: &str) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.public_url {
@@ -123,7 +122,10 @@ impl Settings {
         }
     }
 
-    /// Whether there is anything that would keep the endpoint from being served.
+    /// Loads certificate and key to find out whether the endpoint can be served.
+    ///
+    /// # Errors
+    /// The certificate or the key cannot be read or used.
     pub fn check(&self) -> io::Result<()> {
         self.identity().map(drop)
     }
@@ -144,7 +146,7 @@ impl Settings {
     }
 }
 
-/// The endpoint at work. Dropped, it ends at once.
+/// A running endpoint. Dropping it ends it at once.
 pub struct Gateway {
     front: Arc<Front>,
     terms: Arc<Terms>,
@@ -152,12 +154,10 @@ pub struct Gateway {
     sweeper: JoinHandle<()>,
 }
 
-/// Where clients come in.
 struct Doors {
     address: SocketAddr,
-    /// None once the endpoint stops.
     open: Option<Door>,
-    /// Those of earlier settings, until their clients are gone.
+    // Listeners of earlier settings, until their connections have ended.
     closing: JoinSet<()>,
 }
 
@@ -170,23 +170,28 @@ impl fmt::Debug for Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.sweeper.abort();
-        // Each of them holds on to what it belongs to.
+        // Each parked call holds an `Arc` of the front that contains it; this breaks the cycle.
         self.front.parked.clear();
     }
 }
 
-/// What is wrong with a certificate and its key, before anything is served with them.
 pub(crate) fn check(tls: &Tls) -> Result<(), Unusable> {
     listen::check(&tls.cert, &tls.key)
 }
 
-/// Takes the address, so that one that is taken is known before anything else begins.
+/// Binds the address, so that a conflict is known before anything else starts.
+///
+/// # Errors
+/// The address is in use or cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     listen::bind(address)
 }
 
 impl Gateway {
-    /// Serves. `sessions` is the table in which servers' messages find their clients.
+    /// Starts the endpoint. `sessions` is the table in which messages from servers find their clients.
+    ///
+    /// # Errors
+    /// The certificate cannot be used or the listener has no local address.
     pub fn start(
         listener: TcpListener,
         settings: Settings,
@@ -205,41 +210,47 @@ impl Gateway {
         Ok(Self { front, terms, doors: Mutex::new(doors), sweeper })
     }
 
-    /// Where it listens.
+    /// Returns the address that the endpoint listens on.
     pub fn address(&self) -> SocketAddr {
         self.doors().address
     }
 
-    /// The certificate that it has.
+    /// Returns the configured certificate and key paths.
     pub fn tls(&self) -> Option<Tls> {
         self.front.settings().tls.clone()
     }
 
-    /// How many sessions there are.
+    /// Returns the number of sessions.
     pub fn sessions(&self) -> usize {
         self.front.sessions.len()
     }
 
-    /// The clients that are connected.
+    /// Returns the connected clients.
     pub fn clients(&self) -> Vec<ClientStatus> {
         self.front.sessions.clients(Instant::now())
     }
 
-    /// Another place for it, if `listen` names one: taken already, to be given to [`apply`](Self::apply).
+    /// Binds a new listener if `listen` names another address; the caller passes it to [`apply`](Self::apply).
+    ///
+    /// # Errors
+    /// The new address cannot be bound.
     pub fn elsewhere(&self, listen: Listen) -> io::Result<Option<TcpListener>> {
         let now = self.address();
         match listen {
-            // Any port will do, and it has one.
+            // The configuration accepts any port, so the current one stays.
             Listen::At(address) if address.port() == 0 && address.ip() == now.ip() => Ok(None),
             Listen::At(address) if address != now => bind(address).map(Some),
             Listen::At(_) | Listen::Anywhere | Listen::Off => Ok(None),
         }
     }
 
-    /// Goes on with other settings, and at another place if one is given. Sessions of clients that would not be let in any
-    /// more end. Connections that would not be made in the same way any more end with what is being answered on them, at
-    /// the latest after [`GatewayLimits::drain_timeout`]; sessions outlive them. An error says that the certificate or the
-    /// place cannot be used: both stay as they were, since one was meant for the other, and all else holds.
+    /// Replaces the settings, and moves to another address if `elsewhere` is given. Ends sessions whose token is no
+    /// longer accepted. Connections that the new settings would create differently end after their open requests, at
+    /// the latest after [`GatewayLimits::drain_timeout`]; sessions outlive them.
+    ///
+    /// # Errors
+    /// The certificate or the address cannot be used. Both keep their old value, because a new certificate may
+    /// belong to the new address; all other settings apply.
     pub fn apply(&self, mut settings: Settings, elsewhere: Option<TcpListener>) -> io::Result<()> {
         let (before, former) = (self.front.settings(), self.terms.identity());
         let taken = settings.identity().and_then(|identity| {
@@ -258,7 +269,6 @@ impl Gateway {
         taken
     }
 
-    /// Opens another door in the place of the one that is open, if there is a reason to.
     fn move_to(&self, elsewhere: Option<TcpListener>, switched: bool, left: Duration) -> io::Result<()> {
         let mut doors = self.doors();
         while doors.closing.try_join_next().is_some() {}
@@ -275,7 +285,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Ends the sessions of clients that would not be let in any more.
+    /// Ends the sessions and stateless requests whose token is no longer accepted.
     pub fn revoke(&self) {
         for session in self.front.sessions.all() {
             if !self.front.access.stands(&session.opening.pass) {
@@ -285,7 +295,6 @@ impl Gateway {
         self.part(End::Revoked, |guest| !self.front.access.stands(&guest.opening.pass));
     }
 
-    /// Ends the requests of some guests.
     fn part(&self, why: End, leaves: impl Fn(&session::Session) -> bool) {
         for guest in self.front.sessions.guests() {
             if leaves(&guest) {
@@ -295,7 +304,7 @@ impl Gateway {
         self.front.parked.sweep(Instant::now(), Visit::is_over);
     }
 
-    /// An instance is not there any more: its sessions end.
+    /// Ends the sessions and requests of an instance that was removed.
     pub fn removed(&self, endpoint: &Endpoint) {
         for session in self.front.sessions.all() {
             if session.opening.endpoint == *endpoint {
@@ -312,15 +321,15 @@ impl Gateway {
     }
 
     fn doors(&self) -> MutexGuard<'_, Doors> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes no more requests, waits for those that are being answered as long as it may, and ends.
+    /// Rejects new requests, waits up to the drain timeout for the open ones, and ends all sessions.
     pub async fn drain(&self) {
         let until = Instant::now() + self.front.settings().limits.drain_timeout;
         self.front.drain();
-        // An error says that some are not answered: they are cancelled with their sessions.
+        // On a timeout, the unanswered requests are cancelled with their sessions.
         let _ = timeout(until.saturating_duration_since(Instant::now()), self.front.rest()).await;
         for session in self.front.sessions.all() {
             self.end(&session, End::Drained);
@@ -334,22 +343,21 @@ impl Gateway {
         if let Some(door) = open {
             closing.spawn(door.close(left));
         }
-        // Those of earlier settings may have had more time left; now they have no more than the others.
+        // Listeners of earlier settings may have had more time; now all share the same deadline.
         let _ = timeout(left + LAST_WORDS, closing.join_all()).await;
     }
 }
 
-/// For what was answered at the last moment to be written.
+// Time to write the last answers.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Ends what is idle or old, and forgets what is too much, for ever.
 async fn sweep(front: Arc<Front>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
         let limits = front.settings().limits.clone();
         let shortest = limits.session_idle.min(limits.session_age_max) / 2;
         let pause = AT_MOST.min(shortest).max(Duration::from_millis(10));
-        // An error says that the time has passed; without one there are other settings.
+        // The timeout is the normal pause; a change of the settings ends it early.
         let _ = timeout(pause, front.changed()).await;
         for session in front.sessions.sweep(&front.settings().limits, Instant::now()) {
             front.gone(&session);

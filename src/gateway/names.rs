@@ -1,44 +1,42 @@
-//! What a caller's servers are called, and their tools where all of them stand in one list. A name never depends on an
-//! order or on who came first: where two things come to the same, both are told apart.
+//! Names of a caller's servers, and of their tools in one list of all. A name never depends on an order: if two things
+//! would get the same name, both get a longer one.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
 use ring::digest::{SHA256, digest};
 
-/// The longest name of a tool that every client takes.
+// Maximum length of a tool name that every client accepts, in characters.
 const FLAT_MAX: usize = 64;
 
-/// What one of a caller's servers can be called by.
+/// The names by which a caller can refer to one of its servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Names<'a> {
-    /// Its slug, which the caller may have twice.
+    /// Server slug; not unique, because a caller may have two installations of one server.
     pub server: &'a str,
-    /// The installation's id.
+    /// Installation id.
     pub installation: &'a str,
-    /// The full name of the instance.
+    /// Full name of the instance.
     pub full: &'a str,
 }
 
 impl Names<'_> {
-    /// `slug-installation`.
     fn longer(&self) -> String {
         format!("{}-{}", self.server, self.installation)
     }
 
-    /// Whether this is a name of it.
+    /// Returns true if `text` is one of the names.
     pub fn is(&self, text: &str) -> bool {
         let rest = || text.strip_prefix(self.server).and_then(|rest| rest.strip_prefix('-'));
         self.full == text || self.server == text || rest() == Some(self.installation)
     }
 }
 
-/// What each of a caller's servers is called in lists: its slug; where that is a name of another one, too,
-/// `slug-installation`; and where even that is, its full name.
+/// Returns the shortest unique label of each server: its slug, else `slug-installation`, else its full name.
 pub fn labels(own: &[Names<'_>]) -> Vec<String> {
     let mut times: HashMap<String, usize> = HashMap::new();
     for names in own {
-        // A server whose names are the same twice is no other one.
+        // Two equal names of one server count once.
         let all = HashSet::from([names.server.to_owned(), names.longer(), names.full.to_owned()]);
         for name in all {
             *times.entry(name).or_default() += 1;
@@ -51,27 +49,27 @@ pub fn labels(own: &[Names<'_>]) -> Vec<String> {
     own.iter().map(label).collect()
 }
 
-/// Which of a caller's servers a text names, by position.
+/// Result of a lookup: positions among the caller's servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// This one.
+    /// Exactly this server.
     One(usize),
-    /// All of these; the caller must say which.
+    /// Several servers; the caller must name one.
     Several(Vec<usize>),
-    /// None.
+    /// No server.
     None,
 }
 
-/// All that a caller's servers can be called by, to be looked up without going through them.
+/// Index from names to a caller's servers.
 #[derive(Debug)]
 pub struct Register {
     found: HashMap<Box<str>, Found>,
-    /// Bytes of the longest name: nothing longer is looked for.
+    // Length of the longest name in bytes: a longer text cannot be a name.
     longest: usize,
 }
 
 impl Register {
-    /// Enters every name of each.
+    /// Indexes all names of the servers.
     pub fn of(own: &[Names<'_>]) -> Self {
         let mut found: HashMap<Box<str>, Found> = HashMap::new();
         for (at, names) in own.iter().enumerate() {
@@ -84,19 +82,19 @@ impl Register {
                 };
             }
         }
-        // A full name always means its server, another one only if it means no second.
+        // A full name always refers to its server, even if it equals a shorter name of another.
         found.extend(own.iter().enumerate().map(|(at, names)| (names.full.into(), Found::One(at))));
         let longest = found.keys().map(|name| name.len()).max().unwrap_or_default();
         Self { found, longest }
     }
 
-    /// What a text names.
+    /// Returns the servers that a text names.
     pub fn find(&self, text: &str) -> &Found {
         self.found.get(text).unwrap_or(&Found::None)
     }
 
-    /// Takes `server:tool` or `server|uri` apart at the first separator before which a name stands that means something.
-    /// None if there is no separator; the rest is what stands behind it.
+    /// Splits `server:tool` or `server|uri` at the first separator that follows a known name, else at the first
+    /// separator. Returns the lookup, the name and the rest; `None` if there is no separator.
     pub fn split<'t>(&self, text: &'t str, separator: char) -> Option<(&Found, &'t str, &'t str)> {
         let mut unknown = None;
         for (at, _) in text.match_indices(separator) {
@@ -113,14 +111,14 @@ impl Register {
     }
 }
 
-/// How the names of all tools of a server begin where they stand in one list of all.
+/// Returns the prefix of the names of a server's tools in the list of all tools.
 pub fn flat_start(label: &str) -> String {
     label.chars().map(legal).chain("__".chars()).collect()
 }
 
-/// The names of tools or prompts in one list of all, for pairs of a label and a server's own name: `label__name` in
-/// letters that every client takes. One that had to be changed or cut, and all that come to the same, end with a digest
-/// of what they stand for.
+/// Returns the names of tools or prompts in one list of all, for pairs of a label and a server's own name:
+/// `label__name` in characters that every client accepts. A name that had to be changed or cut, and all names that
+/// would be equal, end with a digest of the pair.
 pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
     let mut digits: Vec<Digits> = things.iter().map(|(label, name)| Digits::least(label, name)).collect();
     loop {
@@ -132,7 +130,7 @@ pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
         }
         let mut changed = false;
         for same in by_name.into_values() {
-            // A server that lists the same twice means the same.
+            // A server that lists the same tool twice means one tool.
             if same.iter().all(|at| things[*at] == things[same[0]]) {
                 continue;
             }
@@ -148,12 +146,11 @@ pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
     }
 }
 
-/// How much of a digest a name ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Digits {
     No,
     Eight,
-    /// Somebody has gone to some trouble for two names with the same eight.
+    // For two names whose first eight digits are equal, which only happens on purpose.
     Sixteen,
     All,
 }
@@ -201,7 +198,6 @@ fn spelled(label: &str, name: &str, digits: Digits) -> String {
     flat.push('_');
     let hash = digest(&SHA256, format!("{label}\0{name}").as_bytes());
     for byte in &hash.as_ref()[..count / 2] {
-        // Writing to a string does not fail.
         let _ = write!(flat, "{byte:02x}");
     }
     flat
@@ -226,7 +222,7 @@ mod tests {
     #[test]
     fn a_server_is_called_by_its_slug_and_by_more_only_where_it_is_there_twice() {
         assert_eq!(labels(&own()), ["files-a", "files-b", "git"]);
-        // What tells two apart may be the name of a third.
+        // The longer name of one server may equal the slug of another.
         let third = names("files-a", "d", "files-a-acme-alice-d");
         let [one, two, git] = own();
         assert_eq!(labels(&[third, one, two, git]), ["files-a-d", FULL[0], "files-b", "git"]);
@@ -258,11 +254,11 @@ mod tests {
         assert_eq!(split("nobody:a:b", ':'), Some((&Found::None, "nobody", "a:b")));
         assert_eq!(split("git|file:///a|b", '|'), Some((&Found::One(2), "git", "file:///a|b")));
         assert_eq!(split("git", ':'), None);
-        // There may be more than two of a name.
+        // A name may belong to more than two servers.
         let (one, third) = (own()[0], names("files", "x", "files-acme-alice-x"));
         let three = Register::of(&[one, own()[1], third]);
         assert_eq!(three.find("files"), &Found::Several(vec![0, 1, 2]));
-        // A name may hold the separator.
+        // A name may contain the separator.
         let odd = Register::of(&[names("a:b", "c", "a:b-acme-alice-c")]);
         assert_eq!(odd.split("a:b:log", ':'), Some((&Found::One(0), "a:b", "log")));
     }
@@ -284,7 +280,7 @@ mod tests {
         assert!(same[0].starts_with("a__b__c_") && same[1].starts_with("a__b__c_"), "{same:?}");
         assert_ne!(same[0], same[1]);
         assert_eq!(same[2..], ["a__c", "a__c"]);
-        // One that calls itself what another one is called because of that.
+        // A tool whose own name equals the disambiguated name of another.
         let taken = same[0].strip_prefix("a__").unwrap_or_default();
         let again = flat(&[("a__b", "c"), ("a", "b__c"), ("a", taken)]);
         assert_eq!(again.iter().collect::<HashSet<_>>().len(), 3, "{again:?}");

@@ -1,7 +1,7 @@
-//! Calls of clients without sessions that wait for what their client has to answer first. The server has asked, and goes on
-//! waiting; the client has an answer that says what is asked, and makes its request again with a text that leads back here.
-//! That text is good once, for the same user, at the same endpoint, for the same request. Any other leads nowhere, and
-//! nobody learns why.
+//! Stateless calls that wait for an answer of their client. The response lists the questions and contains a
+//! `requestState`. The client repeats its request with the answers and that state, which leads to the waiting call. A
+//! state is valid once, for the same user, endpoint and request; other uses find no call, and the client does not learn
+//! the reason.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,32 +20,30 @@ use super::face::Endpoint;
 use super::sessions::{parse, split};
 use super::tools::raw::Pairs;
 
-/// Calls that wait, of one user and of all.
+// Maximum number of waiting calls, per user and in total.
 pub(crate) const OF_ONE_MAX: usize = 32;
 pub(crate) const OF_ALL_MAX: usize = 1024;
-/// What the messages of those may have, as parts of what messages may have that are being read or answered: while a call
-/// waits nobody has a connection open for it, and others have to find room.
+// Divisors of the body budgets (per user and in total) that give the share of waiting calls. A waiting call costs its
+// client no connection, so other requests need the larger part.
 const OF_ONE_PART: usize = 16;
 const OF_ALL_PART: usize = 4;
-/// How long a call waits for its client.
+// Maximum time that a call waits for its client.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
-/// What must be the same when a request is made again.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Bound {
     team: TeamId,
     user: UserId,
     endpoint: Endpoint,
     method: Box<str>,
-    /// Of all params but those that are new each time.
+    // Digest of the params without `_meta`, `inputResponses` and `requestState`.
     params: [u8; 32],
 }
 
 impl Bound {
-    /// Of a request of this user here.
     pub(crate) fn of(user: &User, endpoint: &Endpoint, message: &Message) -> Self {
         let mut digest = Context::new(&SHA256);
-        // What is never parked is never looked for.
+        // Requests with other methods are never parked.
         let params = message.params().filter(|_| message.method().is_some_and(may_ask_back));
         let params = params.and_then(Pairs::read).unwrap_or_default();
         let mut same: Vec<(&str, &str)> =
@@ -66,7 +64,6 @@ impl Bound {
     }
 }
 
-/// What the bodies of calls that wait may have, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
     of_one: usize,
@@ -74,13 +71,11 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Where those of a user, and of all, may have so much.
     pub(crate) fn within(of_one: usize, of_all: usize) -> Self {
         Self { of_one: of_one / OF_ONE_PART, of_all: of_all / OF_ALL_PART }
     }
 }
 
-/// Calls that wait, each with all that it takes to go on with it.
 pub(crate) struct Parked<T> {
     random: SystemRandom,
     table: Mutex<HashMap<u64, Place<T>>>,
@@ -89,7 +84,6 @@ pub(crate) struct Parked<T> {
 struct Place<T> {
     secret: [u8; 16],
     bound: Bound,
-    /// What its body takes.
     bytes: usize,
     until: Instant,
     what: T,
@@ -109,11 +103,11 @@ impl<T> fmt::Debug for Parked<T> {
 
 impl<T> Parked<T> {
     fn table(&self) -> MutexGuard<'_, HashMap<u64, Place<T>>> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a call whose body takes so much. What comes back leads to it; the call itself, if there is no room.
+    /// Stores a call with a body of `bytes`. Returns the `requestState`, or the call if there is no capacity.
     pub(crate) fn put(&self, bound: Bound, bytes: usize, room: Room, now: Instant, what: T) -> Result<String, T> {
         let mut key = [0; 24];
         let mut table = self.table();
@@ -142,7 +136,7 @@ impl<T> Parked<T> {
         Ok(format!("{number:016x}{:032x}", u128::from_be_bytes(secret)))
     }
 
-    /// The call that a text leads to, which is taken out; nothing if it is not this request's.
+    /// Removes and returns the call of a state; `None` if the state does not belong to this request.
     pub(crate) fn take(&self, state: &str, bound: &Bound, now: Instant) -> Option<T> {
         let (number, secret) = parse(state)?;
         let mut table = self.table();
@@ -151,18 +145,16 @@ impl<T> Parked<T> {
         is_it.then(|| table.remove(&number).map(|place| place.what)).flatten()
     }
 
-    /// Lets go of the calls whose client did not come back, or of which something else says so.
     pub(crate) fn sweep(&self, now: Instant, is_over: impl Fn(&T) -> bool) {
         let mut table = self.table();
         let over = |place: &Place<T>| now >= place.until || is_over(&place.what);
         let numbers: Vec<u64> = table.iter().filter(|(_, place)| over(place)).map(|(number, _)| *number).collect();
         let gone: Vec<_> = numbers.into_iter().filter_map(|number| table.remove(&number)).collect();
         drop(table);
-        // What their ends do may lead back here.
+        // Dropping a call may call back into this table.
         drop(gone);
     }
 
-    /// Lets go of all.
     pub(crate) fn clear(&self) {
         let gone = std::mem::take(&mut *self.table());
         drop(gone);
@@ -205,7 +197,7 @@ mod tests {
         for wrong in [flipped.as_str(), &state[..47], "", "x"] {
             assert_eq!(parked.take(wrong, &alices, now), None);
         }
-        // What is new each time does not matter, nor in which order the rest stands.
+        // Changed metadata and another order of members do not matter.
         let again = r#""method":"tools/call","params":{"requestState":"s","arguments":{"x":1},"inputResponses":{},"_meta":{},"name":"a"}"#;
         assert_eq!(parked.take(&state, &bound("alice", &Endpoint::Tools, again), now), Some("call"));
         assert_eq!(parked.take(&state, &alices, now), None, "it was used");
@@ -248,7 +240,7 @@ mod tests {
         let state = put("alice", 60).unwrap();
         assert!(put("alice", 41).is_err() && put("alice", 40).is_ok());
         assert!(put("bob", 100).is_ok() && put("carol", 51).is_err() && put("carol", 50).is_ok());
-        // What goes on makes room.
+        // A resumed call frees its capacity.
         assert!(parked.take(&state, &bound("alice", &Endpoint::Tools, CALL), now).is_some());
         assert!(put("carol", 50).is_ok() && put("alice", 11).is_err() && put("alice", 10).is_ok());
     }

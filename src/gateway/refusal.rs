@@ -1,5 +1,5 @@
-//! Why a call has no result, in words that a model can act on: what happened, and the next step. There is one table of
-//! them, and two forms: the result of a tool that is an error, and a JSON-RPC error.
+//! Errors for calls without a result, worded for a model: the cause and the next step. Each error has two forms: a tool
+//! result with `isError` and a JSON-RPC error.
 
 use mcp_satellite_actors::model::exit::{CallError, Fate};
 use mcp_satellite_actors::model::failure::FailureKind;
@@ -13,57 +13,56 @@ use super::face::{Answer, RpcError};
 use super::tools::raw::written;
 use crate::remedy::command;
 
-/// Code of an error of ours that JSON-RPC has no code for.
+/// JSON-RPC code for errors of the satellite that have no code of their own.
 pub const SERVER_ERROR: i64 = -32000;
-/// Code of a request whose params are not what its method takes.
+/// JSON-RPC code for invalid params.
 pub const INVALID_PARAMS: i64 = -32602;
 
-/// A request that has no result.
+/// An error that replaces the result of a request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Refusal {
-    /// A stable word, as in the answers of the control socket.
+    /// Stable identifier, as in the answers of the control socket.
     pub kind: &'static str,
-    /// What happened.
+    /// Description of the cause.
     pub message: String,
-    /// What can be done about it, in a sentence.
+    /// Instruction for the caller, as a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// What is known beside.
+    /// Further facts.
     #[serde(flatten)]
     pub state: Box<State>,
-    /// As a JSON-RPC error.
     #[serde(skip)]
     code: i64,
 }
 
-/// What is known of the call and of its server, as far as it applies.
+/// Facts about the call and its server, as far as they apply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct State {
-    /// The instance's status, where the call did not get past it.
+    /// Status of the instance, if it prevented the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<&'static str>,
-    /// What became of the call.
+    /// Outcome of the call at the server: not sent, maybe executed or timed out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fate: Option<Fate>,
-    /// Why the last attempt to reach the server failed.
+    /// Error of the last attempt to reach the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// When that attempt was over, RFC 3339.
+    /// Time at which that attempt ended, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_attempt: Option<String>,
-    /// Until there is another one by itself.
+    /// Milliseconds until the next automatic attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_retry_ms: Option<u64>,
 }
 
-/// The server that a call was for, as its caller and people know it.
+/// The server of a call, under its names for the caller and for people.
 #[derive(Debug, Clone, Copy)]
 pub struct CallTarget<'a> {
-    /// The server's name among the six tools, where the caller has those.
+    /// Server name within the six tools; `None` on other endpoints.
     pub label: Option<&'a str>,
-    /// The instance's full name, for commands.
+    /// Full name of the instance, for commands.
     pub name: &'a str,
-    /// The values that its user must give.
+    /// Names of the configuration values that the user has not given yet.
     pub missing: &'a [String],
 }
 
@@ -74,19 +73,18 @@ impl CallTarget<'_> {
 }
 
 impl Refusal {
-    /// Of this kind, and no more to tell.
+    /// Creates an error without a next step.
     pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), next_step: None, state: Box::default(), code: SERVER_ERROR }
     }
 
-    /// And this can be done about it.
+    /// Sets the next step.
     #[must_use]
     pub fn then(mut self, next_step: impl Into<String>) -> Self {
         self.next_step = Some(next_step.into());
         self
     }
 
-    /// Under this code.
     #[must_use]
     pub(super) fn coded(self, code: i64) -> Self {
         Self { code, ..self }
@@ -100,7 +98,7 @@ impl Refusal {
         Self { code: INVALID_PARAMS, ..Self::new("bad_input", message).then("Correct what was given, and call again.") }
     }
 
-    /// The caller has no such thing; another one's is no thing of the caller's either.
+    /// Returns the error for an unknown name. Names of other users count as unknown.
     pub(super) fn not_found(what: &str, name: &str) -> Self {
         let refusal = Self::new("not_found", format!("there is no {what} `{name}`"));
         Self { code: INVALID_PARAMS, ..refusal.then(format!("List the {what}s again, and use a name of that list.")) }
@@ -112,8 +110,7 @@ impl Refusal {
             .then(format!("Use one of {}.", labels.join(", ")))
     }
 
-    /// A call of this instance came to nothing. Its status is looked up, because a call that was not taken may have waited
-    /// long.
+    /// Returns the error for a failed call. Reads the instance's current status, because the call may have waited long.
     pub(super) fn of_instance(
         error: &CallError,
         runtime: &RuntimeHandle,
@@ -127,7 +124,7 @@ impl Refusal {
         Self::of_call(error, view.as_ref().map(|view| view.status), &target)
     }
 
-    /// A call came to nothing; `status` is that of its instance, now.
+    /// Returns the error for a failed call; `status` is the current status of its instance.
     pub fn of_call(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> Self {
         let status = status.filter(|_| error.fate() == Some(Fate::NotSent));
         let mut refusal = Self::new(error.kind(), error.to_string()).then(next_step(error, status, target));
@@ -151,7 +148,6 @@ impl Refusal {
         refusal
     }
 
-    /// A connection could not be made anew.
     pub(super) fn of_control(error: &ControlError, target: &CallTarget<'_>) -> Self {
         let kind = match error {
             ControlError::NotFound => return Self::not_found("server", target.label.unwrap_or(target.name)),
@@ -172,18 +168,19 @@ impl Refusal {
         }
     }
 
-    /// As what answers a request of this method: a model is shown what its tools answer, and no other error.
+    /// Returns the answer to a request of this method: a tool result for `tools/call`, because models see no other
+    /// errors.
     pub fn answer(&self, method: &str) -> Answer {
         if method == "tools/call" { Answer::Result(self.result()) } else { Answer::Error(self.rpc()) }
     }
 
-    /// As a JSON-RPC error.
+    /// Converts to a JSON-RPC error.
     pub fn rpc(&self) -> RpcError {
         RpcError { code: self.code, message: self.text(), data: Some(written(self)) }
     }
 
-    /// As the result of a tool that is an error. The data is in `_meta`: clients hold the structured content of an error,
-    /// too, against the tool's output schema.
+    /// Converts to a tool result with `isError`. The data is in `_meta`, because clients validate structured content
+    /// against the tool's output schema even for errors.
     pub fn result(&self) -> String {
         #[derive(Serialize)]
         struct Content {
@@ -208,7 +205,6 @@ impl Refusal {
     }
 }
 
-/// Returns the instruction to reconnect a server, for a model.
 fn reconnect(target: &CallTarget<'_>) -> String {
     match target.label {
         Some(label) => format!("call reconnect_server with name `{label}`"),
@@ -216,11 +212,10 @@ fn reconnect(target: &CallTarget<'_>) -> String {
     }
 }
 
-/// A remedy in words for a model.
 fn step_of(remedy: Remedy, target: &CallTarget<'_>) -> String {
     let command = target.command(remedy);
     match remedy {
-        // A model that is told a secret may repeat it.
+        // A model may repeat a secret that it has seen.
         Remedy::Configure => {
             format!("Ask the user to run {command}. It asks for the value by itself: nobody has to tell it to you.")
         }

@@ -1,5 +1,5 @@
-//! Answers as HTTP. Every body is a JSON-RPC message or an event stream of them; a refusal carries the request's id where
-//! that is known, because a client waits for that id whatever the HTTP status is.
+//! HTTP responses. Every body is a JSON-RPC message or an event stream of them. An error contains the request's id if
+//! it is known, because a client waits for that id whatever the HTTP status is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,23 +32,19 @@ fn with(status: StatusCode, kind: Option<HeaderValue>, body: Body) -> Response {
     response
 }
 
-/// A status and no body.
 pub(crate) fn empty(status: StatusCode) -> Response {
     with(status, None, Body::empty())
 }
 
-/// JSON that is no message.
 pub(crate) fn document(text: String) -> Response {
     with(StatusCode::OK, Some(JSON), Body::from(text))
 }
 
-/// An error in the front: no server has seen the request.
 pub(crate) fn refused(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Response {
     let error = Answer::Error(RpcError::new(code, message));
     with(status, Some(JSON), Body::from(whole(&error, id.unwrap_or("null"))))
 }
 
-/// A limit of the user.
 pub(crate) fn limited(id: Option<&str>, limited: &Limited) -> Response {
     let Limited { kind, limit, retry_after } = limited;
     let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{}}}"#, retry_after.as_millis());
@@ -56,12 +52,11 @@ pub(crate) fn limited(id: Option<&str>, limited: &Limited) -> Response {
     too_many(id, error, *retry_after)
 }
 
-/// Not now: of this user.
 pub(crate) fn too_many(id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
     later(StatusCode::TOO_MANY_REQUESTS, id, error, retry_after)
 }
 
-/// Not now: of anybody.
+/// Returns 503: the shared memory for messages is exhausted.
 pub(crate) fn crowded(retry_after: Duration) -> Response {
     let why = "the messages that are being answered leave no room for this one; send it again in a moment";
     let error = RpcError::new(super::refusal::SERVER_ERROR, why);
@@ -71,18 +66,16 @@ pub(crate) fn crowded(retry_after: Duration) -> Response {
 fn later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
     let body = whole(&Answer::Error(error), id.unwrap_or("null"));
     let mut response = with(status, Some(JSON), Body::from(body));
-    // Whole seconds, and none is no pause.
+    // In whole seconds, at least one: zero would mean no pause.
     let seconds = retry_after.as_millis().div_ceil(1000).max(1);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)));
     response
 }
 
-/// An error in the front that is known in full.
 pub(crate) fn wrong(status: StatusCode, id: &str, error: RpcError) -> Response {
     with(status, Some(JSON), Body::from(whole(&Answer::Error(error), id)))
 }
 
-/// The answer to a request, under its id.
 pub(crate) fn answer(answer: &Answer, id: &str) -> Response {
     answer_as(StatusCode::OK, answer, id)
 }
@@ -99,7 +92,7 @@ pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer
     }
 }
 
-/// Counts a long body until it is written; its length, if there is no room for it.
+/// Counts a long body until it is written. The error is its length, if the budget is exhausted.
 fn until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> {
     if body.len() <= ASSURED {
         return Ok(body);
@@ -114,11 +107,10 @@ fn no_room(bytes: usize) -> Answer {
     Answer::Error(RpcError::new(super::refusal::SERVER_ERROR, message))
 }
 
-/// The same, with a status that says as much.
 pub(crate) fn answer_as(status: StatusCode, answer: &Answer, id: &str) -> Response {
     match answer {
-        // A client that has withdrawn its request waits for nothing; a stream without an event tells it nothing. 202 would
-        // be an error for some.
+        // The client waits for no answer, so the response is an event stream without events. Some clients treat 202 as
+        // an error.
         Answer::Withdrawn => with(StatusCode::OK, Some(EVENTS), Body::empty()),
         Answer::Message(_) | Answer::Result(_) | Answer::Error(_) => {
             with(status, Some(JSON), Body::from(whole(answer, id)))
@@ -126,7 +118,6 @@ pub(crate) fn answer_as(status: StatusCode, answer: &Answer, id: &str) -> Respon
     }
 }
 
-/// Answers to a batch, counted as those of [`answer_within`].
 pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, Answer)]) -> Response {
     let answers = answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Withdrawn));
     let mut text = Vec::from(*b"[");
@@ -143,7 +134,6 @@ pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, Answer)]) ->
     }
 }
 
-/// An event stream.
 pub(crate) fn stream(listening: Listening) -> Response {
     let mut response = with(StatusCode::OK, Some(EVENTS), Body::from_stream(listening));
     let headers = response.headers_mut();
@@ -156,7 +146,7 @@ fn whole(answer: &Answer, id: &str) -> Bytes {
     parts(answer, id, |parts| joined(parts.unwrap_or_default()))
 }
 
-/// An answer as the parts of a message; none if it is withdrawn.
+/// Writes an answer as the parts of a message and passes them to `then`; `None` if the request was cancelled.
 pub(crate) fn parts<R>(answer: &Answer, id: &str, then: impl FnOnce(Option<&[&str]>) -> R) -> R {
     const START: &str = r#"{"jsonrpc":"2.0","id":"#;
     match answer {

@@ -1,18 +1,18 @@
-//! Everybody who is connected to an instance, and what of what its server says each of them hears.
+//! Routes the messages of a server to the clients that are connected to its instance.
 //!
 //! ```text
-//!              said on behalf of a call ──► its client alone
-//! server ──►   of a resource            ──► who has subscribed to it        wishes   levels and subscriptions of all,
-//!              logged                   ──► each from its own level on               towards the one session
-//!              that a list, a task or an
-//!              elicitation has changed,
-//!              anything else            ──► all of them
-//!              asked                    ──► whom it can only mean, or nobody
+//!              on behalf of a call       ──► the client of that call
+//! server ──►   a resource has changed    ──► its subscribers                  wishes   levels and subscriptions of all
+//!              log message               ──► each client from its level on             clients, for the one session
+//!              change of a list, a task
+//!              or an elicitation,
+//!              anything else             ──► all clients
+//!              request                   ──► the one client it can be for, or none
 //! ```
 //!
-//! A client of `/mcp` is in no room: it hears what belongs to its own calls, and is asked for its roots on behalf of no call
-//! where nobody is connected to the server directly. What is said while such a call is the only one
-//! in flight the room hears as well.
+//! A client of `/mcp` belongs to no room: it receives the messages of its own calls, and gets a `roots/list` request
+//! outside of a call only if no client is connected to the server directly. Messages sent while such a call is the only
+//! one in flight go to the room, too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -40,16 +40,15 @@ use super::wishes::{Asked, Level, Made, Outcome, TooMuch, Wish, Wishes, uri_of};
 
 const INTERNAL_ERROR: i64 = -32603;
 
-/// See the module. Made before the runtime, whose audience it is.
+/// The audience of the runtime: the clients of every instance. Created before the runtime.
 #[derive(Debug)]
 pub struct Rooms {
     sessions: Arc<Sessions>,
     house: Arc<House>,
 }
 
-/// The rooms themselves: what works for them in the background holds on to this.
 struct House {
-    /// There is none before it has begun.
+    // Empty until the runtime has started.
     runtime: OnceLock<RuntimeHandle>,
     rooms: Mutex<Table>,
 }
@@ -63,30 +62,26 @@ impl fmt::Debug for House {
 #[derive(Default)]
 struct Table {
     of: HashMap<InstanceId, Room>,
-    /// The runs that have asked for roots and were told that there are none, because nobody was there who has any.
+    // Runs that requested roots and received an empty list, because no client had any.
     rootless: HashMap<InstanceId, Run>,
 }
 
-/// The clients of one instance. It is there while there are any, or while the server is still to be told that they have
-/// gone.
+/// The clients of one instance. Removed when the last client has left and the server has been updated.
 #[derive(Default)]
 struct Room {
     clients: BTreeMap<u64, Arc<Session>>,
     wishes: Wishes,
-    /// Whether the server could not be told of them the last time, and is to be at the next chance.
+    // True if the last update of the server was not sent and has to be repeated.
     is_behind: bool,
-    /// Keeps the server awake while somebody waits for news of a resource.
     held: Option<(Run, Held)>,
     begun: HashMap<Run, Begun>,
-    /// The lists as clients could last know them.
+    // The catalogue that clients have last seen.
     known: Option<Arc<Catalogue>>,
 }
 
-/// A run that began while clients were there.
 struct Begun {
-    /// The lists that its server has said have changed.
+    // Lists for which the server has sent a change notification itself.
     said: Vec<Aspect>,
-    /// Tells it what the last one knew, and the clients what is new.
     _work: AbortOnDropHandle<()>,
 }
 
@@ -99,10 +94,9 @@ fn list_of(method: &str) -> Option<Aspect> {
     }
 }
 
-/// What a server says of what all of its clients may know of: whose it is only they can tell.
+// Notifications that go to all clients, because only a client can tell if they concern it.
 const EVERYBODYS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
 
-/// What says that a list has changed; none for what clients cannot be told.
 fn change_of(aspect: Aspect) -> Option<&'static str> {
     match aspect {
         Aspect::Tools => Some(r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#),
@@ -112,7 +106,6 @@ fn change_of(aspect: Aspect) -> Option<&'static str> {
     }
 }
 
-/// The client that a server speaks for, and its call.
 fn meant(cause: Cause) -> Option<(u64, Option<u64>)> {
     match cause {
         Cause::Call(origin) => Some((origin.client, Some(origin.call))),
@@ -126,8 +119,8 @@ fn run_of(view: Option<&InstanceView>) -> Option<Run> {
 }
 
 impl Room {
-    /// Who hears what its server says, apart from a client that it says it for and that is not in here: of that one's call
-    /// all hear, because nobody knows whether it is said for the call at all.
+    /// Returns the clients that receive a message. `meant` is the client it was sent for; if that client is not in this
+    /// room, all others receive the message, because the message may not belong to its call at all.
     fn hearers(&self, message: &Message, meant: Option<u64>) -> Vec<Arc<Session>> {
         let method = message.method().unwrap_or_default();
         let (clients, wishes) = (&self.clients, &self.wishes);
@@ -142,7 +135,7 @@ impl Room {
         if method == "notifications/resources/updated" {
             let subscribers = uri_of(message).map(|uri| wishes.subscribers(&uri)).unwrap_or_default();
             if subscribers.is_empty() && meant.is_none() {
-                // Nobody has asked for it; a server that says it all the same says it to all.
+                // A server that sends updates without any subscription sends them to all.
                 return all();
             }
             return those(&|client| subscribers.contains(&client) || meant == Some(client));
@@ -153,13 +146,12 @@ impl Room {
         })
     }
 
-    /// The clients that can be asked this. A guest is asked only what belongs to its request.
+    /// Returns the clients that can answer this request. Guests only get the requests of their own calls.
     fn able<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<Session>> {
         let sessions = self.clients.values().filter(|session| !session.is_guest() && session.ended().is_none());
         sessions.filter(move |session| session.opening.greeting.answers(method))
     }
 
-    /// The server is kept awake, or need not be any more.
     fn hold(&mut self, port: Option<&CallPort>) {
         if !self.wishes.are_waiting() {
             self.held = None;
@@ -173,7 +165,7 @@ impl Room {
 
 impl House {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,7 +173,7 @@ impl House {
         self.runtime.get()?.status(id)?.catalogue.clone()
     }
 
-    /// Tells the server of an instance, if it runs, what it does not know yet of what its clients want.
+    /// Sends the server of an instance, if it runs, the changes in levels and subscriptions that it has not received.
     async fn settle(&self, id: &InstanceId) {
         let Some(runtime) = self.runtime.get() else { return };
         loop {
@@ -207,7 +199,7 @@ impl House {
             let mut table = self.table();
             let Some(room) = table.of.get_mut(id) else { return };
             if was_not_sent {
-                // At once it would not be sent either.
+                // A retry at once would fail, too.
                 room.wishes.was_not_told(&owed, port.run());
                 room.is_behind = true;
                 return;
@@ -219,18 +211,19 @@ impl House {
     }
 
     fn settle_soon(self: &Arc<Self>, id: &InstanceId) {
-        // Without a runtime of tokio the process ends, and the servers with it.
+        // Without a tokio runtime the process is ending, and the servers with it.
         let Ok(handle) = Handle::try_current() else { return };
         let (house, id) = (self.clone(), id.clone());
         handle.spawn(async move { house.settle(&id).await });
     }
 
-    /// A run begins: it is told what clients want, and they are told what is new with it.
+    /// Handles the start of a run: sends it the clients' levels and subscriptions, and sends the clients the changes of
+    /// its lists.
     async fn follow(&self, runtime: RuntimeHandle, of: Source) {
         let mut watch = runtime.watch();
         let run_of = |snapshot: &Snapshot| run_of(snapshot.get(&of.id).map(|view| &**view));
         let serves = |snapshot: &Arc<Snapshot>| run_of(snapshot).is_some_and(|run| run >= of.run);
-        // An error says that the runtime has ended.
+        // The runtime has ended.
         if watch.wait_for(serves).await.is_err() {
             return;
         }
@@ -248,7 +241,7 @@ impl House {
         tokio::join!(self.settle(&of.id), news);
     }
 
-    /// Tells clients which lists are not as they were, unless the server has said so itself.
+    /// Sends change notifications for the lists that differ from the last run's, unless the server sent them itself.
     fn tell_of(&self, of: &Source, catalogue: &Arc<Catalogue>) {
         let (clients, changed): (Vec<_>, Vec<_>) = {
             let mut table = self.table();
@@ -272,18 +265,16 @@ impl House {
 }
 
 impl Rooms {
-    /// Empty ones. Clients are found in `sessions`.
+    /// Creates an audience without clients. Clients are found in `sessions`.
     pub fn new(sessions: Arc<Sessions>) -> Self {
         Self { sessions, house: Arc::new(House { runtime: OnceLock::new(), rooms: Mutex::default() }) }
     }
 
-    /// The runtime whose audience this is has begun.
     pub(super) fn open(&self, runtime: RuntimeHandle) {
-        // There is one.
+        // Called once.
         let _ = self.house.runtime.set(runtime);
     }
 
-    /// A client is connected to an instance.
     pub(super) fn enter(&self, session: &Arc<Session>, id: &InstanceId) {
         let catalogue = self.house.catalogue(id);
         let mut table = self.house.table();
@@ -292,27 +283,27 @@ impl Rooms {
         room.clients.insert(session.number(), session.clone());
     }
 
-    /// A guest is connected for as long as its request takes, and is to hear what is logged from this level on: the server is
-    /// told before it is asked anything else, unless it takes longer than that.
+    /// Adds a guest for the duration of its request and sets its log level. Waits up to `patience` for the server to
+    /// receive the level before the request is sent.
     pub(super) async fn hears_from(&self, session: &Arc<Session>, id: &InstanceId, level: Level, patience: Duration) {
         self.enter(session, id);
         if let Some(room) = self.house.table().of.get_mut(id) {
             room.wishes.hear_from(session.number(), level);
         }
-        // What others want is told with it, and must not be given up half way because this one hangs up.
+        // In its own task: the update includes other clients' settings and must finish even if this client disconnects.
         let (house, id) = (self.house.clone(), id.clone());
         let settled = tokio::spawn(async move { house.settle(&id).await });
         let _ = timeout(patience, settled).await;
     }
 
-    /// It has said that it is ready to be asked. Whether the server has asked for roots before anybody was there who has any:
-    /// then it is to be told that there are some now.
+    /// Called when a client has initialized its session. Returns true if it is the first with roots after the server
+    /// requested some in vain, so that the server has to be notified.
     pub(super) fn brings_roots(&self, session: &Session, id: &InstanceId) -> bool {
         session.opening.greeting.roots && self.house.table().rootless.remove(id).is_some()
     }
 
-    /// Returns the servers of a client's user that requested roots before any client had some; empty if this client has
-    /// no roots. Called when a client of several servers has initialized its session.
+    /// Returns the servers of the client's user that requested roots in vain; empty if this client has none. Called
+    /// when a client of `/mcp` has initialized its session.
     pub(super) fn rootless_before(&self, session: &Session) -> Vec<InstanceId> {
         if !session.opening.greeting.roots {
             return Vec::new();
@@ -322,8 +313,8 @@ impl Rooms {
         of_user.map(|(id, _)| id).collect()
     }
 
-    /// Returns the clients of an instance's user that are connected to all of that user's servers and have roots. A
-    /// server's request outside of any call goes to them only if no client is connected to the server directly.
+    /// Returns the clients of `/mcp` of the instance's user that have roots. A server's request outside of any call
+    /// goes to them only if no client is connected to the server directly.
     fn have_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<Session>> {
         let sessions = self.sessions.of(&id.team, &id.user).into_iter();
         sessions.filter(|session| {
@@ -334,11 +325,10 @@ impl Rooms {
         })
     }
 
-    /// It is not connected any more: what it alone wanted the server does no longer.
     pub(super) fn leave(&self, session: &Arc<Session>, id: &InstanceId) {
         let mut table = self.house.table();
         let Some(room) = table.of.get_mut(id) else { return };
-        // A guest whose request is an ordinary one was never in here.
+        // Most guests were never added.
         if room.clients.remove(&session.number()).is_none() {
             return;
         }
@@ -356,12 +346,11 @@ impl Rooms {
         });
     }
 
-    /// A client wishes something of the session that it shares.
     pub(super) fn wish(&self, session: &Session, id: &InstanceId, wish: &Wish) -> Result<Wished, TooMuch> {
         let run = self.run_of(id);
         let made = match self.house.table().of.get_mut(id) {
             Some(room) => room.wishes.make(session.number(), wish, run),
-            // It has left meanwhile, and nobody waits for the answer.
+            // The client has left, so the answer does not matter.
             None => Made::Granted,
         };
         let asked = match made {
@@ -376,7 +365,8 @@ impl Rooms {
         Ok(wished)
     }
 
-    /// A request of a client is over: there may be room for what the server could not be told.
+    /// Repeats a failed update of the server. Called when a request has ended, because the server may have capacity
+    /// again.
     pub(super) fn catch_up(&self, id: &InstanceId) {
         if self.house.table().of.get(id).is_some_and(|room| room.is_behind) {
             self.house.settle_soon(id);
@@ -387,18 +377,17 @@ impl Rooms {
         run_of(self.house.runtime.get()?.status(id).as_deref())
     }
 
-    /// Whether nobody is there who has roots: then whoever brings some is news to this run.
     fn is_rootless(&self, of: &Source) -> bool {
         let mut table = self.house.table();
         let is_rootless = table.of.get(&of.id).is_none_or(|room| room.able("roots/list").next().is_none())
             && self.have_roots(&of.id).next().is_none();
         if is_rootless {
+            // A client that brings roots later triggers a notification of this run.
             table.rootless.insert(of.id.clone(), of.run);
         }
         is_rootless
     }
 
-    /// Whom a question is for, or why it is for nobody.
     fn asks(&self, id: &InstanceId, cause: Cause, question: &Message) -> Result<(Arc<Session>, Option<u64>), String> {
         if let Some((client, call)) = meant(cause) {
             let Some(session) = self.sessions.get(client) else {
@@ -432,22 +421,19 @@ impl Rooms {
     }
 }
 
-/// What has become of a wish. Dropped unanswered, nobody knows.
+/// A recorded wish whose outcome must be reported. Dropping it reports an unknown outcome.
 #[derive(Debug)]
 pub(super) struct Wished {
     house: Arc<House>,
     id: InstanceId,
-    /// None if the server does so already.
     asked: Option<Asked>,
 }
 
 impl Wished {
-    /// Whether it is done without the server.
     pub(super) fn is_granted(&self) -> bool {
         self.asked.is_none()
     }
 
-    /// The server has answered.
     pub(super) fn answered(mut self, is_done: bool) {
         let run = self.house.runtime.get().and_then(|runtime| run_of(runtime.status(&self.id).as_deref()));
         self.came(if is_done { Outcome::Done(run) } else { Outcome::Refused });
@@ -489,7 +475,7 @@ impl Audience for Rooms {
             let call = meant.filter(|(client, _)| *client == session.number()).and_then(|(_, call)| call);
             session.hear(call, &message);
         }
-        // Whoever calls through `/mcp` hears of its call, and not of what it was never shown.
+        // A client of `/mcp` receives the messages of its call, but not about lists and resources that it cannot see.
         let is_of_the_room = list.is_some() || message.method() == Some("notifications/resources/updated");
         if let Some((client, call)) = meant.filter(|_| !is_there && !is_of_the_room)
             && let Some(session) = self.sessions.get(client)
@@ -508,7 +494,7 @@ impl Audience for Rooms {
         let method = question.message().method().unwrap_or_default().to_owned();
         match (self.asks(&of.id, cause, question.message()), method.as_str()) {
             (Ok((session, call)), _) => session.ask(of.clone(), call, question),
-            // To say that there are none is only true where nobody has any.
+            // An empty list is correct only if no client has roots.
             (Err(_), "roots/list") if self.is_rootless(of) => question.nobody(),
             (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => {
                 question.decline(INTERNAL_ERROR, &why);
@@ -546,7 +532,7 @@ impl Audience for Rooms {
                 if room.held.as_ref().is_some_and(|(run, _)| *run == of.run) {
                     room.held = None;
                 }
-                // The next run owes nothing of what this one was not told.
+                // A new run gets all settings anyway.
                 room.is_behind = false;
                 if room.clients.is_empty() {
                     table.of.remove(&of.id);

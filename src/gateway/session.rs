@@ -1,9 +1,9 @@
-//! One client: what it said in `initialize`, what it has asked and is not answered yet, what it was asked, and its
-//! streams. Whatever reaches it goes through here, so that nothing of it ever reaches another.
+//! The state of one client: its `initialize` data, its open calls, the questions that servers asked it, and its
+//! streams. Every message to the client passes through here, so no message can reach another client.
 //!
 //! ```text
 //!            say ──► the call's stream ──► the POST that it came on, or a GET that resumes it
-//! server ─►          or, unasked       ──► the GET
+//! server ─►          or the session's  ──► the GET
 //!            ask ──► the same, under a number of ours ──► its answer ──► the server
 //! ```
 
@@ -31,35 +31,34 @@ use super::reply;
 use super::stream::{ASSURED, Listener, Next, Slow, Stream, UNASKED, Way, way};
 use guest::{Hearing, Presence};
 
-/// What keeps a quiet connection open, and finds one that is gone.
+// SSE comment that keeps a silent connection open and detects a dead one.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
-/// What a request is told whose session ends before its answer.
 pub(crate) const ENDED: &str = "the session has ended";
 
-/// Why a session ends.
+/// Reason for the end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Its client has said so.
+    /// The client sent `DELETE`, or its stateless request ended.
     Closed,
-    /// Nothing was heard of its client for too long.
+    /// No request for longer than the idle timeout.
     Idle,
-    /// It is too old.
+    /// The session reached its maximum age.
     Age,
-    /// There were too many, and it was idle longest.
+    /// The limit of sessions was reached and this one was idle longest.
     Evicted,
-    /// Its client reads too slowly.
+    /// The client reads too slowly.
     Slow,
-    /// The token is not valid any more.
+    /// The token is no longer valid.
     Revoked,
-    /// What it was connected to is not there any more.
+    /// The instance was removed.
     Removed,
     /// The endpoint stops.
     Drained,
 }
 
 impl End {
-    /// As events tell it.
+    /// Returns the name used in events.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -74,38 +73,36 @@ impl End {
     }
 }
 
-/// What a session is from its first moment.
+/// The immutable facts of a session.
 #[derive(Debug)]
 pub struct Opening {
-    /// Whose it is, and by which token.
+    /// The user and the token that admitted it.
     pub pass: Pass,
-    /// What it is connected to.
+    /// The endpoint that the session is bound to.
     pub endpoint: Endpoint,
-    /// How its path names the instance; empty where it names none.
+    /// Name of the instance in the request path; empty for `/mcp`.
     pub name: Box<str>,
-    /// What the client said of itself.
+    /// The client's description of itself.
     pub greeting: Greeting,
-    /// The protocol version that was agreed on.
+    /// The negotiated protocol version.
     pub version: String,
-    /// Of the request.
+    /// `User-Agent` of the request that opened the session.
     pub user_agent: Option<String>,
-    /// For how long it comes.
     pub(crate) presence: Presence,
 }
 
-/// What a path asks for, as it is written.
+/// The endpoint that a request path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place<'a> {
-    /// An instance by a name.
+    /// Path `/i/{name}/mcp`.
     Instance(&'a str),
-    /// The tools that find tools.
+    /// Path `/mcp`: the tools that find tools.
     Tools,
-    /// The tools themselves.
+    /// Path `/mcp?mode=flat`: all tools in one list.
     Flat,
 }
 
 impl Opening {
-    /// Whether this is where it was opened.
     fn is_at(&self, place: Place<'_>) -> bool {
         match (place, &self.endpoint) {
             (Place::Instance(name), Endpoint::Instance(_)) => *self.name == *name,
@@ -115,33 +112,29 @@ impl Opening {
     }
 }
 
-/// A request of this client is open under the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InUse;
 
-/// See the module.
+/// The session of one client. A stateless request has one of its own, called a guest.
 #[derive(Debug)]
 pub struct Session {
     number: u64,
     secret: [u8; 16],
-    /// What it is.
+    /// Facts that do not change.
     pub opening: Opening,
     began: Instant,
     tools_called: AtomicU64,
     over: CancellationToken,
-    /// A listener came or went, or has read all.
+    // Notified when a listener attaches or detaches, when a stream was read completely, and when a guest gets a
+    // question.
     changed: Notify,
-    /// Of all streams.
     budget: Arc<ByteBudget>,
     state: Mutex<State>,
 }
 
-/// What becomes of a call before it is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Something was said on its stream.
     Word,
-    /// Its session has ended.
     Over,
 }
 
@@ -154,43 +147,36 @@ struct State {
     calls_made: u64,
     questions: HashMap<u64, Asked>,
     questions_put: u64,
-    /// Whether it is there for one request alone.
     is_guest: bool,
-    /// The progress token of a guest's request, as JSON text, if it has one.
     token: Option<Box<str>>,
-    /// What a guest listens for.
     hearing: Option<Hearing>,
 }
 
-/// A stream, and who waits for it.
 #[derive(Debug)]
 struct Ear {
     stream: Stream,
     waker: Option<Waker>,
-    /// Since when nobody listens.
     gone_at: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct OpenCall {
-    /// The client's own id, as JSON text.
+    // The client's own id, as JSON text.
     id: Arc<str>,
     withdraw: Option<oneshot::Sender<Message>>,
-    /// Whether the client takes more than the answer.
     streams: bool,
     ear: Ear,
 }
 
-/// What the client was asked.
 #[derive(Debug)]
 struct Asked {
     of: Source,
     question: Question,
-    /// The call that it belongs to, so that what is said of it goes the same way.
+    // The call that it belongs to: later messages about the question take the same stream.
     call: Option<u64>,
-    /// On which stream it was said, and as which of its events: one that is dropped there, it will never see.
+    // Stream and event number of the question. If that event is dropped, the client will never see the question.
     at: (u64, u64),
-    /// The bytes of a question to a stateless client. Those of any other are on its stream.
+    // Bytes of a question to a stateless client. For other clients the stream counts them.
     _kept: Option<ByteShare>,
 }
 
@@ -236,15 +222,14 @@ impl State {
         self.calls.get_mut(&stream).filter(|call| call.streams).map(|call| &mut call.ear)
     }
 
-    /// The stream on which something is said.
     fn way(&self, call: Option<u64>) -> u64 {
         if self.is_guest {
-            // Of the rounds of its one request the last is the one that is open, if any is.
+            // A stateless request may consist of several rounds; only the last one can be open.
             let last = self.calls.iter().next_back();
             let open = last.filter(|(_, call)| call.streams && call.withdraw.is_some());
             return open.map_or(UNASKED, |(number, _)| *number);
         }
-        // What is said after the answer is not read there any more.
+        // The client no longer reads a call's stream after the answer.
         let can_stream = self.calls.iter().filter(|(_, call)| call.streams && call.withdraw.is_some());
         let (read, unread): (Vec<_>, Vec<_>) = can_stream.partition(|(_, call)| call.ear.stream.is_read());
         let numbers = |calls: Vec<(&u64, &OpenCall)>| calls.into_iter().map(|(number, _)| *number).collect::<Vec<_>>();
@@ -259,7 +244,7 @@ impl State {
     }
 
     fn say_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), Slow> {
-        // A guest has no other ear than its request.
+        // A guest has no stream apart from its calls.
         if self.ended.is_some() || self.is_guest && stream == UNASKED {
             return Ok(());
         }
@@ -268,8 +253,8 @@ impl State {
         said
     }
 
-    /// Puts a question, or puts it again: under the same number, which is its token, too. The client's progress comes back
-    /// with it.
+    /// Sends or resends a question under `number`, which is also its progress token, so that the client's progress
+    /// notifications can be matched.
     fn put(&mut self, number: u64, of: Source, call: Option<u64>, question: Question) -> Result<(), Slow> {
         let (stream, id, message) = (self.way(call), number.to_string(), question.message().clone());
         let event = self.ear(stream).map_or(0, |ear| ear.stream.next());
@@ -277,7 +262,7 @@ impl State {
         self.say_on(stream, &message.asked_as(&id, &id))
     }
 
-    /// Some events of a stream may have been dropped. A question that was among them is declined: dropped, it says so.
+    /// Removes the questions whose events were dropped from a stream. Dropping a question declines it.
     fn decline_dropped(&mut self, stream: u64) {
         let dropped = self.ear(stream).map_or(0..0, |ear| ear.stream.take_dropped());
         if !dropped.is_empty() {
@@ -285,8 +270,8 @@ impl State {
         }
     }
 
-    /// What was asked on the stream of a call, which is not there any more and was not read to its end, is asked where it is
-    /// heard; if that is nowhere, it is declined.
+    /// Resends the questions from the stream of a closed call that was not read completely on another stream. If no
+    /// stream has a reader, drops them, which declines them.
     fn ask_again(&mut self, call: u64) -> Result<(), Slow> {
         let asked = self.questions.iter().filter(|(_, asked)| asked.at.0 == call);
         let mut numbers: Vec<u64> = asked.map(|(number, _)| *number).collect();
@@ -330,17 +315,17 @@ impl Session {
         }
     }
 
-    /// Its number: `client` of an [`Origin`](mcp_satellite_actors::audience::Origin).
+    /// Returns the session's number: `client` of an [`Origin`](mcp_satellite_actors::audience::Origin).
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whose it is.
+    /// Returns the user of the session.
     pub fn user(&self) -> &Arc<User> {
         &self.opening.pass.user
     }
 
-    /// What may be told of its id.
+    /// Returns the part of the id that is not secret, as 16 hex digits.
     pub fn public_id(&self) -> String {
         format!("{:016x}", self.number)
     }
@@ -349,7 +334,7 @@ impl Session {
         &self.secret
     }
 
-    /// The whole id: half of a credential.
+    /// Returns the complete id. It is a credential, together with the user's token.
     pub(crate) fn id(&self) -> String {
         format!("{:016x}{:032x}", self.number, u128::from_be_bytes(self.secret))
     }
@@ -362,40 +347,38 @@ impl Session {
         self.tools_called.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many tools its client has called.
+    /// Returns the number of tool calls of this client.
     pub fn tool_count(&self) -> u64 {
         self.tools_called.load(Ordering::Relaxed)
     }
 
-    /// Returns the budget for answers and streams that clients have not read.
     pub(crate) fn budget(&self) -> &Arc<ByteBudget> {
         &self.budget
     }
 
-    /// Cancelled at its end.
     pub(crate) fn over(&self) -> &CancellationToken {
         &self.over
     }
 
-    /// Why it has ended, if it has.
+    /// Returns the reason for the end; `None` while the session is open.
     pub fn ended(&self) -> Option<End> {
         self.state().ended
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says a message, given in parts, to its client: on the stream of `call` if that is open and streams, else where it is
-    /// heard. It waits if nobody listens.
+    /// Sends a message, given in parts, to the client: on the stream of `call` if that is open and streams, else on a
+    /// stream that has a reader. The message is buffered while there is no reader.
     pub fn say(&self, call: Option<u64>, parts: &[&str]) {
         let said = self.state().say(call, parts);
         self.unless_slow(said);
     }
 
-    /// Asks its client what a server wants to know. The question is declined if the session ends first, or if it is dropped
-    /// before the client has seen it.
+    /// Sends a server's question to the client. The question is declined if the session ends first or if its event is
+    /// dropped before the client reads it.
     pub fn ask(&self, of: Source, call: Option<u64>, question: Question) {
         let mut state = self.state();
         if state.ended.is_some() {
@@ -406,7 +389,7 @@ impl Session {
             let kept = state.keep(of, question, self.budget.share());
             drop(state);
             self.changed.notify_waiters();
-            // Declined where nothing is held.
+            // Dropping the question declines it; the lock is free again.
             drop(kept);
             return;
         }
@@ -417,7 +400,7 @@ impl Session {
         self.unless_slow(said);
     }
 
-    /// A server does not want to know any more. `words` is its own cancellation.
+    /// Withdraws a question that its server cancelled. `words` is the server's cancellation.
     pub fn withdraw(&self, of: &Source, question: u64, words: &Message) {
         let mut state = self.state();
         let is_it = |asked: &Asked| asked.of == *of && asked.question.number() == question;
@@ -426,14 +409,14 @@ impl Session {
         };
         let asked = state.questions.remove(&number);
         let call = asked.as_ref().and_then(|asked| asked.call);
-        // A guest hears of no question but with its answer.
+        // A guest receives its questions only with the answer, so it has not seen this one.
         let said = if state.is_guest { Ok(()) } else { state.say(call, &words.cancelling(&number.to_string())) };
         drop(state);
         drop(asked);
         self.unless_slow(said);
     }
 
-    /// A server has gone, and what it asked with it: its client is told.
+    /// Withdraws all questions of a server whose run ended, and notifies the client.
     pub fn withdraw_all(&self, of: &Source) {
         let mut state = self.state();
         let gone = |asked: &Asked| asked.of == *of;
@@ -461,7 +444,6 @@ impl Session {
         self.unless_slow(said);
     }
 
-    /// The client's answer to a question of a server, which goes on to it. False if it was not asked that.
     pub(crate) fn answered(&self, message: Message) -> bool {
         let Some(number) = message.id().and_then(|id| id.parse().ok()) else { return false };
         let Some(asked) = self.state().questions.remove(&number) else { return false };
@@ -469,7 +451,8 @@ impl Session {
         true
     }
 
-    /// The open question that a progress token of its client is about: who asked it, and the token that it knows.
+    /// Finds the open question for a progress token from the client. Returns the server that asked and that server's
+    /// own token.
     pub fn question(&self, token: &str) -> Option<(Source, String)> {
         let number: u64 = token.parse().ok()?;
         let state = self.state();
@@ -477,29 +460,27 @@ impl Session {
         Some((asked.of.clone(), asked.question.message().token()?.to_owned()))
     }
 
-    /// Whether its client listens for what it did not ask for.
+    /// Returns true if the client reads the session's GET stream.
     pub fn is_listening(&self) -> bool {
         self.state().unasked.stream.is_heard()
     }
 
-    /// Whether a request of its client is open.
+    /// Returns true if a request of the client is open.
     pub fn has_calls(&self) -> bool {
         !self.state().calls.is_empty()
     }
 
-    /// Returns the number of open requests and streams.
     pub(crate) fn open_count(&self) -> usize {
         let state = self.state();
         state.calls.len() + usize::from(state.unasked.stream.is_heard())
     }
 
-    /// Since when nothing was open, if nothing is.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         (state.calls.is_empty() && !state.unasked.stream.is_heard()).then_some(state.active_at)
     }
 
-    /// Its client, which is this place's, has sent something. False if it is over, or another place's.
+    /// Records activity of the client. Returns false if the session has ended or belongs to another endpoint.
     pub(crate) fn active(&self, place: Place<'_>, now: Instant) -> bool {
         if !self.opening.is_at(place) {
             return false;
@@ -509,29 +490,26 @@ impl Session {
         state.ended.is_none()
     }
 
-    /// What is forgotten first when there is too much: of clients that do not listen, of those that were active long ago.
+    /// Returns the sort key for dropping buffers: clients without a reader first, then the longest inactive.
     pub(crate) fn worth_keeping(&self) -> (bool, Instant) {
         let state = self.state();
         (state.unasked.stream.is_heard(), state.active_at)
     }
 
-    /// Forgets what is kept for its client to come back to.
     pub(crate) fn forget(&self) {
         let mut state = self.state();
         state.unasked.stream.forget();
         state.decline_dropped(UNASKED);
     }
 
-    /// How many messages were dropped because its client did not listen.
     pub(crate) fn lost(&self) -> u64 {
         self.state().unasked.stream.lost()
     }
 
-    /// A request of its client begins: its number, and where its cancellation arrives.
     pub(crate) fn begin(&self, id: &Arc<str>, streams: bool) -> Result<(u64, oneshot::Receiver<Message>), InUse> {
         let (withdraw, withdrawn) = oneshot::channel();
         let mut state = self.state();
-        // What is answered is not open any more, though its last words may not be read yet.
+        // An answered call no longer occupies its id, even if its stream is not read completely.
         if state.calls.values().any(|call| call.id == *id && call.withdraw.is_some()) {
             return Err(InUse);
         }
@@ -542,7 +520,6 @@ impl Session {
         Ok((number, withdrawn))
     }
 
-    /// The client's own cancellation of a request. False if none is open under that id.
     pub(crate) fn cancel(&self, words: Message) -> bool {
         let withdraw = {
             let mut state = self.state();
@@ -553,7 +530,7 @@ impl Session {
         withdraw.is_some_and(|withdraw| withdraw.send(words).is_ok())
     }
 
-    /// Waits until something is said on the stream of a call, or the session ends.
+    /// Waits until a message is sent on the stream of a call or the session ends.
     pub(crate) async fn news(&self, call: u64) -> News {
         poll_fn(|context| {
             let mut state = self.state();
@@ -572,7 +549,7 @@ impl Session {
         .await
     }
 
-    /// A call is answered. Whether that is the first that is said of it: then nothing is said on its stream any more.
+    /// Returns true if the answer is the first message of the call. From then on no message is sent on its stream.
     pub(crate) fn is_answered_first(&self, call: u64) -> bool {
         let mut state = self.state();
         let Some(open) = state.calls.get_mut(&call) else { return true };
@@ -583,7 +560,7 @@ impl Session {
         first
     }
 
-    /// The last words on the stream of a call; none if it was withdrawn.
+    /// Ends the stream of a call, after its answer if there is one (`None` if the client cancelled the call).
     pub(crate) fn finish(&self, call: u64, answer: Option<&[&str]>) {
         let said = {
             let mut state = self.state();
@@ -596,10 +573,9 @@ impl Session {
         self.unless_slow(said);
     }
 
-    /// A call is over, and its stream with it.
     pub(crate) fn close(&self, call: u64) {
         let mut state = self.state();
-        // What is said at the end of a session is still to be read; who is too slow is not waited for.
+        // The last messages of an ended session still have to be read, unless its client reads too slowly.
         if state.ended.is_some_and(|why| why != End::Slow) {
             return;
         }
@@ -611,8 +587,8 @@ impl Session {
         self.unless_slow(said);
     }
 
-    /// Waits until nobody wants to read the stream of a call any more: all is read, or its listener is gone and did not come
-    /// back in time, or could not.
+    /// Waits until the stream of a call has no reader left: it was read completely, or its reader left and did not
+    /// return within `grace` or cannot return.
     pub(crate) async fn abandoned(&self, call: u64, grace: Duration) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -637,9 +613,8 @@ impl Session {
         }
     }
 
-    /// A listener of a stream; `after` is the last event that it has, if it comes back. `None` if there is no such stream, or
-    /// if what it has was never said.
-    /// `keep_alive` is how long the connection may be silent.
+    /// Attaches a listener to a stream. `after` is the last event that a returning client has; `keep_alive` is the
+    /// longest silence on the connection. Returns `None` if the session has ended or there is no such stream.
     pub(crate) fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>, keep_alive: Duration) -> Option<Listening> {
         let primed = self.primes() && after.is_none();
         let (listener, first) = {
@@ -650,7 +625,7 @@ impl Session {
             let ear = state.ear(stream)?;
             let listener = ear.stream.attach(after);
             ear.gone_at = None;
-            // Who listened until now is told that it does not any more.
+            // Wakes the previous listener, which finds out that it was replaced.
             ear.wake();
             (listener, primed.then(|| ear.stream.priming()))
         };
@@ -659,13 +634,13 @@ impl Session {
         Some(Listening { session: self.clone(), stream, listener, first, keep_alive, silent_since, wakes })
     }
 
-    /// Older clients fail at an event without data.
+    /// Reports whether streams begin with a priming event. Clients of older versions fail at an event without data.
     fn primes(&self) -> bool {
         self.opening.version.as_str() >= "2025-11-25" && !self.is_guest()
     }
 
-    /// Ends it. What it was asked is declined; what it has asked is cancelled, and answered with an error where it has a
-    /// stream. False if it had ended already.
+    /// Ends the session: declines the questions to its client and cancels its calls. Calls with a stream are answered
+    /// with an error. Returns false if the session had ended already.
     pub(crate) fn end(&self, why: End) -> bool {
         let questions = {
             let mut state = self.state();
@@ -677,7 +652,7 @@ impl Session {
             let last = state.last_words();
             for call in state.calls.values_mut() {
                 if call.streams && call.withdraw.is_some() {
-                    // An error says that it does not read what there is already.
+                    // The error means that the client reads too slowly, and the stream ends anyway.
                     let _ = reply::parts(&last, &call.id, |parts| call.ear.say(parts.unwrap_or_default()));
                 }
                 call.ear.end();
@@ -698,7 +673,6 @@ impl Session {
     }
 }
 
-/// The body of an answer that is an event stream.
 #[derive(Debug)]
 pub(crate) struct Listening {
     session: Arc<Session>,
@@ -732,14 +706,13 @@ impl futures::Stream for Listening {
                 Poll::Ready(Some(Ok(until_written(&self.session.budget, event))))
             }
             Next::Over => {
-                // It is read to its end.
                 self.session.changed.notify_waiters();
                 Poll::Ready(None)
             }
             Next::Replaced => Poll::Ready(None),
             Next::Nothing => loop {
                 std::task::ready!(self.wakes.as_mut().poll(context));
-                // The timer is left alone while there is something to say, and wakes too early then.
+                // The timer is not reset for each event, so it may fire before the keep-alive is due.
                 let (now, due) = (Instant::now(), self.silent_since + self.keep_alive);
                 if now >= due {
                     self.silent_since = now;
@@ -747,7 +720,7 @@ impl futures::Stream for Listening {
                 let next = self.silent_since + self.keep_alive;
                 self.wakes.as_mut().reset(next);
                 if now >= due {
-                    // It is polled again at once, and then waits.
+                    // hyper polls again at once and then registers the timer's waker.
                     return Poll::Ready(Some(Ok(KEEP_ALIVE)));
                 }
             },
@@ -755,7 +728,7 @@ impl futures::Stream for Listening {
     }
 }
 
-/// Counts a large event until it is written: the connection has taken it from its stream.
+/// Counts a large event until the connection has written it: its stream no longer counts it.
 fn until_written(budget: &Arc<ByteBudget>, event: Bytes) -> Bytes {
     if event.len() <= ASSURED {
         return event;

@@ -1,5 +1,5 @@
-//! The table of sessions: id → session, how many there may be, and how long. An id is 16 hex digits that may be told and
-//! 32 that are a secret; it opens nothing without the user's token and the endpoint that it was made at.
+//! The table of sessions and its limits. A session id consists of 16 hex digits that are public and 32 that are secret;
+//! it is valid only with the user's token and at the endpoint that created it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,38 +18,37 @@ use super::session::{End, Opening, Place, Session};
 use super::stream::is_crowded;
 use crate::config::GatewayLimits;
 
-/// Why there is no room for another.
+/// Reason for rejecting a new session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// The user has as many as may be, and none is idle.
+    /// The user has the maximum number of sessions, and none is idle.
     User(usize),
-    /// There are as many as may be, and none is idle.
+    /// The endpoint has the maximum number of sessions, and none is idle.
     All(usize),
-    /// The system gives no random numbers.
+    /// The system provides no random numbers.
     NoNumbers,
 }
 
-/// Whose sessions.
 type Owner = (TeamId, UserId);
 
 #[derive(Debug, Default)]
 struct Table {
     all: HashMap<u64, Arc<Session>>,
     of: HashMap<Owner, HashSet<u64>>,
-    /// Those that are there for one request. They are counted as what their user asks, and not as sessions.
+    // Sessions of stateless requests. They count against the user's calls, not as sessions.
     guests: HashMap<u64, Arc<Session>>,
-    /// The clients of guests.
+    // Statistics of the clients of stateless requests.
     visitors: Visitors,
 }
 
-/// See the module. Made before the runtime, because a server's messages find their clients here.
+/// The table of sessions. Created before the runtime, whose messages find their clients here.
 #[derive(Debug)]
 pub struct Sessions {
     table: Mutex<Table>,
     random: SystemRandom,
-    /// Memory budget of the whole satellite.
+    // Memory budget of the whole satellite.
     memory: Arc<ByteBudget>,
-    /// Of what is kept for clients, and of what they have not read.
+    // Part of `memory` for buffered events and unread responses.
     streams: Arc<ByteBudget>,
 }
 
@@ -86,33 +85,31 @@ impl Table {
 }
 
 impl Sessions {
-    /// Creates an empty table whose memory is not limited.
+    /// Creates an empty table without a memory limit.
     pub fn new() -> Self {
         Self::within(ByteBudget::unlimited())
     }
 
-    /// Creates an empty table. What clients make the satellite keep counts as part of `memory`.
+    /// Creates an empty table whose buffers count as part of `memory`.
     pub fn within(memory: Arc<ByteBudget>) -> Self {
         let streams = memory.part(usize::MAX);
         Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams }
     }
 
-    /// Returns the memory that all clients share with the rest of the satellite.
     pub(crate) fn memory(&self) -> &Arc<ByteBudget> {
         &self.memory
     }
 
-    /// The memory that all their streams share.
+    /// Returns the budget of the streams of all clients.
     pub fn streams(&self) -> &ByteBudget {
         &self.streams
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another session, and those that had to go for it.
     pub(crate) fn open(
         &self,
         opening: Opening,
@@ -144,7 +141,6 @@ impl Sessions {
         Ok((session, evicted))
     }
 
-    /// One for a request alone.
     pub(crate) fn guest(&self, opening: Opening, now: Instant) -> Result<Arc<Session>, Full> {
         let mut table = self.table();
         let guest = self.made(&table, opening, now)?;
@@ -155,7 +151,6 @@ impl Sessions {
         Ok(guest)
     }
 
-    /// A guest's request is over.
     pub(crate) fn goes(&self, guest: &Session) {
         guest.end(End::Closed);
         let mut table = self.table();
@@ -164,12 +159,10 @@ impl Sessions {
         }
     }
 
-    /// A client without a session has asked something that is answered at once.
     pub(crate) fn saw(&self, user: &User, client: &Greeting, now: Instant) {
         self.table().visitors.seen(user, client, now);
     }
 
-    /// The clients that are connected.
     pub(crate) fn clients(&self, now: Instant) -> Vec<ClientStatus> {
         let table = self.table();
         let sessions = table.all.values().filter(|session| !session.is_guest());
@@ -190,7 +183,8 @@ impl Sessions {
         }
     }
 
-    /// The session of an id, for this user at this place: any other has never existed. It counts as used.
+    /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
+    /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
     pub(crate) fn find(&self, id: &str, user: &User, place: Place<'_>, now: Instant) -> Option<Arc<Session>> {
         let (number, secret) = parse(id)?;
         let session = self.table().all.get(&number)?.clone();
@@ -199,33 +193,32 @@ impl Sessions {
         (is_it && session.active(place, now)).then_some(session)
     }
 
-    /// The session of a number, which servers' messages are marked with; a guest's, too.
+    /// Returns the session of a number, including those of stateless requests. Messages from servers contain this
+    /// number.
     pub fn get(&self, number: u64) -> Option<Arc<Session>> {
         let table = self.table();
         table.all.get(&number).or_else(|| table.guests.get(&number)).cloned()
     }
 
-    /// How many there are, without guests.
+    /// Returns the number of sessions, without those of stateless requests.
     pub fn len(&self) -> usize {
         self.table().all.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there is no session.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them.
+    /// Returns the sessions, without those of stateless requests.
     pub fn all(&self) -> Vec<Arc<Session>> {
         self.table().all.values().cloned().collect()
     }
 
-    /// Those that are there for one request.
     pub(crate) fn guests(&self) -> Vec<Arc<Session>> {
         self.table().guests.values().cloned().collect()
     }
 
-    /// Those of one user, guests too.
     pub(crate) fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<Session>> {
         let table = self.table();
         let numbers = table.of.get(&(team.clone(), user.clone())).into_iter().flatten();
@@ -234,13 +227,11 @@ impl Sessions {
         sessions.chain(table.guests.values().filter(is_theirs)).cloned().collect()
     }
 
-    /// Ends a session and forgets it; `None` if that was done already.
     pub(crate) fn close(&self, session: &Arc<Session>, why: End) -> Option<Arc<Session>> {
         session.end(why);
         self.table().remove(session.number())
     }
 
-    /// Ends what is idle or old, and forgets what has ended: those are returned.
     pub(crate) fn sweep(&self, limits: &GatewayLimits, now: Instant) -> Vec<Arc<Session>> {
         let over = |session: &&Arc<Session>| {
             let idle =
@@ -258,8 +249,8 @@ impl Sessions {
         numbers.into_iter().filter_map(|number| table.remove(number)).collect()
     }
 
-    /// If too much is kept for clients that might come back, forgets what is the least likely to be asked for, until a
-    /// quarter is free again.
+    /// If more than half of the budget is used, drops events that are kept for absent clients, least useful first,
+    /// until less than three eighths are used.
     pub(crate) fn relieve(&self) {
         if !is_crowded(&self.streams) {
             return;
@@ -275,7 +266,6 @@ impl Sessions {
     }
 }
 
-/// The number and the secret in random bits.
 pub(super) fn split(key: &[u8; 24]) -> (u64, [u8; 16]) {
     let (mut number, mut secret) = ([0; 8], [0; 16]);
     number.copy_from_slice(&key[..8]);
@@ -283,7 +273,6 @@ pub(super) fn split(key: &[u8; 24]) -> (u64, [u8; 16]) {
     (u64::from_be_bytes(number), secret)
 }
 
-/// And in an id.
 pub(super) fn parse(id: &str) -> Option<(u64, [u8; 16])> {
     if id.len() != 48 || !id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
         return None;
@@ -343,7 +332,7 @@ pub(super) mod tests {
         let id = session.id();
         assert_eq!(id.len(), 48);
         let find = |id: &str, pass: &Pass, place| sessions.find(id, &pass.user, place, now).is_some();
-        // Read anew from the configuration it is the same user.
+        // A user read from a new configuration is the same user.
         assert!(find(&id, &user("alice"), Place::Tools));
         assert!(!find(&id, &user("bob"), Place::Tools));
         for elsewhere in [Place::Flat, Place::Instance("a"), Place::Instance("")] {
@@ -376,7 +365,7 @@ pub(super) mod tests {
             );
             opened.unwrap().0
         };
-        // The one that was away longest listens now.
+        // The session that is inactive longest has a listener.
         let away = [open(0), open(2), open(1), open(3)];
         let _listening = away[0].listen(0, None, Duration::from_secs(60));
         for session in &away {
@@ -415,7 +404,7 @@ pub(super) mod tests {
         third.begin(&"1".into(), true).unwrap();
         fourth.begin(&"1".into(), true).unwrap();
         assert_eq!(open(&alice, 4).err(), Some(Full::User(3)));
-        // Bob has room, and all have not: his own is the one that is idle.
+        // Bob is below his own limit, but the endpoint is full: his idle session is evicted.
         let (bobs, evicted) = open(&bob, 5).unwrap();
         assert_eq!(evicted.len(), 1);
         assert_eq!(sessions.len(), 4);

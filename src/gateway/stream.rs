@@ -1,9 +1,10 @@
-//! One event stream towards a client: what was said on it, how much of that its listener has, and what one that comes
-//! back can still have. Pure: no clock and no socket.
+//! Event stream to a client: buffers the events, tracks the position of its listener, and keeps events for a
+//! listener that returns. Pure: no clock and no socket.
 //!
-//! Events are numbered from 1; an event's id is `{stream}-{number}`. A stream has one listener, the newest. A call's first
-//! listener is on its way from the beginning, so nothing is dropped before it is there. All streams of all clients share
-//! one budget: half of it may be kept for who might come back, the rest is for listeners that are behind.
+//! Events are numbered from 1; an event's id is `{stream}-{number}`. A stream has at most one listener, the newest. The
+//! first listener of a call's stream is expected from the beginning, so no event is dropped before it attaches. All
+//! streams of all clients share one budget: half of it may be used for listeners that may return, the rest is for
+//! listeners that read slowly.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -13,79 +14,77 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 
-/// How much is kept.
+/// Limits of a stream's buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
-    /// Events.
+    /// Number of events.
     pub events: usize,
-    /// Their bytes.
+    /// Size in bytes.
     pub bytes: usize,
 }
 
-/// Kept for a listener to come, or for one that comes back.
+/// Limits of what is buffered for a listener that is expected or may return.
 pub const KEPT: Room = Room { events: 256, bytes: 1024 * 1024 };
-/// How many bytes behind a listener may be. There is no limit on events: a server says thousands of small ones in one go,
-/// before a listener that does read has had its turn.
+/// Unread bytes after which a listener counts as too slow. There is no limit on unread events: a server may send
+/// thousands of small ones at once, before a listener that does read is scheduled.
 pub const BEHIND: usize = 4 * 1024 * 1024;
-/// What an event costs beside its bytes: its place in the queue, and what the allocator needs.
+// Cost of an event in addition to its bytes: the queue entry and the allocator.
 const OVERHEAD: usize = 100;
-/// What a listener, and a call, has whatever others use.
+/// Bytes that each listener and each call may always use, even if the shared budget is exhausted.
 pub const ASSURED: usize = 64 * 1024;
-/// The stream that is no call's. Calls count from 1.
+/// Number of the session's own stream, which belongs to no call. Calls count from 1.
 pub const UNASKED: u64 = 0;
-/// After how long a client comes back, in ms.
+// Reconnection time for clients, in ms.
 const RETRY_MS: u32 = 1000;
 
-/// The listener reads too slowly.
+/// Error: the listener reads too slowly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slow;
 
-/// Which listener it is: a number of its stream.
+/// Handle of a listener: its number within the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listener(u64);
 
-/// What a listener gets.
+/// Result of [`Stream::take`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// An event, as it is written.
+    /// The next event in wire format.
     Event(Bytes),
-    /// There is nothing yet.
+    /// No event yet.
     Nothing,
-    /// Nothing comes any more.
+    /// The stream has ended and was read completely.
     Over,
-    /// Another listener has its place.
+    /// Another listener has replaced this one.
     Replaced,
 }
 
-/// See the module.
+/// The event stream and its buffer.
 #[derive(Debug)]
 pub struct Stream {
     number: u64,
     kept: VecDeque<Bytes>,
-    /// The number of the first that is kept.
+    // Number of the first buffered event.
     first: u64,
-    /// The number of the first that the listener does not have.
+    // Number of the first event that the listener has not read.
     unread: u64,
-    /// Of all that is kept.
     share: ByteShare,
-    /// Of what the listener does not have.
     bytes_unread: usize,
     listener: Option<Listener>,
-    /// Whether the first listener is still to come: a call's does.
+    // True until the first listener of a call's stream attaches.
     awaited: bool,
     listeners: u64,
-    /// Whether events have ids, so that a listener can come back.
+    // True if events have ids, so that a listener can return.
     named: bool,
-    /// Whether the listener was given anything that it could come back with.
+    // True if the listener has received an id with which it can return.
     resumable: bool,
     over: bool,
     lost: u64,
-    /// The numbers of those that were dropped since somebody asked.
+    // Numbers of the events dropped since the last `take_dropped`.
     dropped: Range<u64>,
 }
 
 impl Stream {
-    /// An empty one, which uses `budget` with others.
+    /// Creates an empty stream that shares `budget` with others.
     pub fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self {
             number,
@@ -105,12 +104,15 @@ impl Stream {
         }
     }
 
-    /// The same, of a client that has no session to come back to.
+    /// Creates a stream without event ids, for a client that has no session to return to.
     pub fn nameless(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self { named: false, ..Self::new(number, budget) }
     }
 
-    /// Says a message, given in parts.
+    /// Appends a message, given in parts. Does nothing after the end.
+    ///
+    /// # Errors
+    /// The listener reads too slowly; the message is not appended.
     pub fn say(&mut self, parts: &[&str]) -> Result<(), Slow> {
         if self.over {
             return Ok(());
@@ -127,47 +129,48 @@ impl Stream {
         Ok(())
     }
 
-    /// Nothing comes any more.
+    /// Ends the stream: no more messages are accepted.
     pub fn end(&mut self) {
         self.over = true;
     }
 
-    /// Whether all was said, and read.
+    /// Returns true if the stream has ended and was read completely.
     pub fn is_done(&self) -> bool {
         self.over && self.unread == self.next()
     }
 
-    /// Whether there is anything to read.
+    /// Returns true if there is an unread event.
     pub fn has_news(&self) -> bool {
         self.unread < self.next()
     }
 
-    /// Whether somebody listens.
+    /// Returns true if a listener is attached.
     pub fn is_heard(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// Whether somebody listens, or is about to.
+    /// Returns true if a listener is attached or expected.
     pub fn is_read(&self) -> bool {
         self.listener.is_some() || self.awaited
     }
 
-    /// Whether a listener that is gone has an id with which it could come back.
+    /// Returns true if a listener that has left knows an id with which it can return.
     pub fn is_resumable(&self) -> bool {
         self.resumable
     }
 
-    /// How many events were dropped because nobody listened.
+    /// Returns the number of events that were dropped because there was no listener.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// The numbers of the events that were dropped since this was last asked. It is to be asked whenever some may have been.
+    /// Returns the numbers of the events dropped since the last call. Must be called after every operation that may
+    /// drop events.
     pub fn take_dropped(&mut self) -> Range<u64> {
         std::mem::take(&mut self.dropped)
     }
 
-    /// A listener comes: the one that was there is replaced. `after` is the last event that it has, if it comes back.
+    /// Attaches a listener and replaces the previous one. `after` is the last event that a returning listener has.
     pub fn attach(&mut self, after: Option<u64>) -> Listener {
         if let Some(after) = after {
             self.unread = after.saturating_add(1).clamp(self.first, self.next());
@@ -180,13 +183,13 @@ impl Stream {
         listener
     }
 
-    /// An event without a message: from here on the listener can come back, and knows after how long.
+    /// Returns an event without a message. It gives the listener an id to return with and the reconnection time.
     pub fn priming(&mut self) -> Bytes {
         self.resumable = true;
         format!("id: {}-{}\nretry: {RETRY_MS}\ndata: \n\n", self.number, self.unread - 1).into()
     }
 
-    /// What the listener has not got yet.
+    /// Returns the next event that `listener` has not read.
     pub fn take(&mut self, listener: Listener) -> Next {
         if self.listener != Some(listener) {
             return Next::Replaced;
@@ -202,7 +205,7 @@ impl Stream {
         Next::Event(event)
     }
 
-    /// The listener is gone. Says whether it was the one that counts.
+    /// Detaches a listener. Returns false if another one had already replaced it.
     pub fn detach(&mut self, listener: Listener) -> bool {
         let current = self.listener == Some(listener);
         if current {
@@ -212,7 +215,7 @@ impl Stream {
         current
     }
 
-    /// Forgets what was read and, if nobody listens, what was not.
+    /// Drops the events that were read and, if there is no listener, the unread ones too.
     pub fn forget(&mut self) {
         while self.is_spare() && self.pop() {}
     }
@@ -222,7 +225,7 @@ impl Stream {
         self.bytes_unread >= if full { ASSURED } else { BEHIND }
     }
 
-    /// The number of the next event.
+    /// Returns the number of the next event to be appended.
     pub fn next(&self) -> u64 {
         self.first + self.kept.len() as u64
     }
@@ -231,8 +234,8 @@ impl Stream {
         usize::try_from(number - self.first).unwrap_or(usize::MAX)
     }
 
-    /// Forgets the oldest while there is too much: what a listener has not got only if there is no listener, and the newest
-    /// only if all together have too much and no call waits for it.
+    /// Drops the oldest events while there are too many. Unread events are dropped only without a listener. The newest
+    /// one is dropped only if the shared budget is exhausted and it is not a call's.
     fn trim(&mut self) {
         let (of_calls, assured) = (self.number != UNASKED, if self.number == UNASKED { 0 } else { ASSURED });
         loop {
@@ -245,7 +248,6 @@ impl Stream {
         }
     }
 
-    /// Whether the oldest may go: it was read, or nobody reads.
     fn is_spare(&self) -> bool {
         self.first < self.unread || !self.is_read()
     }
@@ -265,17 +267,17 @@ impl Stream {
     }
 }
 
-/// Whether more is kept of all streams than may be kept for who might come back.
+/// Returns true if all streams together exceed the half of the budget that is for listeners that may return.
 pub fn is_crowded(budget: &ByteBudget) -> bool {
     budget.used() > budget.max() / 2 || budget.is_overdrawn()
 }
 
-/// What an event takes of what there is room for.
 fn weight(event: &Bytes) -> usize {
     event.len() + OVERHEAD
 }
 
-/// An event as it is written. A line break in a message is white space of JSON, and would end the line of the event.
+/// Writes an event. A line break in a message is JSON white space and is replaced, because it would end the `data`
+/// line.
 fn event(id: Option<(u64, u64)>, parts: &[&str]) -> Bytes {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut event = BytesMut::with_capacity(length + 56);
@@ -297,24 +299,25 @@ fn event(id: Option<(u64, u64)>, parts: &[&str]) -> Bytes {
     event.freeze()
 }
 
-/// The stream and the number in an event's id.
+/// Parses an event id into the numbers of the stream and the event.
 pub fn parse_id(id: &str) -> Option<(u64, u64)> {
     let (stream, number) = id.split_once('-')?;
     Some((stream.parse().ok()?, number.parse().ok()?))
 }
 
-/// Where a message goes that a server sends on behalf of a client.
+/// Stream for a message that a server sends to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// The stream of one of its calls.
+    /// The stream of this call.
     Call(u64),
-    /// The stream that is no call's.
+    /// The session's own stream.
     Unasked,
 }
 
-/// Chooses it: the call's own stream; else, if the client has one call that can stream, that one's; else the client's
-/// open ear, and without one any call that can stream. `read` are the calls that can and whose streams somebody reads, the
-/// oldest first; `unread` those that nobody reads now: they are chosen only if nobody would hear it anywhere.
+/// Chooses the stream for a message: the stream of `call` if it can stream, or the only streaming call if there is
+/// exactly one and the message names none; else the session's stream if it is read, or the oldest call that can stream.
+/// `read` contains the calls whose streams have a listener, oldest first; `unread` the other calls that can stream,
+/// which are used only if no stream has a listener.
 pub fn way(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bool) -> Way {
     let streaming = if read.is_empty() && !unasked_is_heard { unread } else { read };
     match (call, streaming) {
@@ -366,7 +369,7 @@ mod tests {
         assert_eq!(stream.say(&["d"]), Ok(()));
         let back = stream.attach(Some(1));
         assert_eq!(texts(&mut stream, back), ["id: 0-2\ndata: b\n\n", "id: 0-3\ndata: c\n\n", "id: 0-4\ndata: d\n\n"]);
-        // One that says that it has more than there is gets what comes.
+        // A listener that claims an event beyond the end receives the next events.
         let liar = stream.attach(Some(u64::MAX));
         assert_eq!(stream.take(back), Next::Replaced);
         assert!(!stream.detach(back));
@@ -451,9 +454,9 @@ mod tests {
         assert_eq!(hoards.lost(), 8 - hoards.kept.len() as u64);
         let (mut late, mut call) = (Stream::new(0, &budget), Stream::new(1, &budget));
         assert_eq!((late.say(&[&large]), late.say(&["x"])), (Ok(()), Ok(())));
-        // A little may still fit; what does not is lost, even if it is the newest.
+        // A small message may still fit; one that does not is lost, even if it is the newest.
         assert!(late.share.bytes() < ASSURED && late.lost() > 0);
-        // What a call was answered waits for whoever comes back to it.
+        // The answer of a call waits for a listener that returns.
         assert_eq!(call.say(&[&large]), Ok(()));
         assert_eq!((call.kept.len(), call.lost()), (1, 0));
         hoards.forget();
@@ -496,7 +499,7 @@ mod tests {
             (None, &[1, 2], none, false, Way::Call(1)),
             (None, none, none, true, Way::Unasked),
             (None, none, none, false, Way::Unasked),
-            // What nobody reads is chosen only if nobody hears anything.
+            // A stream without a listener is chosen only if no stream has one.
             (Some(1), none, &[1], true, Way::Unasked),
             (Some(1), &[2], &[1], true, Way::Unasked),
             (Some(1), &[2], &[1], false, Way::Call(2)),

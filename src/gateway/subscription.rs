@@ -1,4 +1,4 @@
-//! What a client asks to be told of with `subscriptions/listen`, and what of that it is told. Pure.
+//! The filter of `subscriptions/listen`: which notifications a client receives. Pure.
 
 use std::collections::BTreeSet;
 
@@ -8,21 +8,20 @@ use serde::Deserialize;
 use super::tools::raw::written;
 use super::wishes::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};
 
-/// Kinds of news.
+/// Notifications that a client subscribes to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// That the list of tools has changed.
+    /// True for changes of the tools list.
     pub tools: bool,
-    /// That the list of prompts has.
+    /// True for changes of the prompts list.
     pub prompts: bool,
-    /// That the list of resources has.
+    /// True for changes of the resources list.
     pub resources: bool,
-    /// That one of these has.
+    /// URIs of the resources whose updates are sent.
     pub uris: BTreeSet<String>,
 }
 
 impl Filter {
-    /// Reads the params of a request. An error says what is wrong with them.
     pub(crate) fn read(params: Option<&str>) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -37,7 +36,7 @@ impl Filter {
             resource_subscriptions: Option<BTreeSet<String>>,
         }
         let given = params.and_then(|params| member(params, "notifications"));
-        // An array is read by nobody as an object, here neither.
+        // Serde also accepts an array as an object.
         let given = given.filter(|given| given.starts_with('{'));
         let given = given.ok_or("`notifications` must be an object: it says what is listened for")?;
         let read: Notifications = serde_json::from_str(given).map_err(|error| format!("`notifications`: {error}"))?;
@@ -56,8 +55,8 @@ impl Filter {
         })
     }
 
-    /// What of this is there where somebody has these capabilities. Lists are read anew after every start, so there is news
-    /// of each that there is.
+    /// Removes what a server with these capabilities does not support. A list needs no `listChanged` capability,
+    /// because the satellite reads it again after every start of the server and reports changes itself.
     #[must_use]
     pub(crate) fn within(mut self, capabilities: &str) -> Self {
         let has = |name: &str| member(capabilities, name).is_some();
@@ -71,7 +70,6 @@ impl Filter {
         self
     }
 
-    /// Whether somebody who has asked for this is told that.
     pub(crate) fn lets_in(&self, message: &Message) -> bool {
         match message.method().unwrap_or_default() {
             "notifications/tools/list_changed" => self.tools,
@@ -84,7 +82,6 @@ impl Filter {
         }
     }
 
-    /// As the answer names it.
     pub(crate) fn written(&self) -> String {
         let kinds = [
             (self.tools, "toolsListChanged"),

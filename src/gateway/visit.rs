@@ -1,6 +1,6 @@
-//! One request of the era without sessions: answered with JSON, or with a stream that nobody can come back to. A client that
-//! hangs up cancels it at once. If a server asks something meanwhile, that is the answer, and the call waits until the
-//! client makes its request again.
+//! Stateless requests: each is answered with JSON or with a stream that cannot be resumed. Closing the connection
+//! cancels the call at once. If a server sends the client a request meanwhile, the response contains that request, and
+//! the call is parked until the client repeats its own request with the answer.
 //!
 //! ```text
 //! request ──► round ──► answer
@@ -28,10 +28,9 @@ use super::reply;
 use super::session::{ENDED, News, Session};
 use super::tools::raw::{Pairs, quoted, spliced};
 
-/// Why nobody is asked.
+// Reason for declining a server's request when the call cannot be parked.
 const NO_ROOM: &str = "too many calls, or too long ones, wait for what their clients have to answer";
 
-/// A guest, until its request is over.
 pub(super) struct Guest {
     front: Arc<Front>,
     pub(super) session: Arc<Session>,
@@ -50,21 +49,19 @@ impl Drop for Guest {
     }
 }
 
-/// A call of a guest, in whatever round: all that it takes to go on with it.
 pub(super) struct Visit {
-    /// Before the guest: what is cancelled is cancelled while the guest is still there.
+    // Declared before the guest, so that the call is dropped (cancelled) while the guest still exists.
     coming: BoxFuture<'static, Answer>,
     guest: Guest,
-    /// Its request, as it came first.
+    // The request of the first round.
     message: Message,
-    /// It is withdrawn by hanging up, and never in words.
+    // Keeps the channel open: a stateless client cancels by closing the connection, not with a notification.
     _withdraw: oneshot::Sender<Message>,
-    /// Of what its user may have under way, and what its message takes.
+    // The permit for the call and the bytes of its message.
     _holds: Box<dyn Send>,
 }
 
 impl Visit {
-    /// A call begins.
     pub(super) fn begin(
         guest: Guest,
         message: Message,
@@ -82,7 +79,6 @@ impl Visit {
         Self { coming, guest, message, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
     }
 
-    /// Whether there is nobody any more for whom it would go on.
     pub(super) fn is_over(&self) -> bool {
         self.guest.session.ended().is_some()
     }
@@ -91,7 +87,6 @@ impl Visit {
         self.message.method().unwrap_or_default()
     }
 
-    /// Its request is made again, with what the client has to answer.
     pub(super) fn resumed(&self, message: &Message) {
         self.guest.session.asks_with(message.token());
         let responses = message.params().and_then(|params| member(params, "inputResponses")).and_then(Pairs::read);
@@ -99,14 +94,13 @@ impl Visit {
     }
 }
 
-/// What servers say goes to the round that is open, whichever it is.
+// Messages from servers go to the open round, whichever it is, so every round uses the same call number.
 const FIRST: u64 = 1;
 
-/// One round, until it is answered.
 pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: impl Send + 'static) -> Response {
     let streams = manner.form != Form::Json;
     let session = visit.guest.session.clone();
-    // No other round is open under this id, and if one were: each has its own stream.
+    // `begin` fails only if the id is in use. A guest has one open round at a time, and each has its own stream.
     let Ok((call, _withdrawn)) = session.begin(&id, streams) else { return over(&id) };
     let open = Open { session: session.clone(), call };
     loop {
@@ -121,7 +115,7 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
                 visit.coming = Box::pin(ready(answer));
                 break;
             }
-            // What was said before a question is heard before it.
+            // Messages that were sent before the question are delivered first.
             news = session.news(call) => {
                 if news == News::Over {
                     return over(&id);
@@ -147,7 +141,6 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
     reply::stream(listening)
 }
 
-/// A stream of one event.
 fn whole(open: Open, id: &Arc<str>, answer: &Answer, manner: Manner) -> Response {
     let Some(listening) = open.session.listen(open.call, None, manner.keep_alive) else { return over(id) };
     reply::parts(answer, id, |parts| open.session.finish(open.call, parts));
@@ -155,7 +148,6 @@ fn whole(open: Open, id: &Arc<str>, answer: &Answer, manner: Manner) -> Response
     reply::stream(listening)
 }
 
-/// Goes on with a round whose client reads a stream.
 async fn stream(mut visit: Visit, open: Open, id: Arc<str>, work: impl Send + 'static) {
     let session = open.session.clone();
     let answer = loop {
@@ -163,7 +155,6 @@ async fn stream(mut visit: Visit, open: Open, id: Arc<str>, work: impl Send + 's
             biased;
             answer = &mut visit.coming => {
                 let (_, answer) = finished(answer, visit.method());
-                // Nothing else of it is held while the client reads.
                 break (answer, Some(visit));
             }
             () = session.asked() => {
@@ -183,7 +174,6 @@ async fn stream(mut visit: Visit, open: Open, id: Arc<str>, work: impl Send + 's
     drop((work, rest));
 }
 
-/// Waits until the last words of a round are read, or nobody will.
 async fn read(open: &Open) {
     tokio::select! {
         () = open.session.over().cancelled() => {}
@@ -191,7 +181,8 @@ async fn read(open: &Open) {
     }
 }
 
-/// Puts a call aside whose client is asked something: the answer that says what. The call, if there is no room.
+/// Parks a call whose client has to answer a question. Returns the response with the questions, or the call if there is
+/// no capacity.
 fn park(visit: Visit) -> Result<Answer, Box<Visit>> {
     let (front, session) = (visit.guest.front.clone(), visit.guest.session.clone());
     let requests = session.input_requests();
@@ -213,7 +204,7 @@ fn over(id: &str) -> Response {
     reply::wrong(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(change::INTERNAL_ERROR, ENDED))
 }
 
-/// An answer as this era has it, and the status that says as much.
+/// Converts an answer to the stateless era. Returns it with its HTTP status.
 pub(super) fn finished(answer: Answer, method: &str) -> (StatusCode, Answer) {
     match answer {
         Answer::Message(message) => {
@@ -247,9 +238,8 @@ pub(super) fn finished(answer: Answer, method: &str) -> (StatusCode, Answer) {
     }
 }
 
-/// The same message with another outcome.
 fn again(message: Message, outcome: &str) -> Message {
     let text = spliced(message.text(), message.outcome().unwrap_or_default(), outcome);
-    // What was read once can be read again.
+    // The text is derived from a valid message and stays valid.
     Message::read(text.into()).unwrap_or(message)
 }

@@ -1,6 +1,6 @@
-//! What the clients of one instance want of its server, and what of that it was told. They share its one session: each
-//! has its own log level and subscriptions, and the server has the lowest level and all subscriptions. Pure: no clock, no
-//! socket.
+//! The log levels and subscriptions that the clients of one instance requested, and those that its server has
+//! confirmed. The clients share the server's one session: each client has its own log level and subscriptions, and the
+//! server gets the lowest level and all subscriptions. Pure: no clock, no socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,11 @@ use mcp_satellite_actors::rpc::{Kind, Message, member};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// Subscriptions of one client: what it has subscribed to is kept and told to every run of the server.
+// Maximum subscriptions of one client. They are kept and repeated to every run of the server.
 pub(super) const SUBSCRIPTIONS_MAX: usize = 1024;
-/// Bytes in the uri of one.
+// Maximum length of a subscribed URI in bytes.
 pub(super) const URI_BYTES_MAX: usize = 8 * 1024;
 
-/// How much is logged, from all to the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
@@ -29,7 +28,7 @@ pub(crate) enum Level {
 }
 
 impl Level {
-    /// The level in the params of `logging/setLevel` or of what is logged. None if it is none that is known.
+    /// Returns the level in the params of `logging/setLevel` or of a log notification; `None` if it is unknown.
     pub(super) fn of(message: &Message) -> Option<Self> {
         param(message, "level")
     }
@@ -48,34 +47,28 @@ impl Level {
     }
 }
 
-/// The uri in the params of a message.
 pub(super) fn uri_of(message: &Message) -> Option<String> {
     param(message, "uri")
 }
 
-/// Whether a subscription to one resource is one to another, too, which is a part of it.
+/// Returns true if a subscription to `of` includes `uri`, because they are equal or `uri` is a part of it.
 pub(super) fn covers(of: &str, uri: &str) -> bool {
     uri.strip_prefix(of).is_some_and(|rest| rest.is_empty() || of.ends_with('/') || rest.starts_with(['/', '?', '#']))
 }
 
-/// One of the params of a message, whatever stands beside it: the server may read it.
 fn param<T: DeserializeOwned>(message: &Message, name: &str) -> Option<T> {
     serde_json::from_str(member(message.params()?, name)?).ok()
 }
 
-/// What a client asks of the session that it shares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// To be told what is logged from this level on.
     Level(Level),
-    /// To be told when this resource has changed.
     Subscribe(String),
-    /// Not to be told any more.
     Unsubscribe(String),
 }
 
 impl Wish {
-    /// What a request asks of the shared session, if it asks that. What cannot be read is for the server to refuse.
+    /// Reads a request; `None` for other methods. Malformed params are left to the server to reject.
     pub(super) fn of(message: &Message) -> Option<Self> {
         if message.kind() != Kind::Request {
             return None;
@@ -88,7 +81,6 @@ impl Wish {
         }
     }
 
-    /// The method by which a server is told.
     pub(super) fn method(&self) -> &'static str {
         match self {
             Self::Level(_) => "logging/setLevel",
@@ -97,7 +89,6 @@ impl Wish {
         }
     }
 
-    /// And its params.
     pub(super) fn params(&self) -> serde_json::Value {
         match self {
             Self::Level(level) => serde_json::json!({ "level": level.as_str() }),
@@ -106,58 +97,48 @@ impl Wish {
     }
 }
 
-/// A wish that was made, and what is done about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Made {
-    /// The server does so already, for another client: it need not be asked.
+    // The server does so already for another client, so no request is necessary.
     Granted,
-    /// The client's own request goes on to it. What came of that is to be told.
+    // The client's own request must be sent to the server, and its outcome reported.
     Asked(Asked),
-    /// It is too much, and nothing goes on.
     Refused(TooMuch),
 }
 
-/// More than a client may wish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TooMuch {
-    /// It has as many subscriptions as it may have.
     #[error("this client has {SUBSCRIPTIONS_MAX} subscriptions, and may not have more: unsubscribe from one first")]
     Subscriptions,
-    /// What it would subscribe to has too long a name.
     #[error("the uri of a subscription may have {URI_BYTES_MAX} bytes, and this one has more")]
     Uri,
 }
 
-/// A request on its way to the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     client: u64,
     wish: Wish,
-    /// What the client had before.
+    // The client's level before the request, restored if the request fails.
     before: Option<Level>,
-    /// The run that took calls then.
+    // The run that accepted calls when the request was sent.
     run: Option<Run>,
 }
 
-/// What came of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The server has done it. The run is the one that took calls then.
+    // The server confirmed it. The value is the run that accepted calls at that time.
     Done(Option<Run>),
-    /// It has not.
     Refused,
-    /// Nobody knows.
+    // No answer, so the server may or may not have processed the request.
     Unknown,
 }
 
 #[derive(Debug, Default)]
 struct Subscription {
     clients: BTreeSet<u64>,
-    /// How many requests for it are on their way.
     asking: usize,
 }
 
-/// What one run of the server was told, as far as is known.
 #[derive(Debug, Default)]
 struct Told {
     run: Option<Run>,
@@ -165,18 +146,16 @@ struct Told {
     uris: BTreeSet<String>,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
     levels: BTreeMap<u64, Level>,
     subscriptions: BTreeMap<String, Subscription>,
-    /// How many of them each client has.
     counts: BTreeMap<u64, usize>,
     told: Told,
 }
 
 impl Wishes {
-    /// A client wishes something. `run` takes calls now.
+    /// Records a wish. `run` is the run that accepts calls now.
     pub(super) fn make(&mut self, client: u64, wish: &Wish, run: Option<Run>) -> Made {
         self.reaches(run);
         let mut before = None;
@@ -214,7 +193,6 @@ impl Wishes {
         Made::Asked(Asked { client, wish: wish.clone(), before, run })
     }
 
-    /// What has come of a request.
     pub(super) fn came(&mut self, asked: Asked, outcome: Outcome) {
         let Asked { client, wish, before, run } = asked;
         if let Wish::Subscribe(uri) = &wish
@@ -225,7 +203,7 @@ impl Wishes {
         }
         let told = |this: &mut Self, now: Option<Run>| {
             this.reaches(now);
-            // Whether it reached this run or the one before is not known if there was another.
+            // If the run has changed, it is unknown which run received the request.
             now.is_some() && now == run
         };
         match (outcome, wish) {
@@ -250,7 +228,7 @@ impl Wishes {
                         None => self.levels.remove(&client),
                     };
                 }
-                // It may log more or less than anybody wants now.
+                // The server's level is now unknown.
                 if outcome == Outcome::Unknown && self.told.run == run {
                     self.told.level = None;
                 }
@@ -258,17 +236,16 @@ impl Wishes {
             (Outcome::Refused, Wish::Subscribe(uri)) => self.lets_go(client, &uri),
             (Outcome::Unknown, Wish::Subscribe(uri)) => {
                 self.lets_go(client, &uri);
-                // If it was carried out it is taken back.
+                // Counts as subscribed, so that the next `owed` unsubscribes from it.
                 if self.told.run == run && run.is_some() {
                     self.told.uris.insert(uri);
                 }
             }
-            // It is subscribed as far as is known.
+            // The server still counts as subscribed.
             (Outcome::Refused | Outcome::Unknown, Wish::Unsubscribe(_)) => {}
         }
     }
 
-    /// A client has gone, and its wishes with it.
     pub(super) fn forget(&mut self, client: u64) {
         self.levels.remove(&client);
         let uris: Vec<String> = self.subscriptions.keys().cloned().collect();
@@ -277,21 +254,20 @@ impl Wishes {
         }
     }
 
-    /// This run takes calls now: another one than before was told nothing.
+    /// Records the run that accepts calls now. A new run has received no settings yet.
     pub(super) fn reaches(&mut self, run: Option<Run>) {
         if run.is_some() && self.told.run != run {
             self.told = Told { run, ..Told::default() };
         }
     }
 
-    /// A run is over, and knows nothing any more.
     pub(super) fn ended(&mut self, run: Run) {
         if self.told.run == Some(run) {
             self.told = Told::default();
         }
     }
 
-    /// What the server is to be told next, by ourselves; it then counts as told.
+    /// Returns the next request that the satellite itself must send to the server, and records it as sent.
     pub(super) fn owed(&mut self) -> Option<Wish> {
         let lowest = self.levels.values().min().copied();
         if let Some(level) = lowest.filter(|level| self.told.level != Some(*level)) {
@@ -302,20 +278,20 @@ impl Wishes {
             self.told.uris.remove(&uri);
             return Some(Wish::Unsubscribe(uri));
         }
-        // What a client asks for just now need not be asked for twice.
+        // A client's own request for this resource is on its way.
         let missing = |(uri, of): &(&String, &Subscription)| of.asking == 0 && !self.told.uris.contains(*uri);
         let uri = self.subscriptions.iter().find(missing).map(|(uri, _)| uri.clone())?;
         self.told.uris.insert(uri.clone());
         Some(Wish::Subscribe(uri))
     }
 
-    /// What was owed to this run did not reach it, and is owed again.
+    /// Records that a request from `owed` did not reach this run, so that it is returned again.
     pub(super) fn was_not_told(&mut self, wish: &Wish, run: Run) {
         if self.told.run != Some(run) {
             return;
         }
         match wish {
-            // Another one may have been told meanwhile.
+            // Another level may have been sent meanwhile.
             Wish::Level(level) => self.told.level = self.told.level.filter(|told| told != level),
             Wish::Subscribe(uri) => {
                 self.told.uris.remove(uri);
@@ -326,17 +302,17 @@ impl Wishes {
         }
     }
 
-    /// We have told the server not to say any more of this; a client that has asked for it meanwhile may have been first.
+    /// Records an unsubscription that the satellite sent. A client may have subscribed before it took effect, so the
+    /// server no longer counts as subscribed.
     pub(super) fn took_back(&mut self, uri: &str) {
         self.told.uris.remove(uri);
     }
 
-    /// Whether somebody waits for news of a resource.
     pub(super) fn are_waiting(&self) -> bool {
         self.subscriptions.values().any(|subscription| !subscription.clients.is_empty())
     }
 
-    /// Whether a client hears of what is logged at a level. One that has set none hears all that the server says.
+    /// Returns true if a client receives log messages of this level. A client without a level receives all.
     pub(super) fn hears(&self, client: u64, level: Option<Level>) -> bool {
         match (self.levels.get(&client), level) {
             (Some(from), Some(level)) => *from <= level,
@@ -344,13 +320,12 @@ impl Wishes {
         }
     }
 
-    /// The clients that have subscribed to a resource, or to one that it is a part of.
     pub(super) fn subscribers(&self, uri: &str) -> BTreeSet<u64> {
         let subscriptions = self.subscriptions.iter().filter(|(of, _)| covers(of, uri));
         subscriptions.flat_map(|(_, subscription)| subscription.clients.iter().copied()).collect()
     }
 
-    /// A client that is there for one request wants to hear from this level on. The server is owed it, and is asked nothing.
+    /// Sets the level of a stateless client. The server receives it through `owed`, not through a client's request.
     pub(super) fn hear_from(&mut self, client: u64, level: Level) {
         self.levels.insert(client, level);
     }
@@ -359,7 +334,6 @@ impl Wishes {
         self.subscriptions.get(uri).is_some_and(|subscription| !subscription.clients.is_empty())
     }
 
-    /// Why a client may not subscribe to this. What it has it may ask for again.
     fn too_much(&self, client: u64, uri: &str) -> Option<TooMuch> {
         if uri.len() > URI_BYTES_MAX {
             return Some(TooMuch::Uri);
@@ -404,7 +378,6 @@ mod tests {
         Wish::Unsubscribe(uri.to_owned())
     }
 
-    /// The wish goes to the server in the client's own request.
     fn asked(wishes: &mut Wishes, client: u64, wish: &Wish, run: Option<Run>) -> Asked {
         match wishes.make(client, wish, run) {
             Made::Asked(asked) => asked,
@@ -426,7 +399,7 @@ mod tests {
         let mut wishes = Wishes::default();
         done(&mut wishes, 1, &subscribe("a"), ONE);
         assert_eq!(wishes.make(2, &subscribe("a"), ONE), Made::Granted);
-        // One that asks for what it has is answered by the server, as if it were alone.
+        // A repeated subscription is answered by the server, as if this client were alone.
         done(&mut wishes, 3, &subscribe("b"), ONE);
         done(&mut wishes, 3, &subscribe("b"), ONE);
         assert_eq!(wishes.subscribers("a"), [1, 2].into());
@@ -462,17 +435,17 @@ mod tests {
         done(&mut wishes, 1, &Wish::Level(Level::Info), ONE);
         wishes.ended(Run(1));
         let asking = asked(&mut wishes, 2, &subscribe("b"), None);
-        // The server does nothing for anybody now: whoever asks wakes it.
+        // There is no run, so the first request starts one.
         let again = asked(&mut wishes, 2, &subscribe("a"), None);
         wishes.reaches(TWO);
         assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Info)]);
         wishes.came(again, Outcome::Done(TWO));
-        // Which run has got it is not known: this one is told, perhaps twice.
+        // It is unknown which run received it, so this run gets it, perhaps twice.
         assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
         wishes.came(asking, Outcome::Refused);
         assert_eq!(all_owed(&mut wishes), []);
         assert_eq!(wishes.subscribers("b"), [].into());
-        // News of a run that is over change nothing.
+        // An outdated end of a run changes nothing.
         wishes.ended(Run(1));
         assert_eq!(all_owed(&mut wishes), []);
     }
@@ -485,13 +458,13 @@ mod tests {
         wishes.came(asking, Outcome::Unknown);
         assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
 
-        // One that has gone before the answer came.
+        // A client that left before the answer.
         let asking = asked(&mut wishes, 1, &subscribe("a"), ONE);
         wishes.forget(1);
         wishes.came(asking, Outcome::Done(ONE));
         assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
 
-        // Whoever subscribes while that is on its way may have been first.
+        // A client that subscribes while the unsubscription is on its way may have been first.
         done(&mut wishes, 2, &subscribe("a"), ONE);
         wishes.took_back("a");
         assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
@@ -517,7 +490,7 @@ mod tests {
         assert_eq!(wishes.owed(), Some(unsubscribe("b")));
         wishes.was_not_told(&unsubscribe("b"), Run(1));
         assert_eq!(all_owed(&mut wishes), [unsubscribe("b")]);
-        // Another run owes nothing of it.
+        // Another run does not have this subscription.
         wishes.was_not_told(&unsubscribe("b"), Run(2));
         assert_eq!(all_owed(&mut wishes), []);
     }
@@ -526,7 +499,7 @@ mod tests {
     fn the_server_logs_as_much_as_the_client_that_wants_most_and_each_hears_its_own() {
         let mut wishes = Wishes::default();
         let asking = asked(&mut wishes, 1, &Wish::Level(Level::Error), ONE);
-        // What is still on its way may be refused.
+        // A request that is still on its way may be refused, so the second client's request is sent, too.
         let other = asked(&mut wishes, 3, &Wish::Level(Level::Error), ONE);
         for asked in [asking, other] {
             wishes.came(asked, Outcome::Done(ONE));
@@ -539,12 +512,12 @@ mod tests {
         assert_eq!(hears(&wishes, Some(Level::Info)), [2, 3, 4]);
         assert_eq!(hears(&wishes, Some(Level::Emergency)), [1, 2, 3, 4]);
         assert_eq!(hears(&wishes, None), [1, 2, 3, 4]);
-        // Who wanted most wants less: the others' level is what counts, and nobody is deaf in between.
+        // The client with the lowest level raises it: the other levels count at once.
         assert_eq!(wishes.make(2, &Wish::Level(Level::Alert), ONE), Made::Granted);
         assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Info)]);
         wishes.forget(3);
         assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Error)]);
-        // What the server refuses was never wished.
+        // A refused level does not count.
         let asking = asked(&mut wishes, 2, &Wish::Level(Level::Debug), ONE);
         wishes.came(asking, Outcome::Refused);
         assert_eq!(hears(&wishes, Some(Level::Error)), [1, 3, 4]);

@@ -1,18 +1,18 @@
-//! Which events are gone without anybody having got them, until an event that says so is stored.
+//! Ranges of lost events: events that were removed undelivered, until an `events.dropped` event that reports them is
+//! stored.
 
-/// Ranges beyond so many are told as one.
 const RANGES_MAX: usize = 100;
 
-/// Ranges of numbers, both ends included.
+/// Ranges of event numbers, both ends included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Gone {
     untold: Vec<(u64, u64)>,
-    /// Told, and the event is not stored yet.
+    /// Reported ranges whose `events.dropped` event is not stored yet.
     told: Vec<(u64, u64)>,
 }
 
 impl Gone {
-    /// As it was stored: whether it was told is not known.
+    /// Restores stored ranges. All of them are reported again, because earlier reports may be lost.
     pub(super) fn from_stored(ranges: Vec<(u64, u64)>) -> Self {
         let mut gone = Self::default();
         for (from, to) in ranges {
@@ -21,7 +21,6 @@ impl Gone {
         gone
     }
 
-    /// As it is stored.
     pub(super) fn to_stored(&self) -> Vec<(u64, u64)> {
         self.told.iter().chain(&self.untold).copied().collect()
     }
@@ -45,7 +44,6 @@ impl Gone {
         self.untold = merged;
     }
 
-    /// Takes on what another one holds.
     pub(super) fn merge(&mut self, other: &Self) {
         for (from, to) in other.to_stored() {
             if !self.told.contains(&(from, to)) {
@@ -54,14 +52,14 @@ impl Gone {
         }
     }
 
-    /// What is to be told now.
+    /// Returns the unreported ranges and marks them as reported.
     pub(super) fn tell(&mut self) -> Vec<(u64, u64)> {
         let now = std::mem::take(&mut self.untold);
         self.told.extend(&now);
         now
     }
 
-    /// An event that says so is stored. Whether that is news.
+    /// Removes the ranges that a stored `events.dropped` event covers. Returns true if there were any.
     pub(super) fn stored(&mut self, from: u64, to: u64) -> bool {
         let before = self.told.len() + self.untold.len();
         for ranges in [&mut self.told, &mut self.untold] {

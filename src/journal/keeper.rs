@@ -1,13 +1,13 @@
-//! The one thread that writes the journal: what it is told comes as jobs, in order; between them it makes room, and looks after
-//! a disk that did not take what it was given.
+//! The only thread that writes the journal. It executes jobs in order; between jobs it removes old data and retries
+//! after disk errors.
 //!
 //! ```text
 //!             opened, or written again
 //!      ┌───────────────────────────────────┐
 //!      ▼                                   │
-//!     ok ── full, read-only, gone, broken ─┴─► memory      tried again with every job and every `RETRY`
+//!     ok ── full, read-only, lost, broken ─┴─► memory      tried again with every job and every `RETRY`
 //!      │
-//!      └── damaged: put aside, salvaged, begun anew ──► ok
+//!      └── damaged: put aside, salvaged, replaced ──► ok
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -37,14 +37,12 @@ use super::{
 };
 use crate::data_dir::DataDir;
 
-/// A disk that took nothing is asked again after this, if nobody wanted it before.
+/// Interval between attempts on a disk that does not accept writes. Each job tries earlier.
 const RETRY: Duration = Duration::from_secs(3);
-/// What is too old is looked for this often.
 const TIDY_INTERVAL: Duration = Duration::from_secs(60);
-/// Events that were delivered and are not stored yet; the oldest beyond are told to be gone.
+/// Maximum number of delivered events that wait to be stored. The oldest beyond it are reported as lost.
 const OWED_MAX: usize = 10_000;
 
-/// What the thread owns.
 pub(super) struct Keeper {
     home: JournalHome,
     path: PathBuf,
@@ -53,33 +51,29 @@ pub(super) struct Keeper {
     shared: Arc<Shared>,
     mark: Mark,
     store: Option<Store>,
-    /// Why nothing is stored now, as it was logged.
     reason: Option<String>,
-    /// The last batch was not stored: a smaller thing that is does not mean that there is room for one.
+    /// True if the last batch was not stored. A smaller write that succeeds does not prove that there is room for a
+    /// batch.
     refusing: bool,
-    /// Delivered while the disk took nothing, and still to be stored: the oldest first.
+    /// Batches that were delivered while the disk accepted nothing, and must still be stored, oldest first.
     owed: VecDeque<Arc<Batch>>,
-    /// The reason why no numbers can be reserved at present; `None` if they can.
     numberless: Option<String>,
-    /// The last number that may be used, where the database is there and does not tell how far it reaches.
+    /// Last number that may be in use, if the database exists but cannot be read.
     unknown: Option<u64>,
     closed: bool,
     pruning: Pruning,
     damaged: Option<PathBuf>,
-    /// The last event that is known to be stored, or to have been.
+    /// Last event that is, or was, stored.
     through: u64,
-    /// Events that are gone, and that not yet noted in a database.
     gone: Gone,
     tidied: Option<Instant>,
-    /// Whether all are there who want to be told, and who keep what is not delivered: nothing goes for its age before.
+    /// True once the hook for lost events is set and delivery is declared. Events are not removed for their age before.
     attended: bool,
-    /// What was remembered, which could be read only after the start, and nobody has been given yet.
     late_memos: Option<HashMap<InstanceId, String>>,
-    /// For the status.
     memos_missed: u64,
 }
 
-/// The time of day, but for jumps forward while we run: they must not make everything old at once.
+/// Clock for ages. It follows the system clock except for jumps forward, which would make everything old at once.
 struct Time {
     clock: Clock,
     began: Timestamp,
@@ -87,12 +81,10 @@ struct Time {
 }
 
 impl Time {
-    /// The time of day.
     fn now(&self) -> Timestamp {
         (self.clock)()
     }
 
-    /// The time by which things are old.
     fn age(&self) -> Timestamp {
         let elapsed = jiff::SignedDuration::try_from(self.at.elapsed()).unwrap_or(jiff::SignedDuration::MAX);
         self.began.checked_add(elapsed).map_or_else(|_| self.now(), |most| most.min(self.now()))
@@ -100,7 +92,7 @@ impl Time {
 }
 
 impl Keeper {
-    /// Starts the thread, and waits until it has opened the database or found out that it cannot.
+    /// Starts the thread and waits until it has opened the database, or failed to.
     pub(super) fn start(
         home: JournalHome,
         limits: Limits,
@@ -111,7 +103,7 @@ impl Keeper {
         let pulse = Pulse::start()?;
         thread::Builder::new().name("journal".into()).spawn(move || {
             let mut keeper = Self::open(home, limits, clock, pulse);
-            // If nobody waits there will be no jobs either.
+            // If the caller stopped waiting, there will be no jobs either.
             let _ = opened.send(Arc::clone(&keeper.shared));
             keeper.run(&inbox);
         })?;
@@ -159,31 +151,31 @@ impl Keeper {
             memos_missed: 0,
         };
         let was_there = keeper.home.stat("").is_some();
-        // Before anything is noted that goes wrong now.
+        // Copied before the errors of this start are recorded.
         let noted = keeper.mark.clone();
         let mut facts = None;
-        // An error is the state.
+        // An error is visible in the status.
         let _ = keeper.ready(&mut facts);
         if facts.is_none() && was_there {
-            // It cannot be opened for writing; what it knows may be read all the same.
+            // The database cannot be opened for writing, but it may be readable.
             facts = read::open(keeper.home.path()).ok().flatten().and_then(|connection| read_facts(&connection).ok());
         }
         keeper.number(facts, was_there, &noted);
         keeper.note_gone();
-        // Kept for a person to look at, and told until that person has removed it.
+        // The database stays aside for inspection and is reported until it is removed.
         keeper.damaged = keeper.damaged.or_else(|| last_put_aside(&keeper.home.directory().ok()?));
         keeper.show();
         keeper
     }
 
-    /// Settles the number of the next event: nobody may have seen it on another one. A database that `was_there` is held
-    /// against what was `noted` by the last satellite.
+    /// Determines the number of the next event, which no earlier event may have had. If the database `was_there`, its
+    /// last number is compared with the one `noted` by the last satellite.
     fn number(&mut self, facts: Option<Facts>, was_there: bool, noted: &Mark) {
         let last = facts.as_ref().map_or(0, |facts| facts.last);
         let reliable = was_there && facts.is_some() && self.damaged.is_none();
         let used = noted.used(reliable.then_some(last)).max(last);
         if facts.is_none() && was_there {
-            // What it holds is not gone because it cannot be read now.
+            // An unreadable database does not mean that its events are lost.
             self.unknown = Some(used);
             self.shared.memos_unread.store(true, Ordering::Release);
             tracing::error!("what servers had come to cannot be read either: they begin anew, until it can be");
@@ -196,8 +188,8 @@ impl Keeper {
             shared.memos = facts.map(|facts| facts.memos).unwrap_or_default();
             shared.appended.send_replace(last);
         }
-        // Nothing is reserved before the first event: a file that is emptied after it is then known from one that was never
-        // filled. Numbers that were skipped now are told to be gone, so they count as stored.
+        // Before the first event nothing is reserved, so that a database emptied later differs from one that was never
+        // filled. Skipped numbers are reported as lost, so they count as stored.
         if used > 0 {
             self.mark.note(used, self.store.is_none());
         }
@@ -217,10 +209,10 @@ impl Keeper {
         self.close();
     }
 
-    // ---- what it is told ----
+    // ---- jobs ----
 
     pub(super) fn append(&mut self, batch: &Batch) -> Answer {
-        // What is older comes first: nothing is stored behind what is newer.
+        // Older events first, so that events are stored in order.
         match self.append_owed() {
             Answer::Accepted => self.append_one(batch),
             answer => answer,
@@ -229,7 +221,7 @@ impl Keeper {
 
     fn append_one(&mut self, batch: &Batch) -> Answer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
-        // What is remembered may have to be read first.
+        // Opening the database may read memos, which is required before newer ones are written.
         if let Err(error) = self.ready(&mut None) {
             self.mark.reserve(self.through, last);
             self.refusing = true;
@@ -259,9 +251,9 @@ impl Keeper {
         }
     }
 
-    /// Lets events have the numbers up to `through`.
     pub(super) fn grant(&mut self, through: u64) -> Result<(), JournalError> {
-        // Somebody may have deleted the directory. An error is the state; the file of the numbers may work all the same.
+        // Another process may have deleted the directory. The error is visible in the status; the file of the numbers
+        // may be usable.
         if let Err(error @ JournalError::Closed) = self.ready(&mut None) {
             return Err(error);
         }
@@ -285,7 +277,6 @@ impl Keeper {
         }
     }
 
-    /// This was delivered and is not stored.
     pub(super) fn owe(&mut self, batch: Arc<Batch>) {
         self.owed.push_back(batch);
         let mut count: usize = self.owed.iter().map(|batch| batch.events.len()).sum();
@@ -299,12 +290,11 @@ impl Keeper {
         }
     }
 
-    /// Stores what is owed, as far as that is possible.
     fn append_owed(&mut self) -> Answer {
         while let Some(batch) = self.owed.front().cloned() {
             match self.append_one(&batch) {
                 answer @ Answer::Unavailable(_) => return answer,
-                // It went its way: if it cannot be stored for good, that is all that is left to do.
+                // The batch was delivered. If it can never be stored, it is dropped.
                 _ => self.owed.pop_front(),
             };
         }
@@ -324,7 +314,7 @@ impl Keeper {
 
     pub(super) fn sending(&mut self, settled: u64, sending: Option<&Sending>) -> Result<(), JournalError> {
         match self.write(|store| store.sending(settled, sending.cloned())) {
-            // On a full disk delivery goes on with what can be read: it is what makes room.
+            // On a full disk delivery continues with what can be read, because delivery allows pruning.
             Err(JournalError::Unavailable(_)) if self.store.is_some() => {}
             outcome => outcome?,
         }
@@ -347,7 +337,7 @@ impl Keeper {
         self.write(|store| store.record_command(id, result, now))
     }
 
-    /// Stores the memos that are pending. After an error they stay pending, and go with the next transaction that succeeds.
+    /// Stores the pending memos. After an error they stay pending for the next successful transaction.
     pub(super) fn write_memos(&mut self) -> Result<(), JournalError> {
         self.ready(&mut None)?;
         let memos = self.take_memos();
@@ -361,18 +351,16 @@ impl Keeper {
         written
     }
 
-    /// There is a hook.
     pub(super) fn attend(&mut self) {
         self.attended = true;
         self.tidied = None;
         self.announce();
     }
 
-    /// Tells the hook what is gone, once.
     pub(super) fn announce(&mut self) {
         let hook = self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(hook) = &*hook else { return };
-        // What no database knows of is told when one does.
+        // Losses that are not recorded in a database are reported once they are.
         for (from, to) in self.store.as_mut().map(Store::tell).unwrap_or_default() {
             hook(from, to);
         }
@@ -380,7 +368,7 @@ impl Keeper {
 
     pub(super) fn close(&mut self) {
         self.append_owed();
-        // An error is the state, and in the log.
+        // The error is logged and visible in the status.
         let _ = self.write_memos();
         self.store = None;
         if !std::mem::replace(&mut self.closed, true) {
@@ -390,7 +378,7 @@ impl Keeper {
 
     // ---- the disk ----
 
-    /// Does something with the database, which is opened if need be. What fails is the state.
+    /// Runs `act` on the database and opens it if necessary. Errors are recorded in the status.
     fn with<T>(&mut self, mut act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
         self.ready(&mut None)?;
         for attempt in 0.. {
@@ -404,7 +392,7 @@ impl Keeper {
         Err(JournalError::Closed)
     }
 
-    /// [`Self::with`], where success says that the disk is well.
+    /// Runs `act` as [`Self::with`] does, and clears the recorded error after success.
     fn write<T>(&mut self, act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
         let done = self.with(act)?;
         if !self.refusing {
@@ -413,7 +401,7 @@ impl Keeper {
         Ok(done)
     }
 
-    /// Sees to it that there is a database that can be found where it should be.
+    /// Opens the database unless it is open and still at its path.
     fn ready(&mut self, facts: &mut Option<Facts>) -> Result<(), JournalError> {
         if self.closed {
             return Err(JournalError::Closed);
@@ -443,7 +431,7 @@ impl Keeper {
         }
     }
 
-    /// What was remembered could not be read at the start, and can be now. Before anything newer is written.
+    /// Reads memos that could not be read at the start. Must run before newer ones are written.
     fn read_late_memos(&mut self) {
         if self.unknown.is_some()
             && let Some(Ok(facts)) = self.store.as_ref().map(Store::facts)
@@ -453,7 +441,6 @@ impl Keeper {
         }
     }
 
-    /// Hands over what could be read only after the start.
     pub(super) fn tell_memos(&mut self) {
         let hook = self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(hook) = &*hook else { return };
@@ -463,7 +450,8 @@ impl Keeper {
         self.put_memos_back(instead);
     }
 
-    /// The database has events up to `last`. What was known beyond is gone, and from `from` on of what was stored.
+    /// Records losses after the database was opened. It contains events up to `last`: known events after it are lost,
+    /// and stored ones from `from` on.
     fn reaches(&mut self, last: u64, from: u64) {
         if let Some(used) = self.unknown.take() {
             self.through = last;
@@ -473,7 +461,6 @@ impl Keeper {
         }
     }
 
-    /// The files that are open are not those that others find.
     fn abandon(&mut self) {
         let Some(mut store) = self.store.take() else { return };
         if store.is_database_in_place() {
@@ -486,9 +473,9 @@ impl Keeper {
         }
     }
 
-    /// The database is damaged.
+    /// Replaces a damaged database with a new one, and copies its readable rows.
     fn begin_anew(&mut self, error: &rusqlite::Error) -> Result<(), JournalError> {
-        // Our locks and its log go before it is renamed.
+        // Closes the database before it is renamed, to release its locks and its log.
         if let Some(store) = self.store.take() {
             self.gone.merge(&store.into_gone());
         }
@@ -498,7 +485,7 @@ impl Keeper {
             Err(error) => return Err(self.failed(&error)),
         };
         let aside = directory.path().join(&name);
-        // Should we be killed before all is taken over, the next one must not trust what it finds.
+        // If the satellite is killed before the copy is complete, the next one must not trust the new database.
         self.mark.note(self.through, true);
         tracing::error!(%error, aside = %aside.display(), "the journal is damaged: it was put aside, and what can be read of it is taken over");
         let mut store = match Store::open(&self.home, &mut None) {
@@ -529,11 +516,11 @@ impl Keeper {
         }
         self.reason = Some(reason.clone());
         if !error.downcast_ref().is_some_and(is_full) {
-            // What is wrong may be wrong with the open file only, and is found out by opening it again. On a full disk it is
-            // not: there what is stored can still be read and delivered.
+            // The error may concern only the open file, so the database is opened again. On a full disk it stays open,
+            // because stored events can still be read and delivered.
             self.store = None;
         }
-        // From now on numbers may be seen that are not stored.
+        // From now on numbers may be in use that are not stored.
         self.mark.note(self.through, true);
         self.shared.status.send_modify(|status| {
             status.state = JournalState::Memory;
@@ -542,7 +529,6 @@ impl Keeper {
         JournalError::Unavailable(reason)
     }
 
-    /// Something was written.
     fn recovered(&mut self) {
         if self.reason.take().is_some() {
             tracing::info!(path = %self.path.display(), "the journal is written again");
@@ -558,14 +544,14 @@ impl Keeper {
         }
     }
 
-    // ---- between the jobs ----
+    // ---- maintenance between jobs ----
 
     fn delivers(&self) -> bool {
         self.shared.delivers.load(Ordering::Acquire)
     }
 
-    /// Makes room for more than the `added` events, so that a batch does not wait for long; the rest goes when nobody
-    /// wants anything. Whether there is a rest.
+    /// Prunes in steps until little more than twice the `added` events are removed, so that a batch does not wait for
+    /// long; the rest is pruned in idle time. Returns true if more must be pruned.
     fn make_room(&mut self, added: usize) -> bool {
         let (delivers, size_max) = (self.delivers(), self.limits.size_max);
         let (mut removed, enough) = (0, 2 * added as u64);
@@ -574,7 +560,7 @@ impl Keeper {
             match store.make_room(size_max, delivers, &mut self.pruning) {
                 Ok(0) => break false,
                 Ok(count) => removed += count,
-                // Damage is dealt with by the next job that meets it.
+                // The next job that finds the damage handles it.
                 Err(error) => {
                     tracing::warn!(%error, "cannot make room in the journal");
                     break false;
@@ -585,7 +571,7 @@ impl Keeper {
             }
         };
         if !more {
-            // Told when it is over, so that it is told once.
+            // Reported at the end, so that it is reported once.
             self.announce();
         }
         more
@@ -595,14 +581,13 @@ impl Keeper {
         match more {
             Ok(more) => more,
             Err(error) => {
-                // Damage is dealt with by the next job that meets it.
+                // The next job that finds the damage handles it.
                 tracing::warn!(%error, "cannot make room in the journal");
                 false
             }
         }
     }
 
-    /// Makes room until somebody wants something.
     fn tidy(&mut self) {
         self.tidied = Some(Instant::now());
         if self.closed || self.ready(&mut None).is_err() {
@@ -622,25 +607,24 @@ impl Keeper {
             more = Self::outcome(shrunk);
         }
         if more {
-            // At once, after the jobs that have come meanwhile.
+            // Immediately, but after the jobs that arrived in the meantime.
             self.tidied = None;
         }
         self.show();
     }
 
-    /// Writes what a disk that failed has not got, though nobody asks for anything.
     fn catch_up(&mut self) {
         self.append_owed();
-        // An error is the state.
+        // An error is visible in the status.
         let _ = self.write_memos();
         if self.reason.is_some() && !self.refusing {
-            // An error is the state.
+            // An error is visible in the status.
             let _ = self.write(Store::probe);
         }
     }
 
     fn take_memos(&self) -> Memos {
-        // Cleared first: who remembers something after this tells us again.
+        // Cleared first: a memo that is set after this sends a new notification.
         self.shared.memos_told.store(false, Ordering::Release);
         std::mem::take(&mut *self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -648,12 +632,11 @@ impl Keeper {
     fn put_memos_back(&self, memos: Memos) {
         let mut pending = self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner);
         for (instance, memo) in memos {
-            // What was remembered meanwhile is newer.
+            // A memo that was set in the meantime is newer.
             pending.entry(instance).or_insert(memo);
         }
     }
 
-    /// Brings the status up to date.
     pub(super) fn show(&mut self) {
         let extent = self.store.as_ref().and_then(|store| store.extent().ok());
         let delivers = self.delivers();

@@ -1,22 +1,23 @@
-//! `DIR/journal/seq`: how far numbers are spoken for, should the database be lost, lose its end, or not take events. It is one
-//! line of one length, written in place, so that it can be written on a full disk.
+//! The file `DIR/journal/seq`: the event numbers that may be in use, in case the database is lost, loses its end, or
+//! does not accept events. It is a single line of fixed length, written in place, so that it can be written on a full
+//! disk.
 //!
 //! ```text
 //! 00000000000000020000 stored 00000000000000012345 open   00000000000000012400 bcdd54da-c541-4144-a403-ff5dee86d4ae
-//! │                    │      │                    │      │                    └ the boot of the machine that it was written under
-//! │                    │      │                    │      └ events have numbers up to here
-//! │                    │      │                    └ `closed`: the satellite has ended tidily
-//! │                    │      └ the database has reached to here
-//! │                    └ every number that anybody has seen is in the database; `ahead`: numbers beyond it have been seen
-//! └ no number beyond has been seen: synced, so that it holds after a loss of power
+//! │                    │      │                    │      │                    └ boot id of the machine
+//! │                    │      │                    │      └ last granted number: events have numbers up to it
+//! │                    │      │                    └ `closed`: the satellite ended in an orderly way
+//! │                    │      └ last number stored in the database
+//! │                    └ the database contains every number in use; `ahead`: larger numbers are in use
+//! └ last reserved number: no larger number is in use; synced, to survive a loss of power
 //! ```
 //!
-//! What the database is said to reach to is written with each transaction, before anybody is told of it, and not synced: it
-//! outlives a `kill -9`, as the log of the database does. After a loss of power neither can be relied on: hence the boot.
+//! The last stored number is written with each transaction, before any reader sees it, and not synced: like the WAL of
+//! the database, it survives a `kill -9`. After a loss of power neither is reliable, so the line contains the boot id.
 //!
-//! The last number is written, and not synced, before any event gets a number up to it ([`Mark::grant`]). On a disk that
-//! hangs it cannot be written, so events then get no numbers, and a later start never uses a number again that an event
-//! had and that was lost with the satellite.
+//! The last granted number is written, and not synced, before any event gets a number up to it (`Mark::grant`). A disk
+//! that hangs cannot be written, so events then get no numbers. A later start therefore never reuses the number of an
+//! event that was lost with the satellite.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -25,32 +26,26 @@ use std::time::{Duration, Instant};
 use super::JournalHome;
 use crate::data_dir::Access;
 
-/// In the directory of the journal.
 const FILE: &str = "seq";
-/// The file is one line; a longer one is read as no mark.
+/// Maximum size of the file in bytes. A longer file is treated as missing.
 const FILE_MAX: u64 = 4096;
-/// So many numbers are reserved at once.
 pub(super) const STEP: u64 = 10_000;
-/// And so many where the last ones were used up within `STORM`: each time waits for the disk.
+/// Numbers reserved at once if the last ones were used up within `STORM`, because each reservation waits for the disk.
 const STORM_STEP: u64 = 100_000;
 const STORM: Duration = Duration::from_secs(1);
-/// A boot that the machine does not tell.
 const NO_BOOT: &str = "-";
 const BOOT_LEN: usize = 36;
 
 #[derive(Debug, Clone)]
 pub(super) struct Mark {
     home: JournalHome,
-    /// As in the file, as far as is known.
     says: Says,
-    /// Whether the file says so.
+    /// True if the file contains `says`.
     written: bool,
-    /// This one.
     boot: String,
     reserved_at: Option<Instant>,
 }
 
-/// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Says {
     reserved: u64,
@@ -69,9 +64,9 @@ impl Says {
             _ => return None,
         };
         let (reached, end, boot, granted) = match rest {
-            // The first form: all that is known is that a step was reserved beyond what was stored.
+            // Oldest format: one step was reserved beyond the stored numbers.
             [] => (reserved.saturating_sub(STEP), "open", boot, 0),
-            // The second form.
+            // Second format, without granted numbers.
             [reached, end, boot] => (reached.parse().ok()?, *end, *boot, 0),
             [reached, end, granted, boot] => (reached.parse().ok()?, *end, *boot, granted.parse().ok()?),
             _ => return None,
@@ -91,7 +86,7 @@ impl Says {
 }
 
 impl Mark {
-    /// What the file says; nothing is reserved if there is none or it says something else.
+    /// Reads the file. If it is missing or invalid, nothing is reserved.
     pub(super) fn read(home: &JournalHome) -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = Some(boot.trim()).filter(|boot| boot.len() == BOOT_LEN).unwrap_or(NO_BOOT).to_owned();
@@ -101,20 +96,21 @@ impl Mark {
         Self { home: home.clone(), written: says.is_some(), says: says.unwrap_or(nothing), boot, reserved_at: None }
     }
 
-    /// The last number that may have been seen by somebody. `stored` is how far a database reaches that has all that was
-    /// committed to it as far as can be told from it alone; `None` if there is none, or it cannot be relied on.
+    /// Returns the last number that may be in use. `stored` is the last number in a complete database; `None` if there
+    /// is no database or it is not reliable.
     pub(super) fn used(&self, stored: Option<u64>) -> u64 {
         let Says { reserved, ahead, reached, closed, boot, granted } = &self.says;
-        // Where no boot is known each may be another one.
+        // An unknown boot may be another boot.
         let same_boot = *boot == self.boot && boot != NO_BOOT;
         let has_all = stored.is_some_and(|stored| stored >= *reached) && same_boot;
         let used = if *ahead || !(*closed || has_all) { *reserved } else { *reached };
         used.max(*granted).max(stored.unwrap_or(0))
     }
 
-    /// Numbers up to `seq` are about to be stored, those up to `stored` are. What is reserved is counted from the latter.
+    /// Reserves numbers up to `seq`, which are about to be stored. The reservation starts at `stored`, the last stored
+    /// number.
     pub(super) fn reserve(&mut self, stored: u64, seq: u64) {
-        // Beyond what is to be stored somebody may be told of what waits in memory.
+        // While the database lacks events, readers may see numbers of events that wait in memory.
         let needed = if self.says.ahead { seq.saturating_add(STEP) } else { seq };
         if needed >= self.says.reserved || self.says.closed || !self.written {
             let reserved = self.next_block(stored, needed);
@@ -122,8 +118,8 @@ impl Mark {
         }
     }
 
-    /// Lets events have the numbers up to `seq`; those up to `stored` are stored. After an error no event may get one: the
-    /// file does not say so, and the next start could use it again.
+    /// Permits events to use the numbers up to `seq`; those up to `stored` are stored. After an error no event may use
+    /// them, because the next start could use them again.
     pub(super) fn grant(&mut self, stored: u64, seq: u64) -> io::Result<()> {
         if self.written && !self.says.closed && seq <= self.says.granted {
             return Ok(());
@@ -141,16 +137,15 @@ impl Mark {
         stored.saturating_add(step).max(needed.saturating_add(1)).max(self.says.reserved)
     }
 
-    /// Numbers up to `seq` are used, and `ahead` says whether the database may lack some. A failure leaves it to the next
-    /// time.
+    /// Records that numbers up to `seq` are used. `ahead` is true if the database may lack some of them. A failure is
+    /// repaired by the next write.
     pub(super) fn note(&mut self, seq: u64, ahead: bool) {
         let reserved = if seq < self.says.reserved { self.says.reserved } else { seq.saturating_add(STEP) };
         self.put(Says { reserved, ahead, reached: self.says.reached.max(seq), ..self.open() });
     }
 
-    /// The database is closed, and nobody is told any more.
     pub(super) fn close(&mut self) {
-        // One that was never written is not begun now.
+        // A file that was never written is not created now.
         if self.says.reserved > 0 {
             self.put(Says { closed: true, ..self.open() });
         }
@@ -170,7 +165,7 @@ impl Mark {
         if self.written && says == self.says {
             return Ok(());
         }
-        // Synced because it must survive a loss of power: `reserved` covers all numbers that events have.
+        // Synced to survive a loss of power: `reserved` covers the numbers of all events.
         let Says { reached, granted, .. } = says;
         let sync = !self.written || says != Says { reached, granted, ..self.says.clone() };
         self.says = says;
@@ -189,13 +184,12 @@ impl Mark {
             file.sync_data()?;
         }
         if !known {
-            // Its name, too.
+            // Syncs the directory entry, too.
             directory.sync()?;
         }
         Ok(())
     }
 
-    /// The directory has gone, and the file with it.
     pub(super) fn lost(&mut self) {
         self.written = false;
     }
@@ -239,7 +233,7 @@ mod tests {
     fn numbers_that_may_have_been_seen_are_told_from_those_that_were_reserved_only() {
         let here = "bcdd54da-c541-4144-a403-ff5dee86d4ae";
         let other = "00000000-0000-0000-0000-000000000000";
-        // What the note says, how far the database reaches, what is used.
+        // Line of the file, last number in the database, last used number.
         for (line, stored, used) in [
             ("20000 stored 12000 open HERE", Some(12_000), 12_000),
             ("20000 stored 12000 open HERE", Some(12_050), 12_050),
@@ -255,7 +249,7 @@ mod tests {
             ("20000 ahead 12000 closed HERE", Some(12_000), 20_000),
             ("20000 ahead 12000 open HERE", Some(12_000), 20_000),
             ("10000 stored 0 open HERE", Some(0), 0),
-            // As it was written before.
+            // Older format.
             ("20000 stored", Some(10_000), 10_000),
             ("20000 stored", Some(9_999), 20_000),
             ("20000 ahead", Some(15_000), 20_000),

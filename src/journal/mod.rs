@@ -1,19 +1,21 @@
-//! What happened, kept over restarts: events, what servers wrote, calls, and what a satellite has to remember, in one
-//! embedded database.
+//! The journal: events, server logs, calls and the state that a satellite needs after a restart, in an embedded
+//! database.
 //!
 //! ```text
 //!  batcher ── append ──►┐
 //!  delivery ─ outbox ──►│ a mailbox ──► one thread ──► DIR/journal/journal.db   SQLite, WAL
-//!  slots ──── memos ───►┘                    │         DIR/journal/seq          the numbers that are spoken for
+//!  slots ──── memos ───►┘                    │         DIR/journal/seq          reserved event numbers
 //!                                            └──► status, journalled_through
 //!  readers, also without a satellite: open the file themselves (`read`)
 //! ```
 //!
 //! Only that thread waits for the disk, and its callers wait for it at most one second. An event gets a number only
 //! after the file `seq` has reserved it (`mark`); while that file cannot be written, events wait in the batcher without
-//! numbers. What is committed survives a `kill -9` of the satellite (not a loss of
-//! power: the disk is asked to sync at checkpoints only). A disk that is full, read-only or broken is a state that is
-//! told and tried again, never an end: events then stay in the batcher's memory, within its limit.
+//! numbers.
+//!
+//! Committed data survives a `kill -9` of the satellite, but not a loss of power, because the disk is synced at
+//! checkpoints only. A disk that is full, read-only or broken does not end the satellite: the journal reports the state
+//! and retries, and events stay in the batcher's memory, within its limit.
 
 mod gone;
 mod keeper;
@@ -50,23 +52,22 @@ pub use read::{Events, Follow, Logged, Logs, Query, read, request_logs, server_l
 pub use sink::JournalSink;
 pub(crate) use store::Memos;
 
-/// In the data directory.
 const DIRECTORY: &str = "journal";
-/// In the directory of the journal.
 const DATABASE: &str = "journal.db";
 
-/// What is kept, and for how long. Whatever is reached first ends it.
+/// Retention limits of the journal. Data is removed as soon as one of them is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Events older than this go, unless they are still to be delivered.
+    /// Maximum age of events. Events that are still to be delivered are kept longer.
     pub events_age_max: Duration,
-    /// Over this size of the file, in bytes, the oldest events go, also those that are still to be delivered.
+    /// Maximum size of the database in bytes. Beyond it the oldest events are removed, even if they are still to be
+    /// delivered.
     pub size_max: u64,
-    /// Lines of each instance's log.
+    /// Maximum number of log lines per instance.
     pub server_logs_max: usize,
-    /// Calls of each instance.
+    /// Maximum number of stored calls per instance.
     pub request_logs_max: usize,
-    /// Lines and calls older than this go.
+    /// Maximum age of log lines and calls.
     pub logs_age_max: Duration,
 }
 
@@ -83,49 +84,49 @@ impl Default for Limits {
     }
 }
 
-/// Where events are: on disk, or in memory for as long as the disk does not take them.
+/// Storage of events: on disk, or in memory while the disk does not accept them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JournalState {
-    /// What is appended is stored.
+    /// Events are stored on disk.
     #[default]
     Ok,
-    /// Nothing can be stored now; it is tried again.
+    /// The disk accepts nothing; events stay in memory and the journal retries.
     Memory,
 }
 
-/// For `status`.
+/// Status of the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalStatus {
-    /// The database.
+    /// Path of the database.
     pub path: PathBuf,
-    /// Whether events are stored.
+    /// Storage of events.
     pub state: JournalState,
-    /// Why they are not.
+    /// Reason why events cannot be stored.
     pub reason: Option<String>,
-    /// Every event up to this one is stored, or was before it made room; 0 if there is none.
+    /// Last event up to which all events are stored, or were stored before they were pruned; 0 if there is none.
     pub journalled_through: u64,
-    /// The oldest event that is stored.
+    /// Number of the oldest stored event.
     pub first_seq: Option<u64>,
-    /// The newest one.
+    /// Number of the newest stored event.
     pub last_seq: Option<u64>,
-    /// How many events are still to be delivered, counted by their numbers; 0 where nothing is delivered.
+    /// Number of events still to be delivered, estimated by their numbers; 0 if there is no delivery.
     pub backlog: u64,
-    /// Size on disk.
+    /// Size on disk, in bytes.
     pub bytes: u64,
-    /// Where the last damaged database was put aside.
+    /// Path of the last damaged database that was put aside.
     pub damaged: Option<PathBuf>,
-    /// Events that made room before they were delivered, since the start.
+    /// Number of events that were pruned before their delivery, since the start.
     pub pruned_unsent: u64,
-    /// Instances whose history could not be read when they were installed, and was not taken into account.
+    /// Number of instances whose history could not be read when they were installed and was not taken into account.
     #[serde(default)]
     pub memos_missed: u64,
 }
 
-/// What the journal could not do.
+/// Error of a journal operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// The disk does not let us; it is tried again when somebody asks again.
+    /// The disk does not accept the operation at present. The next call tries again.
     #[error("{0}")]
     Unavailable(String),
     /// The journal has been closed.
@@ -133,54 +134,53 @@ pub enum JournalError {
     Closed,
 }
 
-/// A batch that is with the backend, or was when the satellite was killed: the same events go again under the same id.
+/// A batch that is being delivered, or was when the satellite was killed. The same events are sent again under the same
+/// id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sending {
-    /// Of the batch.
+    /// Id of the batch.
     pub id: u64,
-    /// Its first event.
+    /// Number of the first event.
     pub first: u64,
-    /// Its last one.
+    /// Number of the last event.
     pub last: u64,
-    /// Between them, and no part of it: refused for good before.
+    /// Numbers in this range that are not part of the batch, because the backend refused the events permanently.
     #[serde(default)]
     pub refused: Vec<u64>,
 }
 
-/// How far delivery is.
+/// Progress of the delivery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeliveryState {
-    /// Everything up to this event is taken, refused for good, or gone.
+    /// Last event up to which all events are accepted, permanently refused or lost.
     pub cursor: u64,
-    /// What is under way.
+    /// Batch in flight.
     pub sending: Option<Sending>,
 }
 
-/// What is known of a command of the backend.
+/// Stored state of a command of the backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandRecord {
-    /// It was begun, and its result is not known.
+    /// Execution was started; the result is unknown.
     Begun,
-    /// It was done: its result, as JSON.
+    /// Execution is complete; contains the result as JSON.
     Done(String),
 }
 
-/// The directory of the journal in a data directory.
+/// Returns the path of the journal's directory in a data directory.
 pub fn directory(data_dir: &Path) -> PathBuf {
     data_dir.join(DIRECTORY)
 }
 
-/// The database in a data directory.
+/// Returns the path of the database in a data directory.
 pub fn database(data_dir: &Path) -> PathBuf {
     directory(data_dir).join(DATABASE)
 }
 
-/// The data directory as the journal reaches it.
 #[derive(Debug, Clone)]
 enum JournalHome {
-    /// The open directory of a satellite.
     Open(DataDir),
-    /// A path that a host gave: it is opened whenever it is needed, because it may be created or replaced later.
+    /// Path that a host gave. It is opened for each access, because the directory may be created or replaced later.
     Named(PathBuf),
 }
 
@@ -192,7 +192,6 @@ impl JournalHome {
         }
     }
 
-    /// The directory of the journal, which is created if it does not exist.
     fn directory(&self) -> io::Result<DataDir> {
         match self {
             Self::Open(directory) => directory.subdirectory(DIRECTORY),
@@ -213,18 +212,18 @@ impl JournalHome {
     }
 }
 
-/// Tells the time of day.
+/// Function that returns the current time.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// Who is given memos that could not be read at the start, and says what is to be remembered of their instances instead,
-/// and of how many the history was not taken into account.
+/// Hook for memos that could not be read at the start. Returns the memos to store in their place, and the number of
+/// instances whose history was not taken into account.
 type OnMemos = Box<dyn Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send>;
 
-/// Who is told that events are gone, with the first and the last number.
+/// Hook for lost events, with the first and the last number.
 type OnDropped = Box<dyn Fn(u64, u64) + Send>;
 
-/// The journal of a satellite, of which there is one for a data directory. Cheap to clone; the thread ends, tidily, with
-/// the last clone.
+/// Handle to the journal of a data directory. Clones are cheap; the thread stops in an orderly way when the last one is
+/// dropped.
 #[derive(Clone)]
 pub struct Journal {
     jobs: mpsc::Sender<Job>,
@@ -233,41 +232,45 @@ pub struct Journal {
 
 type Job = Box<dyn FnOnce(&mut Keeper) + Send>;
 
-/// What the thread shows to everybody else.
 struct Shared {
     status: watch::Sender<JournalStatus>,
     appended: watch::Sender<u64>,
-    /// Read at open.
     next_seq: u64,
-    /// Read at open.
     memos: HashMap<InstanceId, String>,
-    /// Not yet written, the latest of each instance; `None` is to be forgotten.
+    /// Latest unwritten memo of each instance; `None` deletes the memo.
     pending_memos: Mutex<HashMap<InstanceId, Option<String>>>,
-    /// Whether the thread has been told that there are some.
+    /// True if the thread has already been notified of pending memos.
     memos_told: AtomicBool,
-    /// Whether there is somebody to whom events are still to be delivered.
     delivers: AtomicBool,
     on_dropped: Mutex<Option<OnDropped>>,
     on_memos: Mutex<Option<OnMemos>>,
-    /// Whether what is remembered could not be read yet.
     memos_unread: AtomicBool,
     pulse: Arc<Pulse>,
 }
 
 impl Journal {
-    /// Opens the journal in a data directory, which is created if it is missing and must be accessible to its owner
-    /// only. The only error is that no thread can be started. Problems of the disk are logged, shown in
-    /// [`Journal::status`] and retried. Waits for the disk.
+    /// Opens the journal in a data directory. The directory is created if it is missing; only its owner may have
+    /// access. Blocks on the disk. Problems of the disk are logged, shown in [`Journal::status`] and retried.
+    ///
+    /// # Errors
+    /// Returns an error only if no thread can be started.
     pub fn open(data_dir: &Path, limits: Limits) -> io::Result<Self> {
         Self::open_at(data_dir, limits, Arc::new(Timestamp::now))
     }
 
-    /// [`Journal::open`] with another clock.
+    /// Opens the journal as [`Journal::open`] does, with another clock.
+    ///
+    /// # Errors
+    /// See [`Journal::open`].
     pub fn open_at(data_dir: &Path, limits: Limits, clock: Clock) -> io::Result<Self> {
         Self::open_home(JournalHome::Named(data_dir.to_owned()), limits, clock)
     }
 
-    /// [`Journal::open`] in a data directory that is open already: its path is not looked up again.
+    /// Opens the journal as [`Journal::open`] does, in a data directory that is already open. Its path is not resolved
+    /// again.
+    ///
+    /// # Errors
+    /// See [`Journal::open`].
     pub fn open_in(data_dir: DataDir, limits: Limits) -> io::Result<Self> {
         Self::open_home(JournalHome::Open(data_dir), limits, Arc::new(Timestamp::now))
     }
@@ -278,56 +281,57 @@ impl Journal {
         Ok(Self { jobs, shared })
     }
 
-    /// The number of the next event: nobody has seen it on another one.
+    /// Returns the number of the next event, as of the start. No earlier event had this number.
     pub fn next_seq(&self) -> u64 {
         self.shared.next_seq
     }
 
-    /// How it is now.
+    /// Returns the current status.
     pub fn status(&self) -> JournalStatus {
         self.shared.status.borrow().clone()
     }
 
-    /// The last event that is stored, as it grows.
+    /// Returns a receiver of the number of the last stored event.
     pub fn appended(&self) -> watch::Receiver<u64> {
         self.shared.appended.subscribe()
     }
 
-    /// Resolves when the event is stored, or cannot be for now.
+    /// Waits until the event is stored, or the disk does not accept events.
     pub async fn stored(&self, seq: u64) {
         let mut status = self.shared.status.subscribe();
         let settled = |status: &JournalStatus| status.journalled_through >= seq || status.state == JournalState::Memory;
-        // An error says that the journal has ended: then it will never be.
+        // An error means that the journal has ended and will not store the event.
         let _ = status.wait_for(settled).await;
     }
 
-    /// Has `hook` told, from the journal's thread, from where to where events have gone that nobody has got: for want
-    /// of room, or with a damaged file. It is told again after a restart unless an `events.dropped` with these numbers has been
-    /// appended. What happened before is told now, and nothing goes for its age before this.
+    /// Sets the hook for lost events: ranges of numbers that were removed undelivered for lack of space, or with a
+    /// damaged file. The journal's thread calls it, also for events that were lost earlier. After a restart it reports
+    /// a range again unless an `events.dropped` event with these numbers was appended. Events are not removed for their
+    /// age before the hook is set.
     pub fn on_dropped(&self, hook: impl Fn(u64, u64) + Send + 'static) {
         *self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
         self.tell(Keeper::attend);
     }
 
-    /// There is somebody to whom events are delivered; to be said before [`Journal::on_dropped`]. From now on the journal counts what is not, keeps it beyond its age, and
-    /// tells what goes before it is.
+    /// Declares that events are delivered to a receiver; must be called before [`Journal::on_dropped`]. The journal
+    /// then counts undelivered events, keeps them beyond their maximum age, and reports those it has to remove.
     pub fn expect_delivery(&self) {
         self.shared.delivers.store(true, Ordering::Release);
         self.tell(Keeper::show);
     }
 
-    /// There is nobody to whom events are delivered. Should there be somebody with a later start, that one is told what
-    /// comes from then on, or goes on where the last one was if that one has not got everything.
+    /// Declares that there is no receiver. A receiver of a later start gets the events from then on, or continues where
+    /// the last receiver stopped if events are undelivered.
     pub fn expect_nobody(&self) {
         self.tell(Keeper::expect_nobody);
     }
 
-    /// Stores a batch, in one transaction. What is stored already is passed over, so a batch may come again.
-    /// `Accepted`, `Invalid` or `Unavailable`.
+    /// Stores a batch in one transaction. Events that are already stored are skipped, so a batch can be repeated.
+    /// Returns `Accepted`, `Invalid` or `Unavailable`.
     pub fn append(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
         let (reply, answer) = oneshot::channel::<Answer>();
         self.tell(move |keeper| {
-            // Sent even if the caller no longer waits: the satellite may be ending, and a repeated batch does no harm.
+            // Sent even if the caller stopped waiting: the satellite may be ending, and a repeated batch is harmless.
             let _ = reply.send(keeper.append(&batch));
         });
         let journal = self.clone();
@@ -335,13 +339,16 @@ impl Journal {
             .boxed()
     }
 
-    /// These events were delivered without being stored: they are stored when the disk takes them, as far as there is
-    /// memory until then.
+    /// Queues events that were delivered without being stored. They are stored once the disk accepts them, within the
+    /// limit of memory.
     pub(crate) fn went_directly(&self, batch: Arc<Batch>) {
         self.tell(move |keeper| keeper.owe(batch));
     }
 
-    /// The next events after `after`, at most `max`. Those that cannot be read are passed over and logged.
+    /// Returns the next events after `after`, at most `max`. Unreadable events are skipped and logged.
+    ///
+    /// # Errors
+    /// Returns an error if the disk is unavailable or the journal is closed.
     pub async fn outbox(&self, after: u64, max: usize) -> Result<Vec<Envelope>, JournalError> {
         let bodies = self.ask(move |keeper| keeper.outbox(after, max)).await?;
         let parse = |(seq, body): &(u64, String)| {
@@ -352,25 +359,31 @@ impl Journal {
         Ok(bodies.iter().filter_map(parse).collect())
     }
 
-    /// How far delivery is.
+    /// Returns the progress of the delivery.
+    ///
+    /// # Errors
+    /// See [`Journal::outbox`].
     pub async fn delivery(&self) -> Result<DeliveryState, JournalError> {
         self.ask(Keeper::delivery).await
     }
 
-    /// Delivery has got so far: `settled` is the cursor, `sending` what is under way. One transaction. The cursor never goes
-    /// back.
+    /// Stores the progress of the delivery in one transaction: `settled` is the cursor, which never moves back,
+    /// `sending` is the batch in flight.
+    ///
+    /// # Errors
+    /// Returns an error if the journal is closed or the disk is unavailable. A full disk is not an error.
     pub async fn sending(&self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
         self.ask(move |keeper| keeper.sending(settled, sending.as_ref())).await
     }
 
-    /// What was remembered of instances when the journal was opened, as JSON.
+    /// Returns the memos of instances, as JSON, that were stored when the journal was opened.
     pub fn memos(&self) -> &HashMap<InstanceId, String> {
         &self.shared.memos
     }
 
-    /// Whether it is not known yet what was remembered: the database is there and cannot be read. `hook` is then given
-    /// it, once, as soon as it can be, on the journal's thread; what it returns replaces what is stored, except where something was
-    /// remembered meanwhile.
+    /// Returns true if the database exists but its memos cannot be read yet. The journal's thread then passes them to
+    /// `hook`, once, as soon as they can be read. The result of the hook replaces the stored memos, except where a
+    /// newer memo exists.
     pub(crate) fn memos_come_late(
         &self,
         hook: impl Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send + 'static,
@@ -379,23 +392,24 @@ impl Journal {
             return false;
         }
         *self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
-        // They may have been read meanwhile.
+        // The memos may have been read in the meantime.
         self.tell(Keeper::tell_memos);
         true
     }
 
-    /// Remembers `memo`, JSON, of an instance: at once as far as the caller is concerned, with the next transaction on disk.
+    /// Stores `memo`, which is JSON, for an instance. It takes effect at once and is written to disk with the next
+    /// transaction.
     pub fn remember(&self, instance: &InstanceId, memo: String) {
         self.memo(instance, Some(memo));
     }
 
-    /// Forgets what was remembered of an instance.
+    /// Deletes the memo of an instance.
     pub fn forget(&self, instance: &InstanceId) {
         self.memo(instance, None);
     }
 
-    /// Resolves when what was remembered and forgotten before is stored. The error is the reason why it is not: it is stored
-    /// when the disk takes it, and lost if the satellite is killed before.
+    /// Waits until all earlier changes of memos are stored. An error contains the reason why they are not: they are
+    /// stored once the disk accepts them, and lost if the satellite is killed before.
     pub(crate) async fn memos_stored(&self) -> Result<(), JournalError> {
         self.while_it_answers(self.ask(Keeper::write_memos)).await.flatten()
     }
@@ -405,30 +419,39 @@ impl Journal {
         pending.insert(instance.clone(), memo);
         drop(pending);
         if !self.shared.memos_told.swap(true, Ordering::AcqRel) {
-            // An error is the state; the memos go with the next transaction that succeeds.
+            // An error is visible in the status; the memos are written with the next successful transaction.
             self.tell(|keeper| drop(keeper.write_memos()));
         }
     }
 
-    /// What is known of a command; `None` if it was never begun. It is known for seven days.
+    /// Returns the stored state of a command; `None` if it was never started. States are kept for seven days.
+    ///
+    /// # Errors
+    /// See [`Journal::outbox`].
     pub async fn command(&self, id: &str) -> Result<Option<CommandRecord>, JournalError> {
         let id = id.to_owned();
         self.ask(move |keeper| keeper.command(&id)).await
     }
 
-    /// A command is being carried out.
+    /// Stores that a command was started.
+    ///
+    /// # Errors
+    /// See [`Journal::outbox`].
     pub async fn command_begun(&self, id: &str) -> Result<(), JournalError> {
         let id = id.to_owned();
         self.ask(move |keeper| keeper.record_command(&id, None)).await
     }
 
-    /// It was: `result` is JSON.
+    /// Stores the result of a command, as JSON.
+    ///
+    /// # Errors
+    /// See [`Journal::outbox`].
     pub async fn command_done(&self, id: &str, result: String) -> Result<(), JournalError> {
         let id = id.to_owned();
         self.ask(move |keeper| keeper.record_command(&id, Some(&result))).await
     }
 
-    /// Waits for something that waits for the disk, no longer than a disk may take: else it says so, and is given up.
+    /// Awaits an operation that depends on the disk. Returns an error and drops the operation once the disk is overdue.
     pub(crate) async fn while_it_answers<T>(&self, waiting: impl Future<Output = T>) -> Result<T, JournalError> {
         tokio::select! {
             biased;
@@ -440,32 +463,31 @@ impl Journal {
         }
     }
 
-    /// Whether the disk does not answer now.
     #[cfg(feature = "cli")]
     pub(crate) fn hangs(&self) -> bool {
         self.shared.pulse.is_hanging()
     }
 
-    /// Resolves when the disk has not answered for so long that whoever reads it need not be waited for.
+    /// Waits until the disk has not answered for so long that its readers should stop waiting.
     pub(crate) async fn is_given_up(&self) {
         self.shared.pulse.hangs().await;
         self.shared.pulse.overdue().await;
     }
 
-    /// Stores what is pending and closes the database; everything after that finds it closed. Resolves when that is done,
-    /// or the disk does not answer: it then has what was committed.
+    /// Stores pending data and closes the database; later operations return [`JournalError::Closed`]. Returns when this
+    /// is done or the disk does not answer. Committed data is stored in either case.
     pub async fn close(&self) {
         let (reply, closed) = oneshot::channel();
         self.tell(move |keeper| {
             keeper.close();
-            // If nobody waits it is closed all the same.
+            // The journal is closed even if the caller stopped waiting.
             let _ = reply.send(());
         });
         let closed = tokio::select! {
             biased;
-            // An error within means that the thread has ended, which closes as well.
+            // An inner error means that the thread has ended, which closes the journal as well.
             closed = self.while_it_answers(closed) => closed.map(drop),
-            // It hung before, and is not waited for again.
+            // If the disk hung before, the journal does not wait for it again.
             () = self.shared.pulse.hangs() => Err(self.unanswered()),
         };
         if let Err(error) = closed {
@@ -474,7 +496,7 @@ impl Journal {
     }
 
     fn tell(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
-        // An error says that the thread has ended: who waits for an answer sees that.
+        // An error means that the thread has ended; callers that wait for a response notice it.
         let _ = self.jobs.send(Box::new(job));
     }
 
@@ -484,13 +506,14 @@ impl Journal {
     ) -> Result<T, JournalError> {
         let (reply, answer) = oneshot::channel();
         self.tell(move |keeper| {
-            // Somebody who has given up will ask again.
+            // A caller that stopped waiting will ask again.
             let _ = reply.send(job(keeper));
         });
         self.in_time(answer).await?
     }
 
-    /// What the thread answers. What it does later all the same does no harm: who does not know of it asks again.
+    /// Waits for a response of the thread. The thread may execute the job after a timeout; this is harmless, because
+    /// callers ask again.
     async fn in_time<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, JournalError> {
         tokio::select! {
             biased;
@@ -510,7 +533,7 @@ impl Journal {
         });
         if news {
             tracing::error!("{reason}; events are kept in memory, and it is tried again");
-            // As soon as the thread goes on it says how it is.
+            // The thread corrects the status as soon as it continues.
             self.tell(Keeper::show);
         }
         JournalError::Unavailable(reason)

@@ -1,6 +1,6 @@
-//! Whether the disk answers. It is looked at by a thread on the machine's own clock: that of the async runtime may be one
-//! that tests turn, which runs ahead of every disk. Nobody waits longer than [`WAIT_MAX`](crate::disk::WAIT_MAX) for the
-//! journal: the two numbers below add up to it.
+//! Detects a disk that does not answer. A thread checks it on the system clock, because tests can advance the clock of
+//! the async runtime faster than any disk. Callers wait for the journal no longer than
+//! [`WAIT_MAX`](crate::disk::WAIT_MAX), the sum of the two durations below.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,21 +11,18 @@ use tokio::sync::watch;
 
 use crate::disk::WAIT_MAX;
 
-/// How often it is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-/// A job that takes longer waits for a disk that does not answer.
+/// Maximum duration of a job. A longer job means that the disk does not answer.
 const ANSWER_TIMEOUT: Duration = WAIT_MAX.saturating_sub(LOOK_INTERVAL);
 
-/// See the module.
 pub(super) struct Pulse {
     busy_since: Mutex<Option<Instant>>,
     hangs: watch::Sender<bool>,
-    /// When it was looked at last.
     looked: watch::Sender<Instant>,
 }
 
 impl Pulse {
-    /// Looks from now on, as long as somebody has it.
+    /// Starts the thread. It ends when the returned value is dropped.
     pub(super) fn start() -> io::Result<Arc<Self>> {
         let pulse = Arc::new(Self {
             busy_since: Mutex::default(),
@@ -44,7 +41,6 @@ impl Pulse {
         Ok(pulse)
     }
 
-    /// Does a job that may wait for the disk.
     pub(super) fn during<T>(&self, job: impl FnOnce() -> T) -> T {
         self.is_busy(Some(Instant::now()));
         let done = job();
@@ -58,16 +54,16 @@ impl Pulse {
         *self.hangs.borrow()
     }
 
-    /// Resolves when a job waits for longer than a disk may take.
+    /// Waits until a job has exceeded the timeout of the disk.
     pub(super) async fn hangs(&self) {
-        // The sender is in `self`, so it does not end.
+        // The sender is in `self`, so the channel stays open.
         let _ = self.hangs.subscribe().wait_for(|hangs| *hangs).await;
     }
 
-    /// Resolves when whoever waits from now on has waited for longer than a disk may take.
+    /// Waits until the caller has waited longer than the timeout of the disk.
     pub(super) async fn overdue(&self) {
         let since = Instant::now();
-        // As above.
+        // The channel stays open, as above.
         let _ = self.looked.subscribe().wait_for(|now| now.duration_since(since) > ANSWER_TIMEOUT).await;
     }
 

@@ -1,6 +1,5 @@
-//! What is stored, read back: once, or as it comes, beside a satellite that writes it or without one. A reader opens the
-//! file itself, and never for longer than it takes to read some hundred rows: a reader that stays keeps the log in front of the
-//! database from beginning anew.
+//! Reads the journal, once or continuously, with or without a running satellite. A reader opens the database itself and
+//! holds a read transaction only for some hundred rows, because a longer one keeps `SQLite` from restarting the WAL.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,30 +16,29 @@ use super::schema::{self, SchemaError};
 use super::{DATABASE, DIRECTORY, JournalHome, database};
 use crate::data_dir::DataDir;
 
-/// Rows that are read at once.
 const CHUNK: usize = 500;
-/// A writer is in the way for no longer than it takes it to open the database.
+/// Timeout for the writer's lock, which it holds only while it opens the database.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Which events are wanted: those for which everything that is given holds.
+/// Filter for events. All given conditions must hold.
 #[derive(Debug, Clone, Default)]
 pub struct Query {
-    /// Only events after this seq.
+    /// Only events after this number.
     pub since: Option<u64>,
-    /// Only these types, by their names on the wire; all of them if empty.
+    /// Only these event types, by their wire names; empty means all types.
     pub types: Vec<String>,
-    /// Only those about the instance of this name (`process_id`).
+    /// Only events about the instance with this name (`process_id`).
     pub instance: Option<String>,
-    /// Only those about an instance of the server with this slug.
+    /// Only events about an instance of the server with this slug.
     pub server: Option<String>,
-    /// Only those about this team or one of its instances or clients, by its id.
+    /// Only events about the team with this id or one of its instances or clients.
     pub team: Option<String>,
-    /// Only those about an instance or a client of this user, by its id.
+    /// Only events about an instance or a client of the user with this id.
     pub user: Option<String>,
 }
 
 impl Query {
-    /// Whether `envelope` is wanted.
+    /// Returns true if the event passes the filter.
     pub fn matches(&self, envelope: &Envelope) -> bool {
         self.since.is_none_or(|since| envelope.seq > since) && self.admits(&Facets::of(&envelope.event))
     }
@@ -56,7 +54,6 @@ impl Query {
     }
 }
 
-/// What of an event readers choose by.
 pub(super) struct Facets<'a> {
     pub(super) kind: &'a str,
     pub(super) team: Option<&'a str>,
@@ -85,14 +82,17 @@ impl<'a> Facets<'a> {
     }
 }
 
-/// Reads the events that are stored in the journal of `data_dir` now, in order of seq.
+/// Reads the events that are currently stored in the journal of `data_dir`, in order of their numbers.
+///
+/// # Errors
+/// Returns an error if the data directory or its journal cannot be opened.
 pub fn read(data_dir: impl Into<PathBuf>, query: Query) -> io::Result<Events> {
     let mut follow = Follow::new(data_dir, query);
     follow.open()?;
     Ok(Events { follow, error: None })
 }
 
-/// What [`read`] found.
+/// Iterator over stored events, created by [`read`].
 #[derive(Debug)]
 pub struct Events {
     follow: Follow,
@@ -100,18 +100,18 @@ pub struct Events {
 }
 
 impl Events {
-    /// Events passed over so far because they cannot be read: written by a version that knows more, or damaged, where
-    /// they are counted by their numbers.
+    /// Returns the number of unreadable events skipped so far. They were written by a newer version, or are damaged;
+    /// damaged ones are counted by their numbers.
     pub fn skipped(&self) -> u64 {
         self.follow.skipped
     }
 
-    /// Why the iteration ended early, if it did.
+    /// Returns the error that ended the iteration early, if any.
     pub fn take_error(&mut self) -> Option<io::Error> {
         self.error.take()
     }
 
-    /// See [`Follow::passed`].
+    /// Returns the number of the last event that was read; see [`Follow::passed`].
     pub fn passed(&self) -> Option<u64> {
         self.follow.passed()
     }
@@ -131,31 +131,33 @@ impl Iterator for Events {
     }
 }
 
-/// Reads the events as they come. It starts with those that are stored already; [`Query::since`] passes over them. It goes on
-/// over restarts of the satellite, and with another file where the first is gone.
+/// Reads events as they are stored, starting with the existing ones after [`Query::since`]. Continues over restarts of
+/// the satellite, and with a new file if the first one is replaced.
 #[derive(Debug)]
 pub struct Follow {
     data_dir: PathBuf,
     path: PathBuf,
     query: Query,
-    /// The highest seq that was read from the file, wanted or not. Nothing at or below it is read again.
+    /// Highest number read from the file, whether the event passed the filter or not. Reading continues after it.
     read: Option<u64>,
-    /// Read, wanted, and not yet given.
     waiting: VecDeque<Envelope>,
     open: Option<(Connection, Option<(u64, u64)>)>,
     skipped: u64,
 }
 
 impl Follow {
-    /// Follows the events in the journal of `data_dir`. Nothing is opened yet.
+    /// Creates a reader of the journal of `data_dir`. Opens no file.
     pub fn new(data_dir: impl Into<PathBuf>, query: Query) -> Self {
         let data_dir = data_dir.into();
         let (path, read) = (database(&data_dir), query.since);
         Self { data_dir, path, query, read, waiting: VecDeque::new(), open: None, skipped: 0 }
     }
 
-    /// The next event, or `None` while there is none: ask again later. It reads a file, so not from an async thread
-    /// that has other things to do. After an error it goes on behind the last event that it gave.
+    /// Returns the next event, or `None` if there is none at present. Blocks on a file, so it must not run on an async
+    /// thread. After an error, the next call continues after the last returned event.
+    ///
+    /// # Errors
+    /// Returns an error if the journal cannot be read.
     pub fn poll(&mut self) -> io::Result<Option<Envelope>> {
         loop {
             if let Some(envelope) = self.waiting.pop_front() {
@@ -172,13 +174,13 @@ impl Follow {
         }
     }
 
-    /// The last number that was read, of an event that was wanted or not.
+    /// Returns the number of the last event that was read, whether it passed the filter or not.
     pub fn passed(&self) -> Option<u64> {
-        // What waits has not been given.
+        // Events in `waiting` were not returned yet.
         self.waiting.front().map_or(self.read, |next| next.seq.checked_sub(1))
     }
 
-    /// See [`Events::skipped`].
+    /// Returns the number of unreadable events skipped so far; see [`Events::skipped`].
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -186,7 +188,7 @@ impl Follow {
     fn open(&mut self) -> io::Result<()> {
         let found = JournalHome::Named(self.data_dir.clone()).stat("").map(|found| found.identity);
         if self.open.as_ref().is_some_and(|(_, opened)| *opened != found) {
-            // Put aside or deleted. Numbers go on, so there is nothing to begin anew but the file.
+            // The file was put aside or deleted. Numbers continue, so only the file must be opened again.
             self.open = None;
         }
         if self.open.is_none() {
@@ -195,7 +197,7 @@ impl Follow {
         Ok(())
     }
 
-    /// Reads on; whether there was anything.
+    /// Reads the next rows. Returns true if there were any.
     fn fill(&mut self) -> io::Result<bool> {
         self.open()?;
         let Some((connection, _)) = &self.open else { return Ok(false) };
@@ -213,7 +215,7 @@ impl Follow {
         });
         match outcome {
             Ok(count) => Ok(count > 0),
-            // What was read before the damage is given first.
+            // Rows before the damage are returned first.
             Err(_) if self.read != before => Ok(true),
             Err(error) if is_damage(&error) => {
                 let after = before.unwrap_or(0);
@@ -227,7 +229,6 @@ impl Follow {
     }
 }
 
-/// A stored event, as far as it is looked at.
 pub(super) struct Row<'a> {
     pub(super) seq: u64,
     row: &'a rusqlite::Row<'a>,
@@ -246,13 +247,14 @@ impl Row<'_> {
         self.row.get_ref(6)?.as_str().map_err(Into::into)
     }
 
-    /// Milliseconds since 1970.
+    /// Returns the time of the event, in milliseconds since 1970.
     pub(super) fn at(&self) -> rusqlite::Result<i64> {
         self.row.get(7)
     }
 }
 
-/// Hands over the events after `after`, at most `max`, in order; how many. Those before an error were handed over.
+/// Passes the events after `after`, at most `max`, to `take` in order, and returns their number. Before an error, the
+/// readable ones were passed.
 pub(super) fn chunk(
     connection: &Connection,
     after: u64,
@@ -271,12 +273,12 @@ pub(super) fn chunk(
     Ok(count)
 }
 
-/// The first event after `after` that can be read where the next one cannot.
+/// Returns the first readable event after an unreadable one that follows `after`.
 pub(super) fn beyond(connection: &Connection, after: u64) -> Option<u64> {
     let probe = |after: u64| -> Option<u64> {
         let mut select =
             connection.prepare_cached("SELECT seq, body FROM events WHERE seq > ?1 ORDER BY seq LIMIT 1").ok()?;
-        // The body, too: a part of it may lie on a page of its own.
+        // Reads the body too, because part of it may be on another page.
         let found = select.query_row([number(after)], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
         found.optional().ok()?.map(|(seq, _)| seq.unsigned_abs())
     };
@@ -288,7 +290,7 @@ pub(super) fn beyond(connection: &Connection, after: u64) -> Option<u64> {
             None => step *= 2,
         }
     };
-    // It fails at `bad` and leads to `good` at `well`.
+    // Invariant: the probe fails at `bad` and returns `good` at `well`.
     let (mut bad, mut well) = (after + step / 2, after + step);
     while well - bad > 1 {
         let middle = bad + (well - bad) / 2;
@@ -300,34 +302,40 @@ pub(super) fn beyond(connection: &Connection, after: u64) -> Option<u64> {
     Some(good)
 }
 
-/// A line that an instance wrote, or a call that it answered.
+/// A log line of an instance, or a call that it processed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logged<T> {
-    /// The event that told of it.
+    /// Number of the event that contained it.
     pub seq: u64,
     /// The instance.
     pub of: Subject,
-    /// It.
+    /// The log line or call.
     pub line: T,
 }
 
-/// What the log of an instance holds, in the order in which it came.
+/// Stored log lines or calls, in order of their arrival.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logs<T> {
-    /// It.
+    /// The log lines or calls.
     pub lines: Vec<Logged<T>>,
-    /// The last event that was stored then: what comes later is in events after it.
+    /// Number of the last event stored at that time. Later lines are in the events after it.
     pub through: u64,
-    /// Lines passed over because they cannot be read.
+    /// Number of unreadable lines that were skipped.
     pub skipped: u64,
 }
 
-/// What the servers wrote that are `wanted`.
+/// Reads the log lines of the instances for which `wanted` returns true.
+///
+/// # Errors
+/// Returns an error if the data directory or its journal cannot be read.
 pub fn server_logs(data_dir: &Path, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<LogLine>> {
     logs(data_dir, "server_logs", wanted)
 }
 
-/// What the servers were asked that are `wanted`.
+/// Reads the calls of the instances for which `wanted` returns true.
+///
+/// # Errors
+/// Returns an error if the data directory or its journal cannot be read.
 pub fn request_logs(data_dir: &Path, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<RequestLine>> {
     logs(data_dir, "request_logs", wanted)
 }
@@ -336,7 +344,7 @@ fn logs<T: DeserializeOwned>(data_dir: &Path, table: &str, wanted: impl Fn(&Subj
     let mut logs = Logs { lines: Vec::new(), through: 0, skipped: 0 };
     let Some(connection) = open(data_dir)? else { return Ok(logs) };
     let mut fill = || -> rusqlite::Result<()> {
-        // Both are read of the same moment.
+        // One transaction, so that `through` matches the lines.
         let transaction = connection.unchecked_transaction()?;
         let last = transaction.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
         logs.through = last.map_or(0, i64::unsigned_abs);
@@ -366,11 +374,11 @@ fn logs<T: DeserializeOwned>(data_dir: &Path, table: &str, wanted: impl Fn(&Subj
     Ok(logs)
 }
 
-/// Opens the database for reading; `None` if there is nothing in it yet.
+/// Opens the database for reading. Returns `None` if it does not exist or contains nothing yet.
 pub(super) fn open(data_dir: &Path) -> io::Result<Option<Connection>> {
     let cannot =
         |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", data_dir.display()));
-    // A directory that cannot be read is an error, one without a journal is not.
+    // An unreadable directory is an error; a directory without a journal is not.
     let directory = match DataDir::open(data_dir).map_err(cannot)?.existing(DIRECTORY) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         directory => directory.map_err(cannot)?,
@@ -384,7 +392,7 @@ pub(super) fn open(data_dir: &Path) -> io::Result<Option<Connection>> {
             if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
                 && directory.stat(format!("{DATABASE}-wal")).map_or(0, |found| found.len) == 0 =>
         {
-            // On a disk that is read-only for us there can be no shared memory, and nobody who writes either.
+            // On a read-only disk there is no shared memory for the WAL, and no writer either.
             open_at(&path, true)
         }
         opened => opened,
@@ -416,13 +424,13 @@ fn immutable_uri(path: &Path) -> String {
     uri + "?immutable=1"
 }
 
-/// Whether the file is not what it should be, rather than the disk or somebody else in the way.
+/// Returns true if the error means a damaged file, and not a problem of the disk or a lock.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     match error {
         rusqlite::Error::SqliteFailure(..) => {
             matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
         }
-        // Texts that are none, numbers where texts should be: the schema lets nobody write them.
+        // The schema prevents values of the wrong type, so they mean damage.
         rusqlite::Error::Utf8Error(..)
         | rusqlite::Error::FromSqlConversionFailure(..)
         | rusqlite::Error::InvalidColumnType(..)
@@ -431,7 +439,7 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     }
 }
 
-/// A number as the database keeps it; those beyond are more than there will ever be.
+/// Converts a number for the database. Larger numbers than `i64::MAX` do not occur.
 pub(super) fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

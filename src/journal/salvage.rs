@@ -1,4 +1,4 @@
-//! A damaged database is put aside, for a person to look at, and what can be read of it goes into a new one.
+//! Puts a damaged database aside for inspection, and copies its readable rows into a new one.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,12 +12,10 @@ use super::DATABASE;
 use super::read::{Facets, beyond, chunk, is_damage, number};
 use crate::data_dir::DataDir;
 
-/// Prefix of the name of a database that was put aside.
 const ASIDE: &str = "journal.db.damaged-";
-/// Rows that one transaction takes over.
 const STEP: usize = 5_000;
 
-/// Renames the database and what belongs to it. Returns the new name of the database.
+/// Renames the database and the files beside it. Returns the new name of the database.
 pub(super) fn put_aside(directory: &DataDir, now: Timestamp) -> io::Result<String> {
     let mut aside = format!("{ASIDE}{}", now.as_second());
     let mut again = 0;
@@ -27,14 +25,14 @@ pub(super) fn put_aside(directory: &DataDir, now: Timestamp) -> io::Result<Strin
     }
     directory.rename(DATABASE, &aside)?;
     for suffix in ["-wal", "-shm"] {
-        // A log that stayed would be taken for that of the new database.
+        // A remaining WAL would be applied to the new database.
         match directory.rename(&format!("{DATABASE}{suffix}"), &format!("{aside}{suffix}")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
     }
     for older in put_asides(directory).filter(|older| *older != aside) {
-        // One is enough to look at, and many fill the disk.
+        // One is enough for inspection, and many would fill the disk.
         for suffix in ["", "-wal", "-shm"] {
             let _ = directory.remove(&format!("{older}{suffix}"));
         }
@@ -42,13 +40,11 @@ pub(super) fn put_aside(directory: &DataDir, now: Timestamp) -> io::Result<Strin
     Ok(aside)
 }
 
-/// The database that was put aside last, if it is still there.
 pub(super) fn last_put_aside(directory: &DataDir) -> Option<PathBuf> {
-    // The times in their names are of one length.
+    // The timestamps in the names have the same length.
     put_asides(directory).max().map(|name| directory.path().join(name))
 }
 
-/// The names that [`put_aside`] gave: a copy that a person made beside them is not one.
 fn put_asides(directory: &DataDir) -> impl Iterator<Item = String> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     directory
@@ -58,29 +54,28 @@ fn put_asides(directory: &DataDir) -> impl Iterator<Item = String> {
         .filter(move |name| name.strip_prefix(ASIDE).is_some_and(|times| times.splitn(2, '-').all(is_number)))
 }
 
-/// What was taken over.
 #[derive(Debug, Default)]
 pub(super) struct Salvaged {
     pub(super) events: u64,
-    /// What could not be read, from where to where, as far as it was not delivered before all that could.
+    /// Ranges of unreadable events, without those that were delivered before the first readable event.
     pub(super) lost: Vec<(u64, u64)>,
 }
 
 /// Copies all readable rows of the database `aside` in `directory` into the empty database `into`. A write error ends
-/// the copy; rows copied before stay.
+/// the copy; rows that were copied before stay.
 pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -> Salvaged {
     let mut salvaged = Salvaged::default();
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let Ok(path) = directory.database(aside) else { return salvaged };
     let Ok(from) = Connection::open_with_flags(path, flags) else { return salvaged };
-    // Else a file that is shorter than it says is not looked into at all.
+    // Without this, SQLite refuses a file that is shorter than its header states.
     if from.pragma_update(None, "writable_schema", true).is_err() {
         return salvaged;
     }
     if !super::schema::version(&from).is_ok_and(|version| version > 0) {
         return salvaged;
     }
-    // Small things first: they are what a restart needs.
+    // Small tables first: a restart needs them.
     for (table, columns) in [
         ("meta", "key, value"),
         ("memos", "team, user, installation, body"),
@@ -111,7 +106,7 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
             continue;
         }
         let damaged = copied.error.as_ref().is_some_and(is_damage);
-        // Before the first that can be read there may be some that are gone for their age; what was delivered may be.
+        // Events before the first readable one may have been pruned for their age; delivered ones are not lost.
         let from_seq = if after > 0 { after } else { cursor } + 1;
         if let Some(next) = damaged.then(|| beyond(&from, after)).flatten() {
             salvaged.lost.push((from_seq, next - 1));
@@ -119,32 +114,28 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
             continue;
         }
         if damaged || after > 0 {
-            // There were some up to the last that was noted; without damage none may be left for their age.
+            // Events existed up to the last recorded number. If there is no damage and no event, all may have been
+            // pruned for their age.
             salvaged.lost.push((from_seq, last));
         }
         return salvaged;
     }
 }
 
-/// What one transaction took over.
 #[derive(Default)]
 struct Copied {
     count: u64,
-    /// The last event that was read; `None` if there was none.
     through: Option<u64>,
-    /// Those that were read and are no events.
     garbled: Vec<u64>,
-    /// Why there were no more.
     error: Option<rusqlite::Error>,
 }
 
-/// As much of an event as tells that it is one.
 #[derive(Deserialize)]
 struct Head {
     seq: u64,
 }
 
-/// One transaction of events. An error is one of writing.
+/// Copies up to `STEP` events in one transaction. An error is a write error.
 fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite::Result<Copied> {
     let transaction = into.transaction()?;
     let (mut copied, mut failed) = (Copied::default(), None);
@@ -178,7 +169,6 @@ fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite
     Ok(copied)
 }
 
-/// All of a table, up to its first damage.
 fn copy_table(from: &Connection, into: &mut Connection, table: &str, columns: &str) -> rusqlite::Result<()> {
     let mut select = from.prepare(&format!("SELECT {columns} FROM {table}"))?;
     let places: Vec<String> = (1..=select.column_count()).map(|at| format!("?{at}")).collect();

@@ -1,13 +1,12 @@
-//! What is in the database, and how an older one becomes that. Each step is one transaction that also says how far it
-//! got, so a step is done whole or not at all. A step that was released is never changed: another one is added.
+//! The schema of the database and its migrations. Each migration is one transaction that also sets the version. A
+//! released migration is never changed; changes are added as another one.
 
 use rusqlite::{Connection, TransactionBehavior};
 
-/// From version `n` to `n + 1`.
 const MIGRATIONS: &[&str] = &[VERSION_1];
 
-/// `body` is the whole event as it is sent; what stands beside it is what readers choose by. Times are milliseconds
-/// since 1970, as events and lines tell them.
+/// First schema. `body` is the whole event as it is sent; the other columns are for queries. Times are milliseconds
+/// since 1970, from the events and lines.
 const VERSION_1: &str = "
 CREATE TABLE events (
   seq      INTEGER PRIMARY KEY,
@@ -61,7 +60,6 @@ CREATE TABLE meta (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// Why a database cannot be taken as it is.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SchemaError {
     #[error("it was written by a newer satellite (version {found} of its tables, this one knows {known})")]
@@ -72,20 +70,18 @@ pub(super) enum SchemaError {
     File(#[from] std::io::Error),
 }
 
-/// The version that this satellite writes.
 pub(super) fn known() -> usize {
     MIGRATIONS.len()
 }
 
-/// The version that a database has; 0 if there is nothing in it yet.
+/// Returns the version of a database; 0 if it is empty.
 pub(super) fn version(connection: &Connection) -> Result<usize, SchemaError> {
     let found = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
-    // Nobody writes a negative one; if somebody did, it is not ours.
+    // The satellite never writes a negative version, so the database is not its own.
     let found = usize::try_from(found).unwrap_or(usize::MAX);
     if found > known() { Err(SchemaError::Newer { found, known: known() }) } else { Ok(found) }
 }
 
-/// Brings a database to the version that this satellite writes.
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), SchemaError> {
     let found = version(connection)?;
     step(connection, found, MIGRATIONS)

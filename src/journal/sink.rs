@@ -1,4 +1,4 @@
-//! The journal as the batcher's sink.
+//! The journal as the sink of the event batcher.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink, Numbers};
 
 use super::Journal;
 
-/// Stores each batch. Where that cannot be done, a batch goes its way from memory, and is stored when it can be.
+/// Event sink that stores each batch. While that is impossible, it delivers batches directly and stores them later.
 pub struct JournalSink {
     journal: Journal,
     way: Option<Arc<dyn EventSink>>,
 }
 
 impl JournalSink {
-    /// Stores in `journal`. `way` is where events go while the disk takes none: it takes them when what is stored, which
-    /// is older, has gone before.
+    /// Creates a sink for `journal`. `way` receives events while the disk accepts none. It accepts them only after the
+    /// older, stored events were delivered.
     pub fn new(journal: Journal, way: Option<Arc<dyn EventSink>>) -> Self {
         Self { journal, way }
     }

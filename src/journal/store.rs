@@ -1,4 +1,4 @@
-//! The database as the one thread that writes it sees it: each method is one transaction, or reads.
+//! The database, for the only thread that writes it. Each method executes one transaction or only reads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -17,34 +17,28 @@ use super::schema::{self, SchemaError};
 use super::{CommandRecord, DATABASE, DeliveryState, JournalHome, Limits, Sending};
 use crate::data_dir::Access;
 
-/// How long somebody else's transaction is waited for: nobody but us writes, so it is a person with a tool.
+/// Timeout for locks of other processes. Only the satellite writes, so this is a person with a tool.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
-/// The log in front of the database is taken into it when it has so many pages, which are 16 MiB. The library counts
-/// them: the file of the log stays as long as it once was.
+/// Number of WAL pages (16 MiB) after which `SQLite` moves the WAL into the database. The WAL file keeps its largest
+/// length.
 const WAL_CHECKPOINT: u32 = 4096;
-/// And when it is this long, readers that keep it from beginning anew are waited for.
+/// Length of the WAL file in bytes beyond which a checkpoint waits for the readers that block it.
 const WAL_MAX: u64 = 64 << 20;
-/// For that long.
 const READER_PATIENCE: Duration = Duration::from_millis(200);
-/// Rows that one transaction removes for want of room or for their age.
 const PRUNE_MAX: u32 = 5_000;
-/// And no fewer than this, of a small journal.
 const PRUNE_MIN: u32 = 50;
-/// Lines of each kind that one transaction removes for want of room.
 const LINES_MAX: u32 = 500;
-/// Room is made down to this part of the limit, so that it is not made for every batch.
+/// Fraction of the size limit down to which events are pruned, so that not every batch prunes.
 const PRUNE_TO: (u64, u64) = (19, 20);
-/// What a line takes in the file beside its texts, about.
+/// Approximate overhead of a stored line, in bytes.
 const LINE_BYTES: u32 = 48;
-/// Pages that are given back to the file system at once.
+/// Number of pages that are returned to the file system in one step.
 const VACUUM_STEP: u64 = 2_048;
-/// How long a command is known.
 const COMMANDS_KEPT_MS: i64 = 7 * 24 * 3600 * 1000;
 
-/// The newest that is remembered of each instance; `None` is to be forgotten.
+/// Latest memo of each instance; `None` deletes it.
 pub(crate) type Memos = HashMap<InstanceId, Option<String>>;
 
-/// What is known at the start.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     pub(super) last: u64,
@@ -54,24 +48,21 @@ pub(super) struct Facts {
 pub(super) struct Store {
     connection: Connection,
     home: JournalHome,
-    /// The file that is open: another one at its path is not ours.
+    /// Device and inode of the open file, to detect that another file is at its path.
     identity: (u64, u64),
-    /// The same of the log in front of it, once there is one.
     wal: Option<(u64, u64)>,
     wal_len: u64,
     page_size: u64,
-    /// The last event that was ever stored here, which may be gone by now.
+    /// Last event that was ever stored here. It may have been pruned.
     last: u64,
     delivery: DeliveryState,
-    /// Whether that is not written yet.
     delivery_pending: bool,
-    /// The last event that delivery has seen: it may be on its way, so it is not what goes for want of room.
+    /// Last event that was passed to the delivery. It may be in flight and is not pruned for lack of space.
     handed_out: u64,
     gone: Gone,
     body: Vec<u8>,
 }
 
-/// What is stored, for `status`.
 pub(super) struct Extent {
     pub(super) first: Option<u64>,
     pub(super) last: Option<u64>,
@@ -79,14 +70,14 @@ pub(super) struct Extent {
 }
 
 impl Store {
-    /// Opens the database, or makes it. What it tells before anything is written is in `facts`, also where
-    /// writing then fails.
+    /// Opens or creates the database. `facts` receives its state before anything is written, even if writing then
+    /// fails.
     pub(super) fn open(home: &JournalHome, facts: &mut Option<Facts>) -> Result<Self, SchemaError> {
         let directory = home.directory()?;
         if directory.stat(DATABASE).is_none() {
-            // Created here so that only its owner can access it; SQLite copies the permissions to the files beside it,
-            // and reports a failure itself when it opens the file.
-            // An existing file is not opened: closing it would give up the locks on it.
+            // Created here so that only its owner has access. SQLite copies the permissions to the files beside it and
+            // reports a failure itself when it opens the file.
+            // An existing file is not opened, because closing it would release SQLite's locks on it.
             drop(directory.open_file(DATABASE, Access::Write));
         }
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
@@ -100,7 +91,7 @@ impl Store {
         if version > 0 {
             *facts = Some(read_facts(&connection)?);
         }
-        // Works only before there is a table.
+        // Has an effect only before the first table exists.
         connection.pragma_update(None, "auto_vacuum", "incremental")?;
         let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
         if mode != "wal" {
@@ -137,11 +128,11 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads how far delivery is. That is written as well, so that a disk that takes nothing is noticed now and not
-    /// with the first event.
+    /// Reads the progress of the delivery and writes it back, so that a disk that accepts nothing is noticed before the
+    /// first event.
     fn begin(&mut self) -> Result<(), rusqlite::Error> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        // Whoever is new is told what comes from now on.
+        // A new receiver gets the events from now on.
         let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(self.last);
         set(&transaction, "cursor", &cursor)?;
         let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
@@ -158,7 +149,7 @@ impl Store {
         self.home.stat("").map(|found| found.identity) == Some(self.identity)
     }
 
-    /// Whether what is written here can be found at its path by others, and after our end.
+    /// Returns true if the open files are still at their paths, so that other processes find what is written.
     pub(super) fn is_in_place(&mut self) -> bool {
         if !self.is_database_in_place() {
             return false;
@@ -178,7 +169,6 @@ impl Store {
         self.last
     }
 
-    /// Has `act` fill an empty database, and reads what is then in it.
     pub(super) fn take_over<T>(&mut self, act: impl FnOnce(&mut Connection) -> T) -> rusqlite::Result<T> {
         let outcome = act(&mut self.connection);
         self.last = read_facts(&self.connection)?.last;
@@ -194,7 +184,6 @@ impl Store {
         self.delivery.clone()
     }
 
-    /// Stores what is new in a batch, and the memos.
     pub(super) fn append(&mut self, batch: &Batch, memos: &Memos, limits: &Limits) -> rusqlite::Result<Answer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut last = self.last;
@@ -244,19 +233,17 @@ impl Store {
         self.last = last;
         self.delivery_pending = false;
         self.gone = gone;
-        // What was committed stays so, whatever becomes of the checkpoint.
+        // Committed data stays, even if the checkpoint fails.
         self.checkpoint_if_long();
         Ok(Answer::Accepted)
     }
 
-    /// Stores the memos alone.
     pub(super) fn remember(&mut self, memos: &Memos) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         write_memos(&transaction, memos)?;
         transaction.commit()
     }
 
-    /// The next stored events after `after`, and whether damage was met: then they end before it.
     pub(super) fn outbox(&mut self, after: u64, max: usize) -> rusqlite::Result<Vec<(u64, String)>> {
         let mut rows = Vec::new();
         chunk(&self.connection, after, max, |row| {
@@ -267,8 +254,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// Delivery has got so far. Where that cannot be written it is known all the same, and written with the next
-    /// transaction that succeeds: until then a `kill -9` has events sent again.
+    /// Stores the progress of the delivery. If that fails, it is kept in memory and written with the next successful
+    /// transaction; a `kill -9` before that causes events to be sent again.
     pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> rusqlite::Result<()> {
         self.delivery = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
         self.handed_out = self.handed_out.max(self.delivery.cursor);
@@ -281,7 +268,6 @@ impl Store {
         Ok(())
     }
 
-    /// See [`Journal::expect_nobody`](super::Journal::expect_nobody).
     pub(super) fn expect_nobody(&mut self) -> rusqlite::Result<()> {
         let DeliveryState { cursor, .. } = self.delivery;
         if cursor < self.last {
@@ -296,7 +282,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes something that changes nothing.
+    /// Tests the disk with a write that changes nothing.
     pub(super) fn probe(&mut self) -> rusqlite::Result<()> {
         set(&self.connection, "last", &self.last)
     }
@@ -308,7 +294,7 @@ impl Store {
     }
 
     pub(super) fn record_command(&self, id: &str, result: Option<&str>, now: Timestamp) -> rusqlite::Result<()> {
-        // One that is done does not begin again.
+        // A completed command does not become a started one.
         let mut upsert = self.connection.prepare_cached(
             "INSERT INTO commands (id, at, result) VALUES (?1, ?2, ?3)
              ON CONFLICT (id) DO UPDATE SET at = excluded.at, result = coalesce(excluded.result, result)",
@@ -317,7 +303,6 @@ impl Store {
         Ok(())
     }
 
-    /// More events are gone and nobody has been told.
     pub(super) fn lost(&mut self, more: &Gone) -> rusqlite::Result<()> {
         let mut gone = self.gone.clone();
         gone.merge(more);
@@ -328,17 +313,15 @@ impl Store {
         Ok(())
     }
 
-    /// What is to be told now.
     pub(super) fn tell(&mut self) -> Vec<(u64, u64)> {
         self.gone.tell()
     }
 
-    /// What is gone, should this database be gone as well.
     pub(super) fn into_gone(self) -> Gone {
         self.gone
     }
 
-    /// Takes what is in the log into the database: somebody has deleted the log.
+    /// Moves the WAL into the database after the WAL file was deleted.
     pub(super) fn rescue(&mut self) {
         if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
             tracing::warn!(%error, "what is in the deleted log of the journal cannot be kept");
@@ -354,7 +337,7 @@ impl Store {
         Ok(Extent { first: first.map(i64::unsigned_abs), last: last.map(i64::unsigned_abs), bytes })
     }
 
-    /// Pages of the file, and those of them that are free.
+    /// Returns the number of pages of the file, and of its free pages.
     fn pages(&self) -> rusqlite::Result<(u64, u64)> {
         let value = |sql: &str| {
             self.connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0)).map(i64::unsigned_abs)
@@ -362,9 +345,9 @@ impl Store {
         Ok((value("PRAGMA page_count")?, value("PRAGMA freelist_count")?))
     }
 
-    /// Makes room if there is too much, in one step; how many events or lines went, 0 if it is done. Lines go where they
-    /// take more than half, else what is delivered goes first, then the oldest of what is not, which is told if
-    /// `delivers`.
+    /// Prunes one step if the database is too large. Returns the number of events or lines removed, 0 if there is
+    /// nothing left to do. Lines are pruned if they occupy more than half of the limit. Otherwise delivered events are
+    /// pruned first, then the oldest undelivered ones, which are reported as lost if `delivers`.
     pub(super) fn make_room(&mut self, size_max: u64, delivers: bool, pruning: &mut Pruning) -> rusqlite::Result<u64> {
         let (pages, free) = self.pages()?;
         let used = (pages - free.min(pages)) * self.page_size;
@@ -395,7 +378,8 @@ impl Store {
         if removed.is_none() && delivers {
             removed = delete_oldest(&transaction, self.handed_out, u64::MAX, step)?;
             if let Some(removed) = &removed {
-                // What an announcement among them told is still gone, and nobody has been told.
+                // A pruned `events.dropped` event announced a loss that was not delivered, so the loss must be reported
+                // again.
                 removed.announced.iter().for_each(|(from, to)| gone.add(*from, *to));
                 gone.add(removed.first, removed.last);
                 set(&transaction, "gone", &gone.to_stored())?;
@@ -408,7 +392,7 @@ impl Store {
         pruning.unsent += unsent;
         self.checkpoint_if_long();
         let Some(removed) = removed else {
-            // It is the rest that is too large, and trying again changes nothing.
+            // The remaining data is too large, and another attempt would change nothing.
             if !std::mem::replace(&mut pruning.stuck, true) {
                 tracing::warn!(
                     used,
@@ -423,7 +407,6 @@ impl Store {
         Ok(removed.count)
     }
 
-    /// What the lines of all instances take, about.
     fn size_of_lines(&self) -> rusqlite::Result<u64> {
         let size = |table| {
             let sql = format!("SELECT coalesce(sum({}), 0) FROM {table}", size_of_line());
@@ -432,7 +415,6 @@ impl Store {
         Ok(size("server_logs")? + size("request_logs")?)
     }
 
-    /// Deletes the oldest lines of each kind; how many, and what they took.
     fn delete_lines(&mut self) -> rusqlite::Result<(u64, u64)> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let (mut count, mut bytes) = (0, 0);
@@ -451,7 +433,7 @@ impl Store {
         Ok((count, bytes))
     }
 
-    /// Removes what is too old, in one step; whether there is more to do.
+    /// Prunes one step of the data that is too old. Returns true if more must be pruned.
     pub(super) fn prune_old(&mut self, limits: &Limits, now: Timestamp, delivers: bool) -> rusqlite::Result<bool> {
         let ago =
             |age: Duration| now.as_millisecond().saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
@@ -459,7 +441,7 @@ impl Store {
             (ago(limits.events_age_max), ago(limits.logs_age_max), now.as_millisecond() - COMMANDS_KEPT_MS);
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut removed = 0;
-        // The oldest first, up to the first that is young enough: the clock may have jumped, and the order is that of seq.
+        // Stops at the first event that is young enough: events are ordered by `seq`, and the clock may have jumped.
         let through = {
             let mut select = transaction.prepare_cached("SELECT seq, at FROM events ORDER BY seq LIMIT ?1")?;
             let mut rows = select.query([PRUNE_MAX])?;
@@ -486,14 +468,14 @@ impl Store {
         Ok(removed >= PRUNE_MAX as usize)
     }
 
-    /// Gives free pages back to the file system where they are many, in one step; whether there is more to do.
+    /// Returns one step of free pages to the file system if there are many. Returns true if more must be returned.
     pub(super) fn shrink(&mut self, size_max: u64) -> rusqlite::Result<bool> {
         let (pages, free) = self.pages()?;
         let too_many = free > pages / 4 || pages * self.page_size > size_max;
         if free < VACUUM_STEP / 2 || !too_many {
             return Ok(false);
         }
-        // A row for each page.
+        // The pragma returns a row for each page.
         let mut vacuum = self.connection.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_STEP})"))?;
         let mut rows = vacuum.query([])?;
         while rows.next()?.is_some() {}
@@ -503,8 +485,8 @@ impl Store {
         Ok(self.pages()?.0 < pages)
     }
 
-    /// Takes the log in front of the database into it when somebody who reads without a pause has kept the library from
-    /// beginning it anew. If that fails, the next transaction says why.
+    /// Moves the WAL into the database if readers have kept `SQLite` from doing so. A failure is only logged; the next
+    /// transaction reports it.
     fn checkpoint_if_long(&mut self) {
         self.look_at_wal();
         if self.wal_len > WAL_MAX
@@ -516,41 +498,35 @@ impl Store {
 
     fn checkpoint(&self) -> rusqlite::Result<()> {
         self.connection.busy_timeout(READER_PATIENCE)?;
-        // The file becomes short as well, or each transaction would find it long.
+        // Truncates the file as well, or each transaction would find it too long.
         let truncated = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         self.connection.busy_timeout(BUSY_TIMEOUT)?;
         truncated
     }
 }
 
-/// Making room goes on for several steps, and some of what goes was still to be delivered.
 #[derive(Debug, Default)]
 pub(super) struct Pruning {
     under_way: bool,
     pub(super) unsent: u64,
-    /// What lines take, since it was last looked at.
     lines: Option<u64>,
-    /// It was told that nothing more can go.
     stuck: bool,
 }
 
-/// Of one line, as SQL: its texts, and its instance once more in the index.
 fn size_of_line() -> String {
     format!(
         "length(body) + length(team) + length(user) + length(installation) + 2 * length(instance) + length(server) + {LINE_BYTES}"
     )
 }
 
-/// What was removed.
 struct Removed {
     first: u64,
     last: u64,
     count: u64,
-    /// What those of them that announced a gap told.
+    /// Losses that the removed `events.dropped` events announced.
     announced: Vec<(u64, u64)>,
 }
 
-/// Deletes the oldest events after `after` and up to `through`, at most `max`.
 fn delete_oldest(
     transaction: &Transaction<'_>,
     after: u64,
@@ -579,7 +555,6 @@ fn delete_oldest(
     Ok(Some(Removed { first, last, count, announced }))
 }
 
-/// The lines of one kind that a transaction adds, and whose they are.
 struct Lines {
     table: &'static str,
     insert: String,
@@ -602,7 +577,7 @@ impl Lines {
         at: Timestamp,
         line: &impl Serialize,
     ) -> rusqlite::Result<()> {
-        // The event that holds it has just become JSON.
+        // The event that contains the line was just converted to JSON without an error.
         let Ok(body) = serde_json::to_string(line) else { return Ok(()) };
         let Subject { installation_id, team_id, user_id, process_id, server_slug } = of;
         let mut insert = transaction.prepare_cached(&self.insert)?;
@@ -622,7 +597,6 @@ impl Lines {
         Ok(())
     }
 
-    /// Only the newest `max` of each instance stay.
     fn trim(&self, transaction: &Transaction<'_>, max: usize) -> rusqlite::Result<()> {
         if self.instances.is_empty() {
             return Ok(());
@@ -668,7 +642,6 @@ fn write_delivery(transaction: &Transaction<'_>, state: &DeliveryState) -> rusql
     set(transaction, "sending", &state.sending)
 }
 
-/// What is known without writing anything.
 pub(super) fn read_facts(connection: &Connection) -> rusqlite::Result<Facts> {
     let stored = connection.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
     let noted = get(connection, "last")?.and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -684,7 +657,6 @@ pub(super) fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option
     connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()
 }
 
-/// `value` as JSON: numbers are then their digits.
 fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::Result<()> {
     let value = serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
     let mut upsert = connection.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")?;

@@ -1,4 +1,4 @@
-//! What is counted from events: how long everybody took to be online, and how long to be there again after a fault.
+//! Bookkeeping of a run from its events: time until each instance was online, and recovery time after each fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,64 +14,61 @@ use super::plan;
 use super::scenario::{FleetShape, Limits};
 use super::types::{FaultKind, Nth, Outcome, TeamNo, Violation};
 
-/// What events tell is told by then.
+// Latest delay between an event and its delivery to the sink.
 const UNNOTICED: Duration = Duration::from_secs(10);
 
-/// What is known of each instance, and of all together.
 pub(crate) struct Books {
     cards: Vec<Card>,
     shape: FleetShape,
-    /// Teams that have spent their budget: their starts go one at a time, and how long that takes is not promised.
+    // Teams that spent their budget. Their starts run one at a time, so no recovery time is guaranteed for them.
     throttled: BTreeSet<TeamNo>,
     limits: Limits,
     delays: Vec<Duration>,
-    /// A run that was not longer than this makes the next delay longer.
+    // Longest uptime of a run that still lengthens the next restart delay.
     quick: Duration,
-    /// The longest handshake of a server that is well.
+    // Longest handshake of a healthy server.
     handshake: Duration,
     online: usize,
-    /// When the last of them was online for the first time.
+    // Time at which the last instance was online for the first time.
     pub(crate) all_online: Option<Duration>,
     pub(crate) times_to_online: Latency,
     pub(crate) recoveries: BTreeMap<FaultKind, Latency>,
-    /// What became of those who were to recover, beside [`Self::recoveries`].
+    // Outcomes without a recovery time; the others are in `recoveries`.
     outcomes: BTreeMap<FaultKind, Outcome>,
-    /// How many recoveries there were for which a time is promised.
+    // Number of recoveries that were checked against a time limit.
     pub(crate) promised: u64,
     pub(crate) permanently_failed: u64,
 }
 
-/// Of one instance. There are as many as instances, so it is small.
+// Kept small: the memory of this process counts as memory of the fleet.
 #[derive(Debug, Clone, Default)]
 struct Card {
     born: Option<Duration>,
     status: Option<Status>,
     was_online: bool,
-    /// Runs that were quick to end, one after the other.
+    // Consecutive runs that were quick to end.
     quick: usize,
-    /// What it has not recovered from.
     faults: Vec<Fault>,
 }
 
-/// A fault that somebody has not recovered from.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
     serial: u32,
     kind: FaultKind,
     from: Duration,
     healed: Option<Duration>,
-    /// Whether it has been anything else than online since, or was when it came.
+    // The instance has not been online all the time since the fault, or was not online when the fault came.
     left: bool,
-    /// Whether it was: what it had to wait for then it may still have to wait for.
+    // The instance was not online when the fault came, so an earlier delay may still be pending.
     found_ill: bool,
-    /// Whether it may have to wait for something else as well: another fault, or its team's budget.
+    // Another fault or the team's budget may lengthen the recovery.
     is_disturbed: bool,
-    /// What its policy makes it wait for.
+    // Restart or reconnect delay of the policy.
     delay: Duration,
 }
 
 impl Fault {
-    /// From its healing on, if that was before it.
+    // Since the healing if that came before `at`, else since the fault.
     fn took(&self, at: Duration) -> Duration {
         at.saturating_sub(self.healed.filter(|healed| *healed <= at).unwrap_or(self.from))
     }
@@ -97,26 +94,26 @@ impl Books {
         }
     }
 
-    /// How many instances there are.
     pub(crate) fn len(&self) -> usize {
         self.cards.len()
     }
 
-    /// How many have been online.
+    // Instances that have been online at least once.
     pub(crate) fn online(&self) -> usize {
         self.online
     }
 
-    /// A fault befalls it, which is waited for from now on. Whoever was given up waits for a person and for nothing else.
+    // Only a person can restart an instance that failed permanently, so its faults are not tracked.
     pub(crate) fn hurt(&mut self, at: Duration, nth: Nth, serial: u32, kind: FaultKind) {
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
         if !kind.recovers() || card.status == Some(Status::PermanentlyFailed) {
             return;
         }
-        // A supervisor that dies again waits before it is there again, as a server does.
+        // A team supervisor that panics repeatedly is restarted with delays, as a server is.
         let delay = if kind == FaultKind::TeamPanic { plan::longest_delay_of_a_team() } else { Duration::ZERO };
         let left = card.status != Some(Status::Online);
-        // What has been over for a while and was never noticed has harmed nobody, and is not recovered from by what comes now.
+        // Close faults that are over and never changed the status: they did no harm, and a later recovery is not
+        // theirs.
         let is_past = |fault: &mut Fault| {
             let over = fault.healed.unwrap_or(fault.from);
             fault.kind.is_withstood() && !fault.left && over + UNNOTICED < at
@@ -129,14 +126,14 @@ impl Books {
         card.faults.push(Fault { serial, kind, from: at, healed: None, left, found_ill: left, is_disturbed, delay });
     }
 
-    /// The fault could not be brought about.
+    /// Removes a fault that could not be injected.
     pub(crate) fn missed(&mut self, nth: Nth, serial: u32) {
         if let Some(card) = self.cards.get_mut(nth.0 as usize) {
             card.faults.retain(|fault| fault.serial != serial);
         }
     }
 
-    /// It is taken back now. One who is there again by then has recovered before.
+    /// Notes the healing of a fault. A victim that is already online has recovered before.
     pub(crate) fn healed(&mut self, at: Duration, nth: Nth, serial: u32) {
         let card = self.cards.get_mut(nth.0 as usize);
         if let Some(fault) = card.and_then(|card| card.faults.iter_mut().find(|fault| fault.serial == serial)) {
@@ -144,21 +141,20 @@ impl Books {
         }
     }
 
-    /// Those who have not recovered, each once.
     pub(crate) fn ill(&self) -> impl Iterator<Item = Nth> {
         (0..).zip(&self.cards).filter(|(_, card)| !card.faults.is_empty()).map(|(nth, _)| Nth(nth))
     }
 
-    /// It is online and was called with success, and everything that was told before is known: it has recovered from
-    /// all, and what it has never left online for has not harmed it. Gives the faults that no server withstands: they
-    /// were never brought about.
+    /// Closes the faults of an instance that is online and answered a call, after all earlier events were recorded. A
+    /// fault during which the instance stayed online did no harm. Returns the kinds of faults that no server can
+    /// withstand but that left no trace: they were not injected.
     pub(crate) fn is_well(&mut self, nth: Nth) -> Vec<FaultKind> {
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
         let mut in_vain = Vec::new();
         for fault in card.faults.drain(..) {
             let outcome = self.outcomes.entry(fault.kind).or_default();
             match (fault.left, fault.kind.is_withstood()) {
-                // Nobody was told when: that event was given up.
+                // The event with the recovery time was dropped.
                 (true, _) => outcome.back += 1,
                 (false, true) => outcome.unharmed += 1,
                 (false, false) => in_vain.push(fault.kind),
@@ -167,7 +163,7 @@ impl Books {
         in_vain
     }
 
-    /// A person comes for it, so its budget was spent, whether or not that was told: the event may have been given up.
+    /// Closes the faults of an instance that a person restarts. Its event `PermanentlyFailed` may have been dropped.
     pub(crate) fn given_up(&mut self, nth: Nth) {
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
         for fault in card.faults.drain(..) {
@@ -175,7 +171,7 @@ impl Books {
         }
     }
 
-    /// What became of all faults. Whoever has not recovered by now never will.
+    // A victim that has not recovered yet counts as missing.
     pub(crate) fn outcomes(&mut self) -> BTreeMap<FaultKind, Outcome> {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for (kind, latency) in &self.recoveries {
@@ -187,7 +183,6 @@ impl Books {
         outcomes
     }
 
-    /// What is told of no instance.
     pub(crate) fn told_of_others(&mut self, event: &Event) {
         match event {
             Event::TeamThrottled { team_id, .. } => {
@@ -207,7 +202,7 @@ impl Books {
         }
     }
 
-    /// What is told of an instance; gives what is wrong with it.
+    /// Records an event of an instance and returns the violations that it proves.
     pub(crate) fn told(&mut self, at: Duration, nth: Nth, event: &Event) -> Vec<Violation> {
         let all = self.cards.len();
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
@@ -224,7 +219,7 @@ impl Books {
                     }
                 }
                 for fault in &mut card.faults {
-                    // Events come late: how it was when the fault came may be told only now.
+                    // Events are delivered late: this status precedes the fault.
                     if at < fault.from {
                         fault.found_ill = *status != Status::Online;
                         fault.left = fault.found_ill;
@@ -236,7 +231,7 @@ impl Books {
             }
             Event::Crashed { uptime_seconds, will_restart: true, .. }
             | Event::Exited { uptime_seconds, will_restart: true, .. } => {
-                // The whole seconds of what the runtime counts by: on the edge it is the longer delay.
+                // The event contains whole seconds only. At the limit the longer delay is allowed.
                 card.quick = if *uptime_seconds > self.quick.as_secs() { 0 } else { card.quick + 1 };
                 let delay = match card.quick {
                     0 => Duration::ZERO,
@@ -290,7 +285,7 @@ impl Books {
             }
         }
         if card.faults.is_empty() {
-            // There are as many cards as instances, and this process's memory is among what is judged.
+            // Free the capacity: the memory of this process is measured.
             card.faults = Vec::new();
         }
         late

@@ -1,5 +1,5 @@
-//! Runtimes that are broken on purpose, one for each promise: a harness that cannot fail proves nothing. Each break is
-//! caught by the checker of its own promise and by no other.
+//! Tests with deliberately broken runtimes, one for each invariant. Each defect must be found by the check of its own
+//! invariant and by no other.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,19 +21,19 @@ use super::tests::{broken_by, broken_under, honest, told};
 use super::types::{Answered, FaultKind, Invariant, Nth, PlannedCall};
 use crate::connect::sim::{Script, SimConnector};
 
-/// One in so many instances is served by a broken connector.
+// One in this many instances gets the broken connector.
 const ONE_IN: u32 = 20;
 
 fn is_broken(spec: &InstanceSpec) -> bool {
     Nth::of(spec.id.installation.as_str()).is_some_and(|nth| nth.0 % ONE_IN == 7)
 }
 
-/// Every fiftieth call gets another one's answer.
+// Caller that answers every fiftieth call with the response to another call.
 struct Confused {
     caller: Arc<dyn Caller>,
     calls: AtomicU64,
     said: Mutex<Option<String>>,
-    /// Always the first that was said, or the one before.
+    // True: the wrong response is always the first one. False: it is the previous one.
     first: bool,
 }
 
@@ -72,10 +72,9 @@ fn an_answer_that_is_given_twice_and_another_never_is_caught() {
     assert_eq!(broken_by(seams), [Invariant::OwnAnswer]);
 }
 
-/// Takes one event away, and may hide that by another in its place.
+// Sink that removes one event, or overwrites its status.
 struct Lossy {
     sink: Arc<dyn EventSink>,
-    /// The number of the one that is gone.
     gone: Mutex<Option<u64>>,
     is_it: fn(&Envelope) -> bool,
     hides: bool,
@@ -89,7 +88,7 @@ impl Lossy {
 
 impl EventSink for Lossy {
     fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
-        // The sink beneath may panic, as it was asked to: nothing is held by then.
+        // The inner sink may panic on purpose; do not hold the lock then.
         let mut gone = *self.gone.lock().unwrap();
         let mut events = batch.events.clone();
         if gone.is_none() {
@@ -98,7 +97,7 @@ impl EventSink for Lossy {
         }
         if let Some(gone) = gone {
             if self.hides {
-                // The status before it once more: no number is missing.
+                // Repeat the previous status: no event number is missing.
                 for envelope in events.iter_mut().filter(|envelope| envelope.seq == gone) {
                     if let Event::StatusChanged { status, .. } = &mut envelope.event {
                         *status = Status::Connecting;
@@ -116,7 +115,7 @@ impl EventSink for Lossy {
     }
 }
 
-/// One call is never answered, not even by an error.
+// Caller that never completes one call.
 struct Forgetful {
     caller: Arc<dyn Caller>,
     calls: AtomicU64,
@@ -200,24 +199,24 @@ fn a_restart_too_many_is_caught() {
     assert_eq!(broken_under(loops, seams), [Invariant::RestartBudget]);
 }
 
-/// What becomes of a start of a broken instance.
+// Connector that breaks the starts of some instances.
 struct Tampered {
     connector: Arc<dyn Connector>,
     other: SimConnector,
     how: How,
-    /// Whether it has been done that is done only once.
+    // Set once a defect that occurs only once has occurred.
     done: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum How {
-    /// Its server answers everything but calls.
+    // The server answers everything but calls.
     Deaf,
-    /// It is said to have ended when it was told to, and has not.
+    // The process is reported as ended after a signal, but still runs.
     Left,
-    /// It has two servers, of which one is forgotten.
+    // The instance has two servers, one of which is forgotten.
     Twice,
-    /// Each start, of whomever, keeps memory for ever.
+    // Each start of any instance leaks memory.
     Leaks,
 }
 
@@ -257,7 +256,7 @@ impl Connector for Tampered {
     }
 }
 
-/// Nothing that is done to it reaches the server.
+// The process of the returned link never receives a signal.
 fn left_behind(link: Link) -> Link {
     let Link { reader, writer, stderr, process, guard } = link;
     mem::forget(guard);

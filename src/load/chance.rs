@@ -1,4 +1,4 @@
-//! What is drawn, from one seed. Every purpose has a stream of its own, so that what one draws does not shift another.
+//! Random decisions from one seed. Each purpose draws from its own stream, so one purpose does not affect another.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,12 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp1, StandardNormal};
 
-/// One seed, many streams: what one draws does not shift what another does.
+/// Seed of all random streams of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// The `nth` stream of this name.
+    /// Returns the random generator of stream `nth` with this name.
     pub fn stream(self, name: &str, nth: u64) -> StdRng {
         let mut seed = [0; 32];
         for (part, number) in seed.chunks_exact_mut(8).zip([self.0, fnv(name), nth]) {
@@ -22,31 +22,32 @@ impl Seed {
         StdRng::from_seed(seed)
     }
 
-    /// A seed for somebody who draws by himself.
+    /// Returns a seed for a component with its own random generator.
     pub fn of(self, name: &str, nth: u64) -> u64 {
         self.stream(name, nth).random()
     }
 }
 
-/// The hash of Fowler, Noll and Vo: the same in every build, which the standard library's is not promised to be.
+// FNV-1a. Unlike the hash of the standard library it is the same in every build.
 fn fnv(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A duration that varies.
+/// Distribution of durations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Spread {
-    /// Always the same: `"5ms"`.
+    /// Constant: `"5ms"`.
     Fixed(Duration),
-    /// Anything between the two alike: `"uniform 1ms 10ms"`.
+    /// Uniform between two durations: `"uniform 1ms 10ms"`.
     Uniform(Duration, Duration),
-    /// Exponential, by its mean: `"exp 10ms"`.
+    /// Exponential with this mean: `"exp 10ms"`.
     Exp(Duration),
     /// Log-normal: `"lognormal 10ms 2"`.
     LogNormal {
-        /// Half of all are shorter.
+        /// Median of the distribution.
         median: Duration,
-        /// Two thirds of all are between the median divided by this and the median times this.
+        /// Factor of one standard deviation, at least 1: two thirds of all durations are between `median / factor` and
+        /// `median * factor`.
         factor: f64,
     },
 }
@@ -57,11 +58,11 @@ impl Default for Spread {
     }
 }
 
-/// A tail is cut off at so many times the mean or the median: one draw in ten thousand must not be the length of a run.
+// Draws are limited to this multiple of the mean or median: a rare draw must not be as long as the run.
 const TAIL: u32 = 100;
 
 impl Spread {
-    /// The next one.
+    /// Draws a duration.
     pub fn draw(&self, rng: &mut StdRng) -> Duration {
         match *self {
             Self::Fixed(duration) => duration,
@@ -77,7 +78,7 @@ impl Spread {
         }
     }
 
-    /// Whether every draw is nothing.
+    /// Returns true if every draw is zero.
     pub fn is_zero(&self) -> bool {
         match self {
             Self::Fixed(duration) | Self::Exp(duration) | Self::LogNormal { median: duration, .. } => {
@@ -87,28 +88,27 @@ impl Spread {
         }
     }
 
-    /// About the longest that is ever drawn.
+    /// Returns an upper estimate of the draws.
     pub fn longest(&self) -> Duration {
         match *self {
             Self::Fixed(duration) | Self::Uniform(_, duration) => duration,
-            // One draw in a thousand is longer than seven means, or than three sigmas.
+            // One draw in a thousand is longer than seven means, or than three standard deviations.
             Self::Exp(mean) => mean * 7,
             Self::LogNormal { median, factor } => median.mul_f64(factor.powi(3).min(f64::from(TAIL))),
         }
     }
 }
 
-/// The durations of a file, like those of the configuration.
+// Same syntax as in the configuration, up to one year.
 fn duration(text: &str) -> Option<Duration> {
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     humantime::parse_duration(text).ok().filter(|duration| *duration <= LONGEST)
 }
 
-/// What a distribution may look like, for an error's hint.
+// Hint of the error for an invalid distribution.
 pub(super) const SPREADS: &str = "write \"5ms\", \"uniform 1ms 10ms\" (from, to), \"exp 10ms\" (mean) or \"lognormal 10ms 2\" (median, factor of one sigma)";
 
 impl FromStr for Spread {
-    /// What is wrong with it.
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -139,7 +139,7 @@ impl FromStr for Spread {
 
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Words are apart by spaces, so a duration has none.
+        // The parts of a distribution are separated by spaces, so a duration must not contain any.
         let shown = |duration: &Duration| humantime::format_duration(*duration).to_string().replace(' ', "");
         match self {
             Self::Fixed(duration) => write!(f, "{}", shown(duration)),
@@ -150,12 +150,13 @@ impl fmt::Display for Spread {
     }
 }
 
-/// One of `n`, the first more often than the last: by Zipf's law with this exponent, where 0 is alike for all.
+/// Distribution over the indexes below `n` by Zipf's law: the first index is the most frequent. With exponent 0 all are
+/// equally frequent.
 #[derive(Debug, Clone)]
 pub struct Skewed(Vec<f64>);
 
 impl Skewed {
-    /// `n` is at least 1.
+    /// Creates a distribution over `n` indexes; 0 counts as 1.
     pub fn new(n: usize, exponent: f64) -> Self {
         let mut sum = 0.0;
         let weight = |rank: usize| (rank as f64).powf(-exponent);
@@ -166,7 +167,7 @@ impl Skewed {
         Self(sums.collect())
     }
 
-    /// The next one, below `n`.
+    /// Draws an index below `n`.
     pub fn draw(&self, rng: &mut StdRng) -> usize {
         let all = self.0.last().copied().unwrap_or_default();
         let drawn = rng.random::<f64>() * all;

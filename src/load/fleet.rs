@@ -1,4 +1,4 @@
-//! The instances of a scenario, by number: their identities, and what each is configured to be.
+//! Instances of a scenario: ids and configuration by number.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +15,12 @@ use super::plan;
 use super::scenario::{FleetShape, Scenario};
 use super::types::{Nth, Target, TeamNo, Transport};
 
-/// The header with which a remote instance shows who it is.
+// Header with the credentials of a remote instance.
 pub(crate) const CREDENTIAL: &str = "Authorization";
 
-/// The instances of a scenario.
 pub(crate) struct Fleet {
     pub(crate) shape: FleetShape,
-    /// The kind of each.
+    // Kind of server of each instance.
     pub(crate) kinds: Arc<[u32]>,
     pub(crate) ids: Arc<[InstanceId]>,
     of_kind: Vec<Kind>,
@@ -39,7 +38,7 @@ struct Kind {
 impl Fleet {
     pub(crate) fn new(scenario: &Scenario, seed: Seed, change: fn(InstanceSpec) -> InstanceSpec) -> Self {
         let shape = scenario.fleet;
-        // Shared by all who are of it: a hundred thousand identities have few texts of their own.
+        // Ids are shared: a hundred thousand instances must not allocate a team and user name each.
         let teams: Vec<TeamId> = (0..shape.teams).map(|team| team_id(team).as_str().into()).collect();
         let users: Vec<UserId> = (0..shape.users.max(1)).map(|user| format!("u{user}").into()).collect();
         let id = |nth: Nth| {
@@ -70,17 +69,15 @@ impl Fleet {
         team_id(team.0 as usize).into()
     }
 
-    /// The reverse of [`Self::team`].
     pub(crate) fn team_no(id: &TeamId) -> Option<TeamNo> {
         id.as_str().strip_prefix('t')?.parse().ok().map(TeamNo)
     }
 
-    /// The kind of an instance, as an index into the scenario's kinds.
     pub(crate) fn kind(&self, nth: Nth) -> usize {
         self.kinds[nth.0 as usize] as usize
     }
 
-    /// Its server's name for people, which no other server has.
+    // Unique among all servers.
     pub(crate) fn slug(&self, nth: Nth) -> String {
         format!("{}-{}", self.of_kind[self.kind(nth)].name, nth.0)
     }
@@ -89,12 +86,11 @@ impl Fleet {
         self.of_kind[self.kind(nth)].transport == Transport::Remote
     }
 
-    /// The team of each instance.
     pub(crate) fn teams(&self) -> Vec<TeamNo> {
         self.shape.all().map(|nth| self.shape.team_of(nth)).collect()
     }
 
-    /// What an instance is configured to be, with these credentials where it is remote.
+    // `credential` is used for remote servers only.
     pub(crate) fn spec(&self, nth: Nth, target: Target, credential: &str) -> InstanceSpec {
         let (id, kind) = (self.id(nth), &self.of_kind[self.kind(nth)]);
         let mut server_layer = Layer::default();

@@ -1,5 +1,5 @@
-//! Carries out the plan: one task sleeps to the next fault or the next healing, and at the end until everybody is back and
-//! was asked. What a fault takes to be brought about holds up no other.
+//! Injection of the planned faults. One task sleeps until the next fault or healing is due. At the end it waits until
+//! all instances are online and have answered a call. Slow injections do not delay others.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -24,62 +24,57 @@ use super::scenario::fault_name;
 use super::types::{FaultKind, Injection, Nth, Pardon, Victim};
 use super::world::{Hand, heals_by_restart, hurts_by_restart};
 
-/// After so long a person has seen that an instance was given up, and restarts it.
+// Time after which the harness, in the role of a person, restarts an instance that failed permanently.
 const PERSON: Duration = Duration::from_secs(10);
 
-/// Between two looks whether everybody is back.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// See the module.
 pub(crate) struct Injector {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) hand: Hand,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) recorder: Arc<Recorder>,
-    /// When the plan's time begins.
+    // Start of the load; the times of the plan are relative to it.
     pub(crate) from: Duration,
-    /// Whoever is not back so long after the last healing will never be.
+    // Time to wait for recoveries after the last healing.
     pub(crate) patience: Duration,
     pub(crate) injected: Arc<AtomicU64>,
-    /// Asks everybody at the end.
     pub(crate) prober: Prober,
-    /// Nobody calls any more.
+    // Cancelled when no more calls are made.
     pub(crate) ended: CancellationToken,
     pub(crate) stop: CancellationToken,
 }
 
-/// What was done.
+/// Results of the injection.
 #[derive(Debug, Default)]
 pub(crate) struct Deeds {
     pub(crate) injected: BTreeMap<FaultKind, u64>,
-    /// Those that found nobody whom they could befall.
+    // Faults without a suitable victim.
     pub(crate) missed: BTreeMap<FaultKind, u64>,
-    /// Restarts by hand of those that had been given up.
+    // Restarts of instances that failed permanently.
     pub(crate) pardons: u64,
-    /// Those that did not come back, and what they are instead: nothing, where nobody knows of them.
+    // Instances that did not recover, with their status; `None` if the runtime does not list them.
     pub(crate) missing: Vec<(Nth, Option<Status>)>,
 }
 
-/// What is to be done later, by time and then by number.
+// Simultaneous actions are carried out in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
-    /// The fault at this place of the plan is taken back.
     Heal(usize),
-    /// A person restarts one that was given up.
+    // Restart of an instance that failed permanently.
     Pardon(Nth),
 }
 
-/// What has come of what was under way.
 enum Done {
-    /// Whether a fault was brought about.
+    // The flag is true if the fault was injected.
     Hurt(FaultKind, bool),
-    /// Somebody was asked, who was found to have had none of these.
+    // Kinds of faults that turned out to have had no effect.
     Asked(Vec<FaultKind>),
     Other,
 }
 
 impl Injector {
-    /// Carries out the plan until it is through or stopped, takes everything back, and waits until everybody is well.
+    /// Injects all faults of the plan, or those before a stop, heals them and waits until all instances have recovered.
     pub(crate) async fn run(self, plan: &[Injection], mut given_up: mpsc::UnboundedReceiver<Nth>) -> Deeds {
         let mut deeds = Deeds::default();
         let mut due: BinaryHeap<Reverse<(Duration, Due)>> = BinaryHeap::new();
@@ -89,7 +84,7 @@ impl Injector {
         loop {
             let has_ended = self.ended.is_cancelled();
             if has_ended {
-                // Nobody calls any more: what is ill for longer than that shows nothing.
+                // No more calls are made, so faults that last longer prove nothing: heal them now.
                 let now = self.recorder.clock.now();
                 let earlier = |Reverse((at, what)): Reverse<(Duration, Due)>| match what {
                     Due::Heal(_) => Reverse((at.min(now), what)),
@@ -103,7 +98,7 @@ impl Injector {
             let is_quiet = fault.is_none() && has_ended;
             let is_over = give_up_at.is_some_and(|at| Instant::now() >= at);
             if is_quiet && under_way.is_empty() && (next.is_none() || is_over) {
-                // What was done last is noticed, and told.
+                // Wait until the effects of the last actions are published and their events delivered.
                 self.runtime.see().await;
                 self.runtime.flush().await;
                 while let Ok(nth) = given_up.try_recv() {
@@ -111,7 +106,7 @@ impl Injector {
                 }
                 let missing = self.missing();
                 if due.is_empty() {
-                    // Of whom that was told by an event that was given up.
+                    // The event of the permanent failure was dropped; use the status instead.
                     let given_up = missing.iter().filter(|(_, status)| *status == Some(Status::PermanentlyFailed));
                     due.extend(
                         given_up.map(|(nth, _)| Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(*nth)))),
@@ -120,7 +115,7 @@ impl Injector {
                 let is_waiting = !missing.is_empty() || !due.is_empty();
                 let give_up_at = give_up_at.get_or_insert_with(|| Instant::now() + self.patience);
                 if is_waiting && Instant::now() < *give_up_at {
-                    // They are waited for, and whoever is to come for them.
+                    // Wait for recoveries and for pending restarts.
                 } else if !everybody_was_asked {
                     everybody_was_asked = true;
                     *give_up_at = Instant::now() + self.patience;
@@ -180,7 +175,6 @@ impl Injector {
         deeds
     }
 
-    /// Into the trace.
     fn note(&self, whom: Victim, what: std::fmt::Arguments<'_>) {
         let at = self.recorder.clock.now();
         self.recorder.ledger().done(at, whom, what);
@@ -190,7 +184,7 @@ impl Injector {
         if let Victim::Instance(nth) = what.victim
             && self.status(nth).is_none_or(|status| status == Status::PermanentlyFailed)
         {
-            // It waits for a person, and only a person's deed would befall it.
+            // Only a restart by a person could affect this instance.
             self.note(what.victim, format_args!("fault {} found nobody", fault_name(what.kind)));
             return Done::Hurt(what.kind, false);
         }
@@ -203,7 +197,7 @@ impl Injector {
         }
         let done = match (what.kind, what.victim) {
             (FaultKind::WorkerPanic, Victim::Instance(nth)) => {
-                // While its team's supervisor is down there is no worker that could.
+                // While the team's supervisor is down there is no worker that could panic.
                 self.status(nth) == Some(Status::Online) && self.panics(Part::Worker(self.fleet.id(nth).clone()))
             }
             (FaultKind::TeamPanic, Victim::Team(team)) => {
@@ -243,7 +237,7 @@ impl Injector {
             self.pardoned(what.victim);
         }
         if let Victim::Instance(nth) = what.victim {
-            // Before it is done: who is back at once is back after it.
+            // Note the healing first: the recovery may follow at once.
             let at = self.recorder.clock.now();
             self.recorder.ledger().books.healed(at, nth, what.serial);
         }
@@ -261,7 +255,7 @@ impl Injector {
         Done::Other
     }
 
-    /// As a person would. Whoever has come up again meanwhile is left alone.
+    // Restarts the instance as a person would, unless it has recovered meanwhile.
     async fn pardon(&self, nth: Nth) -> Done {
         if self.status(nth) == Some(Status::PermanentlyFailed) {
             self.note(Victim::Instance(nth), format_args!("pardon"));
@@ -273,7 +267,7 @@ impl Injector {
         Done::Other
     }
 
-    /// Calls each of them once: what is online must answer, and has recovered if it does.
+    // An instance that answers has recovered from its faults.
     async fn ask(&self, whom: Vec<Nth>) -> Done {
         let answered = self.prober.ask(whom).await;
         self.runtime.flush().await;
@@ -281,12 +275,10 @@ impl Injector {
         Done::Asked(answered.into_iter().flat_map(|nth| books.is_well(nth)).collect())
     }
 
-    /// Nothing, where nobody knows of it.
     fn status(&self, nth: Nth) -> Option<Status> {
         self.runtime.status(self.fleet.id(nth)).map(|view| view.status)
     }
 
-    /// Who is not online, and what they are instead. Whoever is not even shown is missed most.
     fn missing(&self) -> Vec<(Nth, Option<Status>)> {
         let snapshot = self.runtime.snapshot();
         let all = self.fleet.shape.all();
@@ -310,7 +302,6 @@ impl Injector {
         }
     }
 
-    /// From now on it is waited for.
     fn book(&self, what: &Injection) {
         let at = self.recorder.clock.now();
         let books = &mut self.recorder.ledger().books;

@@ -1,4 +1,4 @@
-//! What is measured: latencies, memory, descriptors, CPU time; and how numbers are written.
+//! Measurement of latencies, memory, descriptors and CPU time, and formatting of numbers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,51 +8,50 @@ use hdrhistogram::Histogram;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use serde::{Serialize, Serializer};
 
-/// Bars of a histogram that make ten times the duration.
 const BARS_A_DECADE: i32 = 10;
 
-/// Durations, from a microsecond to an hour, to two digits: what is told of them is off by less than 1 %. With a third one
-/// each would take 180 KiB instead of 25, and those that are made while a fleet is measured would be counted as its own.
+/// Histogram of durations from 1 µs to 1 h with two significant digits, an error of less than 1 %. A third digit would
+/// take 180 KiB instead of 25 KiB for each histogram, which would count as memory of the fleet.
 #[derive(Debug, Clone)]
 pub struct Latency(Histogram<u64>);
 
 impl Default for Latency {
     fn default() -> Self {
-        // Within an hour no bounds are wrong; without bounds it grows by itself.
+        // These bounds are valid. Without bounds the histogram resizes itself.
         let bounded = Histogram::new_with_bounds(1, 3_600_000_000, 2);
         Self(bounded.or_else(|_| Histogram::new(2)).unwrap_or_else(|_| unreachable!("two digits are allowed")))
     }
 }
 
 impl Latency {
-    /// Takes one in; what is longer than an hour counts as an hour.
+    /// Adds a duration. Durations above one hour count as one hour.
     pub fn record(&mut self, took: Duration) {
         self.0.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1));
     }
 
-    /// Takes in all of another one.
+    /// Adds all durations of another histogram.
     pub fn merge(&mut self, other: &Self) {
-        // Both have the same bounds.
+        // Cannot fail: both histograms have the same bounds.
         let _ = self.0.add(&other.0);
     }
 
-    /// How many there are.
+    /// Returns the number of durations.
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no durations.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The duration that this share of all, from 0 to 1, does not exceed.
+    /// Returns the duration that the given share of all durations, from 0 to 1, does not exceed.
     pub fn quantile(&self, share: f64) -> Duration {
         Duration::from_micros(self.0.value_at_quantile(share))
     }
 
-    /// A histogram whose bars are equally wide on a logarithmic axis, from the shortest to the longest without a gap.
-    /// The edges are the same for all: two histograms can be laid over each other.
+    /// Returns bars of equal width on a logarithmic axis, ten per decade, from the shortest to the longest duration
+    /// without a gap. All histograms use the same edges, so they can be overlaid.
     pub fn bars(&self) -> Vec<Bar> {
         let edge = |nth: i32| 10f64.powf(f64::from(nth) / f64::from(BARS_A_DECADE));
         let mut counts: BTreeMap<i32, u64> = BTreeMap::new();
@@ -73,18 +72,18 @@ impl Latency {
     }
 }
 
-/// How many took so long.
+/// Bar of a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bar {
-    /// At least.
+    /// Inclusive lower bound.
     pub from: Duration,
-    /// Less than.
+    /// Exclusive upper bound.
     pub until: Duration,
-    /// So many.
+    /// Number of durations.
     pub count: u64,
 }
 
-/// In milliseconds.
+// Serialized in milliseconds.
 impl Serialize for Latency {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -111,19 +110,19 @@ impl Serialize for Latency {
     }
 }
 
-/// Memory of this process as the kernel counts it, in bytes. All are 0 where there is no `/proc`.
+/// Memory of this process in bytes, as counted by the kernel. All values are 0 without `/proc`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Now, files that are mapped counted in.
+    /// Resident memory, including mapped files.
     pub resident: u64,
-    /// The most that was ever resident.
+    /// Highest resident memory so far.
     pub peak: u64,
-    /// Now, without what is read from files and can be read again.
+    /// Resident memory that is not backed by files.
     pub anonymous: u64,
 }
 
 impl Memory {
-    /// Looks.
+    /// Reads the current values.
     pub fn now() -> Self {
         let status = read("/proc/self/status");
         let of = |name: &str| kibibytes(&status, name) * 1024;
@@ -131,7 +130,7 @@ impl Memory {
     }
 }
 
-/// The number of a line of `/proc` that begins with this name.
+// 0 without such a line.
 fn kibibytes(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     line.trim_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or_default()
@@ -141,20 +140,20 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Descriptors that this process has open, without the one that looks.
+/// Returns the number of open file descriptors of this process, without the one that reads the list.
 pub fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1))
 }
 
-/// CPU time of this process until now, children not counted.
+/// Returns the CPU time of this process, without its children.
 pub fn cpu() -> Duration {
     getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| used(&usage))
 }
 
-/// CPU time of another process until now, to the nanosecond. `/proc/PID/stat` would count in steps of ten milliseconds,
-/// which is more than a small server takes to start. None when it has ended.
+/// Returns the CPU time of another process, in nanoseconds, or `None` if it has ended. `/proc/PID/stat` is too coarse:
+/// its unit is 10 ms, more than a small server needs to start.
 pub fn cpu_of(pid: u32) -> Option<Duration> {
-    // Its threads, each with a line of its own; what has ended among them is no longer counted.
+    // One entry for each thread. Threads that have ended are not included.
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let nanoseconds = tasks.flatten().filter_map(|task| {
         let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
@@ -163,23 +162,23 @@ pub fn cpu_of(pid: u32) -> Option<Duration> {
     Some(Duration::from_nanos(nanoseconds.sum()))
 }
 
-/// Counts CPU time of this process, children not counted.
+/// Stopwatch for the CPU time of this process, without its children.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuClock(Duration);
 
 impl CpuClock {
-    /// Counts from here.
+    /// Starts the stopwatch.
     pub fn start() -> Self {
         Self(cpu())
     }
 
-    /// So much until now.
+    /// Returns the CPU time since the start.
     pub fn elapsed(&self) -> Duration {
         cpu().saturating_sub(self.0)
     }
 }
 
-/// CPU time that other programs of this machine use, as a share of all its cores. Time that a hypervisor takes counts, too.
+/// CPU time of other programs, as a share of all cores of this machine. Time taken by a hypervisor is included.
 #[derive(Debug)]
 pub struct ForeignCpu {
     at: Instant,
@@ -188,12 +187,12 @@ pub struct ForeignCpu {
 }
 
 impl ForeignCpu {
-    /// Starts to measure. `children` is the CPU time of those children that are still running.
+    /// Starts a measurement. `children` is the CPU time of the children that are still running.
     pub fn start(children: Duration) -> Self {
         Self { at: Instant::now(), busy: busy(), own: own(children) }
     }
 
-    /// Returns the share since the last call, from 0 to 1. It is 0 where there is no `/proc/stat`.
+    /// Returns the share since the last call, from 0 to 1. It is 0 without `/proc/stat`.
     pub fn share(&mut self, children: Duration) -> f64 {
         let now = Self::start(children);
         let wall = (now.at - self.at).as_secs_f64() * cores() as f64;
@@ -203,18 +202,18 @@ impl ForeignCpu {
     }
 }
 
-/// CPU time of this process, of its children that have ended, and `children` of those that run.
+// `children` is the CPU time of the children that are still running.
 fn own(children: Duration) -> Duration {
     let ended = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(Duration::ZERO, |usage| used(&usage));
     cpu() + ended + children
 }
 
-/// CPU time that all processes of the machine have used since it was started.
+// CPU time of all processes since the machine was started.
 fn busy() -> Duration {
     let text = read("/proc/stat");
     let line = text.lines().next().and_then(|line| line.strip_prefix("cpu ")).unwrap_or_default();
     let ticks: Vec<u64> = line.split_ascii_whitespace().map_while(|field| field.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal; what follows is counted in `user` and `nice` already.
+    // Columns: user nice system idle iowait irq softirq steal. `user` and `nice` include the later columns.
     let busy: u64 =
         ticks.iter().take(8).enumerate().filter(|(at, _)| ![3, 4].contains(at)).map(|(_, ticks)| ticks).sum();
     Duration::from_secs_f64(busy as f64 / rustix::param::clock_ticks_per_second().max(1) as f64)
@@ -228,12 +227,12 @@ fn used(usage: &Usage) -> Duration {
     of(usage.user_time()) + of(usage.system_time())
 }
 
-/// How many cores there are for this process.
+/// Returns the number of cores available to this process.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// What it is measured on.
+/// Returns the CPU, memory and kernel of this machine.
 pub fn machine() -> BTreeMap<String, String> {
     let cpuinfo = read("/proc/cpuinfo");
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
@@ -245,7 +244,7 @@ pub fn machine() -> BTreeMap<String, String> {
     ])
 }
 
-/// A duration with three digits.
+/// Formats a duration with three digits and a unit.
 pub fn time(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     let (value, unit) = match seconds {
@@ -257,7 +256,7 @@ pub fn time(duration: Duration) -> String {
     format!("{} {unit}", number(value))
 }
 
-/// Three digits, and thousands set apart.
+/// Formats a number with at least three significant digits: `1.23`, `123`, `1234`, `12,345`, `1.23 M`.
 pub fn number(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.2} M", v / 1e6),
@@ -272,7 +271,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// Bytes with three digits.
+/// Formats a number of bytes with three digits and a binary unit.
 pub fn bytes(count: u64) -> String {
     let count = count as f64;
     let (value, unit) = match count {
@@ -319,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_latency_takes_little_memory() {
-        // Dozens are made while a fleet's own memory is being measured.
+        // Dozens of histograms exist while the memory of the fleet is measured.
         let counts = Latency::default().0.distinct_values();
         assert!(counts * size_of::<u64>() < 32 * 1024, "{counts}");
     }

@@ -1,6 +1,6 @@
-//! The load harness: a fleet of simulated or real servers beneath the real runtime, calls and faults drawn from one seed,
-//! and promises that are checked while it runs. Whoever runs fleets sizes machines with it and proves that their
-//! supervision holds; we find our own faults with it.
+//! Load harness: it runs a fleet of simulated or real servers under the real runtime. One seed determines all calls and
+//! faults, and invariants are checked during the run. Operators use it to size machines and to test supervision; the
+//! project uses it to find its own defects.
 
 mod books;
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Panics that were asked for are no news.
+//! Panic hook for deliberate panics.
 
 use std::any::Any;
 use std::panic;
 use std::sync::Once;
 
-/// Tells no panic on stderr that was brought about on purpose. All others are told as ever.
+/// Installs a panic hook that omits deliberate panics from stderr. All other panics are reported as before.
 pub fn hush() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

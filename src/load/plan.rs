@@ -1,6 +1,6 @@
-//! What will happen: all faults and all calls, drawn before anything runs. The same scenario and seed give the same plan,
-//! and what one rule draws does not depend on another, except that nobody is ill twice at a time: rare faults choose first
-//! among those who are well, so that each kind happens also in a small fleet.
+//! Plan of a run: all faults and calls, drawn before the run starts. The same scenario and seed give the same plan. The
+//! draws of a rule do not depend on other rules, except that a victim has only one fault at a time. Rare faults choose
+//! their victims first, so that each kind of fault occurs in a small fleet too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,45 +15,45 @@ use super::scenario::{FaultRule, FleetShape, Load, Scenario, ServerKind, When, W
 use super::types::{Befalls, FaultKind, Injection, Mode, Nth, PlannedCall, TeamNo, Transport, Victim};
 use crate::connect::sim::Script;
 
-/// How many different handshakes a kind of server has.
+// Number of different scripts of a kind of server.
 const SCRIPTS: u64 = 32;
-/// A victim that is ill is drawn again so often, before all who are well are looked for.
+// Random draws of a healthy victim before all healthy ones are listed.
 const DRAWS: usize = 4;
-/// Lines of more than a mebibyte that are written at a time.
+// Victims that write huge lines, of more than 1 MiB, at the same time.
 const HUGE_MAX: usize = 8;
 
-/// What will go wrong, and with which servers.
+/// Planned faults and scripts of the servers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// The faults, by time.
+    /// Faults in the order of their time.
     pub injections: Vec<Injection>,
-    /// Those that cannot be done to such servers, and those for which nobody was well.
+    /// Faults that cannot be injected in this mode or have no healthy victim, by kind.
     pub impossible: Vec<(FaultKind, usize)>,
-    /// For each kind of server its scripts, which differ in the handshake and the seed. See [`script_of`].
+    /// Scripts of each kind of server, which differ in handshake and seed. [`script_of`] selects one of them.
     pub scripts: Vec<Vec<Arc<Script>>>,
 }
 
-/// Draws the faults and the servers.
+/// Draws the faults and the scripts of the servers.
 pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
     let kinds: Vec<usize> = scenario.fleet.all().map(|nth| kind_of(scenario, seed, nth)).collect();
     let mut draft = Draft::new(scenario, seed, &kinds);
     let mut rules: BTreeMap<FaultKind, u64> = BTreeMap::new();
     let mut named = Vec::new();
     for (place, rule) in scenario.faults.iter().enumerate() {
-        // Named by what it does and not by its place, so that a rule in front of it shifts nothing.
+        // The stream is named by the kind, not by the position, so that a new rule does not change other rules.
         let nth = rules.entry(rule.kind).or_default();
         let name = format!("{} {nth}", fault_name(rule.kind));
         *nth += 1;
         let times = draft.times(rule, &name);
         named.push((place, rule, name, times));
     }
-    // Stable: rules that are equally rare choose in the order of the file.
+    // The sort is stable: rules with the same number of faults choose in the order of the file.
     named.sort_by_key(|(_, _, _, times)| times.len());
     for (place, rule, name, times) in named {
         draft.draw(place, rule, &name, times, mode);
     }
     let Draft { mut drawn, impossible, .. } = draft;
-    // At one time they come in the order of the file.
+    // Faults at the same time are in the order of the file.
     drawn.sort_by_key(|(place, injection)| (injection.at, *place));
     let mut injections: Vec<_> = drawn.into_iter().map(|(_, injection)| injection).collect();
     for (serial, injection) in (0..).zip(&mut injections) {
@@ -63,7 +63,7 @@ pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
     Plan { injections, impossible: impossible.into_iter().collect(), scripts }
 }
 
-/// The kind of server that an instance is: an index into the scenario's kinds.
+/// Returns the kind of server of an instance, as an index into the kinds of the scenario.
 pub fn kind_of(scenario: &Scenario, seed: Seed, nth: Nth) -> usize {
     let all: u64 = scenario.kinds.iter().map(|kind| u64::from(kind.weight)).sum();
     let mut drawn = seed.of("kind", nth.0.into()) % all.max(1);
@@ -76,7 +76,7 @@ pub fn kind_of(scenario: &Scenario, seed: Seed, nth: Nth) -> usize {
     0
 }
 
-/// Which of its kind's scripts an instance has: an index into [`Plan::scripts`] of its kind.
+/// Returns the script of an instance, as an index into [`Plan::scripts`] of its kind.
 pub fn script_of(nth: Nth) -> usize {
     (u64::from(nth.0) % SCRIPTS) as usize
 }
@@ -90,7 +90,7 @@ fn scripts(kind: &ServerKind, seed: Seed) -> Vec<Arc<Script>> {
     (0..SCRIPTS).map(one).collect()
 }
 
-/// Who can be ill. Parts of our own are each by itself.
+/// Victim that has one fault at a time. `Huge` is one of the `HUGE_MAX` slots for huge lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Patient {
     Instance(Nth),
@@ -98,22 +98,20 @@ enum Patient {
     Registry,
     Batcher,
     Sink,
-    /// The huge lines of all together, by place.
     Huge(usize),
 }
 
-/// Until when, by from when: they never overlap.
+// End of each fault of a victim, by its start. Faults never overlap.
 type Times = BTreeMap<Duration, Duration>;
 
 struct Draft<'a> {
     scenario: &'a Scenario,
     seed: Seed,
-    /// Those with a process, those with a remote server, and all.
     stdio: Vec<Nth>,
     remote: Vec<Nth>,
     all: Vec<Nth>,
     ill: HashMap<Patient, Times>,
-    /// Each with the place of its rule in the file.
+    // Each fault with the position of its rule in the file.
     drawn: Vec<(usize, Injection)>,
     impossible: BTreeMap<FaultKind, usize>,
 }
@@ -132,7 +130,7 @@ impl<'a> Draft<'a> {
 
     fn draw(&mut self, place: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: Mode) {
         for (nth, at) in (0..).zip(times) {
-            // Of each time by itself, so that drawing a victim again shifts nothing.
+            // Each fault has its own streams, so that a repeated draw of a victim changes no other fault.
             let mut whom = self.seed.stream(&format!("whom {name}"), nth);
             let mut lasts = self.seed.stream(&format!("lasts {name}"), nth);
             let possible = rule.kind.possible(mode);
@@ -199,7 +197,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whom it can befall, by number.
+    // In ascending order.
     fn fitting(&self, kind: FaultKind) -> &[Nth] {
         match kind.befalls() {
             Befalls::Stdio => &self.stdio,
@@ -208,7 +206,6 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Anybody whom it fits and who is well all that time.
     fn victim(&self, kind: FaultKind, at: Duration, until: Duration, rng: &mut StdRng) -> Option<Victim> {
         if kind.befalls() == Befalls::Team {
             let teams: Vec<_> = (0..u32::try_from(self.scenario.fleet.teams).unwrap_or(u32::MAX)).map(TeamNo).collect();
@@ -249,7 +246,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whether the victim was well.
+    // Returns false if the victim has another fault at that time.
     fn befall(
         &mut self,
         place: usize,
@@ -287,7 +284,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// How long a victim is left alone once a fault is over: about as long as it takes to be well again.
+/// Returns the pause after a fault before its victim can have another one: about the time of a recovery.
 pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
     let policy = &scenario.policy;
     let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
@@ -318,12 +315,11 @@ pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
     }
 }
 
-/// How long a team's supervisor that dies again and again is waited for at most: that is no scenario's to say.
+/// Returns the longest restart delay of a team supervisor. No scenario can change it.
 pub fn longest_delay_of_a_team() -> Duration {
     RestartPolicy::default().delays.into_iter().max().unwrap_or_default()
 }
 
-/// A share of so many, to the nearest.
 fn of_all(share: f64, all: usize) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a count is a count")]
     let wanted = (share * all as f64).round() as usize;
@@ -334,7 +330,7 @@ fn below(count: usize, rng: &mut StdRng) -> u32 {
     rng.random_range(0..u32::try_from(count).unwrap_or(u32::MAX).max(1))
 }
 
-/// One of those who are well. Mostly the first draw finds one; where few are well they are counted.
+// The list of all healthy elements is built only if a few random draws fail.
 fn one_of<T: Copy>(all: &[T], is_well: impl Fn(&T) -> bool, rng: &mut StdRng) -> Option<T> {
     if all.is_empty() {
         return None;
@@ -353,9 +349,9 @@ fn shuffled<T>(mut all: Vec<T>, rng: &mut StdRng) -> Vec<T> {
     all
 }
 
-/// The calls of one caller in a closed loop, or all arrivals of an open one, for ever.
+/// Endless source of calls: those of one caller in a closed loop, or all arrivals of an open loop.
 pub struct CallSource {
-    /// Their own, so that the calls are the same however many there are beside this source.
+    // Own generator: the calls do not depend on the number of other sources.
     rng: StdRng,
     caller: String,
     made: u64,
@@ -368,7 +364,7 @@ pub struct CallSource {
 }
 
 impl CallSource {
-    /// Of one caller. `kinds` is [`kinds`], which all callers share.
+    /// Creates the source of one caller in a closed loop. `kinds` is the result of [`kinds`], shared by all callers.
     pub fn closed(scenario: &Scenario, seed: Seed, caller: usize, kinds: &Arc<[u32]>) -> Self {
         let pause = match &scenario.load {
             Load::Closed { think, .. } => *think,
@@ -377,7 +373,7 @@ impl CallSource {
         Self::new(scenario, seed, caller as u64, &caller.to_string(), pause, kinds)
     }
 
-    /// Of all that come. `kinds` is [`kinds`].
+    /// Creates the source of all calls of an open loop. `kinds` is the result of [`kinds`].
     pub fn open(scenario: &Scenario, seed: Seed, kinds: &Arc<[u32]>) -> Self {
         let per_second = match &scenario.load {
             Load::Open { per_second, .. } => *per_second,
@@ -402,7 +398,7 @@ impl CallSource {
     }
 }
 
-/// The kind of each instance, by its number.
+/// Returns the kind of each instance, by its number.
 pub fn kinds(scenario: &Scenario, seed: Seed) -> Arc<[u32]> {
     let kind = |nth| u32::try_from(kind_of(scenario, seed, nth)).unwrap_or_default();
     scenario.fleet.all().map(kind).collect()
@@ -441,7 +437,7 @@ mod tests {
         CallSource::open(scenario, seed, &kinds(scenario, seed)).take(count).collect()
     }
 
-    /// Without the serial numbers, which are those of the whole plan.
+    // Serial numbers are removed: they depend on the whole plan.
     fn of(plan: &Plan, wanted: &[FaultRule]) -> Vec<Injection> {
         let known = |injection: &&Injection| wanted.iter().any(|rule| rule.kind == injection.kind);
         plan.injections.iter().filter(known).map(|injection| Injection { serial: 0, ..injection.clone() }).collect()
@@ -469,13 +465,13 @@ mod tests {
             let left_out = less.faults.remove(left_out);
             prop_assert_eq!(calls(&whole, seed, 100), calls(&less, seed, 100));
             let (whole, with_less) = (plan(&whole, seed, Mode::Simulated), plan(&less, seed, Mode::Simulated));
-            // Those that are more frequent choose after it, and it may be in their way.
+            // More frequent rules choose later, so the removed rule may have taken their victims.
             let count = |rule: &FaultRule| of(&whole, std::slice::from_ref(rule)).len();
             let all = less.faults.clone();
             less.faults.retain(|rule| count(rule) < count(&left_out));
             prop_assert_eq!(of(&whole, &less.faults), of(&with_less, &less.faults));
             let times = |plan: &Plan| {
-                // Of our own parts there is one each.
+                // Faults of the satellite itself have only one possible victim.
                 let of_servers = of(plan, &all).into_iter().filter(|it| it.kind.befalls() != Befalls::Us);
                 of_servers.map(|it| (it.at, it.kind)).collect::<Vec<_>>()
             };
@@ -487,7 +483,7 @@ mod tests {
             let overrides = Overrides { instances: Some(150), duration: Some(Duration::from_secs(60)), ..Overrides::default() };
             let scenario = load("mixed").unwrap().with(overrides).unwrap();
             let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
-            // What befalls ourselves comes once or twice, or by chance never.
+            // Faults of the satellite itself occur once or twice, or not at all.
             for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.befalls() != Befalls::Us) {
                 let name = fault_name(*kind);
                 let happened = drawn.injections.iter().any(|injection| injection.kind == *kind);
@@ -497,7 +493,7 @@ mod tests {
 
         #[test]
         fn nobody_is_ill_twice_at_a_time(seed: u64) {
-            // Few, so that they meet.
+            // A small fleet, so that faults meet.
             let scenario = mixed(60);
             let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
             let mut until: HashMap<Nth, Duration> = HashMap::new();

@@ -1,5 +1,5 @@
-//! What is seen while it runs: every event, as the sink of the runtime; every start; every probe. One lock, taken once for
-//! each batch of events, and nothing is allocated for an event.
+//! Recorder of a run: it receives every event as the sink of the runtime, every start and every probe. It takes one
+//! lock per batch and allocates nothing per event.
 
 use std::fmt;
 use std::fs::File;
@@ -24,7 +24,7 @@ use super::checks::Judge;
 use super::fleet::Fleet;
 use super::types::{Nth, Pardon, Probe, Victim};
 
-/// The time of a run. The wall clock goes by it, so that every timestamp says when in the run something was.
+/// Clock of a run. The runtime's wall clock derives from it, so each event timestamp maps to a time of the run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
     began: Instant,
@@ -32,7 +32,6 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Begins now, at this time of the world.
     pub(crate) fn start(epoch: Timestamp) -> Self {
         Self { began: Instant::now(), epoch }
     }
@@ -57,41 +56,36 @@ impl Clock {
     }
 }
 
-/// How the sink is.
+/// Behavior of the sink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mood {
-    /// It takes everything.
     Takes,
-    /// It takes nothing, and says so.
     Fails,
-    /// It panics.
     Panics,
 }
 
-/// See the module.
 pub(crate) struct Recorder {
     pub(crate) clock: Clock,
     mood: AtomicU8,
     ledger: Mutex<Ledger>,
 }
 
-/// What was seen so far.
 pub(crate) struct Ledger {
     pub(crate) judge: Judge,
     pub(crate) books: Books,
-    /// For each instance one number for all its events in their order; the last one is for events of no instance.
+    // Hash of the events of each instance in their order; the last entry is for events without an instance.
     order: Vec<u64>,
     trace: Option<BufWriter<File>>,
-    /// Why the trace is not whole.
+    // Reason why the trace is incomplete.
     trace_failed: Option<io::Error>,
-    /// Instances that were given up.
+    // Receives each instance that failed permanently.
     given_up: mpsc::UnboundedSender<Nth>,
-    /// The batch that was taken last: if it comes again, its taker has not heard of it.
+    // Id of the last batch. A batch with the same id is a repetition: the response was lost.
     last_batch: Option<u64>,
 }
 
 impl Recorder {
-    /// Also gives the instances that the runtime gives up, as that happens.
+    // The receiver yields the instances that fail permanently.
     pub(crate) fn new(
         clock: Clock,
         judge: Judge,
@@ -110,7 +104,7 @@ impl Recorder {
     }
 
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Who panicked while it was held was the sink on purpose, and that before it touched anything.
+        // A poisoned lock is harmless: the sink panics on purpose before it changes anything.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,7 +153,7 @@ impl Ledger {
                 let violations = self.books.told(at, nth, &envelope.event);
                 self.judge.found(violations);
                 if matches!(envelope.event, Event::PermanentlyFailed { .. }) {
-                    // Nobody hears it any more once the faults are over.
+                    // The receiver is dropped once the faults are over.
                     let _ = self.given_up.send(nth);
                 }
             } else {
@@ -168,7 +162,6 @@ impl Ledger {
         }
     }
 
-    /// Into the order of events, and into the trace.
     fn note(&mut self, at: Duration, nth: Option<Nth>, envelope: &Envelope) {
         let millis = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
         let (kind, status) = (envelope.event.kind(), status(&envelope.event));
@@ -184,7 +177,6 @@ impl Ledger {
         }
     }
 
-    /// Something that was done to the fleet, into the trace: it has a line between those of the events.
     pub(crate) fn done(&mut self, at: Duration, whom: Victim, what: fmt::Arguments<'_>) {
         if self.trace.is_some() {
             let whose = match whom {
@@ -200,18 +192,17 @@ impl Ledger {
         if let Some(trace) = &mut self.trace
             && let Err(error) = trace.write_fmt(line)
         {
-            // A disk that is full is no reason to end what is measured.
+            // A full disk must not end the run.
             (self.trace, self.trace_failed) = (None, Some(error));
         }
     }
 
-    /// One number for the order of events of every instance.
+    /// Returns a hash of the event order of all instances.
     pub(crate) fn order(&self) -> u64 {
         let bytes = self.order.iter().flat_map(|order| order.to_le_bytes());
         bytes.fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
     }
 
-    /// Nothing more is noted, and what was is in the file.
     pub(crate) fn close(&mut self) {
         if let Some(mut trace) = self.trace.take()
             && let Err(error) = trace.flush()
@@ -220,7 +211,6 @@ impl Ledger {
         }
     }
 
-    /// Why there is less in the file than was noted, if that is so.
     pub(crate) fn trace_ends_early(&self) -> Option<String> {
         self.trace_failed.as_ref().map(ToString::to_string)
     }

@@ -1,4 +1,4 @@
-//! The order of a run: set the stage, bring everybody online, load and faults, wait until everybody is well, end, judge.
+//! Sequence of a run: set up, bring all instances online, apply load and faults, wait for recoveries, shut down, check.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -33,41 +33,39 @@ use super::types::{
 use super::watch::{Waits, Watch};
 use super::world::{Counting, Hand, RealWorld, Scripts, SimWorld, World};
 
-/// Installations that wait for their answers at once.
+// Concurrent installations.
 const INSTALLS: usize = 64;
-/// Simulated servers that are started at once, and as many connected, where the scenario does not say.
+// Default number of concurrent starts, and of concurrent connections, of simulated servers.
 const SIMULATED_STARTS: usize = 256;
-/// Between two looks whether all are online.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
-/// Whoever is not online so long after the last installation will never be, and then there is nothing to load.
+// Time limit for all instances to come online after the last installation. Without them there is nothing to load.
 const ONLINE_MAX: Duration = Duration::from_secs(300);
-/// Memory is looked at so often, and the least counts: what is between two purges of the allocator is nobody's.
+// Memory samples. The lowest counts: memory that the allocator has not purged yet is not in use.
 const LOOKS: u32 = 5;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The same where the run's time is not that of the allocator, which gives back what was freed some time ago.
+// Pause in real time when the clock of the run is virtual: the allocator returns memory by real time.
 const LOOK_EVERY_REAL: Duration = Duration::from_millis(60);
-/// What is to be gone is waited for so long.
+// Time limit for resources to be released after the end.
 const CLEAR_MAX: Duration = Duration::from_secs(10);
-/// Between two probes.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
-/// A fault of at least so many at once is marked, and has neighbours.
+// Minimum number of simultaneous faults of a kind that get a mark and are checked for effects on other teams.
 const MANY: usize = 5;
-/// The time at which a run in paused time begins.
+// Start of virtual time: 2026-01-01 00:00 UTC.
 const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
-/// Why there are no findings.
+/// Reasons why a run has no results.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The scenario cannot be run so.
+    /// The scenario is invalid, or invalid in this mode.
     #[error(transparent)]
     Scenario(#[from] ScenarioErrors),
     /// The async runtime did not start.
     #[error("cannot start the async runtime")]
     Threads(#[source] io::Error),
-    /// The runtime did not start.
+    /// The satellite's runtime did not start.
     #[error("cannot start the runtime")]
     Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The servers cannot be brought about.
+    /// The servers cannot be prepared.
     #[error("cannot prepare the servers")]
     World(#[source] io::Error),
     /// The MCP endpoint cannot be opened.
@@ -76,36 +74,40 @@ pub enum LoadError {
     /// The trace cannot be written.
     #[error("cannot write the trace")]
     Trace(#[source] io::Error),
-    /// An instance was refused.
+    /// The runtime rejected an instance.
     #[error("cannot install {instance}")]
     Install {
-        /// Which.
+        /// Name of the instance.
         instance: String,
-        /// Why.
+        /// Reason for the rejection.
         source: ControlError,
     },
-    /// Somebody wanted it to end before all were online, and there is nothing to judge.
+    /// The user stopped the run before all instances were online.
     #[error("stopped before all servers were online")]
     Stopped,
-    /// Some were never online.
+    /// Some instances did not come online.
     #[error("{online} of {of} servers were online after {} s: the first that was not is {who}", after.as_secs())]
     NeverOnline {
-        /// How long that took to be sure of.
+        /// Time waited.
         after: Duration,
-        /// How many were.
+        /// Number of instances that were online.
         online: usize,
-        /// Of how many.
+        /// Number of all instances.
         of: usize,
-        /// The first that was not, and what it was instead.
+        /// First instance that was not online, and its status.
         who: String,
     },
-    /// A part of the harness itself panicked.
+    /// A task of the harness panicked.
     #[error("a part of the harness ended by itself")]
     Harness(#[from] JoinError),
 }
 
-/// An async runtime for such a run. In virtual time it has one thread and a clock that stands still until everybody
-/// waits.
+/// Builds the async runtime for a mode. Virtual time uses one thread and a paused clock that advances only when all
+/// tasks wait.
+///
+/// # Errors
+///
+/// Fails if the async runtime cannot be started.
 pub fn threads(mode: Mode) -> Result<tokio::runtime::Runtime, LoadError> {
     let built = match mode {
         Mode::Virtual => tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build(),
@@ -114,21 +116,20 @@ pub fn threads(mode: Mode) -> Result<tokio::runtime::Runtime, LoadError> {
     built.map_err(LoadError::Threads)
 }
 
-/// What there is before anything is started.
 struct Before {
     tasks: usize,
     descriptors: usize,
     memory: u64,
 }
 
-/// Everything that a run is made of, once its runtime has been started.
+/// Components of a run after the start of the satellite's runtime.
 struct Stage<'a> {
     setup: &'a Setup,
     plan: Arc<Plan>,
     fleet: Arc<Fleet>,
     world: Arc<dyn World>,
     scripts: Arc<Scripts>,
-    /// Where calls go through the MCP endpoint.
+    // Present if calls go through the MCP endpoint.
     lobby: Option<Lobby>,
     recorder: Arc<Recorder>,
     runtime: RuntimeHandle,
@@ -138,7 +139,7 @@ struct Stage<'a> {
     before: Before,
 }
 
-/// What the middle of a run comes to.
+/// Measurements from the first installation until all instances have recovered.
 struct Middle {
     all_online: Duration,
     memory_before: u64,
@@ -149,7 +150,11 @@ struct Middle {
     deeds: Deeds,
 }
 
-/// Carries out a scenario, and tells what was found. In virtual time it must be on [`threads`] of that mode.
+/// Runs a scenario and returns the results. In virtual time the caller must use a runtime built by [`threads`].
+///
+/// # Errors
+///
+/// Fails if the run cannot be started, or if it ends before all instances were online.
 pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
     let (took, cpu) = (std::time::Instant::now(), CpuClock::start());
     if setup.mode == Mode::Virtual {
@@ -181,7 +186,6 @@ pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
 }
 
 impl<'a> Stage<'a> {
-    /// Everything up to a runtime without an instance.
     async fn set(setup: &'a Setup) -> Result<(Self, JoinHandle<RuntimeEnd>, mpsc::UnboundedReceiver<Nth>), LoadError> {
         let before = Before {
             tasks: Handle::current().metrics().num_alive_tasks(),
@@ -218,7 +222,8 @@ impl<'a> Stage<'a> {
             batch: scenario.batch.clone(),
             team_budget: scenario.team_budget.clone(),
             start_permits: scenario.start_permits.unwrap_or(match setup.mode {
-                // They protect cores from forks, of which there are none; and are the same on every machine.
+                // Start permits protect the cores from forks; simulated servers do not fork. A fixed number makes runs
+                // comparable.
                 Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
                 Mode::Real => defaults.start_permits,
             }),
@@ -247,7 +252,6 @@ impl<'a> Stage<'a> {
         Ok((stage, join, given_up))
     }
 
-    /// From the first installation until everybody is well again and nobody calls any more.
     async fn middle(&self, show: &dyn Show, given_up: mpsc::UnboundedReceiver<Nth>) -> Result<Middle, LoadError> {
         show.phase("starting");
         let installing = self.recorder.clock.now();
@@ -256,11 +260,11 @@ impl<'a> Stage<'a> {
         let now = self.recorder.clock.now();
         let children_cpu = self.children_cpu();
         let door = self.open().await?;
-        // Everybody has been called by then, as everybody has at the end: memory of a first call is no growth.
+        // Call every instance before measuring memory, as at the end: memory of a first call is no growth.
         show.phase("calling each once");
         self.prober(self.stop.clone(), door.as_ref()).ask(self.fleet.shape.all().collect()).await;
         let memory_before = self.settle().await;
-        // By event, where no event was lost: a look comes a little later.
+        // Prefer the time of the event; the snapshot is read a little later.
         let all_online = self.recorder.ledger().books.all_online.unwrap_or(now).saturating_sub(installing);
 
         show.phase("calls and faults");
@@ -284,7 +288,6 @@ impl<'a> Stage<'a> {
         Ok(Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds })
     }
 
-    /// The way in for calls, where they are to go through the MCP endpoint.
     async fn open(&self) -> Result<Option<Door>, LoadError> {
         let Some(lobby) = &self.lobby else { return Ok(None) };
         let deadline = self.setup.scenario.load.timeout();
@@ -308,7 +311,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Waits for one after the other: nobody looks at those that have been online.
+    // Instances that have been online are not checked again.
     async fn until_online(&self, show: &dyn Show) -> Result<(), LoadError> {
         let (all, began) = (self.fleet.ids.len(), Instant::now());
         let mut online = 0;
@@ -322,7 +325,7 @@ impl<'a> Stage<'a> {
             if show.is_stopped() {
                 return Err(LoadError::Stopped);
             }
-            // Nobody looks at all of them while the first of them is on its way.
+            // Check all instances only if the first pending one has failed: the check is expensive.
             let is_over = |status: Option<Status>| matches!(status, Some(Status::Online)) || is_given_up(status);
             let is_hopeless = is_given_up(status(&rest[ready])) && rest.iter().all(|id| is_over(status(id)));
             if is_hopeless || began.elapsed() >= ONLINE_MAX {
@@ -340,7 +343,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Memory beyond what there was at first, when nothing is on its way.
+    /// Returns the memory in bytes beyond that before the run, after all pending work is done.
     async fn settle(&self) -> u64 {
         self.runtime.see().await;
         self.runtime.flush().await;
@@ -348,7 +351,7 @@ impl<'a> Stage<'a> {
         for _ in 0..LOOKS {
             sleep(LOOK_EVERY).await;
             if self.setup.mode == Mode::Virtual {
-                // The allocator goes by another clock.
+                // The allocator uses real time.
                 std::thread::sleep(LOOK_EVERY_REAL);
             }
             least = least.min((self.setup.seams.memory)());
@@ -361,7 +364,7 @@ impl<'a> Stage<'a> {
         (self.setup.mode == Mode::Real).then(|| pids().into_iter().filter_map(measure::cpu_of).sum())
     }
 
-    /// The times of the load, which begins now.
+    // The load starts now.
     fn times(&self) -> Times {
         let (from, lasts) = (self.recorder.clock.now(), self.setup.scenario.duration);
         let first = self.plan.injections.first().map_or(lasts, |first| first.at);
@@ -374,7 +377,7 @@ impl<'a> Stage<'a> {
         for injection in &self.plan.injections {
             match self.team_of(injection) {
                 Some(team) => drop(untouched.remove(&team)),
-                // Whoever loses the registry is looked up in it by nobody.
+                // While the registry restarts, lookups of all teams may fail.
                 None if injection.kind == FaultKind::RegistryPanic => untouched.clear(),
                 None => {}
             }
@@ -414,7 +417,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The way of all calls, but for what tests put into it.
+    // The prober uses this caller: tests replace only the caller of the load.
     fn caller(&self, door: Option<&Door>) -> Arc<dyn Caller> {
         let direct = || Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
         door.map_or_else(|| direct() as _, Door::caller)
@@ -462,7 +465,6 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Ends the runtime, looks for what is left, and judges.
     async fn finish(
         self,
         join: JoinHandle<RuntimeEnd>,
@@ -477,7 +479,7 @@ impl<'a> Stage<'a> {
         join.await?;
         drop((runtime, lobby));
         world.close();
-        // Its file is nothing that is left.
+        // Close the trace first: its descriptor does not count as left.
         recorder.ledger().close();
         let left = left(setup, &before, &*world).await;
 
@@ -494,7 +496,7 @@ impl<'a> Stage<'a> {
         judge.found(unexcused);
         judge.calls(at, &calls, &neighbours_quiet);
         judge.curves(&samples, took);
-        // Other programs cannot make virtual time late.
+        // Other programs cannot delay virtual time.
         if setup.mode != Mode::Virtual {
             judge.excuse_starved(&samples);
         }
@@ -558,17 +560,17 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Whether it takes a person to bring it up.
+// True if only a person can bring the instance online.
 fn is_given_up(status: Option<Status>) -> bool {
     matches!(status, Some(Status::PermanentlyFailed | Status::RequiresReauth | Status::AwaitingUserConfig))
 }
 
-/// What is there beyond what was there before, once it has had the time to go.
+// Waits for the release of resources, up to a limit.
 async fn left(setup: &Setup, before: &Before, world: &dyn World) -> Left {
     let give_up_at = Instant::now() + CLEAR_MAX;
     loop {
         let descriptors = match setup.mode {
-            // It opens none, and others in this process may.
+            // Virtual runs open no descriptors, but other tests in this process may.
             Mode::Virtual => 0,
             Mode::Simulated | Mode::Real => measure::descriptors().saturating_sub(before.descriptors),
         };
@@ -596,7 +598,7 @@ fn missing(nth: Nth, status: Option<Status>, at: Duration) -> Violation {
     }
 }
 
-/// Faults of many at one moment.
+// Groups of faults with the same time and kind and at least `MANY` victims.
 fn together(injections: &[Injection]) -> impl Iterator<Item = (Duration, &[Injection])> {
     injections
         .chunk_by(|a, b| a.at == b.at && a.kind == b.kind)
@@ -604,7 +606,6 @@ fn together(injections: &[Injection]) -> impl Iterator<Item = (Duration, &[Injec
         .map(|chunk| (chunk[0].at, chunk))
 }
 
-/// What the scenario asks for, and what was never done.
 fn never_injected(scenario: &Scenario, injected: &BTreeMap<FaultKind, u64>) -> Vec<FaultKind> {
     let asked_for: BTreeSet<_> = scenario.faults.iter().map(|rule| rule.kind).collect();
     asked_for.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
@@ -631,7 +632,7 @@ fn impossible(plan: &Plan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKi
     impossible
 }
 
-/// Of each promise the first that were broken: a thousand of one kind say no more than a few.
+// More violations of the same kind add little information.
 fn firsts(violations: Vec<Violation>) -> Vec<Violation> {
     const OF_EACH: usize = 10;
     let mut seen: BTreeMap<Invariant, usize> = BTreeMap::new();

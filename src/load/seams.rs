@@ -1,4 +1,4 @@
-//! What a test may put between the runtime and those who watch it, to see that a broken promise is caught.
+//! Replaceable parts of a run. Tests use them to break an invariant and check that the break is detected.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use mcp_satellite_actors::seam::{Connector, EventSink};
 use super::drive::Caller;
 use super::measure::Memory;
 
-/// The product uses the default, in which nothing is between.
+/// Wrappers around the parts of a run. The default changes nothing.
 #[derive(Clone)]
 pub(crate) struct Seams {
-    /// The runtime sees what this gives; what counts is beneath it.
+    // Applied outside the counting connector: the runtime sees the result.
     pub(crate) connector: fn(Arc<dyn Connector>) -> Arc<dyn Connector>,
-    /// The runtime sees what this gives; what records is beneath it.
+    // Applied outside the recorder: the runtime sees the result.
     pub(crate) sink: fn(Arc<dyn EventSink>) -> Arc<dyn EventSink>,
     pub(crate) caller: fn(Arc<dyn Caller>) -> Arc<dyn Caller>,
     pub(crate) spec: fn(InstanceSpec) -> InstanceSpec,
-    /// How much memory there is in use, in bytes. Tests that run beside others look at their own.
+    // Returns the memory in use, in bytes. Tests that run in parallel count their own thread.
     pub(crate) memory: fn() -> u64,
 }
 

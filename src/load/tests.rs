@@ -1,4 +1,5 @@
-//! Whole runs in paused time, each on a thread of its own, which is also what its memory is counted by.
+//! Complete runs in virtual time. Each test runs on its own thread, whose allocations are counted as the memory of the
+//! run.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -20,28 +21,29 @@ thread_local! {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What this thread has allocated, less what it has freed.
+// Bytes allocated by this thread and not freed yet.
 fn heap() -> u64 {
     HEAP.get()
 }
 
 fn count(change: impl FnOnce(u64) -> u64) {
-    // A thread that is ending counts no more.
+    // A thread that is terminating has no counter any more.
     let _ = HEAP.try_with(|heap| heap.set(change(heap.get())));
 }
 
-// SAFETY: everything is left to the system's allocator; counting touches no memory of it.
+// SAFETY: all methods delegate to the system allocator; the counter does not access the allocated memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(|heap| heap.wrapping_add(layout.size() as u64));
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: the caller guarantees the conditions of `GlobalAlloc::alloc`, which are those of the system
+        // allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // Another test's thread may free what this one has allocated, which then counts for neither.
+        // Memory of this thread may be freed by a thread of another test; saturation keeps the counter valid.
         count(|heap| heap.saturating_sub(layout.size() as u64));
-        // SAFETY: the caller's promises are the same.
+        // SAFETY: `memory` was allocated by the system allocator with the same layout.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -54,12 +56,12 @@ impl Show for Blind {
     fn sample(&self, _sample: &Sample, _injected: u64, _violations: u64) {}
 }
 
-/// Nothing is broken, and memory is that of the test's own thread.
+// No replaced parts, except that memory is counted per thread.
 pub(super) fn honest() -> Seams {
     Seams { memory: heap, ..Seams::default() }
 }
 
-/// `mixed`, small and with few calls: they are made without optimization here.
+// A small `mixed` scenario with few calls: tests are built without optimizations.
 fn mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), seams: Seams) -> Findings {
     hush();
     let (instances, teams) = (Some(instances), Some(instances / 10));
@@ -72,7 +74,6 @@ fn mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), s
     found(scenario, seed, seams)
 }
 
-/// A scenario that is given as a file would be.
 pub(super) fn told(text: &str, seed: u64, seams: Seams) -> Findings {
     hush();
     found(scenario::parse("test", text).unwrap(), seed, seams)
@@ -86,19 +87,18 @@ fn found(scenario: Scenario, seed: u64, seams: Seams) -> Findings {
         gateway: false,
         program: PathBuf::new(),
         repeat: String::new(),
-        // To look into a run that is red.
+        // For the analysis of a failing test.
         trace: std::env::var_os("LOAD_TRACE").map(PathBuf::from),
         seams,
     };
     threads(Mode::Virtual).unwrap().block_on(run(setup, &Blind)).unwrap()
 }
 
-/// The promises that such a runtime breaks.
+// Returns the invariants that a run with these parts violates, at most one.
 pub(super) fn broken_by(seams: Seams) -> Vec<Invariant> {
     broken_under(|_| (), seams)
 }
 
-/// The same with other faults.
 pub(super) fn broken_under(change: fn(&mut Scenario), seams: Seams) -> Vec<Invariant> {
     let violations = mixed(7, 100, 120, change, seams).violations;
     let mut broken: Vec<_> = violations.iter().map(|violation| violation.invariant).collect();
@@ -116,7 +116,7 @@ fn an_honest_runtime_breaks_no_promise() {
     assert!(found.injected.len() > 20, "{:?}", found.injected);
 }
 
-/// Another one to look for what this one does not show.
+// A failing seed can be tried with `LOAD_SEED`.
 fn seed() -> u64 {
     std::env::var("LOAD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7)
 }
@@ -129,7 +129,7 @@ fn the_same_seed_gives_the_same_order_of_events_of_each_instance_and_another_doe
     assert_ne!(order(4), first);
 }
 
-/// Ten servers of one kind, whom this befalls.
+// A fleet of ten servers of one kind.
 fn ten(rest: &str) -> String {
     format!(
         r#"
@@ -141,7 +141,7 @@ limits = {{ growth = 100.0 }}
     )
 }
 
-/// Every fault has come to something, and it is known to what.
+// Each injected fault has a known outcome for each victim.
 fn assert_all_accounted(found: &Findings) {
     for (kind, outcome) in &found.outcomes {
         let injected = found.injected.get(kind).copied().unwrap_or_default();

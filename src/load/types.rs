@@ -1,4 +1,4 @@
-//! The nouns of the harness. Times are since the run began.
+//! Data types of the load harness. Times without another note are durations since the start of the run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,112 +12,112 @@ use super::measure::Latency;
 use super::scenario::Scenario;
 use super::seams::Seams;
 
-/// An instance, by its number: its installation's id is `i` and the number.
+/// Number of an instance. The id of its installation is `i` followed by this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nth(pub u32);
 
 impl Nth {
-    /// Whose installation this is.
+    /// Parses the number from the id of an installation.
     pub fn of(installation: &str) -> Option<Self> {
         installation.strip_prefix('i')?.parse().ok().map(Self)
     }
 }
 
-/// A team, by its number.
+/// Number of a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TeamNo(pub u32);
 
-/// What connects an instance to its server.
+/// Transport between an instance and its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// A process and its pipes.
+    /// Process with pipes.
     Stdio,
-    /// HTTP.
+    /// HTTP connection.
     Remote,
 }
 
-/// Where the servers are.
+/// Environment in which the servers of a run exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// In this process.
+    /// Simulated servers in this process, in real time.
     Simulated,
-    /// In this process, on one thread, in paused time.
+    /// Simulated servers in this process, on one thread, in paused time.
     Virtual,
-    /// Processes of their own.
+    /// Child processes.
     Real,
 }
 
-/// What can go wrong.
+/// Kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
-    /// Killed by SIGKILL.
+    /// The process is killed by SIGKILL.
     Crash,
-    /// Ends with code 0 after its handshake.
+    /// The server exits with code 0 after its handshake.
     #[serde(rename = "exit_0")]
     Exit0,
-    /// Ends a moment after each start.
+    /// The server exits shortly after each start.
     CrashLoop,
-    /// Answers `initialize` late.
+    /// The server answers `initialize` late.
     SlowHandshake,
-    /// Never answers `initialize`.
+    /// The server never answers `initialize`.
     NoHandshake,
-    /// Lives and answers nothing.
+    /// The process is alive but answers no request.
     Hang,
-    /// Takes its time after SIGTERM.
+    /// The server exits late after SIGTERM.
     SlowSigterm,
-    /// Ignores SIGTERM.
+    /// The server ignores SIGTERM.
     IgnoreSigterm,
-    /// Writes to stderr without end.
+    /// The server writes to stderr without pause.
     StderrFlood,
-    /// Writes to stdout what is no message.
+    /// The server writes lines to stdout that are not messages.
     Garbage,
-    /// Writes a line that is longer than allowed.
+    /// The server writes a line longer than the limit.
     Huge,
-    /// Answers with ids that were answered before or never asked.
+    /// The server sends responses with ids that were answered before or never used.
     StrayAnswers,
-    /// Keeps what it is told until it is killed for it.
+    /// The server keeps memory of each call until it dies at its memory limit.
     MemoryGrowth,
-    /// Refuses the credentials: 401.
+    /// The server rejects the credentials (401).
     Unauthorized,
-    /// Knows the session no more: 404.
+    /// The server has lost the session (404).
     SessionLost,
-    /// Refuses connections.
+    /// The server refuses connections.
     Refused,
-    /// Its streams break off.
+    /// The server's response streams break off.
     StreamCut,
-    /// A worker actor of ours panics.
+    /// A worker actor panics.
     WorkerPanic,
     /// A team's supervisor panics.
     TeamPanic,
     /// The registry panics.
     RegistryPanic,
-    /// The batcher panics.
+    /// The event batcher panics.
     BatcherPanic,
-    /// The sink takes nothing.
+    /// The event sink rejects every batch.
     SinkFails,
-    /// The sink panics.
+    /// The event sink panics.
     SinkPanics,
 }
 
-/// Whom a fault can befall.
+/// Set of possible victims of a kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Befalls {
-    /// An instance with a process.
+    /// Instance with a process.
     Stdio,
-    /// An instance with a remote server.
+    /// Instance with a remote server.
     Remote,
     /// Any instance.
     Any,
-    /// A team.
+    /// Supervisor of a team.
     Team,
-    /// The satellite.
+    /// Satellite itself, without a victim among the instances.
     Us,
 }
 
 impl FaultKind {
-    /// All of them.
+    /// List of all kinds of faults.
     pub const ALL: [Self; 23] = [
         Self::Crash,
         Self::Exit0,
@@ -144,7 +144,7 @@ impl FaultKind {
         Self::SinkPanics,
     ];
 
-    /// Whom it can befall.
+    /// Returns the possible victims.
     pub fn befalls(self) -> Befalls {
         match self {
             Self::Crash
@@ -167,12 +167,13 @@ impl FaultKind {
         }
     }
 
-    /// Whether it can be done to such servers.
+    /// Returns true if the fault can be injected into servers of this mode.
     pub fn possible(self, mode: Mode) -> bool {
         !(mode == Mode::Real && matches!(self, Self::Unauthorized | Self::StreamCut))
     }
 
-    /// Whether its victim must be online again by itself once it is healed, so that the time until then is a recovery.
+    /// Returns true if the victim must come back online without a person once the fault is healed. The time until then
+    /// is the recovery time.
     pub fn recovers(self) -> bool {
         !matches!(
             self,
@@ -187,7 +188,7 @@ impl FaultKind {
         )
     }
 
-    /// Whether its victim may be online all the time.
+    /// Returns true if a victim may stay online during the whole fault.
     pub fn is_withstood(self) -> bool {
         !matches!(
             self,
@@ -196,383 +197,384 @@ impl FaultKind {
     }
 }
 
-/// What became of those who were to recover from a fault. Together they are all whom it has befallen.
+/// Number of victims of a kind of fault by outcome. The sum is the number of all victims.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
-    /// They were online again.
+    /// Victims that were online again.
     pub back: u64,
-    /// They have always been online and could be called.
+    /// Victims that stayed online and answered a call afterwards.
     pub unharmed: u64,
-    /// Their budget was spent: a person had to come.
+    /// Victims that spent their restart budget, so that a person had to restart them.
     pub given_up: u64,
-    /// They never came back.
+    /// Victims that never came back.
     pub missing: u64,
 }
 
 impl Outcome {
-    /// All of them.
+    /// Returns the number of all victims.
     pub fn all(&self) -> u64 {
         self.back + self.unharmed + self.given_up + self.missing
     }
 }
 
-/// Whom a fault befalls.
+/// Victim of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Victim {
-    /// An instance.
+    /// A single instance.
     Instance(Nth),
-    /// A team.
+    /// The supervisor of a team.
     Team(TeamNo),
-    /// The satellite.
+    /// Satellite itself.
     Us,
 }
 
-/// One fault of the plan.
+/// Planned fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injection {
-    /// Its number.
+    /// Position in the plan.
     pub serial: u32,
-    /// When.
+    /// Time since the load began.
     pub at: Duration,
-    /// What.
+    /// Kind of fault.
     pub kind: FaultKind,
-    /// To whom.
+    /// Victim of the fault.
     pub victim: Victim,
-    /// Until it is healed.
+    /// Time until the fault is healed.
     pub lasts: Duration,
 }
 
-/// What the configuration of an instance says about its server.
+/// Target of an instance in its configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// A program and its arguments.
+    /// Program and its arguments.
     Process(String, Vec<String>),
-    /// A URL.
+    /// URL of a remote server.
     Remote(String),
 }
 
-/// One call of the plan. Its token is what must come back.
+/// Planned call. The response must contain its token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedCall {
-    /// In a closed loop what the caller waits before it, in an open loop the time since the arrival before.
+    /// Closed loop: think time of the caller before the call. Open loop: time since the previous arrival.
     pub pause: Duration,
-    /// Whom.
+    /// Called instance.
     pub nth: Nth,
-    /// What the server takes for it.
+    /// Time that the server takes for the call.
     pub after: Duration,
-    /// What it says, which no other call does.
+    /// Text that is unique among all calls of a run.
     pub token: Box<str>,
-    /// The caller's deadline.
+    /// The caller's timeout.
     pub timeout: Duration,
 }
 
-/// What came of a call.
+/// Outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answered {
-    /// A result with this text.
+    /// Text of a successful result.
     Text(String),
-    /// The server's own error.
+    /// Error returned by the server.
     ServerError(String),
-    /// An error of the satellite.
+    /// Error returned by the satellite or its endpoint.
     Failed {
-        /// `not_sent`, `maybe_executed` or `timed_out`, where it is known.
+        /// `not_sent`, `maybe_executed` or `timed_out`; `None` if unknown.
         fate: Option<String>,
-        /// In words.
+        /// Error message.
         why: String,
     },
 }
 
-/// A look at an instance that the snapshot showed online.
+/// Test call to an instance that the snapshot showed as online.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// Which.
+    /// Called instance.
     pub nth: Nth,
-    /// When the call began.
+    /// Start of the call.
     pub at: Duration,
-    /// What came of it.
+    /// Outcome of the call.
     pub answer: Answered,
-    /// What it was told to say.
+    /// Expected text of the response.
     pub token: Box<str>,
-    /// Whether its status, process or connection is another one since.
+    /// True if the status, process or connection of the instance changed during the call.
     pub moved: bool,
 }
 
-/// Who gets a new budget of restarts.
+/// Reset of a restart budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pardon {
-    /// A person has restarted, updated or started it.
+    /// A person restarted, updated or started the instance.
     Instance(Nth),
-    /// Its supervisor has panicked.
+    /// The supervisor of the team panicked.
     Team(TeamNo),
 }
 
-/// What must hold.
+/// Invariants that a run checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
-    /// Each caller gets its own answer, once.
+    /// Each caller gets the response to its own call, exactly once.
     OwnAnswer,
-    /// What is online can be called.
+    /// Instances shown as online can be called.
     OnlineIsCallable,
-    /// No restart beyond a budget.
+    /// No instance is restarted beyond its budget.
     RestartBudget,
     /// Statuses change by legal transitions, in order.
     LegalTransitions,
-    /// Events are numbered without a gap, or a drop event explains it.
+    /// Events are numbered without gaps, except for those that a drop event names.
     NoGap,
-    /// Nothing is left at the end.
+    /// No servers, tasks, descriptors or processes are left after the end.
     NothingLeft,
-    /// Memory is back after the faults.
+    /// Memory returns to its previous level after the faults.
     MemoryBack,
-    /// Everyone is back within its policy's delay and a limit.
+    /// Each victim recovers within the delay of its policy, its handshake and the limit of the scenario.
     Recovery,
-    /// Calls to other teams are not slowed by a team's faults.
+    /// Faults of one team do not slow down calls to other teams.
     Neighbours,
-    /// Memory and descriptors do not grow with time.
+    /// Memory and descriptors do not grow over time.
     Flat,
 }
 
-/// A promise that was broken.
+/// Violation of an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// Which promise.
+    /// Violated invariant.
     pub invariant: Invariant,
-    /// Start of the time in which it was broken.
+    /// Start of the violation, in milliseconds.
     #[serde(skip)]
     pub since_ms: u64,
-    /// When it was seen.
+    /// Time of detection, in milliseconds.
     pub at_ms: u64,
-    /// By whom.
+    /// Id of the instance's installation; `None` if the violation concerns no single instance.
     pub instance: Option<String>,
-    /// In words.
+    /// Description for people.
     pub what: String,
 }
 
-/// How much a promise was looked at: one that nobody looked at was not kept, only not broken.
+/// Number of checks of an invariant. An invariant without a check was not violated, but is not proven either.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Checked {
-    /// Which promise.
+    /// Checked invariant.
     pub invariant: Invariant,
-    /// How often somebody looked.
+    /// Number of checks.
     pub looks: u64,
-    /// At what: `calls`, `starts`, `events`.
+    /// Unit of `looks`, such as `calls`, `starts` or `events`.
     pub at: &'static str,
-    /// Why it says nothing whether the promise was kept, where that is so.
+    /// Reason why the checks prove nothing; `None` if they do.
     pub not_checked: Option<String>,
 }
 
-/// What is there when all is over, beyond what was there before.
+/// Resources left after the end of a run, minus those that existed before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Left {
-    /// Servers, and lines to servers.
+    /// Servers and connections to servers.
     pub servers: usize,
-    /// Tasks of the runtime.
+    /// Tasks of the async runtime.
     pub tasks: usize,
-    /// File descriptors.
+    /// Open file descriptors.
     pub descriptors: usize,
-    /// Processes below this one.
+    /// Descendants of this process.
     pub processes: usize,
 }
 
-/// What the end of a run is judged by.
+/// State at the end of a run, the input of the final checks.
 #[derive(Debug, Clone)]
 pub struct End {
-    /// When.
+    /// Time of the end.
     pub at: Duration,
-    /// What is left.
+    /// Resources that are left.
     pub left: Left,
-    /// Bytes when all were online, before the faults.
+    /// Memory in bytes when all instances were online, before the faults.
     pub memory_before: u64,
-    /// Bytes when all were online again.
+    /// Memory in bytes when all instances were online again.
     pub memory_after: u64,
-    /// How many instances there are.
+    /// Number of instances.
     pub instances: usize,
-    /// Events that no sink took before the runtime's end.
+    /// Events that no sink had accepted when the runtime ended.
     pub events_lost: usize,
-    /// Events that were numbered, from 1 on.
+    /// Number of the last event; numbers start at 1.
     pub events_emitted: u64,
 }
 
-/// One point of every curve.
+/// Sample of all curves of the report.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Sample {
-    /// When.
+    /// Time in milliseconds.
     pub at_ms: u64,
-    /// Instances by status, in the order of [`Status::ALL`].
+    /// Number of instances by status, in the order of [`Status::ALL`].
     pub by_status: [u32; Status::ALL.len()],
-    /// Those that sleep, whatever their status.
+    /// Number of dormant instances, whatever their status.
     pub dormant: u32,
-    /// Memory in use that is not read from files, in bytes.
+    /// Anonymous memory of this process, in bytes.
     pub rss: u64,
-    /// Open file descriptors.
+    /// Number of open file descriptors.
     pub descriptors: u32,
-    /// Events that wait to be taken.
+    /// Number of events that wait for the sink.
     pub backlog: u64,
-    /// Events given up so far.
+    /// Number of events dropped so far.
     pub dropped: u64,
-    /// Calls that have ended so far.
+    /// Number of calls that have ended so far.
     pub calls: u64,
-    /// Those of them that failed.
+    /// Number of those calls that failed.
     pub failed: u64,
-    /// Calls under way.
+    /// Number of calls in flight.
     pub in_flight: u32,
-    /// Until Root and the registry had done what was asked of them before, in microseconds.
+    /// Longest response time of Root and the registry since the previous sample, in microseconds.
     pub lag_us: u64,
-    /// CPU time that other programs have used since the previous sample, in percent of all cores. 0 in virtual time.
+    /// CPU time used by other programs since the previous sample, in percent of all cores. 0 in virtual time.
     pub foreign_cpu_percent: u8,
 }
 
-/// What came of the calls.
+/// Results of the calls.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CallFindings {
-    /// Made.
+    /// Number of calls made.
     pub asked: u64,
-    /// With the right answer.
+    /// Number of calls that returned a result.
     pub answered: u64,
-    /// With an error.
+    /// Number of calls that returned an error.
     pub failed: u64,
-    /// Not made, as too many were under way.
+    /// Number of calls not made because too many were in flight.
     pub shed: u64,
-    /// Those that failed of the calls before the first fault, which the times in `quiet` leave out.
+    /// Number of failed calls before the first fault. `quiet` does not contain them.
     pub quiet_failed: u64,
-    /// The same of `storm`.
+    /// Number of failed calls since the first fault. `storm` does not contain them.
     pub storm_failed: u64,
-    /// The same of `neighbours`, with those that were not made.
+    /// Number of failed and shed calls of the kind that `neighbours` contains.
     pub neighbours_failed: u64,
-    /// Answers a second, while calls were made.
+    /// Calls answered per second of load.
     pub per_second: f64,
-    /// Those that were answered, before the first fault.
+    /// Latency of successful calls before the first fault.
     pub quiet: Latency,
-    /// Those that were answered, from the first fault to the end.
+    /// Latency of successful calls since the first fault.
     pub storm: Latency,
-    /// Those of them that came just after a fault of many, to teams that it did not befall.
+    /// Latency of the calls in `storm` that were made shortly after a large fault to teams that it did not hit.
     pub neighbours: Latency,
-    /// Errors by fate.
+    /// Number of failed calls by fate.
     pub by_fate: BTreeMap<String, u64>,
 }
 
-/// What became of the events.
+/// Results of the event delivery.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct EventFindings {
-    /// Numbered.
+    /// Events that were numbered.
     pub emitted: u64,
-    /// Taken by the sink.
+    /// Events that the sink accepted.
     pub sent: u64,
-    /// Refused by the sink on purpose.
+    /// Events that the sink rejected for good.
     pub failed: u64,
-    /// Given up, and told by an event.
+    /// Events dropped at the queue's limit and reported by a drop event.
     pub dropped: u64,
-    /// Gone without a word.
+    /// Events that were neither delivered nor reported as dropped.
     pub lost: u64,
 }
 
-/// All that a report is made of.
+/// Complete results of a run, the input of all reports.
 #[derive(Debug, Clone, Serialize)]
 pub struct Findings {
-    /// The command that repeats it.
+    /// Command that repeats the run.
     pub repeat: String,
-    /// Its name.
+    /// Name of the scenario.
     pub scenario: String,
-    /// What it is about.
+    /// Description of the scenario.
     pub about: String,
-    /// What everything was drawn from.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// `simulated`, `virtual` or `real`.
+    /// Name of the mode: `simulated`, `virtual` or `real`.
     pub mode: String,
-    /// Whether calls went through the MCP endpoint.
+    /// True if calls went through the MCP endpoint.
     pub gateway: bool,
-    /// Whether somebody ended it before its time.
+    /// True if the run was stopped early.
     pub stopped: bool,
-    /// Why the trace is not whole.
+    /// Reason why the trace is incomplete.
     pub trace_ends_early: Option<String>,
-    /// CPU, kernel, memory.
+    /// CPU, memory and kernel of the machine.
     pub machine: BTreeMap<String, String>,
-    /// How many servers.
+    /// Number of instances.
     pub instances: usize,
-    /// In how many teams.
+    /// Number of teams.
     pub teams: usize,
-    /// How long the fleet lived, in its own time.
+    /// Duration of the run in its own time, in seconds.
     pub seconds: f64,
-    /// How long that took.
+    /// Duration of the run in real time, in seconds.
     pub took_seconds: f64,
-    /// CPU time of this process.
+    /// CPU time of this process, in seconds.
     pub cpu_seconds: f64,
-    /// From the first installation until all were online.
+    /// Time from the first installation until all instances were online, in milliseconds.
     pub all_online_ms: f64,
-    /// CPU time of the servers' processes until they were online.
+    /// CPU time of the servers' processes until all were online, in milliseconds. `None` for simulated servers.
     pub children_cpu_ms: Option<f64>,
-    /// From its installation until it was online, for each instance.
+    /// Time from the installation of an instance until it was online.
     pub online: Latency,
-    /// Memory that an instance takes, servers included where they are in this process.
+    /// Memory per instance in bytes, including servers in this process.
     pub bytes_each: u64,
-    /// The same after the faults.
+    /// Memory per instance in bytes after the faults.
     pub bytes_each_after: u64,
-    /// The calls.
+    /// Results of the calls.
     pub calls: CallFindings,
-    /// From a fault until its victim was online again, or from its healing where that came first.
+    /// Time from a fault, or from its healing if that came first, until the victim was online again.
     pub recoveries: BTreeMap<FaultKind, Latency>,
-    /// What became of their victims. A fault of a team has as many as the team has instances.
+    /// Outcomes of the victims. A fault of a team has one victim for each instance of the team.
     pub outcomes: BTreeMap<FaultKind, Outcome>,
-    /// How many faults there were.
+    /// Number of injected faults.
     pub injected: BTreeMap<FaultKind, u64>,
-    /// Those that could not be done here, or found no victim that was well.
+    /// Number of faults that could not be injected here or found no healthy victim.
     pub impossible: BTreeMap<FaultKind, u64>,
-    /// What the scenario asks for and what was never done, for whatever reason.
+    /// Kinds of faults of the scenario that were never injected, for whatever reason.
     pub never_injected: Vec<FaultKind>,
-    /// How much of each promise was looked at.
+    /// Number of checks of each invariant.
     pub checked: Vec<Checked>,
-    /// From when something was to be asked of a team's supervisor until what it did was seen in the registry.
+    /// Response time of the team supervisors, from the planned time of the request until the registry shows the effect.
     pub supervisors: Latency,
-    /// From when it was to be asked until the registry showed all that Root knew.
+    /// Response time of the registry, from the planned time of the request until it shows all that Root knew.
     pub registry: Latency,
-    /// The events.
+    /// Results of the event delivery.
     pub events: EventFindings,
-    /// Instances that were given up for a time.
+    /// Number of times that an instance failed permanently.
     pub permanently_failed: u64,
-    /// How often somebody was restarted by hand.
+    /// Number of instances restarted by the harness after they had failed permanently.
     pub pardons: u64,
-    /// What was left at the end.
+    /// Resources left at the end.
     pub left: Left,
-    /// The curves.
+    /// Samples over time.
     pub samples: Vec<Sample>,
-    /// What happened to many at once, for the time axis.
+    /// Times in milliseconds and labels of large faults, for the time axis.
     pub marks: Vec<(u64, String)>,
-    /// One number for the order of events of every instance.
+    /// Hash of the event order of every instance, in hexadecimal.
     pub order: String,
-    /// The first of each promise that was broken.
+    /// First violations of each invariant.
     pub violations: Vec<Violation>,
-    /// How many there were in all.
+    /// Number of all violations.
     pub violations_in_all: u64,
 }
 
-/// What the command line asks for.
+/// Settings of a run.
 pub struct Setup {
-    /// What is to happen.
+    /// Scenario to run.
     pub scenario: Scenario,
-    /// What everything is drawn from.
+    /// Seed of all random decisions.
     pub seed: Seed,
-    /// Where the servers are.
+    /// Environment of the servers.
     pub mode: Mode,
-    /// Whether calls go through the MCP endpoint.
+    /// True if calls go through the MCP endpoint.
     pub gateway: bool,
-    /// The `satellite` of real servers.
+    /// Path of the `satellite` executable that runs as a real server.
     pub program: PathBuf,
-    /// The command that repeats it.
+    /// Command that repeats the run.
     pub repeat: String,
-    /// Where each event is written.
+    /// File to which each event is written.
     pub trace: Option<PathBuf>,
     pub(crate) seams: Seams,
 }
 
-/// Where progress goes while it runs. Never waits.
+/// Progress display of a run. Its methods must not block.
 pub trait Show: Send + Sync {
-    /// What is being done.
+    /// Announces the current phase.
     fn phase(&self, name: &'static str);
-    /// How far the start is.
+    /// Reports the number of instances that have been online.
     fn online(&self, online: usize, of: usize);
-    /// How it is.
+    /// Displays a sample, the number of injected faults and the number of violations.
     fn sample(&self, sample: &Sample, injected: u64, violations: u64);
-    /// Whether somebody wants it to end early: no more calls and faults are made then, and the rest is as ever.
+    /// Returns true if the user asked for an early end. No more calls are made and no more faults injected then;
+    /// recovery and checks run as usual.
     fn is_stopped(&self) -> bool {
         false
     }

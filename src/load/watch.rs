@@ -1,6 +1,6 @@
-//! The curves: one task that looks at everything from time to time, and asks for nothing but to be told how long the
-//! supervisors and the registry let others wait. That is asked at fixed times, whether or not what was asked before has
-//! been answered, and measured from when it was to be asked: who is late makes all wait that come meanwhile.
+//! Samples of a run over time, and response times of the runtime's supervisors and registry. Requests are sent at fixed
+//! times, whether or not earlier ones have been answered. Response times count from the planned time, so a slow part
+//! also lengthens the response times of the requests that wait behind it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,32 +17,30 @@ use super::measure::{ForeignCpu, Latency, Memory, cpu_of, descriptors};
 use super::recorder::Recorder;
 use super::types::{Mode, Sample, Show};
 
-/// Points of a curve.
+// Maximum number of samples during the load.
 const SAMPLES: u32 = 600;
-/// The shortest time between two, and how much longer for each instance that is looked at.
+// Shortest sampling interval, and its increase per instance.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 const EACH: Duration = Duration::from_micros(10);
-/// Between two questions to a supervisor, and to the registry.
+// Interval of requests to a supervisor and to the registry.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long the runtime's own parts take to answer.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     supervisors: Mutex<Latency>,
     registry: Mutex<Latency>,
-    /// The longest answer of the registry since somebody looked, in microseconds.
+    // Longest response time of the registry since the last sample, in microseconds.
     longest: AtomicU64,
 }
 
 impl Waits {
-    /// Of supervisors, and of the registry.
     pub(crate) fn take(&self) -> (Latency, Latency) {
         let take = |of: &Mutex<Latency>| std::mem::take(&mut *of.lock().unwrap_or_else(PoisonError::into_inner));
         (take(&self.supervisors), take(&self.registry))
     }
 }
 
-/// What was to be asked at a time. However it ends, it took until then: an answer that never came has a place, too.
+/// Pending request. Its response time is recorded on drop, so that unanswered requests count too.
 struct Wait {
     due: Instant,
     waits: Arc<Waits>,
@@ -56,7 +54,6 @@ impl Drop for Wait {
     }
 }
 
-/// See the module.
 pub(crate) struct Watch<'a> {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) ids: Arc<[InstanceId]>,
@@ -66,12 +63,12 @@ pub(crate) struct Watch<'a> {
     pub(crate) injected: Arc<AtomicU64>,
     pub(crate) mode: Mode,
     pub(crate) show: &'a dyn Show,
-    /// Set when somebody wants it to end early.
+    // Cancelled if the user asks for an early end.
     pub(crate) stop: CancellationToken,
 }
 
 impl Watch<'_> {
-    /// Looks until it is dropped; what it saw is in `samples`.
+    // Runs until the future is dropped.
     pub(crate) async fn run(&self, lasts: Duration, samples: &mut Vec<Sample>) {
         let each = EACH * u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
         let every = (lasts / SAMPLES).max(EVERY_MIN + each);
@@ -83,10 +80,11 @@ impl Watch<'_> {
         loop {
             tokio::select! {
                 biased;
-                // Not waited for: a sample says what was, also where Root has no time. In virtual time nobody has to wait.
+                // Spawned, not awaited, so that samples are taken while Root is busy. Virtual time has no response
+                // times.
                 due = asks.tick(), if self.mode != Mode::Virtual => {
                     while asked.try_join_next().is_some() {}
-                    // How long a whole fleet takes to come up is measured by itself.
+                    // Response times during the start of the fleet are not measured.
                     let is_up = self.recorder.ledger().books.all_online.is_some();
                     if let Some(id) = ids.next().filter(|_| is_up) {
                         self.ask(id.clone(), due, &mut asked);
@@ -98,7 +96,7 @@ impl Watch<'_> {
                     self.show.sample(&sample, self.injected.load(Ordering::Relaxed), violations);
                     samples.push(sample);
                 }
-                // Points of a long curve are far from one another.
+                // Checked more often than samples of a long run are taken.
                 _ = stops.tick() => {
                     if self.show.is_stopped() {
                         self.stop.cancel();
@@ -113,7 +111,7 @@ impl Watch<'_> {
         let (runtime, team) = (self.runtime.clone(), wait(|waits| &waits.supervisors));
         asked.spawn(async move {
             let _team = team;
-            // Nobody in a run is stopped by hand, and to all others this changes nothing.
+            // No instance is stopped by an operator during a run, and for all others a start changes nothing.
             let _ = runtime.start(&id).await;
         });
         let (runtime, registry) = (self.runtime.clone(), wait(|waits| &waits.registry));
@@ -124,7 +122,6 @@ impl Watch<'_> {
         });
     }
 
-    /// CPU time of the servers that are processes and run.
     fn children_cpu(&self) -> Duration {
         if self.mode != Mode::Real {
             return Duration::ZERO;

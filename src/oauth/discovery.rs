@@ -1,6 +1,6 @@
-//! Who authorizes for a server, and who we are to them: protected-resource metadata, the authorization server's own,
-//! registration, and the address that a person opens. The SDK does it, over our HTTP; what is held to more strictly than
-//! there is where tokens, codes and people may be sent.
+//! Discovery of the authorization server of an MCP server: protected-resource metadata, authorization-server metadata,
+//! client registration and the authorization URL. The SDK implements the protocol; this module uses its own HTTP client
+//! and restricts the addresses to which tokens, codes and people are sent.
 
 use std::sync::Arc;
 
@@ -18,21 +18,19 @@ use super::rules;
 use super::token::one_line;
 use crate::config::OAuthPlan;
 
-/// What authorization servers call us where they do not know us.
+// For dynamic registration.
 const CLIENT_NAME: &str = "mcp-satellite";
-/// With this among the scopes some give a token to renew with.
+// Some servers issue a refresh token only for this scope.
 const OFFLINE: &str = "offline_access";
 
-/// A server's authorization server, as it has described itself.
 pub(super) struct Found {
     manager: AuthorizationManager,
     metadata: AuthorizationMetadata,
     pub(super) authority: Authority,
-    /// What the server is called there.
+    // Resource identifier of the server (RFC 8707).
     pub(super) resource: String,
 }
 
-/// An address for a person to open, and what belongs to it.
 pub(super) struct Page {
     pub(super) url: String,
     pub(super) state: Secret,
@@ -40,7 +38,6 @@ pub(super) struct Page {
     pub(super) resource: String,
 }
 
-/// Finds out who authorizes for the server at `url`, by the challenge that it has sent, or else by asking it.
 pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>) -> Result<Found, Trouble> {
     let mut manager = AuthorizationManager::new_with_oauth_http_client(url, way.clone())
         .await
@@ -50,7 +47,7 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
             Ok(trouble) => *trouble,
             Err(other) => Trouble::Away(format!("what it says of its authorization server cannot be read: {other}")),
         },
-        // It may be that they are just being replaced.
+        // They may be unavailable for a moment, for example during a deployment.
         AuthError::AuthorizationServersUnavailable { .. } => {
             Trouble::Away("none of the authorization servers that it names describes itself".to_owned())
         }
@@ -78,7 +75,7 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
     let authority = Authority {
         issuer: match &metadata.issuer {
             Some(issuer) => issuer.clone(),
-            // One that describes nothing is known by where it is.
+            // Without metadata, the origin of the token endpoint identifies the server.
             None => {
                 Url::parse(&metadata.token_endpoint).map(|url| url.origin().ascii_serialization()).unwrap_or_default()
             }
@@ -93,7 +90,8 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
 }
 
 impl Found {
-    /// A server that was taken over may name any authorization server: what is configured goes to the configured one only.
+    // A compromised server may name any authorization server, so a configured client is used only with the configured
+    // issuer.
     pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> Result<(), Trouble> {
         if self.authority.is_as_planned(plan) {
             return Ok(());
@@ -106,19 +104,18 @@ impl Found {
         self.metadata.additional_fields.get(name)
     }
 
-    /// Where a device's code comes from, if it knows devices.
     pub(super) fn device_endpoint(&self) -> Option<String> {
         self.field("device_authorization_endpoint")?.as_str().map(str::to_owned)
     }
 
-    /// Who must have sent a person back to us, and whether that has to be said (RFC 9207).
+    /// Returns the issuer that the redirect must come from, and true if the redirect must name it (RFC 9207).
     pub(super) fn expected_issuer(&self) -> (Option<String>, bool) {
         let said = self.field("authorization_response_iss_parameter_supported").and_then(serde_json::Value::as_bool);
         (self.metadata.issuer.clone(), said.unwrap_or(false))
     }
 
-    /// What to ask for: what a person wants, else what the server wants; and beside it what there was before and what was
-    /// refused for want of it.
+    /// Returns the scopes to request: `asked`, otherwise those of the server, and in addition the scopes `before`,
+    /// which were granted or lacking before.
     pub(super) async fn scopes(&self, asked: &[String], before: &[String]) -> Vec<String> {
         let wanted = if asked.is_empty() { self.manager.select_initial_scopes(&[]).await } else { asked.to_vec() };
         let mut scopes = rules::union(wanted.iter().chain(before));
@@ -129,7 +126,7 @@ impl Found {
         scopes
     }
 
-    /// Who we are to this server: as configured, as we describe ourselves, or as we are registered now.
+    /// Returns the client: as configured, as described by its metadata document, or as registered now.
     pub(super) async fn client(
         &mut self,
         plan: &OAuthPlan,
@@ -156,7 +153,6 @@ impl Found {
         Ok(Client { id, secret })
     }
 
-    /// The address that a person opens, with PKCE.
     pub(super) async fn page(
         mut self,
         client: &Client,

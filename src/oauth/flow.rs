@@ -1,6 +1,6 @@
-//! A person's authorization of one instance, in two steps: begun, which says where the person is to go, and finished with
-//! what the person comes back with. Whoever asks is told nothing that could be used without this satellite: verifiers
-//! and codes of devices stay here.
+//! Authorization of an instance by a person, in two steps: the first returns the page to open, the second takes the
+//! result. Verifiers and device codes never leave the satellite, so nothing that the caller learns can be used
+//! elsewhere.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,36 +17,32 @@ use super::token::{self, Ask, Device, Issued};
 use super::{Trouble, rules};
 use crate::connect::remote::Holder;
 
-/// A person who has gone for longer does not come back.
+// Lifetime of an unfinished flow.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
-/// So many people are waited for at once; the one who went first is given up for another.
+// Beyond this number the oldest flow is dropped.
 const FLOWS_MAX: usize = 64;
-/// An authorization server that wants to be asked less often says so in steps of this.
+// Increment for each `slow_down` response (RFC 8628).
 const SLOW_DOWN: Duration = Duration::from_secs(5);
-/// One that cannot be reached is asked no less often than this.
+// Longest poll interval while the authorization server is unreachable.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
-/// How an instance is to be authorized.
 pub(crate) struct Wanted {
-    /// Where a person's browser is sent back to.
     pub(crate) redirect_uri: String,
-    /// By a code that is typed on another device.
+    // True for the device flow, with a code that is typed on another device.
     pub(crate) device: bool,
-    /// What to ask for; else what is configured, or what its server says.
+    // Scopes to request; if empty, those of the configuration or of the server.
     pub(crate) scopes: Vec<String>,
 }
 
-/// Where a person is to go.
 pub(crate) enum Begun {
-    /// To a page, by a browser that comes back to the `redirect_uri`.
+    // The person opens `url` in a browser, which is redirected to the `redirect_uri`.
     Page { flow: u64, url: String },
-    /// To a page, on any device, with a code.
+    // The person opens a page on any device and types a code.
     Device(OnDevice),
-    /// Nowhere: it was granted to the satellite itself.
+    // No person is needed: the satellite itself received the grant.
     Granted,
 }
 
-/// What a person types where.
 pub(crate) struct OnDevice {
     pub(crate) flow: u64,
     pub(crate) user_code: String,
@@ -55,17 +51,15 @@ pub(crate) struct OnDevice {
     pub(crate) expires_in: Duration,
 }
 
-/// What a person comes back with.
 pub(crate) enum Answered {
-    /// The whole address that the browser was sent back to.
+    // Whole URL of the redirect.
     Redirect(Secret),
-    /// The code in it.
+    // Code from that URL.
     Code(Secret),
-    /// Nothing: a device does the rest.
+    // Device flow: the satellite polls for the result.
     Nothing,
 }
 
-/// Those that have begun.
 #[derive(Default)]
 pub(super) struct Flows {
     under_way: HashMap<u64, Flow>,
@@ -77,7 +71,7 @@ struct Flow {
     holder: Holder,
     authority: Authority,
     client: Client,
-    /// Whether the client's secret is kept with the grant: the configuration has it, or nobody else.
+    // True if the client was registered dynamically: its secret is then stored with the grant.
     registered: bool,
     resource: String,
     scopes: Vec<String>,
@@ -85,7 +79,6 @@ struct Flow {
     way: Back,
 }
 
-/// How a person comes back.
 #[derive(Clone)]
 enum Back {
     Browser { state: Secret, verifier: Secret, redirect_uri: String, issuer: Option<String>, issuer_is_said: bool },
@@ -117,7 +110,7 @@ impl Flows {
 }
 
 impl Grants {
-    /// Begins to authorize an instance, or does it where no person is needed.
+    /// Starts the authorization of an instance. Completes it at once if no person is needed.
     pub(crate) async fn begin_flow(&self, spec: &InstanceSpec, wanted: Wanted) -> Result<Begun, Trouble> {
         let holder = Holder::of(spec).ok_or_else(|| {
             let why = "it is no remote server, or has a credential of its own in the configuration";
@@ -180,11 +173,11 @@ impl Grants {
         Ok(Begun::Page { flow, url })
     }
 
-    /// Finishes it: when this returns the grant is kept and used. Whose it is.
+    /// Completes an authorization and returns its instance. The grant is then stored and in use.
     pub(crate) async fn finish_flow(&self, number: u64, answered: Answered) -> Result<InstanceId, Trouble> {
         let flow = self.state().flows.get(number)?;
         let code = match (&flow.way, answered) {
-            // What does not belong to it does not end it either: whoever sends it is not the one who is waited for.
+            // A response that does not belong to the flow does not end it: another sender may have sent it.
             (Back::Browser { state, issuer, issuer_is_said, .. }, Answered::Redirect(url)) => {
                 came_back(&url, state, issuer.as_deref(), *issuer_is_said)?
             }
@@ -197,7 +190,7 @@ impl Grants {
         let (grants, holder) = (self.clone(), flow.holder.clone());
         let renewal = match flow.way.clone() {
             Back::Browser { verifier, redirect_uri, .. } => {
-                // The code works once.
+                // The code can be used only once.
                 self.state().flows.remove(number);
                 let exchange = async move {
                     let ask = Ask::Code { code: &code, verifier: &verifier, redirect_uri: &redirect_uri };
@@ -221,7 +214,6 @@ impl Grants {
         token::request(&way, &flow.authority, &flow.client, &flow.resource, ask).await
     }
 
-    /// Asks until the person has typed the code, or it is too late.
     async fn issued_to_device(
         &self,
         number: u64,
@@ -238,7 +230,7 @@ impl Grants {
                 Err(Trouble::Away(_)) => interval = (interval * 2).min(AWAY_MAX),
                 Err(trouble) => return Err(trouble),
             }
-            // It is over when its time is.
+            // Fails if the flow has expired.
             self.state().flows.get(number)?;
         }
     }
@@ -252,7 +244,6 @@ impl Flow {
     }
 }
 
-/// The code in an address that a browser was sent back to, if it was by whom it was sent for.
 fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said: bool) -> Result<Secret, Trouble> {
     let bad = |why: &str| Trouble::Unusable(why.to_owned());
     let url = Url::parse(url.expose().trim()).map_err(|_| bad("that is no address that a browser was sent back to"))?;
@@ -276,7 +267,7 @@ fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said:
 }
 
 impl Client {
-    /// As it is kept where the configuration has its secret.
+    // Configured secrets are not stored with the grant.
     pub(super) fn without_secret(self) -> Self {
         Self { secret: None, ..self }
     }

@@ -1,6 +1,7 @@
-//! An authorization as it is kept: what was granted, by whom, to whom, for which server.
+//! Grants as stored: the tokens of an instance, with the authorization server, the client and the resource.
 //!
-//! Each has a file of its own in `DIR/grants`, for its owner only. It is never in the journal, an event or a log.
+//! Each grant is a file in `DIR/grants`, readable only by its owner. Its secrets never appear in the journal, in events
+//! or in logs.
 
 use std::io;
 use std::time::Duration;
@@ -13,36 +14,32 @@ use serde::{Deserialize, Serialize};
 use crate::config::OAuthPlan;
 use crate::data_dir::{DataDir, is_hex};
 
-/// In the data directory.
 const DIRECTORY: &str = "grants";
-/// The form of a file. One of another form is not touched.
+// File format. Files of other versions are ignored.
 const VERSION: u32 = 1;
-/// A larger file is none of ours.
 const FILE_MAX: u64 = 1 << 20;
 
-/// See the module. The `Debug` of a [`Secret`] shows nothing.
+// `Secret` hides its value in `Debug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Grant {
-    /// Whose it is. It serves nobody else.
+    // Only this instance may use the grant.
     pub(super) id: InstanceId,
-    /// The server that it was given for, as configured.
+    // URL of the server, as configured.
     pub(super) url: String,
-    /// What that server calls itself (RFC 8707).
+    // Identifier that the server uses for itself (RFC 8707).
     pub(super) resource: String,
     pub(super) authority: Authority,
     pub(super) client: Client,
-    /// As far as it reaches.
     pub(super) scopes: Vec<String>,
     pub(super) access_token: Secret,
-    /// None where it cannot be renewed without asking again.
+    // Without it, a renewal needs a new authorization.
     pub(super) refresh_token: Option<Secret>,
     pub(super) received_at: Timestamp,
-    /// Of the access token, if it is known.
+    // Lifetime of the access token, if known.
     pub(super) lifetime: Option<Duration>,
 }
 
 impl Grant {
-    /// Whether it is for the server at `url`, and given as planned.
     pub(super) fn serves(&self, url: &str, plan: &OAuthPlan) -> bool {
         self.url == url
             && plan.client_id.as_ref().is_none_or(|id| *id == self.client.id)
@@ -50,13 +47,12 @@ impl Grant {
     }
 }
 
-/// An authorization server, as far as it is asked again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Authority {
     pub(super) issuer: String,
     pub(super) token_endpoint: String,
     pub(super) revocation_endpoint: Option<String>,
-    /// Whether it wants a client's secret in the form and not in a header.
+    // True if the client secret is sent in the form instead of a header.
     pub(super) secret_in_form: bool,
 }
 
@@ -66,15 +62,14 @@ impl Authority {
     }
 }
 
-/// Who we are to an authorization server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Client {
     pub(super) id: String,
-    /// That it has given us. One that is configured stays in the configuration.
+    // Only a secret from dynamic registration; a configured one stays in the configuration.
     pub(super) secret: Option<Secret>,
 }
 
-/// The file. No `Debug`: it holds secrets.
+// File format. No `Debug`, because it contains secrets.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     version: u32,
@@ -144,14 +139,13 @@ impl From<Kept> for Grant {
     }
 }
 
-/// All grants of a data directory, as files.
 #[derive(Debug, Clone)]
 pub(super) struct Store {
     data_dir: DataDir,
 }
 
 impl Store {
-    /// Also what is there. A file that cannot be used is left alone, and told.
+    // Unusable files are logged and left unchanged.
     pub(super) fn open(data_dir: &DataDir) -> io::Result<(Self, Vec<Grant>)> {
         let store = Self { data_dir: data_dir.clone() };
         let mut grants = Vec::new();
@@ -159,7 +153,7 @@ impl Store {
             Ok(directory) => directory,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
             Err(error) => {
-                // On a full disk it is made with the first authorization that is kept.
+                // On a full disk, the directory is created with the first stored grant.
                 tracing::error!(%error, "cannot make the directory of authorizations");
                 return Ok((store, grants));
             }
@@ -179,39 +173,38 @@ impl Store {
         Ok((store, grants))
     }
 
-    /// Opens the directory, and makes it if it is missing.
     fn directory(&self) -> io::Result<DataDir> {
         self.data_dir.subdirectory(DIRECTORY)
     }
 
-    /// An error shows nothing of what is in the file.
+    // Errors do not contain the contents of the file.
     fn load(directory: &DataDir, name: &str) -> Result<Grant, String> {
         let bytes = directory.read(name, FILE_MAX).map_err(|error| error.to_string())?.ok_or("it is gone")?;
-        // What it says of a value of the wrong type would be the value.
+        // The serde error would contain the value, which may be a secret.
         let kept: Kept = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
         if kept.version != VERSION {
             return Err(format!("it is of version {}, and this satellite knows {VERSION}", kept.version));
         }
         let grant = Grant::from(kept);
-        // Whoever copies a file under another name makes no grant for another.
+        // A copy under another name must not become the grant of another instance.
         if file_name(&grant.id) != name {
             return Err("it is another instance's".to_owned());
         }
         Ok(grant)
     }
 
-    /// In the place of what was there. It waits for the disk.
+    // Blocks on the disk.
     pub(super) fn keep(&self, grant: &Grant) -> io::Result<()> {
         self.directory()?.replace(&file_name(&grant.id), &serde_json::to_vec_pretty(&Kept::from(grant))?)
     }
 
-    /// Whether there was one.
+    // True if there was a grant.
     pub(super) fn remove(&self, id: &InstanceId) -> io::Result<bool> {
         self.directory()?.remove(&file_name(id))
     }
 }
 
-/// The name of an instance's file. Ids may contain any character, so it is a digest.
+// A digest, because ids may contain any character.
 fn file_name(id: &InstanceId) -> String {
     let parts = [id.team.to_string(), id.user.to_string(), id.installation.to_string()];
     let text = serde_json::json!(parts).to_string();

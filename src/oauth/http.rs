@@ -1,5 +1,5 @@
-//! How authorization servers are asked: through the clients of all remote servers, never redirected, with a limit on
-//! time and size, and only where a token may go.
+//! HTTP requests to authorization servers: with the clients of all remote servers, without redirects, with limits on
+//! time and size, and only to addresses that may receive a token.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,22 +16,21 @@ use super::Trouble;
 use crate::connect::remote::Clients;
 use crate::http::{is_loopback, root_of};
 
-/// From connecting to the last byte.
+// From the connection to the last byte of the response.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// No answer of an authorization server is longer.
+// Responses of authorization servers are shorter.
 const BODY_MAX: usize = 256 << 10;
 
-/// Asks in the matter of one server.
+// HTTP access for one MCP server.
 pub(super) struct Way {
     clients: Arc<Clients>,
-    /// A server of this machine may have an authorization server of this machine, and without TLS. No other may: that
-    /// would send us to where only we can go.
+    // True if the server is on this machine. Only then may its authorization server be on this machine and without TLS:
+    // a remote server must not direct requests to local services.
     at_home: bool,
-    /// What protected-resource metadata has called the server. The SDK keeps that to itself.
+    // Resource identifier from the protected-resource metadata, which the SDK does not expose.
     resource: Mutex<Option<String>>,
 }
 
-/// A whole answer.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     headers: HeaderMap,
@@ -51,12 +50,11 @@ impl Way {
         Self { clients, at_home: is_loopback(server), resource: Mutex::default() }
     }
 
-    /// What the metadata that was read last has called the server.
     pub(super) fn resource(&self) -> Option<String> {
         self.resource.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a token, a code or a person may be sent there.
+    /// Checks that a token, a code or a person may be sent to `url`.
     pub(super) fn admits(&self, what: &str, url: &Url) -> Result<(), Trouble> {
         let host = url.host_str().unwrap_or_default();
         let local = is_loopback(url);
@@ -72,7 +70,6 @@ impl Way {
         Err(Trouble::Unusable(format!("{what} `{}` {refused}", url.origin().ascii_serialization())))
     }
 
-    /// A request that is to be filled.
     pub(super) fn post(&self, what: &str, url: &str) -> Result<RequestBuilder, Trouble> {
         let url = Url::parse(url).map_err(|error| Trouble::Unusable(format!("{what} is no address: {error}")))?;
         self.admits(what, &url)?;
@@ -87,7 +84,6 @@ impl Way {
         client.map_err(|error| Trouble::Unusable(format!("cannot prepare the HTTP client: {}", error.without_url())))
     }
 
-    /// Sends what was filled, and reads all of the answer.
     pub(super) async fn ask(&self, request: RequestBuilder) -> Result<Answer, Trouble> {
         let (client, request) = request.build_split();
         let request = request.map_err(|_| Trouble::Unusable("the request cannot be made".to_owned()))?;
@@ -106,7 +102,7 @@ impl Way {
             let (status, headers) = (response.status(), response.headers().clone());
             let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
             let mut body = Vec::new();
-            // A server that opens a stream where it was asked for a document never ends it.
+            // A server that answers with an event stream would never end it.
             if !kind.starts_with("text/event-stream") {
                 while let Some(chunk) = response.chunk().await.map_err(failed)? {
                     if body.len() + chunk.len() > BODY_MAX {
@@ -134,7 +130,7 @@ impl Way {
     }
 }
 
-/// For the SDK. Whatever it asks is asked in our way, and a redirect is an answer.
+// For the SDK: its requests have the same restrictions, and redirects are not followed.
 impl OAuthHttpClient for Way {
     fn execute(&self, asked: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
         Box::pin(async move {

@@ -1,8 +1,8 @@
-//! Keeps grants valid: renews each before its token ends and when a server has refused it, one renewal at a time for
-//! each. The clock only says when to renew; that a token is dead is for its server to say, so clocks may be wrong.
+//! Renewal of grants: before a token expires and after a server rejected it, one renewal at a time per instance. The
+//! clock only schedules renewals; only the server decides whether a token is valid, so a wrong clock does no harm.
 //!
-//! A renewal runs in a task of its own. Whoever wanted it may go away meanwhile, and the token that it spends works once:
-//! what comes for it is on the disk before it is used, and is not lost with a caller.
+//! A renewal runs in a task of its own, because a refresh token can be used only once: the new tokens are stored before
+//! their use and are not lost if the caller goes away.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -30,20 +30,19 @@ use crate::connect::remote::{Clients, Holder};
 use crate::data_dir::DataDir;
 use crate::disk::in_time;
 
-/// A grant that could not be written is written again after this long.
+// Before the next attempt to store a grant.
 const KEEP_AGAIN: Duration = Duration::from_secs(30);
-/// The runtime takes a new mask on in no time; if not, a renewal is not held up for it.
+// The runtime applies a new mask quickly; a renewal does not wait for longer.
 const TELL_MAX: Duration = Duration::from_secs(2);
-/// So long the end waits for renewals and revocations that are under way.
+// For running renewals and revocations at shutdown.
 const LAST_ANSWERS: Duration = Duration::from_secs(3);
 
-/// Who is told of another token before it is used: whose it is, the one before, and the new one.
+// Called before a new token is used: with the instance, the previous token and the new one.
 pub(crate) type Teller = Box<dyn Fn(InstanceId, Option<Secret>, Secret) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// One that is under way, for all who want it.
+// Running renewal, shared by all callers that wait for it.
 pub(super) type Renewal = Shared<BoxFuture<'static, Result<Secret, Trouble>>>;
 
-/// All grants of a satellite.
 #[derive(Clone)]
 pub(crate) struct Grants(Arc<Inner>);
 
@@ -53,7 +52,7 @@ struct Inner {
     state: Mutex<State>,
     teller: OnceLock<Teller>,
     tasks: TaskTracker,
-    /// Something is due at another time than before.
+    // The next due time may have changed.
     changed: Notify,
 }
 
@@ -64,42 +63,39 @@ pub(super) struct State {
     pub(super) flows: Flows,
 }
 
-/// What there is for one instance.
 #[derive(Default)]
 pub(super) struct Held {
-    /// None as long as nobody has said where its server is.
+    // `None` while the instance is not configured.
     holder: Option<Holder>,
     grant: Option<Arc<Grant>>,
-    /// For which server: what comes of it is nothing to another one.
+    // With the server that it is for: its result is invalid for another one.
     renewal: Option<(Holder, Renewal)>,
-    /// When to renew.
     due: Option<Instant>,
-    /// It is not on the disk: when to try again.
+    // The grant is not stored yet: time of the next attempt.
     keep_at: Option<Instant>,
-    /// Renewals in a row that nobody has answered, until when nobody is asked, and why.
+    // Failed renewals in a row. Until the time in `away`, its error is returned without another request.
     failures: u32,
     away: Option<(Instant, Trouble)>,
-    /// What its server has asked for last (`WWW-Authenticate`).
+    // Last `WWW-Authenticate` header of the server.
     pub(super) challenge: Option<String>,
-    /// The authorization plan of the instance's last configuration; `None` while the instance is configured.
+    // The authorization plan of the instance's last configuration; `None` while the instance is configured.
     last_plan: Option<Arc<OAuthPlan>>,
-    /// Scopes that it was refused something for.
+    // Scopes for lack of which the server rejected requests.
     pub(super) lacking: Vec<String>,
 }
 
 impl Held {
-    /// When there is something to do. What nobody is installed for waits for that.
+    // Grants of instances that are not configured are not renewed.
     fn next(&self) -> Option<Instant> {
         let due = self.due.filter(|_| self.holder.is_some());
         [due, self.keep_at].into_iter().flatten().min()
     }
 
-    /// The grant, if it is one for this server and this client.
     pub(super) fn grant(&self, holder: &Holder, plan: &OAuthPlan) -> Option<&Arc<Grant>> {
         self.grant.as_ref().filter(|grant| grant.serves(&holder.url, plan))
     }
 
-    /// Its server is at another address: what was said of the one before is nothing to this one.
+    // Forgets what is known about the server at the previous address.
     fn moved(&mut self) {
         (self.failures, self.away, self.challenge) = (0, None, None);
         self.lacking.clear();
@@ -107,7 +103,6 @@ impl Held {
 }
 
 impl Grants {
-    /// Those of this data directory.
     pub(crate) fn open(data_dir: &DataDir, clients: Arc<Clients>) -> io::Result<Self> {
         let (store, grants) = Store::open(data_dir)?;
         let held = grants.into_iter().map(|grant| {
@@ -125,15 +120,14 @@ impl Grants {
         })))
     }
 
-    /// Has `teller` told of each new token.
     pub(crate) fn tell(&self, teller: Teller) {
-        // There is one runtime, and it is told of from its start.
+        // There is only one runtime, and it calls this once at its start.
         let _ = self.0.teller.set(teller);
     }
 
-    /// Takes on the instances that there are from now on; `plans` is how some of them are authorized. Where the list is
-    /// `complete`, a grant for another server than the one that is configured is removed and taken back. A grant of an
-    /// instance that is gone is kept until [`Self::erase`]. Returns whose plan is another one now.
+    /// Replaces the list of instances and their authorization plans. If the list is `complete`, grants for servers
+    /// other than the configured ones are removed and revoked. Grants of removed instances are kept until
+    /// [`Self::erase`]. Returns the instances whose plan has changed.
     pub(crate) fn take_on(
         &self,
         specs: &[InstanceSpec],
@@ -173,13 +167,12 @@ impl Grants {
         changed
     }
 
-    /// The instances that there is a grant for.
     pub(crate) fn instances(&self) -> Vec<InstanceId> {
         let state = self.state();
         state.held.iter().filter(|(_, held)| held.grant.is_some()).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Removes the grants of these instances and takes them back, unless they are configured again.
+    /// Removes and revokes the grants of these instances, except those that are configured again.
     pub(crate) fn erase(&self, ids: &[InstanceId]) {
         let mut gone = Vec::new();
         {
@@ -195,7 +188,6 @@ impl Grants {
         self.take_back_all(gone);
     }
 
-    /// Revokes grants, each in its own task.
     fn take_back_all(&self, gone: Vec<(Arc<OAuthPlan>, Arc<Grant>)>) {
         for (plan, grant) in gone {
             let grants = self.clone();
@@ -203,7 +195,6 @@ impl Grants {
         }
     }
 
-    /// What is to be run, with what their tokens are masked by.
     pub(crate) fn mask(&self, specs: &mut [InstanceSpec]) {
         let state = self.state();
         for spec in specs {
@@ -214,7 +205,7 @@ impl Grants {
         }
     }
 
-    /// Renews what is due, for as long as it is polled.
+    // Runs for as long as it is polled.
     pub(crate) async fn tend(self) {
         loop {
             let changed = self.0.changed.notified();
@@ -244,13 +235,12 @@ impl Grants {
         for grant in kept {
             self.keep(&grant).await;
         }
-        // Nobody waits for them here: each is its own task.
+        // Not awaited: each renewal is a task of its own.
         for holder in &renewed {
             drop(self.renew(holder));
         }
     }
 
-    /// Waits for what is under way, for a moment.
     pub(crate) async fn settle(&self) {
         self.0.tasks.close();
         let _ = tokio::time::timeout(LAST_ANSWERS, self.0.tasks.wait()).await;
@@ -267,7 +257,7 @@ impl Grants {
 
     // ---- renewal ----
 
-    /// Another token, by whatever there is to get one with.
+    /// Starts a renewal, or joins a running one.
     pub(super) fn renew(&self, holder: &Holder) -> Renewal {
         let mut state = self.state();
         let plan = state.plan(&holder.id);
@@ -305,7 +295,6 @@ impl Grants {
         })
     }
 
-    /// Runs what brings another token, so that all who want one wait for it.
     fn begin(
         &self,
         held: &mut Held,
@@ -314,7 +303,7 @@ impl Grants {
     ) -> Renewal {
         let (grants, id) = (self.clone(), holder.id.clone());
         let task = self.0.tasks.spawn(async move {
-            // However it ends, the next one is another.
+            // Ends the renewal, however the task ends.
             let _under_way = UnderWay { grants, id };
             work.await
         });
@@ -324,7 +313,7 @@ impl Grants {
         renewal
     }
 
-    /// The same, after what is under way: that would be in the place of what this brings.
+    /// Calls [`Self::begin`] after the running renewal, whose result would otherwise replace the new one.
     pub(super) async fn begin_after(
         &self,
         holder: &Holder,
@@ -343,7 +332,6 @@ impl Grants {
         }
     }
 
-    /// What is under way for this instance, and for which of its servers, if anything is.
     pub(super) fn under_way(&self, id: &InstanceId) -> Option<(Holder, Renewal)> {
         self.state().held.get(id)?.renewal.clone()
     }
@@ -358,7 +346,7 @@ impl Grants {
         let Issued { access_token, refresh_token, lifetime, scopes } = issued;
         Ok(Grant {
             access_token,
-            // One that is not replaced goes on.
+            // Without a new refresh token, the old one stays valid.
             refresh_token: refresh_token.or_else(|| grant.refresh_token.clone()),
             lifetime,
             scopes: scopes.unwrap_or_else(|| grant.scopes.clone()),
@@ -367,7 +355,7 @@ impl Grants {
         })
     }
 
-    /// Nobody is asked: the satellite itself is granted access.
+    // Client credentials: no person is involved.
     async fn as_machine(&self, holder: &Holder, plan: &OAuthPlan) -> Result<Grant, Trouble> {
         let challenge = self.state().held.get(&holder.id).and_then(|held| held.challenge.clone());
         let way = self.way(&holder.url)?;
@@ -380,15 +368,15 @@ impl Grants {
         Ok(granted(holder, found.authority, client.without_secret(), found.resource, scopes, issued))
     }
 
-    /// A token is there. It is kept, then its echo is masked, then it is used: by whom it was asked for, if its server and
-    /// who we are there are still the same, and if what it was renewed `from` was not given up meanwhile.
+    /// Stores a new grant, masks its token and then uses it. If the server or the client of the instance has changed
+    /// meanwhile, or the grant `from` was given up, the new grant is revoked instead.
     pub(super) async fn adopt(&self, grant: Grant, from: Option<Arc<Grant>>) -> Result<Secret, Trouble> {
         let (id, token, due) = (grant.id.clone(), grant.access_token.clone(), due(&grant));
         let grant = Arc::new(grant);
         self.keep(&grant).await;
         let before = self.state().held.get(&id).and_then(|held| Some(held.grant.as_ref()?.access_token.clone()));
         if let Some(teller) = self.0.teller.get() {
-            // It comes to its end also where nobody waits for it any more: until then the new one is not masked.
+            // Runs to its end even after the timeout: until then the new token is not masked.
             let telling = self.0.tasks.spawn(teller(id.clone(), before, token.clone()));
             let _ = tokio::time::timeout(TELL_MAX, telling).await;
         }
@@ -420,12 +408,12 @@ impl Grants {
 
     async fn keep(&self, grant: &Arc<Grant>) {
         let (store, kept) = (self.0.store.clone(), Arc::clone(grant));
-        // A disk that hangs holds up no token that is needed now.
+        // A disk that hangs must not delay a token that is needed now.
         let keeping = in_time(move || store.keep(&kept)).await;
         let keeping = keeping.unwrap_or_else(|| Err(io::Error::other("the disk does not answer")));
         let keep_at = keeping.as_ref().err().map(|_| Instant::now() + KEEP_AGAIN);
         if let Err(error) = keeping {
-            // The one that it replaces is spent, so it is used all the same.
+            // The previous token is already spent, so the new one is used although it is not stored.
             tracing::error!(instance = %grant.id, %error, "cannot keep an authorization; the next start would not have it");
         }
         self.state().held(&grant.id).keep_at = keep_at;
@@ -451,7 +439,8 @@ impl Grants {
 
     // ---- the end of a grant ----
 
-    /// Gives up the grant of an instance. Whether there was one; an error is that it could not be taken back there.
+    /// Removes and revokes the grant of an instance. Returns true if there was one, and an error if it could not be
+    /// revoked.
     pub(crate) async fn give_up(&self, id: &InstanceId) -> Result<bool, Trouble> {
         while let Some((_, renewal)) = self.under_way(id) {
             let _ = renewal.await;
@@ -502,7 +491,6 @@ impl State {
         self.plans.get(id).cloned().unwrap_or_default()
     }
 
-    /// The grant of this instance for this server.
     pub(super) fn grant(&self, holder: &Holder) -> Option<&Arc<Grant>> {
         self.held.get(&holder.id)?.grant(holder, &self.plan(&holder.id))
     }
@@ -512,7 +500,7 @@ impl State {
     }
 }
 
-/// A renewal, from its beginning to its end.
+// Guard that clears the running renewal on drop.
 struct UnderWay {
     grants: Grants,
     id: InstanceId,
@@ -526,14 +514,13 @@ impl Drop for UnderWay {
     }
 }
 
-/// Who we are to its authorization server now: a secret may be another one in the configuration.
+// Uses the secret that is configured now.
 fn client_of(grant: &Grant, plan: &OAuthPlan) -> Client {
     let is_for_it = plan.client_id.as_ref() == Some(&grant.client.id) && grant.authority.is_as_planned(plan);
     let configured = plan.client_secret.clone().filter(|_| is_for_it);
     Client { id: grant.client.id.clone(), secret: configured.or_else(|| grant.client.secret.clone()) }
 }
 
-/// What was given, as it is kept.
 pub(super) fn granted(
     holder: &Holder,
     authority: super::grant::Authority,
@@ -556,9 +543,9 @@ pub(super) fn granted(
     }
 }
 
-/// When to renew it. One that says nothing of its end is renewed when it is refused.
+// Without a known lifetime, a token is renewed only after a rejection.
 fn due(grant: &Grant) -> Option<Instant> {
-    // Each of the standard library's is another one.
+    // Each `RandomState` has other keys, which serve as randomness.
     let chance = RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64;
     let after = rules::renew_after(grant.lifetime?, chance);
     Instant::now().checked_add(rules::left_until(after, Timestamp::now().duration_since(grant.received_at)))

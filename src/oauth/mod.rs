@@ -1,8 +1,8 @@
-//! Authorization of remote servers by OAuth 2.1: who has been granted what, and how it stays valid.
+//! OAuth 2.1 authorization for remote servers.
 //!
-//! An instance that brings no `Authorization` of its own uses the grant that its user has given it, if there is one:
-//! [`Grants`] is where the connector takes tokens from, and where it goes when a server refuses one. A grant is one
-//! instance's and serves no other. Its tokens are in no configuration: a renewal changes nothing but what is masked.
+//! An instance without a configured `Authorization` header uses the grant of its user, if there is one. [`Grants`]
+//! supplies the tokens to the connector and replaces a token that a server rejects. A grant belongs to a single
+//! instance. Its tokens are not part of the configuration, so a renewal changes only the masking.
 
 mod discovery;
 mod flow;
@@ -17,21 +17,21 @@ pub(crate) use self::flow::{Answered, Begun, Wanted};
 pub(crate) use self::keeper::{Grants, Teller};
 pub(crate) use self::rules::is_safe_in_a_command;
 
-/// Why there is no token. Nothing of it is a secret.
+// Contains no secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Trouble {
-    /// Nobody answers, or not as an authorization server does: another time it may.
+    // No valid response from the authorization server; a retry may succeed.
     #[error("{0}")]
     Away(String),
-    /// The authorization server says no.
+    // The authorization server rejected the request.
     #[error("its authorization server refuses: {said}")]
     Refused {
-        /// OAuth's word for it.
+        // OAuth error code.
         error: String,
-        /// With what it says besides.
+        // Error code and description.
         said: String,
     },
-    /// What is there cannot be used, or not like this.
+    // The configuration or the server does not allow the request; a retry cannot succeed.
     #[error("{0}")]
     Unusable(String),
 }

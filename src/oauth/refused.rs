@@ -1,4 +1,4 @@
-//! What is done about a server that refuses a token: another one is had, or a person is told what to do.
+//! Handling of rejected tokens: obtain another token, or report that a person must act.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -29,7 +29,7 @@ impl Tokens for Grants {
 }
 
 impl Grants {
-    /// 403: whoever has the wrong scopes may have the right ones. It is remembered for the next authorization.
+    // A later authorization may include the missing scopes, so they are remembered.
     fn forbidden(&self, holder: &Holder, refusal: &Refusal) -> Result<Option<Secret>, FailureKind> {
         let Some(challenge) = Challenge::read(refusal, &holder.url) else { return Ok(None) };
         if challenge.error.as_deref() != Some("insufficient_scope") {
@@ -38,7 +38,7 @@ impl Grants {
         let mut state = self.state();
         let plan = state.plan(&holder.id);
         let held = state.held(&holder.id);
-        // It was refused with one of these, and may echo it.
+        // The challenge may echo one of these secrets.
         let grant = held.grant(holder, &plan);
         let renewed_with = grant.and_then(|grant| grant.refresh_token.as_ref());
         let secrets = [refusal.used.as_ref(), grant.map(|grant| &grant.access_token), renewed_with];
@@ -60,7 +60,7 @@ impl Grants {
     async fn unauthorized(&self, holder: &Holder, refusal: Refusal) -> Result<Option<Secret>, FailureKind> {
         let ungranted = |why: &str| FailureKind::Ungranted { why: why.to_owned() };
         let challenge = Challenge::read(&refusal, &holder.url);
-        // It may be that a person has just authorized it.
+        // A person may just be authorizing the instance.
         let joined = self.under_way(&holder.id).filter(|(of, _)| of.url == holder.url);
         let renewal = if let Some((_, renewal)) = joined {
             renewal
@@ -96,7 +96,7 @@ impl Grants {
     }
 }
 
-/// What a server says with `WWW-Authenticate: Bearer`.
+// Parameters of `WWW-Authenticate: Bearer`.
 struct Challenge {
     scope: Option<String>,
     error: Option<String>,

@@ -1,40 +1,40 @@
-//! When an authorization is renewed, and what it means that it cannot be. Pure: time and chance are arguments.
+//! Decisions about renewals and errors, as pure functions of time and randomness.
 
 use std::time::Duration;
 
-/// A token is renewed no sooner before its end than this.
+// Longest time between a renewal and the expiry of the token.
 const MARGIN_MAX: Duration = Duration::from_secs(5 * 60);
-/// A server that wants its tokens renewed all the time is asked no more often than this.
+// Limits the rate of renewals for servers with very short lifetimes.
 const LIFETIME_MIN: Duration = Duration::from_secs(1);
 
-/// A server is believed to want no more scopes, and none that is longer.
+// Limits on the scopes that a server can request.
 pub(super) const SCOPES_MAX: usize = 32;
 const SCOPE_MAX: usize = 100;
 
-/// After failures an authorization server is left alone for so long.
+// Limits of the backoff after failures of an authorization server.
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
-/// How long after its receipt a token is to be renewed: before a fifth of its lifetime is left. `chance` (0 to 1) spreads
-/// that over half of the margin, so that what was granted together is not renewed together.
+/// Returns the age at which a token is renewed. The margin before its expiry is a fifth of the lifetime, at most
+/// `MARGIN_MAX`. `chance` (0 to 1) shortens it by up to a half, so that grants of the same age are not renewed
+/// together.
 pub(super) fn renew_after(lifetime: Duration, chance: f64) -> Duration {
     let lifetime = lifetime.max(LIFETIME_MIN);
     let margin = (lifetime / 5).min(MARGIN_MAX);
     lifetime.saturating_sub(margin) + margin.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
 }
 
-/// How long what was received `age` ago still has until then. The machine's clock may have been set back meanwhile: a
-/// token from the future is renewed at once, which costs one request.
+/// Returns the remaining time until the renewal of a token of this age. If the clock was set back, the age is negative
+/// and the token is renewed at once, which costs one request.
 pub(super) fn left_until(renew_after: Duration, age: jiff::SignedDuration) -> Duration {
     Duration::try_from(age).map_or(Duration::ZERO, |age| renew_after.saturating_sub(age))
 }
 
-/// How long to leave an authorization server alone that has failed so often in a row.
 pub(super) fn backoff(failures: u32) -> Duration {
     BACKOFF_MIN.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(BACKOFF_MAX)
 }
 
-/// Whether an OAuth error is the server's last word. The others are about this moment.
+/// Returns true if a retry cannot succeed. Other OAuth errors are temporary.
 pub(super) fn is_final(error: &str) -> bool {
     !matches!(
         error,
@@ -47,8 +47,8 @@ pub(super) fn is_final(error: &str) -> bool {
     )
 }
 
-/// What a server names as scopes (RFC 6749, 3.3), as far as it is `told` and there are not too many: the rest is somebody's
-/// text, not what an authorization is asked for.
+/// Parses scopes (RFC 6749, 3.3) and drops those that are too long, too many or rejected by `told`: they may be
+/// arbitrary text of the server.
 pub(super) fn scopes_of(text: &str, told: impl Fn(&str) -> bool) -> Vec<String> {
     let is_scope = |scope: &&str| {
         scope.len() <= SCOPE_MAX
@@ -59,14 +59,12 @@ pub(super) fn scopes_of(text: &str, told: impl Fn(&str) -> bool) -> Vec<String> 
     union(&scopes)
 }
 
-/// Whether a person, or whatever runs commands for one, can be told to run a command with this scope in it: it is one word
-/// in every shell, and no option.
+/// Returns true if the scope can be part of a command line: a single word in every shell, and not an option.
 pub(crate) fn is_safe_in_a_command(scope: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/+-".contains(&byte);
     scope.bytes().all(is_plain) && scope.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
 }
 
-/// All of these scopes, each once, in the order in which they came.
 pub(super) fn union<'a>(scopes: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for scope in scopes {

@@ -1,9 +1,9 @@
-//! What is said to an authorization server directly: the token endpoint (RFC 6749), revocation (RFC 7009) and devices
-//! (RFC 8628).
+//! Requests to an authorization server: token endpoint (RFC 6749), revocation (RFC 7009) and device authorization (RFC
+//! 8628).
 //!
-//! The SDK has some of it. It tells why it failed in texts only, so that a server that is down looks like one that has
-//! revoked us; it does not mask what such a text echoes; it writes the code into its log; and a renewal by it names the
-//! server as an address in its normal form, not as the server calls itself.
+//! The SDK implements a part of this. Its errors are only text, so an outage looks like a revoked grant; it does not
+//! mask secrets that such a text echoes; it logs the authorization code; and its refresh request contains the
+//! normalized URL instead of the resource identifier of the server.
 
 use std::time::Duration;
 
@@ -16,12 +16,11 @@ use super::grant::{Authority, Client};
 use super::http::{Answer, Way};
 use super::{Trouble, rules};
 
-/// How many characters of an authorization server's own words are told.
+// Characters of an error text from the authorization server.
 const SAID_MAX: usize = 200;
-/// What may be asked for a token with.
 pub(super) const DEVICE: &str = "urn:ietf:params:oauth:grant-type:device_code";
 
-/// What a token is asked for with.
+// Grant types.
 pub(super) enum Ask<'a> {
     Code { code: &'a Secret, verifier: &'a Secret, redirect_uri: &'a str },
     Refresh { token: &'a Secret },
@@ -29,16 +28,14 @@ pub(super) enum Ask<'a> {
     Device { code: &'a Secret },
 }
 
-/// What was given.
 pub(super) struct Issued {
     pub(super) access_token: Secret,
     pub(super) refresh_token: Option<Secret>,
     pub(super) lifetime: Option<Duration>,
-    /// Where it is not as asked for.
+    // Present if the granted scopes differ from the requested ones.
     pub(super) scopes: Option<Vec<String>>,
 }
 
-/// Where a person goes with another device.
 pub(super) struct Device {
     pub(super) code: Secret,
     pub(super) user_code: String,
@@ -48,7 +45,7 @@ pub(super) struct Device {
     pub(super) interval: Duration,
 }
 
-/// A form on its way, and what of it must not be told.
+// Form body with the secrets to mask in the response.
 struct Form {
     fields: Vec<(&'static str, String)>,
     secrets: Vec<Secret>,
@@ -93,8 +90,8 @@ impl Form {
         self.read(answer, what)
     }
 
-    /// An answer, or why there is none: in the server's words where they are OAuth's, which some say with a 200. A status
-    /// that is about this moment, or about the address, is no word on what was granted, whatever is said with it.
+    /// Checks the response. OAuth errors may come with a 200. Statuses that are temporary or concern the address are no
+    /// statement about the grant, whatever the body contains.
     fn read(&self, answer: Answer, what: &str) -> Result<Answer, Trouble> {
         #[derive(Deserialize)]
         struct Refusal {
@@ -117,13 +114,11 @@ impl Form {
     }
 }
 
-/// As much of somebody else's text as is told.
 pub(super) fn one_line(text: &str) -> String {
     let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
     text.chars().take(SAID_MAX).map(clean).collect()
 }
 
-/// Asks for a token for `resource`.
 pub(super) async fn request(
     way: &Way,
     authority: &Authority,
@@ -138,7 +133,7 @@ pub(super) async fn request(
             .secret("code", code)
             .secret("code_verifier", verifier)
             .with("redirect_uri", redirect_uri),
-        // As far as it reached before: no scope is named.
+        // Without `scope`, the new token has the same scopes as before.
         Ask::Refresh { token } => form.with("grant_type", "refresh_token").secret("refresh_token", token),
         Ask::Machine { scopes: [] } => form.with("grant_type", "client_credentials"),
         Ask::Machine { scopes } => form.with("grant_type", "client_credentials").with("scope", &scopes.join(" ")),
@@ -166,7 +161,7 @@ fn issued(body: &[u8]) -> Result<Issued, &'static str> {
     if access_token.is_empty() || !access_token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err("a token that cannot be sent");
     }
-    // Some write the number as a text.
+    // Some servers send the number as a string.
     let seconds = expires_in.and_then(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()));
     Ok(Issued {
         access_token: access_token.into(),
@@ -176,14 +171,13 @@ fn issued(body: &[u8]) -> Result<Issued, &'static str> {
     })
 }
 
-/// Takes a token back; with a refresh token that is the whole authorization.
+// Revoking a refresh token ends the whole grant.
 pub(super) async fn revoke(way: &Way, authority: &Authority, client: &Client, token: &Secret) -> Result<(), Trouble> {
     let Some(url) = &authority.revocation_endpoint else { return Ok(()) };
     let form = Form::new().secret("token", token);
     form.send(way, "its revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
 }
 
-/// Asks for what a person is to type on another device.
 pub(super) async fn device(
     way: &Way,
     url: &str,
@@ -229,7 +223,6 @@ pub(super) async fn device(
     })
 }
 
-/// Whether the server has said its last word.
 pub(super) fn is_final(trouble: &Trouble) -> bool {
     match trouble {
         Trouble::Refused { error, .. } => rules::is_final(error),
@@ -265,7 +258,7 @@ mod tests {
         let refused = |answer| form.read(answer, "it").err().unwrap();
         let said = refused(answer).to_string();
         assert_eq!(said, "its authorization server refuses: invalid_grant: no such token: [secret]");
-        // Some say it with a 200; and there are statuses that say nothing of what was granted.
+        // Some servers send errors with a 200. Other statuses do not concern the grant.
         assert!([200, 400, 401].into_iter().all(|status| is_final(&refused(Answer::new(status, body)))));
         for status in [404, 408, 425, 429, 500, 503] {
             assert!(!is_final(&refused(Answer::new(status, body))), "{status}");

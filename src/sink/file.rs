@@ -1,5 +1,5 @@
-//! Events as JSON lines in a directory, kept over restarts and a `kill -9` (not over a loss of power: nothing is
-//! synced).
+//! Event sink that writes JSON lines to files. Events survive restarts and `kill -9`, but not a power loss, because
+//! nothing is synced.
 //!
 //! ```text
 //! DIR/events.00000000000000000001.jsonl    full; its first event has seq 1
@@ -7,11 +7,11 @@
 //! DIR/events.jsonl                         being written
 //! ```
 //!
-//! A full file is named for its first event and never renamed again, so names tell the order, and a reader misses
-//! none and reads none twice because another one was added meanwhile.
+//! A full file is named after its first event and never renamed again. File names therefore show the order, and a
+//! reader neither misses nor repeats a file while another one is added.
 //!
-//! Rotation is our own: `file-rotate` 0.8 answers `Ok` to a write when it could not open its file, panics where a
-//! directory cannot be made or a file has vanished, and renumbers every old file at each rotation, under the readers.
+//! The rotation does not use `file-rotate`: version 0.8 returns `Ok` from a write that could not open its file, panics
+//! if a directory cannot be created or a file has vanished, and renames every old file at each rotation.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -26,32 +26,37 @@ use serde::Deserialize;
 use super::writer::Writer;
 use crate::data_dir::{Access, DataDir};
 
-/// The file that is being written.
 const CURRENT: &str = "events.jsonl";
 
-/// Appends each batch to `events.jsonl`, and begins a new file when it is full.
+/// Event sink that appends batches to `events.jsonl` and starts a new file when it is full.
 #[derive(Debug)]
 pub struct FileSink {
     writer: Writer,
 }
 
 impl FileSink {
-    /// Opens the files in `dir`, which is made if need be and must be accessible to its owner only, and returns it
-    /// with the seq that the next event gets: one more than the last one stored, or 1. Whatever a killed satellite left is repaired.
+    /// Opens the files in `dir` and returns the sink with the `seq` of the next event: one more than the last stored
+    /// one, or 1. The directory is created if it does not exist, and must be accessible only to its owner. Incomplete
+    /// writes of a killed satellite are repaired.
     ///
-    /// A batch that would make `events.jsonl` larger than `rotate_bytes` goes to a new file; beside that file the
-    /// `keep` latest full ones stay. All are readable by their owner only. One directory has one writer.
+    /// A batch that would make `events.jsonl` larger than `rotate_bytes` goes to a new file; in addition to that file,
+    /// the `keep` latest full files are kept. Files are readable only by their owner. Only one sink may use a directory
+    /// at a time.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the directory or its files cannot be used. A full disk is not an error: events wait.
     pub fn open(dir: impl Into<PathBuf>, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
         let dir = dir.into();
         Self::open_in(DataDir::create(&dir).map_err(|error| at("make", &dir, &error))?, rotate_bytes, keep)
     }
 
-    /// [`FileSink::open`] in a directory that is open already.
+    /// Opens the files in an open directory, like [`FileSink::open`] and with the same errors.
     pub fn open_in(dir: DataDir, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
         let mut store = Store { dir, rotate_bytes, keep, last: None, open: None };
         store.open = match store.recover() {
             Ok(current) => Some(current),
-            // Events wait until there is room: no reason not to start.
+            // Without disk space, events wait; the satellite still starts.
             Err(error) if is_want_of_room(&error) => {
                 tracing::error!(%error, "cannot open the file of events; trying again with the first event");
                 None
@@ -72,18 +77,18 @@ impl EventSink for FileSink {
     }
 }
 
-/// What the writing thread owns.
+// Owned by the writer thread.
 struct Store {
     dir: DataDir,
     rotate_bytes: u64,
     keep: usize,
-    /// The last event that was written whole. An event at or before it comes from a repeated batch.
+    // `seq` of the last complete event. Events up to it belong to a repeated batch.
     last: Option<u64>,
-    /// `None` after a failure: what was written of a batch is then found out from the file itself.
+    // `None` after a failure: the file is then read to determine what was written.
     open: Option<Current>,
 }
 
-/// `events.jsonl`, ending with a complete line.
+// `events.jsonl`, which ends with a complete line.
 struct Current {
     file: File,
     len: u64,
@@ -100,7 +105,7 @@ impl Store {
 
     fn append(&mut self, batch: &Batch) -> io::Result<Answer> {
         let mut current = match self.open.take() {
-            // Somebody may have moved the file away; what went into it now would be seen by nobody.
+            // Events written to a file that was moved away would be lost to readers.
             Some(current) if is_current(&current.file, &self.dir) => current,
             _ => self.recover()?,
         };
@@ -129,7 +134,7 @@ impl Store {
         Ok(Answer::Accepted)
     }
 
-    /// Opens `events.jsonl`, cuts off what was left of a line, and learns what is in it. The file is read whole, once
+    /// Opens `events.jsonl`, removes an incomplete last line and determines the last `seq`. Reads the whole file, once
     /// per start and failure.
     fn recover(&mut self) -> io::Result<Current> {
         let (current, last) = open_current(&self.dir).map_err(|error| self.at("write", CURRENT, &error))?;
@@ -137,8 +142,7 @@ impl Store {
         Ok(current)
     }
 
-    /// The last seq of the newest full file that tells. A file whose lines are all damaged still tells its first one
-    /// by its name, which must not be used again.
+    // The file name contains the first `seq`, which must not be used again even if all lines are damaged.
     fn last_in_full_files(&self) -> io::Result<Option<u64>> {
         let Some(first) = full_files(&self.dir)?.pop() else { return Ok(None) };
         let name = full_name(first);
@@ -153,7 +157,7 @@ impl Store {
         old.truncate(old.len().saturating_sub(self.keep));
         for name in old.into_iter().map(full_name) {
             if let Err(error) = self.dir.remove(&name) {
-                // Events are not held up by what is only tidiness; the next rotation tries again.
+                // Writing continues without the cleanup; the next rotation tries again.
                 tracing::warn!("cannot remove the old events in {}: {error}", self.dir.path().join(name).display());
             }
         }
@@ -170,7 +174,6 @@ fn is_want_of_room(error: &io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
 }
 
-/// `events.jsonl`, repaired, with the last seq in it.
 fn open_current(dir: &DataDir) -> io::Result<(Current, Option<u64>)> {
     let mut file = dir.open_file(CURRENT, Access::Append)?;
     let Lines { first, last, mut len, tail } = Lines::of(&file)?;
@@ -185,21 +188,20 @@ fn open_current(dir: &DataDir) -> io::Result<(Current, Option<u64>)> {
     Ok((Current { file, len, first }, last))
 }
 
-/// What one reading of a file tells.
 struct Lines {
     first: Option<u64>,
     last: Option<u64>,
-    /// Bytes up to the last newline.
+    // Bytes up to and including the last newline.
     len: u64,
     tail: Tail,
 }
 
-/// What comes after the last newline.
+// Remainder of a file after the last newline.
 enum Tail {
     None,
-    /// A part of an event.
+    /// Incomplete event.
     Torn,
-    /// A whole event without its newline.
+    /// Complete event without its newline.
     Unterminated {
         line_len: u64,
     },
@@ -234,28 +236,26 @@ fn is_current(file: &File, dir: &DataDir) -> bool {
     }
 }
 
-/// The part of a line that tells whether it is an event.
 #[derive(Deserialize)]
 struct Head {
     seq: u64,
 }
 
-/// The seq of a stored line, or `None` if it is not a complete event.
+// `None` if the line is not a complete event.
 fn seq_of(line: &[u8]) -> Option<u64> {
     serde_json::from_slice::<Head>(line).ok().map(|head| head.seq)
 }
 
-/// The full file that begins with the event `first`.
 fn full_name(first: u64) -> String {
     format!("events.{first:020}.jsonl")
 }
 
-/// The full files by their first seq, oldest first.
+// By their first `seq`, oldest first.
 fn full_files(dir: &DataDir) -> io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for name in dir.names().map_err(|error| at("read", dir.path(), &error))? {
         let digits = name.strip_prefix("events.").and_then(|name| name.strip_suffix(".jsonl"));
-        // Twenty digits hold every seq; anything else is not ours.
+        // 20 digits hold every `seq`; other names belong to other programs.
         if let Some(digits) = digits.filter(|digits| digits.len() == 20)
             && let Ok(first) = digits.parse()
         {
@@ -266,7 +266,6 @@ fn full_files(dir: &DataDir) -> io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// An error that says what was being done to which file.
 fn at(doing: &str, path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot {doing} {}: {error}", path.display()))
 }

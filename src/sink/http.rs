@@ -1,4 +1,4 @@
-//! Events posted to a server, as `{"events": […]}` with the batch's id as `Idempotency-Key`.
+//! Event sink that posts batches to a server: `{"events": […]}` with the id of the batch as `Idempotency-Key`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,45 +17,49 @@ use serde_json::Value;
 
 use crate::http::{client, pause, root_of};
 
-/// How long one request may take, answer included, unless [`HttpSink::with_timeout`] says otherwise.
+/// Default limit for one request including its response.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much of an answer is read. A report on a full batch of 100 refused events fits well.
+// Enough for a report on 100 rejected events, a full batch.
 const BODY_MAX: usize = 64 * 1024;
 
-/// How many characters of a server's explanation are passed on.
+// Characters of an error text from the server.
 const REASON_MAX: usize = 300;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Posts each batch to one URL. Redirects are answers, never followed: what they point at was not configured.
+/// Event sink that posts batches to a URL. Redirects are not followed, because their target is not configured.
 #[derive(Clone)]
 pub struct HttpSink {
     client: Client,
     url: Url,
     headers: HeaderMap,
     timeout: Duration,
-    /// Hides our credentials where the server echoes them.
+    // Hides our credentials where the server echoes them.
     mask: Mask,
 }
 
-/// Why there is no sink. Shows neither the URL's credentials nor the token.
+/// Error that prevents the creation of a sink. Shows neither the token nor credentials in the URL.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpSinkError {
     /// The URL cannot be used.
     #[error("cannot send events to this URL: {0}; give an http:// or https:// URL")]
     Url(String),
-    /// The token cannot be sent.
+    /// The token cannot be sent in a header.
     #[error("cannot send events with this token: it has a character that is not allowed in a header")]
     Token,
-    /// The client could not be built, for example because the machine has no CA certificates.
+    /// The HTTP client could not be created, for example because the machine has no CA certificates.
     #[error("cannot prepare the HTTP client for events")]
     Client(#[source] reqwest::Error),
 }
 
 impl HttpSink {
-    /// A sink that posts to `url`, as the bearer of `token` if there is one. Credentials in the URL itself become
-    /// basic authentication where there is no token.
+    /// Creates a sink for `url` with an optional bearer token. Without a token, credentials in the URL are sent as
+    /// basic authentication.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if URL, token or HTTP client cannot be used.
     pub fn new(url: &str, token: Option<&Secret>) -> Result<Self, HttpSinkError> {
         let url = Url::parse(url).map_err(|error| HttpSinkError::Url(error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -75,7 +79,7 @@ impl HttpSink {
         Ok(Self { client: client(&url).map_err(HttpSinkError::Client)?, url, headers, timeout: TIMEOUT, mask })
     }
 
-    /// The same sink with another limit for one request.
+    /// Returns the same sink with another timeout per request.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -96,7 +100,7 @@ impl HttpSink {
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let report = match report(response).await {
             Ok(report) => report,
-            // Whether some were refused is not known. The key lets the server drop what it has taken.
+            // Unknown whether some events were rejected. The idempotency key makes a retry safe.
             Err(error) if status.is_success() => return Answer::Unavailable(self.failure(&error)),
             Err(_) => Value::Null,
         };
@@ -123,7 +127,7 @@ impl HttpSink {
         }
     }
 
-    /// The answer for a 2xx. A body that is not the report we know says nothing against "taken".
+    // A 2xx response with an unknown body still means that the events were accepted.
     fn taken(&self, report: &Value, named: impl Fn(&Value) -> Option<usize>) -> Answer {
         let failures = report["failures"].as_array().map_or(&[][..], Vec::as_slice);
         if report["failed"].as_u64().unwrap_or(0) == 0 && failures.is_empty() {
@@ -136,13 +140,13 @@ impl HttpSink {
         Answer::Partial(refused.collect())
     }
 
-    /// What a server says, without our credentials, and fit for one line of a log.
+    // For log lines: foreign text without credentials and control characters.
     fn quoted(&self, text: &str) -> String {
         let clean = |character: char| if character.is_control() { ' ' } else { character };
         self.mask.apply(text).chars().take(REASON_MAX).map(clean).collect()
     }
 
-    /// Why there was no answer. The error's own text would show the whole URL, so it is told by its root.
+    // Only the root cause: the text of the error contains the whole URL.
     fn failure(&self, error: &reqwest::Error) -> String {
         let to = self.shown();
         if error.is_timeout() {
@@ -152,7 +156,7 @@ impl HttpSink {
         format!("cannot {} {to}: {reason}", if error.is_connect() { "connect to" } else { "talk to" })
     }
 
-    /// The URL without credentials and parameters.
+    /// Returns the URL without credentials and parameters.
     pub fn shown(&self) -> String {
         format!("{}{}", self.url.origin().ascii_serialization(), self.url.path())
     }
@@ -176,7 +180,7 @@ struct Body<'a> {
     events: &'a [Envelope],
 }
 
-/// The body as JSON; null where it is none or is too long to be a report.
+// Null if the body is invalid or too long.
 async fn report(mut response: Response) -> reqwest::Result<Value> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {

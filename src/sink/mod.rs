@@ -1,5 +1,5 @@
-//! Where events go: a file, standard output, or a server that takes them over HTTP. What each answer means is decided
-//! by the batcher; a sink only says what happened.
+//! Event sinks: a file, standard output or an HTTP server. A sink only reports the result of a batch; the batcher
+//! decides about retries.
 
 pub mod file;
 #[cfg(feature = "cli")]

@@ -1,4 +1,4 @@
-//! Events as JSON lines on standard output, for a pipe into something else.
+//! Event sink that writes JSON lines to standard output.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -8,14 +8,18 @@ use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
 
 use super::writer::Writer;
 
-/// Writes one line for each event. A reader that is slow or gone holds up the events and nothing else.
+/// Event sink that writes one line per event. A slow or closed reader delays only the events.
 #[derive(Debug)]
 pub struct StdoutSink {
     writer: Writer,
 }
 
 impl StdoutSink {
-    /// Starts the thread that writes.
+    /// Starts the writer thread.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the thread cannot be started.
     pub fn new() -> io::Result<Self> {
         let mut last = None;
         Ok(Self { writer: Writer::start(move |batch| write(batch, &mut last))? })
@@ -28,7 +32,7 @@ impl EventSink for StdoutSink {
     }
 }
 
-/// `last` is the seq of the last event that was written whole, so that a repeated batch goes on behind it.
+// `last` is the `seq` of the last complete event, so that a repeated batch continues after it.
 fn write(batch: &Batch, last: &mut Option<u64>) -> Answer {
     let mut stdout = io::stdout().lock();
     for (index, event) in batch.events.iter().enumerate() {

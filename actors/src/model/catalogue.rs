@@ -1,4 +1,4 @@
-//! What a server offers, kept as it was sent: every field, `_meta` and unknown ones too.
+//! Tools, resources and prompts of a server. Definitions are kept as sent, including `_meta` and unknown fields.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,64 +9,61 @@ use serde_json::value::RawValue;
 
 use crate::byte_budget::ByteShare;
 
-/// What a server offers, in the order in which it lists it.
+/// Tools, resources and prompts of a server, in the order of its lists.
 #[derive(Debug, Clone, Default)]
 pub struct Catalogue {
-    /// The tools.
+    /// Tools of the server.
     pub tools: Vec<Tool>,
-    /// The resources, by `uri`.
+    /// Resources, by `uri`.
     pub resources: Vec<Entry>,
-    /// The resource templates, by `uriTemplate`.
+    /// Resource templates, by `uriTemplate`.
     pub resource_templates: Vec<Entry>,
-    /// The prompts, by `name`.
+    /// Prompts, by `name`.
     pub prompts: Vec<Entry>,
-    /// The lists that could not be read: what is here of them is older than the rest, or not all.
+    /// Lists that could not be read. Their entries here are older than the rest, or incomplete.
     pub unread: Vec<List>,
-    /// Where each tool stands, once somebody has asked for one.
+    /// Index of the tools by name, built at the first lookup.
     pub by_name: ByName,
-    /// The memory that the lists take.
+    /// Memory used by the lists.
     pub memory: ListMemory,
 }
 
-/// Shares of the memory for lists, one for each list that was read from a server: free when the last catalogue with this
-/// list is dropped.
+/// Shares of the memory budget for lists, one for each list read from a server. A share is released when the last
+/// catalogue that contains the list is dropped.
 #[derive(Debug, Clone, Default)]
 pub struct ListMemory([Option<Arc<ByteShare>>; 4]);
 
 impl ListMemory {
-    /// Adds the share of a list.
     pub(crate) fn count(&mut self, list: List, share: ByteShare) {
         self.0[list as usize] = Some(Arc::new(share));
     }
 }
 
-/// Positions of tools, ordered by their names: made when a tool is first looked for, so that no call goes through a
-/// thousand of them.
+/// Positions of tools, ordered by name. Built at the first lookup, so that no call searches a thousand tools.
 #[derive(Debug, Default)]
 pub struct ByName(OnceLock<Box<[u32]>>);
 
 impl Clone for ByName {
-    /// A copy may be given other tools.
+    // The tools of a copy may be changed.
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-/// What there are lists of, in the order in which they are read.
+/// Lists of a server, in the order in which they are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum List {
-    /// `tools/list`
+    /// The result of `tools/list`.
     Tools,
-    /// `resources/list`
+    /// The result of `resources/list`.
     Resources,
-    /// `resources/templates/list`
+    /// The result of `resources/templates/list`.
     ResourceTemplates,
-    /// `prompts/list`
+    /// The result of `prompts/list`.
     Prompts,
 }
 
 impl List {
-    /// The method that reads it.
     pub(crate) fn method(self) -> &'static str {
         match self {
             Self::Tools => "tools/list",
@@ -76,7 +73,7 @@ impl List {
         }
     }
 
-    /// The name of the list in an answer, and of what its entries are known by.
+    /// Returns the field of the result that contains the list, and the field that identifies an entry.
     pub(crate) fn fields(self) -> (&'static str, &'static str) {
         match self {
             Self::Tools => ("tools", "name"),
@@ -87,37 +84,38 @@ impl List {
     }
 }
 
-/// How often each thing that a client can be told to read again has changed. Whoever has seen one number knows by another
-/// that there is something new, whatever was missed between.
+/// Counters of changes, one for each aspect that clients can be notified of. A reader that compares two values sees
+/// every change, even if it missed notifications between them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Revisions {
-    /// Of what the server says that it can do.
+    /// Changes of the capabilities.
     pub capabilities: u64,
-    /// Of its tools.
+    /// Changes of the tools.
     pub tools: u64,
-    /// Of its resources and resource templates.
+    /// Changes of the resources and resource templates.
     pub resources: u64,
-    /// Of its prompts.
+    /// Changes of the prompts.
     pub prompts: u64,
 }
 
-/// One of the things that change by themselves.
+/// Part of a catalogue that a server may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Aspect {
-    /// What the server says that it can do.
+    /// Capabilities of the server.
     Capabilities,
-    /// Its tools.
+    /// Tools of the server.
     Tools,
-    /// Its resources and resource templates.
+    /// Resources and resource templates of the server.
     Resources,
-    /// Its prompts.
+    /// Prompts of the server.
     Prompts,
 }
 
 impl Revisions {
-    /// The lists have been read, and were so `before`; none is the same as nothing that is known.
+    /// Counts the differences between the catalogue `before` and the catalogue `now`. Without a catalogue before, every
+    /// list counts as changed.
     pub fn read(&mut self, before: Option<&Catalogue>, now: &Catalogue) {
         let same = |of: fn(&Catalogue) -> &[Entry]| before.is_some_and(|before| same_entries(of(before), of(now)));
         let tools = |before: &Catalogue| before.tools.iter().map(Tool::text).eq(now.tools.iter().map(Tool::text));
@@ -126,7 +124,7 @@ impl Revisions {
         self.prompts += u64::from(!same(|of| &of.prompts));
     }
 
-    /// What has changed since then.
+    /// Returns the aspects that have changed since `before`.
     pub fn since(&self, before: &Self) -> Vec<Aspect> {
         let all = [
             (Aspect::Capabilities, self.capabilities != before.capabilities),
@@ -142,25 +140,26 @@ fn same_entries(one: &[Entry], other: &[Entry]) -> bool {
     one.iter().map(|entry| entry.raw.get()).eq(other.iter().map(|entry| entry.raw.get()))
 }
 
-/// One resource, resource template or prompt.
+/// A resource, resource template or prompt.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// By what its server knows it.
+    /// Identifier of the entry: its `uri`, `uriTemplate` or `name`.
     pub key: Box<str>,
-    /// The whole definition, as sent.
+    /// Complete definition, as sent.
     pub raw: Box<RawValue>,
 }
 
-/// One tool.
+/// A tool of a server.
 #[derive(Debug, Clone)]
 pub struct Tool {
-    /// The name by which its server knows it.
+    /// Name of the tool on its server.
     pub name: Box<str>,
-    /// The whole definition, as sent.
+    /// Complete definition, as sent.
     pub raw: Box<RawValue>,
     /// Estimated tokens in a model's context: characters of name, description and input schema, divided by 4.
     pub tokens: usize,
-    /// Annotated read-only or idempotent: a call that may have been carried out may be repeated.
+    /// True if the tool is annotated as read-only or idempotent. Then a call that may have been executed may be
+    /// repeated.
     pub repeatable: bool,
 }
 
@@ -183,7 +182,10 @@ struct Annotations {
 }
 
 impl Tool {
-    /// Reads what the satellite needs of a definition and keeps the whole; an error for one without a name.
+    /// Parses the fields that the satellite uses and keeps the complete definition.
+    ///
+    /// # Errors
+    /// Fails if the definition has no name.
     pub fn parse(raw: Box<RawValue>) -> Result<Self, serde_json::Error> {
         let known: Known = serde_json::from_str(raw.get())?;
         let annotations = known.annotations.unwrap_or_default();
@@ -204,7 +206,10 @@ impl Tool {
 }
 
 impl Entry {
-    /// Keeps a definition as it was sent, under the text of its field `key`; why not, where it has none.
+    /// Parses a definition whose identifier is in its field `key`.
+    ///
+    /// # Errors
+    /// Fails if the definition has no such field, or if it is not a string.
     pub fn parse(raw: Box<RawValue>, key: &str) -> Result<Self, String> {
         let fields: BTreeMap<Cow<'_, str>, &RawValue> =
             serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
@@ -214,34 +219,34 @@ impl Entry {
     }
 }
 
-/// How one catalogue differs from the one before it. A tool whose definition changed is in both lists.
+/// Difference between two catalogues. A tool whose definition changed is in both lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Names that are new or newly defined.
+    /// Names of tools that are new or changed.
     pub added: Vec<String>,
-    /// Names that are gone or whose old definition is gone.
+    /// Names of tools that are removed or changed.
     pub removed: Vec<String>,
 }
 
 impl Difference {
-    /// Whether nothing differs.
+    /// Returns true if the catalogues do not differ.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty()
     }
 }
 
 impl Catalogue {
-    /// Estimated tokens of all tools.
+    /// Returns the estimated tokens of all tools.
     pub fn total_tokens(&self) -> usize {
         self.tools.iter().map(|tool| tool.tokens).sum()
     }
 
-    /// A tool by the name its server gives it.
+    /// Returns the tool with this name.
     pub fn tool(&self, name: &str) -> Option<&Tool> {
         let name_at = |at: u32| self.tools.get(at as usize).map(|tool| &*tool.name);
         let order = self.by_name.0.get_or_init(|| {
             let mut order: Vec<u32> = (0..).take(self.tools.len()).collect();
-            // Of two of one name the first stays the first, and is meant.
+            // The sort is stable: of two tools with the same name the first is used.
             order.sort_by(|one, other| name_at(*one).cmp(&name_at(*other)));
             order.into()
         });
@@ -249,20 +254,20 @@ impl Catalogue {
         self.tools.get(*at as usize).filter(|tool| *tool.name == *name)
     }
 
-    /// This catalogue, with what was known before in the place of each list that could not be read: what a server has is
-    /// taken back by the server alone.
+    /// Returns this catalogue, with each list that could not be read replaced by the list of `before`. Only the server
+    /// can remove entries, not a failed read.
     #[must_use]
     pub fn kept_from(&self, before: &Self) -> Self {
         let mut whole = self.clone();
         for list in &self.unread {
             let (old, new) = match list {
-                // Without its tools there is no catalogue.
+                // A catalogue without a list of tools is never created.
                 List::Tools => continue,
                 List::Resources => (&before.resources, &mut whole.resources),
                 List::ResourceTemplates => (&before.resource_templates, &mut whole.resource_templates),
                 List::Prompts => (&before.prompts, &mut whole.prompts),
             };
-            // Some pages of it may have been read: they are better than nothing.
+            // Without an older list, the pages that were read are kept.
             if !old.is_empty() {
                 new.clone_from(old);
                 whole.memory.0[*list as usize].clone_from(&before.memory.0[*list as usize]);
@@ -271,7 +276,7 @@ impl Catalogue {
         whole
     }
 
-    /// What this catalogue has and `before` had not, and the reverse.
+    /// Returns the tools added and removed since `before`.
     pub fn difference(&self, before: &Self) -> Difference {
         let index = |catalogue: &Self| -> BTreeMap<String, String> {
             catalogue.tools.iter().map(|tool| (tool.name.to_string(), tool.raw.get().to_owned())).collect()
@@ -305,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_tool_is_estimated_at_a_quarter_of_its_characters() {
-        // 4 + 5 + 17 characters, of which one takes two bytes.
+        // 4 + 5 + 17 characters, one of which has two bytes.
         let read = tool(r#"{"name":"read","description":"Füße.","inputSchema":{"type":"object"}}"#);
         assert_eq!(read.tokens, 6);
         assert_eq!(catalogue(&[r#"{"name":"12345678"}"#, r#"{"name":"1234"}"#]).total_tokens(), 3);
@@ -327,7 +332,7 @@ mod tests {
         assert_eq!(text("a"), Some(r#"{"name":"a","n":1}"#));
         assert_eq!((text("b"), text("c")), (Some(r#"{"name":"b"}"#), Some(r#"{"name":"c"}"#)));
         assert_eq!([text(""), text("aa"), text("d"), catalogue(&[]).tool("a").map(Tool::text)], [None; 4]);
-        // What was looked for in the one is not taken for the place in its copy.
+        // The copy does not use the index of the original.
         let mut fewer = many.clone();
         fewer.tools.remove(0);
         assert_eq!(fewer.tool("c").map(Tool::text), Some(r#"{"name":"c"}"#));

@@ -1,24 +1,24 @@
-//! The two eras of the protocol. Up to 2025-11-25 a connection is a session that `initialize` opens, and what was said in
-//! it holds for what comes after; from 2026-07-28 on every request says all that its server must know.
+//! The two eras of the protocol. Up to version 2025-11-25 a connection is a session that `initialize` opens, and later
+//! messages depend on it. From 2026-07-28 on every request contains all that its server needs.
 
 use serde::{Deserialize, Serialize};
 
-/// The first version without sessions, and the one of them that is spoken here.
+/// First protocol version without sessions, and the only one of them that is supported.
 pub const STATELESS_VERSION: &str = "2026-07-28";
 
-/// An era, under the name of its newest version that is spoken here.
+/// Protocol era, serialized as its newest supported version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Era {
-    /// A session that `initialize` opens.
+    /// Sessions opened by `initialize`.
     #[serde(rename = "2025-11-25")]
     Sessions,
-    /// Every request for itself; `server/discover` tells what the server is.
+    /// Independent requests; `server/discover` returns the self-description of the server.
     #[serde(rename = "2026-07-28")]
     Stateless,
 }
 
 impl Era {
-    /// The other one.
+    /// Returns the other era.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -27,7 +27,7 @@ impl Era {
         }
     }
 
-    /// What a server is asked first.
+    /// Returns the method of the first request to a server.
     pub fn opening(self) -> &'static str {
         match self {
             Self::Sessions => "initialize",
@@ -35,7 +35,7 @@ impl Era {
         }
     }
 
-    /// What a server is asked to find out whether it is there.
+    /// Returns the method that checks whether a server is reachable.
     pub fn check(self) -> &'static str {
         match self {
             Self::Sessions => "ping",

@@ -1,4 +1,5 @@
-//! What is told to the outside: one enum, past tense. A snapshot test pins the JSON of each and reads it back.
+//! Events that the satellite emits: one enum, named in the past tense. A snapshot test pins the JSON of each event and
+//! reads it back.
 
 use std::sync::Arc;
 
@@ -19,43 +20,43 @@ use super::status::Status;
 pub struct Envelope {
     /// Given by the batcher on receipt.
     pub seq: u64,
-    /// When it happened: RFC 3339, milliseconds, UTC.
+    /// Time of the event: RFC 3339, milliseconds, UTC.
     #[serde(with = "rfc3339")]
     #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
     pub timestamp: Timestamp,
-    /// `type` and `data`.
+    /// Members `type` and `data`.
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// RFC 3339 with exactly three digits of a second, as every timestamp of ours is written.
+/// Timestamps in RFC 3339 with exactly three digits of a second, the format of all timestamps of the satellite.
 pub mod rfc3339 {
     use jiff::Timestamp;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// `2026-11-21T06:33:00.000Z`
+    /// Writes a timestamp such as `2026-11-21T06:33:00.000Z`.
     pub fn serialize<S: Serializer>(timestamp: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&format_args!("{timestamp:.3}"))
     }
 
-    /// Any RFC 3339 timestamp.
+    /// Reads any RFC 3339 timestamp.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
     }
 }
 
-/// Which instance an event is about. On every instance event.
+/// Instance that an event is about. Part of every instance event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Subject {
-    /// What is installed.
+    /// Installed server.
     pub installation_id: InstallationId,
     /// The team.
     pub team_id: TeamId,
     /// The user.
     pub user_id: UserId,
-    /// The instance's name.
+    /// Name of the instance.
     pub process_id: Arc<str>,
     /// The server's name for people.
     pub server_slug: Slug,
@@ -73,39 +74,39 @@ impl From<&InstanceSpec> for Subject {
     }
 }
 
-/// Why a process was stopped on request.
+/// Reasons why a process was stopped on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StopKind {
-    /// A person asked, for a stop or a restart.
+    /// A person requested a stop or a restart.
     Manual,
     /// The installation is gone.
     Uninstall,
-    /// Its configuration changed.
+    /// The configuration changed.
     Config,
     /// The satellite is ending.
     Shutdown,
 }
 
-/// Why a process was started again.
+/// Reasons why a process was started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RestartReason {
-    /// It crashed.
+    /// The process crashed.
     Crash,
-    /// It exited with code 0, unasked.
+    /// The process exited with code 0 without a request.
     Exit,
-    /// It was alive and answered nothing.
+    /// The process was alive and did not answer.
     Unresponsive,
-    /// A person asked.
+    /// A person requested it.
     Manual,
-    /// Its configuration changed.
+    /// The configuration changed.
     Config,
 }
 
-/// One line of a server's log.
+/// Line of a server's log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct LogLine {
@@ -113,20 +114,20 @@ pub struct LogLine {
     pub level: LogLevel,
     /// The line, with the instance's secrets masked.
     pub message: String,
-    /// `source`: `stderr`, `stdout` (what was not JSON there) or `satellite` (why it did not start).
+    /// `source`: `stderr`, `stdout` (lines that are not JSON) or `satellite` (the reason why the server did not start).
     pub metadata: Value,
-    /// When it was read.
+    /// Time at which the line was read.
     #[serde(with = "rfc3339")]
     #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
     pub timestamp: Timestamp,
 }
 
-/// See [`LogLine::level`].
+/// Severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LogLevel {
-    /// As told by the server.
+    /// Level `debug`.
     Debug,
     /// The default for stderr.
     Info,
@@ -137,7 +138,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// The level inferred from a stderr line: "error" → error, "warn" → warn, else info.
+    /// Returns the level inferred from a stderr line: "error" → error, "warn" → warn, else info.
     pub fn infer(line: &str) -> Self {
         let has =
             |word: &str| line.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()));
@@ -151,29 +152,30 @@ impl LogLevel {
     }
 }
 
-/// One request as logged.
+/// A logged request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct RequestLine {
-    /// The tool.
+    /// Name of the tool.
     pub tool_name: String,
-    /// Its arguments.
+    /// Arguments of the call.
     pub tool_params: Value,
-    /// Its result.
+    /// Result of the call.
     pub tool_response: Value,
     /// Milliseconds from the request to the answer.
     pub response_time_ms: u64,
-    /// Whether it was answered without an error.
+    /// True if the call was answered without an error.
     pub success: bool,
-    /// What went wrong.
+    /// Error of the call.
     pub error_message: Option<String>,
-    /// When it was asked.
+    /// Time of the request.
     #[serde(with = "rfc3339")]
     #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]
     pub timestamp: Timestamp,
 }
 
-/// Everything that is told. Those of clients and configuration reloads are for the host to emit; durations are in the unit that the field's name ends with.
+/// Events that the satellite emits. The host emits the events of clients and configuration reloads. Durations are in
+/// the unit that ends the name of the field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(tag = "type", content = "data")]
@@ -185,7 +187,7 @@ pub enum Event {
         of: Arc<Subject>,
         status: Status,
         status_message: Option<String>,
-        /// The next step, where waiting does not help.
+        /// Next step, if waiting does not help.
         #[serde(default)]
         remedy: Option<Remedy>,
     },
@@ -206,10 +208,10 @@ pub enum Event {
         exit_code: Option<i32>,
         signal: Option<i32>,
         forced: bool,
-        /// With `uninstall`: whether it had a process or a connection, or one was under way.
+        /// With `uninstall`: true if the instance had a process or a connection, or one was starting.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         active: Option<bool>,
-        /// With `uninstall`: whether it was asleep.
+        /// With `uninstall`: true if the instance was asleep.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dormant: Option<bool>,
     },
@@ -250,7 +252,7 @@ pub enum Event {
         total_crashes: usize,
         last_error: String,
         message: String,
-        /// The next step.
+        /// Next step, if waiting does not help.
         #[serde(default)]
         remedy: Option<Remedy>,
         #[serde(with = "rfc3339")]
@@ -294,7 +296,7 @@ pub enum Event {
         of: Arc<Subject>,
         capabilities: Value,
         attempts_taken: u32,
-        /// What is not as it was.
+        /// Parts of the catalogue that have changed.
         #[serde(default)]
         changed: Vec<Aspect>,
     },
@@ -367,10 +369,11 @@ pub enum Event {
         tool_execution_count: u64,
         reason: String,
     },
-    /// Over the team's budget of unwanted exits its spawns go one at a time, until its window holds less again.
+    /// The team exceeded its budget of unwanted exits: its processes start one at a time until the window holds fewer
+    /// exits.
     #[serde(rename = "mcp.team.throttled")]
     TeamThrottled { team_id: TeamId, exits_in_window: usize, window_seconds: u64 },
-    /// The team's spawns go as usual again.
+    /// The processes of the team start without the limit again.
     #[serde(rename = "mcp.team.unthrottled")]
     TeamUnthrottled { team_id: TeamId, exits_in_window: usize, window_seconds: u64 },
     #[serde(rename = "config.refreshed")]
@@ -383,13 +386,13 @@ pub enum Event {
     },
     #[serde(rename = "config.error")]
     ConfigError { error_type: String, error_message: String, status_code: Option<u16>, retry_in: Option<u64> },
-    /// The queue was over its limit: the events from `from_seq` to `to_seq`, both included, are gone.
+    /// The queue exceeded its limit: the events from `from_seq` to `to_seq`, both included, were dropped.
     #[serde(rename = "events.dropped")]
     EventsDropped { from_seq: u64, to_seq: u64 },
 }
 
 impl Event {
-    /// The names of all events on the wire.
+    /// Names of all events on the wire.
     pub const KINDS: [&'static str; 26] = [
         "mcp.server.status_changed",
         "mcp.server.started",
@@ -419,7 +422,7 @@ impl Event {
         "events.dropped",
     ];
 
-    /// The instance that the event is about.
+    /// Returns the instance that the event is about.
     pub fn subject(&self) -> Option<&Subject> {
         match self {
             Self::StatusChanged { of, .. }
@@ -451,7 +454,7 @@ impl Event {
         }
     }
 
-    /// The name on the wire.
+    /// Returns the name used on the wire.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::StatusChanged { .. } => "mcp.server.status_changed",

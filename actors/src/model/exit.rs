@@ -1,4 +1,4 @@
-//! How a run ended, and what became of a call.
+//! Reasons why runs, calls and the runtime ended.
 
 use std::time::Duration;
 
@@ -9,45 +9,45 @@ use super::failure::Failure;
 use super::remedy::Remedy;
 use super::status::Status;
 
-/// Why a run ended, as its worker tells its team's supervisor.
+/// Reason why a run ended, as reported by its worker to the supervisor of the team.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerExit {
-    /// The decisive cause.
+    /// Decisive cause.
     pub cause: ExitCause,
-    /// The process's exit code, where it ended by one.
+    /// Exit code of the process, if it exited by itself.
     pub code: Option<i32>,
-    /// The signal that ended the process.
+    /// Number of the signal that ended the process.
     pub signal: Option<i32>,
-    /// Whether it had to be killed after its grace.
+    /// True if the process was killed after its grace period.
     pub forced: bool,
-    /// From `initialized` to the end; `None` if the handshake was never done (such a run counts as 0 s).
+    /// Time from `initialized` to the end; `None` if the handshake did not complete (such a run counts as 0 s).
     pub ran: Option<Duration>,
-    /// Its process id.
+    /// Process ID.
     pub pid: Option<u32>,
-    /// The limit that ended it, where one did.
+    /// Limit that ended the process, if any.
     pub limit: Option<Limit>,
-    /// The last line of its output: of stderr, or of what was not JSON on stdout if stderr had nothing. See
+    /// Last line of stderr, or of non-JSON output on stdout if stderr was empty. See
     /// [`output::excerpt`](crate::rules::output::excerpt).
     pub last_line: Option<String>,
 }
 
-/// A limit that ended a process.
+/// A resource limit that ended a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// What there was too much of.
+    /// Limited resource.
     pub of: Resource,
-    /// Whether it is only likely: the kernel does not say.
+    /// True if the limit is only the likely cause, because the kernel does not report it.
     pub suspected: bool,
 }
 
-/// What a limit is on.
+/// Resource to which a limit applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
-    /// Address space, or physical memory where a cgroup holds it.
+    /// Address space, or physical memory where a cgroup limits it.
     Memory,
     /// Processor time.
     Cpu,
-    /// The size of one file.
+    /// Size of one file.
     FileSize,
 }
 
@@ -62,39 +62,40 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// See [`WorkerExit::cause`].
+/// Causes of the end of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExitCause {
-    /// It was asked to stop.
+    /// The run was stopped on request.
     Asked,
-    /// The process ended by itself; code and signal say how.
+    /// The process ended by itself; see its code and signal.
     Exited,
-    /// It could not be started: the OS reason and the command's name.
+    /// The process could not be started: the error of the operating system and the name of the command.
     Spawn(String),
-    /// The machine could not start it: descriptors, memory, processes or disk space are short, or its disk fails.
+    /// The machine could not start the process: file descriptors, memory, processes or disk space are short, or a disk
+    /// fails.
     Machine(String),
-    /// The handshake failed, and why.
+    /// The handshake failed, with the reason.
     Handshake(String),
-    /// The wire broke: a line over the limit, stdout closed, a read error.
+    /// The connection to the process broke: a line over the limit, stdout closed, a read error.
     Wire(String),
-    /// Alive, and answering nothing.
+    /// The process was alive and did not answer.
     Unresponsive,
-    /// The remote server was lost, or could not be reached.
+    /// The remote server was lost or could not be reached.
     Lost(Failure),
-    /// The worker's own code panicked, and how.
+    /// The worker panicked, with the message.
     Panicked(String),
 }
 
 impl WorkerExit {
-    /// An exit for a cause that is not the process's own.
+    /// Creates an exit whose cause is not an exit of the process itself.
     pub fn because(cause: ExitCause) -> Self {
         Self { cause, code: None, signal: None, forced: false, ran: None, pid: None, limit: None, last_line: None }
     }
 
-    /// Whether this is a crash. An unasked exit with code 0 is an exit, not a crash.
+    /// Returns true if this is a crash. An unrequested exit with code 0 is not a crash.
     pub fn is_crash(&self) -> bool {
         match self.cause {
-            // No fault of the server: nothing of it was started.
+            // Not a fault of the server: it was not started.
             ExitCause::Asked | ExitCause::Machine(_) => false,
             ExitCause::Exited => self.code != Some(0),
             ExitCause::Spawn(_)
@@ -106,7 +107,7 @@ impl WorkerExit {
         }
     }
 
-    /// The cause and the last line of output, for a status message: `exited with code 1: no such table`.
+    /// Returns the cause and the last line of output, for a status message: `exited with code 1: no such table`.
     pub fn reason(&self) -> String {
         match &self.last_line {
             Some(line) => format!("{}: {line}", self.cause()),
@@ -114,7 +115,7 @@ impl WorkerExit {
         }
     }
 
-    /// The cause alone: `exited with code 1`, `killed by SIGKILL`.
+    /// Returns the cause without the output: `exited with code 1`, `killed by SIGKILL`.
     pub fn cause(&self) -> String {
         match &self.cause {
             ExitCause::Asked => "stopped".to_owned(),
@@ -131,7 +132,7 @@ impl WorkerExit {
         }
     }
 
-    /// `exited with code 1`, `killed by SIGKILL`, or `ended` where neither is known.
+    /// Returns `exited with code 1`, `killed by SIGKILL`, or `ended` if neither is known.
     pub fn how_it_ended(&self) -> String {
         match (self.code, self.signal) {
             (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
@@ -162,19 +163,19 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// How a runtime ended.
+/// Reasons why the runtime ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RuntimeEnd {
-    /// By a shutdown.
+    /// Shutdown on request.
     ShutDown {
-        /// Events that could not be handed to the sink.
+        /// Number of events that could not be delivered to the sink.
         events_lost: usize,
-        /// Whether every worker was gone within its grace.
+        /// True if every worker ended within its grace period.
         in_time: bool,
     },
-    /// Without a shutdown: it was killed, or the actor of the host above it ended.
+    /// End without a shutdown: the runtime was killed, or the host's actor above it ended.
     Killed,
-    /// By a fault of its own: the message of the panic or error.
+    /// Internal failure, with the message of the panic or error.
     Failed(String),
 }
 
@@ -188,77 +189,77 @@ impl std::fmt::Display for RuntimeEnd {
     }
 }
 
-/// What became of a call that got no answer.
+/// Effect of a call that got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// No byte of it reached the server: safe to repeat.
+    /// No byte of the call reached the server: repeating it is safe.
     NotSent,
-    /// It may have been carried out.
+    /// The server may have executed the call.
     MaybeExecuted,
-    /// Its deadline passed; the server was told to cancel.
+    /// The deadline passed; a cancellation was sent to the server.
     TimedOut,
 }
 
-/// Why a call has no result.
+/// Reasons why a call has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CallError {
-    /// No such instance or tool, for this caller.
+    /// No such instance or tool for this caller.
     #[error("{what} not found")]
     NotFound {
-        /// What was looked up.
+        /// Kind and name that were looked up.
         what: String,
     },
-    /// The instance takes no calls now, and what the caller can do.
+    /// The instance accepts no calls now.
     #[error("{message}")]
     Refused {
-        /// Its status.
+        /// Status of the instance.
         status: Status,
-        /// The status and its cause.
+        /// Status and its cause, for people.
         message: String,
-        /// The next step.
+        /// Next step for the caller.
         remedy: Option<Remedy>,
     },
-    /// The run ended, or could not take the call, before an answer came.
+    /// The run ended, or could not accept the call, before an answer arrived.
     #[error("terminated: {reason}")]
     Terminated {
-        /// What became of the call.
+        /// Effect of the call.
         fate: Fate,
-        /// Why the run ended.
+        /// Reason why the run ended.
         reason: String,
     },
-    /// The call's deadline passed.
+    /// The deadline of the call passed.
     #[error("{} within {} s", if *fate == Fate::NotSent { "not sent, because its server was not ready for it" } else { "no answer" }, seconds(*after))]
     TimedOut {
-        /// The deadline that passed.
+        /// Deadline that passed, from the start of the call.
         after: Duration,
-        /// Whether it was sent before that.
+        /// Effect of the call: [`Fate::NotSent`] if the server was not ready in time.
         fate: Fate,
     },
-    /// It is not connected, an attempt that was made for this call failed, and it is tried again.
+    /// The server is not connected, the attempt made for this call failed, and the satellite will try again.
     #[error("the server is not connected: {last_error}")]
     Reconnecting {
-        /// When the attempt was over.
+        /// End of the attempt.
         last_attempt: Timestamp,
-        /// Until the next one; none if only a call or a person brings one.
+        /// Milliseconds until the next attempt; `None` if only a call or a person triggers one.
         next_retry_ms: Option<u64>,
-        /// Why it failed.
+        /// Error of the attempt.
         last_error: String,
     },
-    /// The exchange with the remote server has failed, as often as it could be tried.
+    /// The exchange with the remote server failed, after all permitted retries.
     #[error("{failure}")]
     Remote {
-        /// What became of the call.
+        /// Effect of the call.
         fate: Fate,
-        /// Why.
+        /// Last failure.
         failure: Failure,
     },
-    /// A limit at the door.
+    /// A limit of concurrent calls or callers is reached.
     #[error("{what}: at most {limit} at once; try again when one has been answered")]
     Busy {
-        /// What there is too much of.
+        /// Name of the limited quantity.
         what: &'static str,
-        /// The limit.
+        /// Maximum number at once.
         limit: usize,
     },
     /// The server answered with a JSON-RPC error.
@@ -266,12 +267,12 @@ pub enum CallError {
     Server {
         /// JSON-RPC error code.
         code: i64,
-        /// The server's message, with this instance's secrets masked.
+        /// Message of the server, with the secrets of this instance masked.
         message: String,
-        /// The server's data as JSON text, with this instance's secrets masked.
+        /// Data of the server as JSON text, with the secrets of this instance masked.
         data: Option<String>,
     },
-    /// The arguments are not what the method takes.
+    /// The arguments are invalid for the method.
     #[error("{0}")]
     BadInput(String),
 }
@@ -281,13 +282,13 @@ pub fn refused_because(name: &str, status: Status, why: &str) -> String {
     format!("`{name}` is {status}: {why}")
 }
 
-/// As a person gave it: what was left of it after a few microseconds is the same.
+// Rounded to milliseconds, so that the message shows the configured value.
 fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
 impl CallError {
-    /// What became of the call, where it is not known to have been answered.
+    /// Returns the effect of the call; `None` if the server answered it.
     pub fn fate(&self) -> Option<Fate> {
         match self {
             Self::Terminated { fate, .. } | Self::Remote { fate, .. } | Self::TimedOut { fate, .. } => Some(*fate),
@@ -300,7 +301,7 @@ impl CallError {
         }
     }
 
-    /// A stable word for scripts.
+    /// Returns a stable identifier for scripts.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::NotFound { .. } => "not_found",
@@ -340,7 +341,7 @@ mod tests {
             ExitCause::Unresponsive,
             ExitCause::Panicked(why()),
         ] {
-            // Whatever code the process then ends with.
+            // The exit code does not matter for these causes.
             assert!(WorkerExit { code: Some(0), ..WorkerExit::because(cause.clone()) }.is_crash(), "{cause:?}");
         }
     }

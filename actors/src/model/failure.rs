@@ -1,146 +1,145 @@
-//! Why an exchange with a remote server failed. Everything that is decided about it is decided by its kind, never by
-//! searching its text.
+//! Failures of exchanges with remote servers. Every decision depends on the kind of a failure, never on its text.
 
 use std::fmt;
 use std::time::Duration;
 
-/// One exchange that failed.
+/// A failed exchange with a remote server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// How.
+    /// Kind of the failure.
     pub kind: FailureKind,
-    /// Whether the server may have got the message: if not, repeating it is safe.
+    /// True if the server may have received the message. If false, repeating the message is safe.
     pub sent: bool,
-    /// Whether the server had begun to answer: then it has taken the message, even if it refuses the rest of the answer.
+    /// True if the server had begun to answer. Then it has received the message, even if the answer was rejected.
     pub answering: bool,
 }
 
-/// See [`Failure::kind`]. Texts are for people, without a secret: an address is told without its query.
+/// Kinds of failures. The texts are for people and contain no secrets: an address is shown without its query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FailureKind {
-    /// The host's name could not be resolved.
+    /// The host name cannot be resolved.
     Dns,
-    /// Nobody listens there.
+    /// The server refused the connection.
     Refused,
-    /// No connection within this time.
+    /// No connection was established within this time.
     ConnectTimeout(Duration),
-    /// No secure connection, and why.
+    /// The TLS handshake failed, with the reason.
     Tls(String),
-    /// The connection broke, or could not be made for another reason.
+    /// The connection broke or could not be established for another reason.
     Broken(String),
-    /// Connected, and no answer began within this time.
+    /// The connection was established, but no answer began within this time.
     HeaderTimeout(Duration),
-    /// The answer began and broke off, or ended without an answer in it.
+    /// The answer broke off, or ended without a message.
     Cut,
-    /// 401, and what the server asks for.
+    /// HTTP 401.
     Unauthorized {
-        /// `WWW-Authenticate`.
+        /// The header `WWW-Authenticate`.
         challenge: Option<String>,
     },
-    /// 403, and what the server asks for.
+    /// HTTP 403.
     Forbidden {
-        /// `WWW-Authenticate`.
+        /// The header `WWW-Authenticate`.
         challenge: Option<String>,
     },
-    /// It wants an authorization that there is none of, or that is not valid any more.
+    /// The server requires an authorization that is missing or no longer valid.
     Ungranted {
-        /// What is the matter with it.
+        /// Reason, for people.
         why: String,
     },
-    /// 403: the authorization does not reach as far as this one request.
+    /// HTTP 403: the authorization does not cover this request.
     InsufficientScope {
-        /// The scopes that it would take, as far as the server says, separated by spaces.
+        /// Required scopes as far as the server names them, separated by spaces.
         scopes: String,
     },
-    /// The authorization is to be renewed, and whoever does that cannot be asked, and why. Nothing is wrong with it.
+    /// The authorization is still valid, but its token cannot be renewed now, with the reason.
     NotRenewed(String),
-    /// The server does not know the session any more: 404, or in some servers 400, for a request that named one.
+    /// The server no longer has the session: 404, or 400 from some servers, for a request with a session ID.
     SessionExpired {
-        /// The HTTP status that said so.
+        /// HTTP status of the answer.
         status: u16,
-        /// In the server's words.
+        /// Error message of the server.
         said: Option<String>,
     },
-    /// The server does not speak the era of the protocol any more in which it was spoken to, and what it said to that.
+    /// The server no longer speaks the protocol era of the request, with the reason.
     OtherEra(String),
-    /// 429, and when to come back.
+    /// HTTP 429.
     Throttled {
-        /// `Retry-After`.
+        /// The header `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// 5xx.
+    /// HTTP 5xx.
     ServerError {
-        /// The HTTP status.
+        /// HTTP status of the answer.
         status: u16,
-        /// `Retry-After`.
+        /// The header `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// 3xx: redirects are not followed, because credentials would go with them.
+    /// HTTP 3xx. Redirects are not followed, because credentials would go with them.
     Redirected {
-        /// The HTTP status.
+        /// HTTP status of the answer.
         status: u16,
-        /// Where to, as far as it may be told.
+        /// Redirect target, without parts that may be secret.
         to: Option<String>,
     },
-    /// Any other HTTP status that is no success.
+    /// Any other HTTP status that is not a success.
     Status {
-        /// It.
+        /// HTTP status of the answer.
         status: u16,
-        /// In the server's words.
+        /// Error message of the server.
         said: Option<String>,
     },
-    /// A success that is not MCP.
+    /// A successful HTTP answer that is not MCP.
     NotMcp {
-        /// What it is instead.
+        /// The header `Content-Type`.
         content_type: Option<String>,
     },
-    /// A message longer than this many bytes.
+    /// A message is longer than this limit, in bytes.
     TooLong(usize),
-    /// The messages of all servers use the memory that there is for them: the answer was not read.
+    /// The memory for messages of all servers is in use, so the answer was not read.
     NoMemory,
-    /// An HTTP+SSE server named an endpoint on another origin than its own: the credentials do not go there.
+    /// An HTTP+SSE server named an endpoint on another origin. The credentials are not sent there.
     ForeignEndpoint {
-        /// That origin.
+        /// Origin of the endpoint.
         origin: String,
     },
-    /// The address cannot be used, and why.
+    /// The address is invalid, with the reason.
     BadAddress(String),
-    /// It does not take what it is told, and there is too much of that.
+    /// Too many messages wait because the server does not read them.
     Flooded,
-    /// No connector of this host serves the transport.
+    /// No connector of this host supports the transport.
     Unserved,
-    /// The server refused the handshake or does not speak a version that is known.
+    /// The server rejected the handshake or speaks no supported protocol version.
     Handshake(String),
-    /// It was connected, and its health checks failed this often in a row.
+    /// This number of consecutive health checks failed on an established connection.
     Unhealthy(u32),
-    /// A fault of ours.
+    /// The worker panicked.
     Panicked(String),
 }
 
 impl Failure {
-    /// Before anything could have reached the server.
+    /// Creates a failure that happened before anything could reach the server.
     pub fn unsent(kind: FailureKind) -> Self {
         Self { kind, sent: false, answering: false }
     }
 
-    /// When the server may have got the message.
+    /// Creates a failure that happened when the server may have received the message.
     pub fn sent(kind: FailureKind) -> Self {
         Self { kind, sent: true, answering: false }
     }
 
-    /// When the server had begun to answer.
+    /// Creates a failure that happened after the server had begun to answer.
     pub fn answering(kind: FailureKind) -> Self {
         Self { kind, sent: true, answering: true }
     }
 }
 
 impl FailureKind {
-    /// An HTTP status and no more.
+    /// Creates a failure with an HTTP status and no message.
     pub const fn status(status: u16) -> Self {
         Self::Status { status, said: None }
     }
 
-    /// The end of a session, told by an HTTP status and no more.
+    /// Creates a session expiry with an HTTP status and no message.
     pub const fn expired(status: u16) -> Self {
         Self::SessionExpired { status, said: None }
     }

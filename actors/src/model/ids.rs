@@ -1,4 +1,5 @@
-//! Identity. An instance is a typed triple and a map key; its name is for people and logs, is looked up, never parsed.
+//! Identifiers of teams, users, installations and instances. The name of an instance is for people and logs; it is
+//! looked up, never parsed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ macro_rules! text_id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// The text as configured.
+            /// Returns the text as configured.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -63,8 +64,8 @@ text_id!(
     Slug
 );
 
-/// What an instance is: one installation for one user of one team. Ordered by team, then user, then installation, so
-/// that one team's or one user's instances are a range of an ordered map. Cloning costs one reference count.
+/// Identity of an instance: one installation for one user of one team. Ordered by team, then user, then installation,
+/// so that the instances of a team or user are a range of an ordered map. Cloning costs one reference count.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(Arc<InstanceKey>);
 
@@ -75,17 +76,17 @@ pub struct InstanceKey {
     pub team: TeamId,
     /// The user that owns the instance.
     pub user: UserId,
-    /// What is installed.
+    /// Installed server.
     pub installation: InstallationId,
 }
 
 impl InstanceId {
-    /// An identity from its three parts.
+    /// Creates an identity from its three parts.
     pub fn new(team: TeamId, user: UserId, installation: InstallationId) -> Self {
         Self(Arc::new(InstanceKey { team, user, installation }))
     }
 
-    /// Where a team's range begins: the empty text orders before every other.
+    /// Returns the lower bound of a team's range: the empty text orders before every other.
     pub(crate) fn first_of(team: &TeamId) -> Self {
         Self::new(team.clone(), UserId::from(""), InstallationId::from(""))
     }
@@ -111,8 +112,8 @@ impl fmt::Debug for InstanceId {
     }
 }
 
-/// One incarnation of an instance: one process or connection. Drawn by Root from one counter for the whole satellite,
-/// so a rebuilt team never reuses a number and news can always say which run it is about.
+/// Number of a run: one process or connection of an instance. Root assigns the numbers from one counter for the whole
+/// satellite, so that a rebuilt team never reuses a number and every message names its run unambiguously.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Run(pub u64);

@@ -1,5 +1,5 @@
-//! What an instance has come to, in the form that outlives the satellite: plain data with the wall clock's time. Members
-//! that a later version adds are passed over, and those that an earlier one did not know are as if nothing had happened.
+//! State of an instance that is stored over restarts of the satellite, with wall-clock times. Unknown members, which a
+//! later version may add, are ignored; missing ones take their default.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -7,49 +7,49 @@ use serde::{Deserialize, Serialize};
 use super::era::Era;
 use super::event::rfc3339;
 
-/// The history of one instance. A wall clock can be set: a time that is in the future when it is read counts as now.
+/// Stored history of one instance. The wall clock may be set back: a time in the future counts as now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoredMemo {
-    /// Tells the configuration that it came to this with from others: the host's word, which the runtime leaves empty.
+    /// Fingerprint of the configuration to which the history belongs. Set by the host; the runtime leaves it empty.
     pub config: Option<String>,
-    /// A person wants it to stay down.
+    /// True if a person stopped the instance.
     pub stopped: bool,
-    /// It ended once too often: what its user is told.
+    /// Status message of an instance that failed permanently.
     pub failed: Option<String>,
-    /// It sleeps.
+    /// Set while the instance sleeps.
     pub dormant: Option<Asleep>,
-    /// A restart's delay was running.
+    /// Set while a restart delay runs.
     pub delayed: Option<Delay>,
-    /// Its unwanted exits, oldest first.
+    /// Unwanted exits, oldest first.
     pub exits: Vec<Exit>,
-    /// Consecutive runs that were quick to end.
+    /// Number of consecutive quick exits.
     pub quick: usize,
-    /// Started again after an unwanted exit or on request, over all.
+    /// Total number of restarts, after an unwanted exit or on request.
     pub restarts: u64,
-    /// How the last run ended.
+    /// Reason of the last exit.
     pub last_exit: Option<String>,
-    /// What went wrong last.
+    /// Message of the last failure.
     pub last_error: Option<String>,
-    /// The era of the protocol that its server speaks, where that is not the one that is tried first anyway.
+    /// Protocol era of the server, if it is not the default.
     pub era: Option<Era>,
 }
 
-/// See [`StoredMemo::dormant`].
+/// Sleep of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asleep {
-    /// Since when.
+    /// Start of the sleep.
     #[serde(with = "rfc3339")]
     pub since: Timestamp,
 }
 
-/// See [`StoredMemo::delayed`].
+/// A restart delay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delay {
-    /// When this was written: what is left is never more than it was then.
+    /// Time of writing. The remaining delay is never longer than it was at this time.
     #[serde(with = "rfc3339")]
     pub from: Timestamp,
-    /// When it is over.
+    /// End of the delay.
     #[serde(with = "rfc3339")]
     pub until: Timestamp,
 }
@@ -57,15 +57,15 @@ pub struct Delay {
 /// An unwanted exit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
-    /// When.
+    /// Time of the exit.
     #[serde(with = "rfc3339")]
     pub at: Timestamp,
-    /// Whether it was a crash.
+    /// True if the exit was a crash.
     pub crash: bool,
 }
 
 impl StoredMemo {
-    /// What of it holds for another configuration: that its user wants it to stay down, and nothing else.
+    /// Returns the part that is valid for another configuration: only that a person stopped the instance.
     #[must_use]
     pub fn for_another_configuration(&self) -> Self {
         Self { stopped: self.stopped, ..Self::default() }

@@ -1,4 +1,4 @@
-//! The nouns: plain data with no behaviour that touches the world.
+//! Plain data types of the runtime. Nothing here reads a clock, starts a process or opens a connection.
 
 pub mod catalogue;
 pub mod era;

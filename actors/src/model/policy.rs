@@ -1,4 +1,4 @@
-//! Every number of the supervision, with its default. A policy is data: it travels in an instance's spec.
+//! Limits and timings of the supervision, with their defaults. A policy is part of the specification of an instance.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use super::era::Era;
 
-/// The longest duration of a policy, a year: a deadline must be a time that a clock can show.
+/// Maximum duration in a policy, one year: the clock must be able to represent every deadline.
 pub const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The largest [`BatchPolicy::queue_max`]: the queue's room is allocated at the start.
+/// Maximum of [`BatchPolicy::queue_max`]: memory for the whole queue is allocated at the start.
 pub const QUEUE_MAX: usize = 1_000_000;
-/// The largest limit of a line, in bytes.
+/// Maximum limit of a line, in bytes.
 pub const LINE_MAX: usize = 1 << 30;
 
-/// A number of a policy that the runtime cannot work with.
+/// An invalid value in a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{field}` {problem}; {remedy}")]
 pub struct PolicyError {
-    /// The field, with its section: `session.terminate_grace`.
+    /// Field with its section: `session.terminate_grace`.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// Problem with the value.
     pub problem: &'static str,
-    /// The values that are allowed.
+    /// Values that are allowed.
     pub remedy: &'static str,
 }
 
@@ -35,7 +35,7 @@ fn check_durations(durations: &[(&'static str, Duration)]) -> Result<(), PolicyE
     }
 }
 
-/// Rejects zero for intervals, which would make a loop run without a pause.
+// Zero intervals would make a loop run without a pause.
 fn check_positive(durations: &[(&'static str, Duration)]) -> Result<(), PolicyError> {
     match durations.iter().find(|(_, duration)| duration.is_zero()) {
         Some((field, _)) => Err(PolicyError { field, problem: "is zero", remedy: "give a time, such as 1 second" }),
@@ -50,16 +50,18 @@ fn check_lines(lines: &[(&'static str, usize)]) -> Result<(), PolicyError> {
     }
 }
 
-/// When and how often a server that ended by itself is started again.
+/// Limits and delays of restarts after a server ended by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RestartPolicy {
-    /// The sliding window in which unwanted exits are counted.
+    /// Sliding window in which unwanted exits are counted.
     pub window: Duration,
-    /// The unwanted exit that is one too many: 3 means two restarts, then `permanently_failed`.
+    /// Number of unwanted exits in the window at which the instance fails permanently: 3 means two restarts, then
+    /// `permanently_failed`.
     pub max_crashes: usize,
-    /// The delay before a restart, by consecutive quick exit; the last one repeats.
+    /// Delays before a restart, by consecutive quick exit; the last one repeats.
     pub delays: Vec<Duration>,
-    /// A run longer than this, counted from `initialized`, is restarted at once.
+    /// Longest run, counted from `initialized`, that counts as a quick exit. After a longer run the server is restarted
+    /// at once.
     pub quick: Duration,
 }
 
@@ -74,17 +76,20 @@ impl Default for RestartPolicy {
     }
 }
 
-/// How many unwanted exits a team may have before its spawns go one at a time.
+/// Number of unwanted exits that a team may have before its processes start one at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TeamBudgetPolicy {
-    /// The sliding window in which the team's unwanted exits are counted.
+    /// Sliding window in which the unwanted exits of the team are counted.
     pub window: Duration,
-    /// More than this many in the window throttles the team.
+    /// Maximum number of exits in the window; more throttle the team.
     pub max_exits: usize,
 }
 
 impl TeamBudgetPolicy {
     /// Validates every number.
+    ///
+    /// # Errors
+    /// Names the first field with an invalid value.
     pub fn check(&self) -> Result<(), PolicyError> {
         check_durations(&[("team.window", self.window)])
     }
@@ -96,20 +101,23 @@ impl Default for TeamBudgetPolicy {
     }
 }
 
-/// When the memory of the machine is short, and starts are delayed.
+/// Limits at which the memory of the machine counts as short, so that starts are delayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPolicy {
-    /// Memory is short while some task waited for it in more than this share of the last ten seconds, in percent (PSI,
-    /// `some avg10`). With 100 it is never short by this.
+    /// Memory is short while tasks waited for it in more than this share of the last ten seconds, in percent (PSI,
+    /// `some avg10`). 100 disables this limit.
     pub pressure_max_percent: u8,
-    /// Memory is short while less than this share of it is available, in percent. With 0 it is never short by this.
+    /// Memory is short while less than this share of it is available, in percent. 0 disables this limit.
     pub available_min_percent: u8,
-    /// While memory is short, one process is started in each such interval: first those that a caller waits for.
+    /// Interval between two starts of processes while memory is short. Processes with waiting callers start first.
     pub start_interval: Duration,
 }
 
 impl MemoryPolicy {
     /// Validates every number.
+    ///
+    /// # Errors
+    /// Names the first field with an invalid value.
     pub fn check(&self) -> Result<(), PolicyError> {
         check_durations(&[("memory.start_interval", self.start_interval)])
     }
@@ -121,27 +129,27 @@ impl Default for MemoryPolicy {
     }
 }
 
-/// How attempts to reach something that will come back are spaced: a remote server, the lists of a live link.
+/// Backoff of attempts to connect to a remote server or to read the lists of a connected one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReconnectPolicy {
-    /// The delay before the first attempt; each further one is twice the one before.
+    /// Delay before the first attempt. Each further delay is twice the one before.
     pub backoff_min: Duration,
-    /// The longest delay.
+    /// Maximum delay.
     pub backoff_max: Duration,
-    /// Each delay is up to this many percent longer or shorter, so that thousands do not come back as one.
+    /// Maximum random change of a delay, in percent, so that thousands of servers do not reconnect at the same time.
     pub jitter_percent: u8,
-    /// Attempts after which it is given up until somebody calls or decides; none: never.
+    /// Number of attempts after which only a call or a person triggers another one; `None` for no limit.
     pub attempts_max: Option<u32>,
 }
 
 impl ReconnectPolicy {
-    /// For ever, at last every three minutes.
+    /// Returns a policy that retries without limit, with delays of up to three minutes.
     pub fn persistent() -> Self {
         let (backoff_min, backoff_max) = (Duration::from_secs(1), Duration::from_secs(180));
         Self { backoff_min, backoff_max, jitter_percent: 10, attempts_max: None }
     }
 
-    /// Five times, at most half a minute apart.
+    /// Returns a policy that retries five times, with delays of up to 30 seconds.
     pub fn bounded() -> Self {
         Self { backoff_max: Duration::from_secs(30), attempts_max: Some(5), ..Self::persistent() }
     }
@@ -153,47 +161,47 @@ impl Default for ReconnectPolicy {
     }
 }
 
-/// How the health of a connected remote server is looked after.
+/// Health checks of a connected remote server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HealthPolicy {
-    /// What is asked.
+    /// Request used for a check.
     pub check: HealthCheck,
-    /// Between two checks, ten percent more or less; the first comes one interval after connecting.
+    /// Time between two checks, varied by ten percent. The first check follows one interval after connecting.
     pub interval: Duration,
-    /// A check that takes longer has failed.
+    /// Maximum duration of a check.
     pub timeout: Duration,
-    /// Failures in a row that make it degraded.
+    /// Number of consecutive failures after which the server is degraded.
     pub threshold: u32,
-    /// What is done then.
+    /// Action when the server becomes degraded.
     pub on_degraded: OnDegraded,
 }
 
-/// See [`HealthPolicy::check`].
+/// Request used for a health check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HealthCheck {
-    /// `ping`, or `tools/list` where the server does not know `ping`.
+    /// Request `ping`, or `tools/list` if the server does not support `ping`.
     #[default]
     Ping,
-    /// `tools/list`.
+    /// Request `tools/list`.
     ToolsList,
-    /// A GET of the configured `health_url` with the instance's credentials; 2xx is healthy.
+    /// GET of the configured `health_url` with the credentials of the instance; 2xx is healthy.
     Get,
 }
 
-/// See [`HealthPolicy::on_degraded`].
+/// Action when a server becomes degraded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDegraded {
-    /// It is told, and nothing else.
+    /// Only emit an event.
     #[default]
     Warn,
-    /// The connection is given up and made anew.
+    /// Close the connection and establish a new one.
     Reconnect,
 }
 
 impl HealthPolicy {
-    /// What goes with [`ReconnectPolicy::persistent`]: it is told.
+    /// Returns the checks that fit [`ReconnectPolicy::persistent`]: a degraded server only causes an event.
     pub fn persistent() -> Self {
         Self {
             check: HealthCheck::Ping,
@@ -204,7 +212,7 @@ impl HealthPolicy {
         }
     }
 
-    /// What goes with [`ReconnectPolicy::bounded`]: looked after closely, and reconnected.
+    /// Returns the checks that fit [`ReconnectPolicy::bounded`]: frequent, and a degraded server is reconnected.
     pub fn bounded() -> Self {
         Self {
             interval: Duration::from_secs(30),
@@ -221,12 +229,12 @@ impl Default for HealthPolicy {
     }
 }
 
-/// How a call to a remote server is repeated, where that is safe and may heal.
+/// Retries of a call to a remote server. Only calls that are safe to repeat and may succeed later are retried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RetryPolicy {
-    /// Attempts, the first one included.
+    /// Maximum number of attempts, the first one included.
     pub attempts_max: u32,
-    /// Between two attempts; the last one repeats.
+    /// Delays between two attempts; the last one repeats.
     pub delays: Vec<Duration>,
 }
 
@@ -239,14 +247,14 @@ impl Default for RetryPolicy {
 /// Limits of the connections to a remote server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RemotePolicy {
-    /// From the first packet to a connection, TLS included.
+    /// Maximum time to establish a connection, TLS included.
     pub connect_timeout: Duration,
-    /// From a handshake, a notification or a stream's opening to the first bytes of its answer. Calls, lists and checks have
-    /// deadlines of their own.
+    /// Maximum time from a handshake, a notification or the opening of a stream to the first bytes of the answer.
+    /// Calls, lists and checks have their own deadlines.
     pub header_timeout: Duration,
-    /// How long the server may take to confirm the end of a session.
+    /// Maximum time for the server to confirm the end of a session.
     pub close_timeout: Duration,
-    /// A single 5xx changes nothing; this many in a row, without a success between, are a server that is not there.
+    /// Number of consecutive answers 5xx, without a success between, after which the server counts as unreachable.
     pub server_errors_max: u32,
 }
 
@@ -261,12 +269,12 @@ impl Default for RemotePolicy {
     }
 }
 
-/// When a worker that is alive and answers nothing is as dead as one that exited.
+/// Detection of a process that is alive but does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WatchdogPolicy {
-    /// No byte received for this long, and a call timed out since, makes it suspect.
+    /// Time without a byte after which a server is suspect, if a call timed out in that time.
     pub silence: Duration,
-    /// A suspect is pinged, and is unresponsive if it does not answer within this.
+    /// Maximum time for a suspect server to answer a ping. After that it is unresponsive.
     pub ping_timeout: Duration,
 }
 
@@ -276,19 +284,19 @@ impl Default for WatchdogPolicy {
     }
 }
 
-/// When a server that nobody needs is put to sleep.
+/// Conditions under which an idle server is put to sleep.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IdlePolicy {
-    /// No call and no message of the server for this long; [`Self::OFF`] keeps the server running.
+    /// Time without a call or a message of the server; [`Self::OFF`] keeps the server running.
     pub idle: Duration,
-    /// Never before it has been ready for this long.
+    /// Minimum time since the server became ready.
     pub grace: Duration,
-    /// How often is looked.
+    /// Interval between two checks.
     pub sweep: Duration,
 }
 
 impl IdlePolicy {
-    /// The value of `idle` with which a server is never put to sleep.
+    /// Value of `idle` with which a server never sleeps.
     pub const OFF: Duration = Duration::MAX;
 }
 
@@ -301,37 +309,37 @@ impl Default for IdlePolicy {
 /// Limits of one session with one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SessionPolicy {
-    /// From the process's start to `notifications/initialized`, all in.
+    /// Maximum time from the start of the process to `notifications/initialized`.
     pub handshake_timeout: Duration,
-    /// A call's deadline where the caller gives none.
+    /// Deadline of a call if the caller sets none.
     pub request_timeout: Duration,
-    /// Progress extends a call's deadline, but never beyond this from its start.
+    /// Maximum deadline, from the start of the call, to which progress notifications can extend it.
     pub request_timeout_max: Duration,
-    /// Between SIGTERM and SIGKILL.
+    /// Time between SIGTERM and SIGKILL.
     pub terminate_grace: Duration,
-    /// A longer line from the server ends the worker, in bytes.
+    /// Maximum length of a line from the server, in bytes. A longer line ends the worker.
     pub line_max: usize,
-    /// Calls in flight for one instance; one more is refused.
+    /// Maximum number of calls in flight for one instance; further calls are refused.
     pub calls_in_flight_max: usize,
-    /// Callers that wait for one instance to come up; one more is refused.
+    /// Maximum number of callers that wait for one instance to start; further callers are refused.
     pub callers_waiting_max: usize,
-    /// `list_changed` notifications within this time are one.
+    /// Time within which several `list_changed` notifications count as one.
     pub list_changed_debounce: Duration,
-    /// Pages of one list that are followed.
+    /// Maximum number of pages of one list; further pages are not read.
     pub list_pages_max: usize,
-    /// Entries of one list. A list with more is not used.
+    /// Maximum number of entries of one list. A longer list is not used.
     pub list_entries_max: usize,
-    /// Bytes of one list, over all its pages. A list with more is not used.
+    /// Maximum size of one list over all its pages, in bytes. A larger list is not used.
     pub list_bytes_max: usize,
-    /// Time to read one list, over all its pages. A list that takes longer is not used.
+    /// Maximum time to read one list over all its pages. A list that takes longer is not used.
     pub list_timeout: Duration,
-    /// After the leader's exit its output is read for this long at most: a grandchild may hold the pipe for ever.
+    /// Maximum time to read the output after the exit of the process: a grandchild may keep the pipe open for ever.
     pub exit_drain: Duration,
-    /// After a rolling update the calls of the old run may go on for this long at most; then the run is ended.
+    /// Maximum time for calls of the old run to finish after a rolling update.
     pub drain_timeout: Duration,
-    /// A start permit is held from fork to the first byte on stdout, and at most this long.
+    /// Maximum time for which a start permit is held. It is released at the first byte on stdout.
     pub permit_hold_max: Duration,
-    /// The era in which the server is spoken to; what it speaks is found out if none is given.
+    /// Protocol era of the server; detected if `None`.
     pub protocol: Option<Era>,
 }
 
@@ -358,16 +366,16 @@ impl Default for SessionPolicy {
     }
 }
 
-/// What of a server's stderr is kept, and how it is batched into `mcp.server.logs` events.
+/// Limits of the stderr lines that are kept, and their batching into `mcp.server.logs` events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LogPolicy {
-    /// Lines kept in a second; what is over is dropped, with one summary a minute. Draining never stops.
+    /// Maximum number of lines kept per second. Further lines are read and dropped, with one summary per minute.
     pub lines_per_second_max: u32,
-    /// Bytes kept of a line.
+    /// Maximum number of bytes kept of a line.
     pub line_max: usize,
-    /// A batch is sent this long after its first line.
+    /// Delay of a batch after its first line.
     pub batch_delay: Duration,
-    /// A batch of this many lines is sent at once.
+    /// Number of lines at which a batch is sent at once.
     pub batch_lines_max: usize,
 }
 
@@ -377,29 +385,32 @@ impl Default for LogPolicy {
     }
 }
 
-/// How events are batched towards their sink.
+/// Batching of events for their sink, and of logged calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BatchPolicy {
-    /// A cycle: what is queued is sent once in this time.
+    /// Interval between two cycles; a cycle sends all queued events.
     pub interval: Duration,
-    /// Events in one batch at most.
+    /// Maximum number of events in one batch.
     pub batch_max: usize,
-    /// Events queued at most; over it the oldest are dropped and counted.
+    /// Maximum number of queued events. Beyond it the oldest are dropped and counted.
     pub queue_max: usize,
-    /// The longest wait after a 429.
+    /// Maximum backoff after HTTP 429.
     pub backoff_max: Duration,
-    /// How long a shutdown waits for the last flush.
+    /// Maximum time of the last flush during a shutdown.
     pub flush_timeout: Duration,
-    /// Calls of an instance are logged together, this long after the first.
+    /// Delay of a batch of logged calls of an instance, after the first call.
     pub request_delay: Duration,
-    /// And no later than when there are so many.
+    /// Number of logged calls at which a batch is sent at once.
     pub request_lines_max: usize,
-    /// Of what a call carried, in each direction, so many bytes are logged.
+    /// Maximum number of bytes logged of the arguments and of the result of a call.
     pub request_payload_max: usize,
 }
 
 impl BatchPolicy {
     /// Validates every number.
+    ///
+    /// # Errors
+    /// Names the first field with an invalid value.
     pub fn check(&self) -> Result<(), PolicyError> {
         check_durations(&[
             ("events.interval", self.interval),
@@ -434,48 +445,51 @@ impl Default for BatchPolicy {
     }
 }
 
-/// What a sandboxed server may see and use. Without a sandbox it says nothing: then the server may what the satellite may.
+/// Resources that a sandboxed server may see and use. Without a sandbox it has no effect: then the server has the
+/// permissions of the satellite.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IsolationPolicy {
-    /// Whether the network of the machine is shared; there is none otherwise, not even another server's loopback.
+    /// True if the server shares the network of the machine. Otherwise it has no network, not even the loopback of
+    /// another server.
     pub network: bool,
-    /// What is visible beside the system's own read-only directories.
+    /// Paths that are visible in addition to the read-only system directories.
     pub binds: Vec<Bind>,
-    /// Address space of each process, in bytes; physical memory of all of them where a cgroup counts it.
+    /// Maximum address space of each process, in bytes. With a cgroup, maximum physical memory of all processes
+    /// together.
     pub memory_max: Option<u64>,
-    /// Processor time of each process over its whole life.
+    /// Maximum processor time of each process over its whole life.
     pub cpu_time_max: Option<Duration>,
-    /// Processes and threads.
+    /// Maximum number of processes and threads.
     pub processes_max: Option<u64>,
-    /// Descriptors of each process.
+    /// Maximum number of open file descriptors of each process.
     pub open_files_max: Option<u64>,
-    /// The size of one file, in bytes.
+    /// Maximum size of one file, in bytes.
     pub file_size_max: Option<u64>,
-    /// The size of the private `/tmp`, in bytes.
+    /// Size of the private `/tmp`, in bytes.
     pub tmp_size: u64,
 }
 
 /// A file or directory that is visible in a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Bind {
-    /// Where it is.
+    /// Path outside the sandbox.
     pub source: PathBuf,
-    /// Where it is seen.
+    /// Path inside the sandbox.
     pub target: PathBuf,
-    /// Whether it can be written.
+    /// True if the server may write to it.
     pub writable: bool,
 }
 
 const MIB: u64 = 1 << 20;
 
 impl IsolationPolicy {
-    /// Enough for servers in Node and Python.
+    /// Returns limits that are sufficient for servers in Node and Python.
     pub fn standard() -> Self {
         Self {
             network: true,
             binds: Vec::new(),
             memory_max: Some(2048 * MIB),
-            // For a process's whole life it would kill healthy servers.
+            // A limit for the whole life of a process would kill healthy servers.
             cpu_time_max: None,
             processes_max: Some(1000),
             open_files_max: Some(1024),
@@ -484,7 +498,7 @@ impl IsolationPolicy {
         }
     }
 
-    /// For a small native server: Node and Python cannot run in it.
+    /// Returns limits for a small native server. Node and Python do not run under them.
     pub fn strict() -> Self {
         Self {
             memory_max: Some(50 * MIB),
@@ -501,7 +515,7 @@ impl Default for IsolationPolicy {
     }
 }
 
-/// Everything that one instance is held to.
+/// Limits and timings of one instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Policy {
     /// Restarts after an unwanted exit.
@@ -510,25 +524,28 @@ pub struct Policy {
     pub reconnect: ReconnectPolicy,
     /// Health checks of a remote server.
     pub health: HealthPolicy,
-    /// Repeated calls of a remote server.
+    /// Retries of calls to a remote server.
     pub retry: RetryPolicy,
-    /// Connections to a remote server.
+    /// Limits of the connections to a remote server.
     pub remote: RemotePolicy,
-    /// Liveness.
+    /// Detection of unresponsive processes.
     pub watchdog: WatchdogPolicy,
-    /// Sleep.
+    /// Sleep of idle servers.
     pub idle: IdlePolicy,
-    /// Handshake, calls, stopping.
+    /// Limits of handshake, calls and stop.
     pub session: SessionPolicy,
-    /// stderr.
+    /// Limits of the stderr log.
     pub logs: LogPolicy,
-    /// What it may see and use, where it runs in a sandbox.
+    /// Limits of the sandbox, if the instance runs in one.
     pub isolation: IsolationPolicy,
 }
 
 impl Policy {
-    /// Validates every number with which the runtime could not work: durations beyond a clock, sizes beyond memory, and
-    /// intervals of zero, which would be waited for without a pause. `idle` and `isolation` have no such number.
+    /// Validates every number that would break the runtime: durations beyond the range of the clock, sizes beyond the
+    /// memory, and intervals of zero, which would cause a busy loop. `idle` and `isolation` contain no such number.
+    ///
+    /// # Errors
+    /// Names the first field with an invalid value.
     pub fn check(&self) -> Result<(), PolicyError> {
         let Self { restart, reconnect, health, retry, remote, watchdog, idle: _, session, logs, isolation: _ } = self;
         check_durations(&[

@@ -1,10 +1,10 @@
-//! The next step for a person, as a value: each interface phrases it for its readers.
+//! Next steps for a person, as values: each interface has its own wording.
 
 use serde::{Deserialize, Serialize};
 
 use super::status::Status;
 
-/// The next step that helps an instance which does not recover by itself.
+/// Next step for an instance that does not recover by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]

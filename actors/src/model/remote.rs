@@ -1,4 +1,4 @@
-//! What is known of a session beside its tools: the state of a connection, health, and what the server said of itself.
+//! Data of a session: state of the connection, health, and the self-description of the server.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use serde_json::value::RawValue;
 
 use super::era::Era;
 
-/// The connection of a remote instance, kept beside its status.
+/// State of the connection of a remote instance, in addition to its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Connection {
-    /// The first attempt is under way, or waits for its permit.
+    /// The first attempt is in progress or waits for a permit.
     Connecting,
-    /// There is a session.
+    /// The session is established.
     Connected,
-    /// It is lost, or was never there, and is tried again.
+    /// The connection was lost or not established, and is retried.
     Reconnecting,
-    /// It is not wanted, or not configured.
+    /// The instance is stopped or not configured.
     Disconnected,
-    /// It is not tried again by itself: new credentials, a call or a person must come first.
+    /// The connection is not retried automatically: new credentials, a call or a person must come first.
     Error,
 }
 
 impl Connection {
-    /// The name on the wire.
+    /// Returns the name used on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",
@@ -42,21 +42,21 @@ impl fmt::Display for Connection {
     }
 }
 
-/// Whether a server that is there answers.
+/// Health of a connected server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
-    /// It has not been asked yet.
+    /// No check has completed yet.
     #[default]
     Unknown,
-    /// It has answered, and what it left unanswered since may be chance.
+    /// The last check succeeded, or too few have failed since.
     Healthy,
-    /// It did not answer, too often in a row.
+    /// Too many consecutive checks failed.
     Degraded,
 }
 
 impl Health {
-    /// The name on the wire.
+    /// Returns the name used on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -72,27 +72,27 @@ impl fmt::Display for Health {
     }
 }
 
-/// What a server said of itself in the handshake.
+/// Self-description of a server from the handshake.
 #[derive(Debug)]
 pub struct ServerInfo {
-    /// Its name for itself; a server without sessions may not tell it.
+    /// Name of the server; empty if a server without sessions does not report it.
     pub name: String,
-    /// Its version, as its name.
+    /// Version of the server; empty if a server without sessions does not report it.
     pub version: String,
-    /// The era in which it said so.
+    /// Protocol era of the handshake.
     pub era: Era,
-    /// The protocol version that was agreed on.
+    /// Negotiated protocol version.
     pub protocol: String,
-    /// What it can do, as sent.
+    /// Capabilities, as sent.
     pub capabilities: Box<RawValue>,
-    /// How it wants to be used, if it says so.
+    /// Usage instructions for models.
     pub instructions: Option<String>,
-    /// All that it said, as sent: the result of `initialize` or of `server/discover`.
+    /// Complete result of `initialize` or `server/discover`, as sent.
     pub greeting: Box<RawValue>,
 }
 
 impl ServerInfo {
-    /// Whether both can do the same, in whatever order they say so.
+    /// Returns true if both have the same capabilities, in any order of members.
     pub fn is_as_capable(&self, other: &Self) -> bool {
         let read = |info: &Self| serde_json::from_str::<serde_json::Value>(info.capabilities.get()).ok();
         self.capabilities.get() == other.capabilities.get() || read(self) == read(other)

@@ -1,15 +1,16 @@
-//! Values that must not be seen, and the mask that hides them where a server echoes them.
+//! Secret values, and the mask that hides them where a server echoes them.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A value of an environment variable, header or query parameter. Its `Debug` never shows it and it has no `Display`
-/// and no `Serialize`: the one way to the text is [`Secret::expose`], called where a process or request is built.
+/// A secret value of an environment variable, header or query parameter. `Debug` hides it, and `Display` and
+/// `Serialize` are not implemented: the only way to the text is [`Secret::expose`], called where a process or request
+/// is built.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
 impl Secret {
-    /// The text itself.
+    /// Returns the text.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -33,22 +34,22 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What stands where a secret stood.
+/// Replacement for a secret in texts.
 pub const MASKED: &str = "[secret]";
 
-/// Shorter values are not masked: they would hide ordinary words and digits, and guard nothing.
+// In bytes. Masking shorter values would hide ordinary words and digits, and protect nothing.
 const SHORTEST: usize = 5;
 
-/// What was replaced is hidden as long as it is among the last so many.
+// Number of replaced secrets that stay masked; older ones are forgotten.
 const REPLACED_MAX: usize = 64;
 
-/// The secrets of one instance, as searched for in what its server prints.
+/// Secrets of one instance, to be replaced in the output of its server.
 #[derive(Clone, Default)]
 pub struct Mask {
-    /// Longest first, so that a secret that contains another leaves no tail.
+    // Longest first, so that a secret that contains another one is replaced completely.
     needles: Arc<[Box<str>]>,
-    /// Those of them that were replaced while a session went on, the newest last. They are no part of what is configured,
-    /// and so two masks that differ in nothing else are equal.
+    // Needles that were replaced during a session, newest last. They are not part of the configuration: comparisons
+    // ignore them.
     replaced: Arc<[Box<str>]>,
 }
 
@@ -61,8 +62,8 @@ impl PartialEq for Mask {
 impl Eq for Mask {}
 
 impl Mask {
-    /// A mask for these secrets: each as it is, each of its lines (stderr is read line by line), and its form inside a
-    /// JSON string.
+    /// Creates a mask for these secrets. It covers each secret, each of its lines (stderr is read line by line), and
+    /// its form inside a JSON string.
     pub fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
         let mut needles: Vec<Box<str>> = Vec::new();
         let mut add = |text: &str| {
@@ -90,8 +91,8 @@ impl Mask {
         self.needles.iter().filter(|needle| !self.replaced.contains(needle))
     }
 
-    /// This mask in the place of `before`: what that one hid is hidden, too, because a server may still echo what it was
-    /// sent under it.
+    /// Returns this mask extended by the secrets of `before`, because a server may still echo secrets that it received
+    /// earlier.
     #[must_use]
     pub fn replacing(&self, before: &Self) -> Self {
         let old = before.replaced.iter().chain(before.configured());
@@ -101,7 +102,7 @@ impl Mask {
         Self::longest_first(self.configured().chain(&replaced).cloned().collect(), replaced)
     }
 
-    /// This mask with `after` in the place of `before`.
+    /// Returns this mask with `after` in the place of `before`.
     #[must_use]
     pub fn exchange(&self, before: Option<&str>, after: &str) -> Self {
         let (before, after) = (Self::new(before), Self::new([after]));
@@ -111,17 +112,17 @@ impl Mask {
         Self::longest_first(needles, self.replaced.to_vec())
     }
 
-    /// The length of the longest secret, in bytes.
+    /// Returns the length of the longest secret, in bytes.
     pub fn longest(&self) -> usize {
         self.needles.first().map_or(0, |needle| needle.len())
     }
 
-    /// Whether there is one in `text`.
+    /// Returns true if `text` contains a secret.
     pub fn hides(&self, text: &str) -> bool {
         self.needles.iter().any(|needle| memchr::memmem::find(text.as_bytes(), needle.as_bytes()).is_some())
     }
 
-    /// `text` with every secret replaced by [`MASKED`].
+    /// Returns `text` with every secret replaced by [`MASKED`].
     pub fn apply(&self, text: &str) -> String {
         let mut masked = text.to_owned();
         for needle in self.needles.iter() {
@@ -134,8 +135,8 @@ impl Mask {
 }
 
 impl Mask {
-    /// A JSON value with every secret replaced in every text of it, keys too. JSON can write one text in many ways, so
-    /// its texts are masked, not its bytes.
+    /// Returns a JSON value with every secret replaced in its strings and keys. The decoded strings are masked, because
+    /// JSON can encode the same string in several ways.
     pub fn apply_json(&self, value: serde_json::Value) -> serde_json::Value {
         use serde_json::Value;
         match value {

@@ -1,5 +1,5 @@
-//! What readers see: an immutable picture of every instance, published by the registry. Cloning it costs one
-//! reference count, and reading never waits for writing. A published snapshot is a message, too: nobody writes to it.
+//! Immutable snapshots of all instances, published by the registry. Cloning a snapshot costs one reference count, and
+//! readers never wait for writers. A published snapshot is a message too: nothing modifies it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,88 +18,88 @@ use crate::calls::{CallPort, Counters};
 use crate::rules::restart::History;
 use crate::rules::slot::Want;
 
-/// How a process is kept: what it may see, and what makes its end complete.
+/// Containment of a process: its isolation and the means to end it completely.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Custody {
-    /// The sandbox's own process, where there is one.
+    /// Process ID of the sandbox itself, if there is one.
     pub wrapper_pid: Option<u32>,
-    /// `none`, or the sandbox.
+    /// Name of the sandbox, or `none`.
     pub isolation: &'static str,
-    /// What holds the process and all that it starts: a cgroup, a PID namespace, or its group and a mark.
+    /// Means to find the process and all its descendants: a cgroup, a PID namespace, or its process group and a marker.
     pub held_by: &'static str,
-    /// Whom it runs as, inside and outside.
+    /// User under which the process runs, inside and outside the sandbox.
     pub identity: String,
 }
 
-/// Every instance, ordered by team, user and installation.
+/// Instances, ordered by team, user and installation.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub(crate) instances: imbl::OrdMap<InstanceId, Arc<InstanceView>>,
     pub(crate) ended: Option<RuntimeEnd>,
 }
 
-/// One instance, as its team's supervisor last told.
+/// State of one instance, as last reported by the supervisor of its team.
 #[derive(Debug, Clone)]
 pub struct InstanceView {
-    /// What it is to be.
+    /// Specification of the instance.
     pub spec: Arc<InstanceSpec>,
-    /// What its events are marked with.
+    /// Identity used in its events.
     pub subject: Arc<Subject>,
-    /// What its user sees.
+    /// Status shown to the user.
     pub status: Status,
-    /// And why.
+    /// Reason of the status.
     pub message: Option<String>,
-    /// The next step, where waiting does not help.
+    /// Next step, if waiting does not help.
     pub remedy: Option<Remedy>,
-    /// The time at which the instance entered this status.
+    /// Time at which the instance entered this status.
     pub since: Timestamp,
-    /// What a person wants of it.
+    /// State requested by a person.
     pub want: Want,
-    /// Whether it sleeps or is being woken; shown beside `online`.
+    /// True if the instance sleeps or is being woken; shown in addition to `online`.
     pub dormant: bool,
-    /// The connection of a remote instance; none for a process.
+    /// State of the connection; `None` for a process.
     pub connection: Option<Connection>,
-    /// Whether it answers; when it was last asked is among the counters.
+    /// Health of the server. The counters contain the time of the last check.
     pub health: Health,
-    /// What its server said of itself when it was last there.
+    /// Self-description of the server from its last handshake.
     pub server: Option<Arc<ServerInfo>>,
-    /// The process of the current run.
+    /// Process ID of the current run.
     pub pid: Option<u32>,
-    /// How that process is kept.
+    /// Containment of that process.
     pub custody: Option<Arc<Custody>>,
-    /// Started again after an unwanted exit or on request, over all.
+    /// Total number of restarts, after an unwanted exit or on request.
     pub restarts: u64,
-    /// Unwanted exits; see [`InstanceView::exits_in_window`].
     pub(crate) history: History,
-    /// When it is tried again, while a delay runs.
+    /// Time of the next attempt, while a delay runs.
     pub next_retry_at: Option<Instant>,
-    /// Which attempt that is, or is under way; none for one that no failure has brought about.
+    /// Number of the next or current attempt; `None` if it does not follow a failure.
     pub attempt: Option<usize>,
-    /// When the current run was initialized.
+    /// Time at which the current run was initialized.
     pub initialized_at: Option<Instant>,
-    /// Its tools as last read, whatever the status.
+    /// Catalogue as last read, in any status.
     pub catalogue: Option<Arc<Catalogue>>,
-    /// How often what it offers has changed: whoever tells clients that there is something new remembers what it told.
+    /// Counters of changes of the catalogue. Readers that notify clients remember the values of their last
+    /// notification.
     pub revisions: Revisions,
-    /// Where calls go, while a run takes them.
+    /// Port for calls, while a run accepts them.
     pub port: Option<CallPort>,
-    /// The door of a run that takes no calls any more, while those inside finish.
+    /// Port of a run that accepts no more calls, until those in progress finish.
     pub(crate) draining: Option<CallPort>,
     /// Live counters.
     pub counters: Arc<Counters>,
-    /// The last failure; `None` once the instance is healthy again.
+    /// Last failure; `None` once the instance is healthy again.
     pub last_error: Option<String>,
-    /// How the last run ended.
+    /// Reason of the last exit.
     pub last_exit: Option<String>,
 }
 
 impl InstanceView {
-    /// Unwanted exits that count against the restart budget at `now`.
+    /// Returns the number of unwanted exits that count against the restart budget at `now`.
     pub fn exits_in_window(&self, now: Instant) -> usize {
         self.history.in_window(&self.spec.policy.restart, now)
     }
 
-    /// The same instance without its run: that ended with the supervisor of its team.
+    /// Returns the instance without its run, which ended with the supervisor of its team.
     pub(crate) fn without_run(&self) -> Self {
         Self {
             port: None,
@@ -112,35 +112,35 @@ impl InstanceView {
         }
     }
 
-    /// Calls that are not answered yet.
+    /// Returns the number of unanswered calls.
     pub fn calls_in_flight(&self) -> usize {
         self.port.iter().chain(&self.draining).map(CallPort::calls_in_flight).sum()
     }
 
-    /// The tools that its user is offered: none unless `online`.
+    /// Returns the catalogue offered to the user: `None` unless the status is `online`.
     pub fn offered(&self) -> Option<&Arc<Catalogue>> {
         (self.status == Status::Online).then_some(self.catalogue.as_ref()).flatten()
     }
 }
 
 impl Snapshot {
-    /// One instance.
+    /// Returns the instance with this identity.
     pub fn get(&self, id: &InstanceId) -> Option<&Arc<InstanceView>> {
         self.instances.get(id)
     }
 
-    /// All instances, in order.
+    /// Returns the instances, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<InstanceView>> {
         self.instances.values()
     }
 
-    /// How the runtime ended; `None` while it runs. Nothing changes after that.
+    /// Returns the reason why the runtime ended; `None` while it runs. Later snapshots do not differ.
     pub fn ended(&self) -> Option<&RuntimeEnd> {
         self.ended.as_ref()
     }
 
-    /// The last snapshot of a runtime that ended. After a shutdown each instance is as it was left; otherwise what ran is
-    /// gone, and is shown so.
+    /// Returns the last snapshot of a runtime that ended. A shutdown leaves each instance in its last state; otherwise
+    /// instances that ran are shown as offline.
     pub(crate) fn at_the_end(&self, end: &RuntimeEnd) -> Self {
         let mut last = Self { ended: Some(end.clone()), ..self.clone() };
         if matches!(end, RuntimeEnd::ShutDown { .. }) {
@@ -166,24 +166,24 @@ impl Snapshot {
         last
     }
 
-    /// How many instances there are.
+    /// Returns the number of instances.
     pub fn len(&self) -> usize {
         self.instances.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no instances.
     pub fn is_empty(&self) -> bool {
         self.instances.is_empty()
     }
 
-    /// The instances of one team.
+    /// Returns the instances of a team.
     pub fn team(&self, team: &TeamId) -> impl Iterator<Item = &Arc<InstanceView>> {
         let first = InstanceId::first_of(team);
         let team = team.clone();
         self.instances.range(first..).map(|(_, view)| view).take_while(move |view| view.spec.id.team == team)
     }
 
-    /// The instances of one user.
+    /// Returns the instances of a user.
     pub fn user(&self, team: &TeamId, user: &UserId) -> impl Iterator<Item = &Arc<InstanceView>> {
         let first = InstanceId::new(team.clone(), user.clone(), InstallationId::from(""));
         let (team, user) = (team.clone(), user.clone());

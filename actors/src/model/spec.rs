@@ -1,4 +1,4 @@
-//! What an instance is to be, in two shapes: as configured in three tiers, and as meant, with nothing left open.
+//! Specification of an instance in two forms: the configuration in three tiers, and the merged result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,168 +9,169 @@ use super::ids::{InstallationId, InstanceId, Slug, TeamId, UserId};
 use super::policy::Policy;
 use super::secret::{Mask, Secret};
 
-/// One value as configured, and whether it must be hidden wherever it appears.
+/// A configured value of an environment variable, header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value {
-    /// The value itself.
+    /// Text of the value.
     pub text: Secret,
-    /// Whether it is known to be a secret, and therefore masked where a server echoes it.
+    /// True if the value is a secret, which is masked where a server echoes it.
     pub secret: bool,
 }
 
 impl Value {
-    /// A value that need not be masked where a server prints it.
+    /// Creates a value that is not masked in the output of a server.
     pub fn plain(text: impl Into<Secret>) -> Self {
         Self { text: text.into(), secret: false }
     }
 
-    /// A value that is masked everywhere.
+    /// Creates a value that is masked everywhere.
     pub fn secret(text: impl Into<Secret>) -> Self {
         Self { text: text.into(), secret: true }
     }
 }
 
-/// One tier of configuration: of the server, the team or the user.
+/// Configuration of one tier: server, team or user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layer {
-    /// Appended to the arguments of the tiers before.
+    /// Arguments, appended to those of the tiers before.
     pub args: Vec<Secret>,
-    /// Overrides the tiers before, key by key.
+    /// Environment variables. They override the tiers before, key by key.
     pub env: BTreeMap<String, Value>,
-    /// Overrides the tiers before, key by key.
+    /// HTTP headers. They override the tiers before, key by key.
     pub headers: BTreeMap<String, Value>,
-    /// Overrides the tiers before, key by key.
+    /// Query parameters. They override the tiers before, key by key.
     pub query: BTreeMap<String, Value>,
 }
 
-/// What is started or connected to.
+/// Process to start or server to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// A child process that speaks MCP over stdin and stdout.
     Stdio {
-        /// A name to be found in `PATH`, or a path.
+        /// Path, or name of an executable in `PATH`.
         command: String,
-        /// The working directory; the satellite's own if none.
+        /// Working directory; the satellite's own if `None`.
         cwd: Option<String>,
     },
-    /// A remote endpoint.
+    /// A remote server.
     Remote {
-        /// `http` or `sse`.
+        /// Transport of the connection.
         transport: RemoteTransport,
-        /// Where it listens, without a query: that is among the query parameters.
+        /// Address without a query, which is among the query parameters.
         url: String,
-        /// What is asked for by a health check that is a GET.
+        /// Address for a health check with GET.
         health_url: Option<String>,
     },
 }
 
-/// The wire of a remote server.
+/// Transport of a remote server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemoteTransport {
-    /// Streamable HTTP.
+    /// Transport `http`: Streamable HTTP.
     Http,
-    /// The older HTTP+SSE.
+    /// Transport `sse`: the older HTTP+SSE.
     Sse,
 }
 
-/// When an instance's process is there.
+/// Lifetime of the process of an instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Keep {
-    /// Started when installed; it sleeps when nobody needs it, and after a clean exit. The next call wakes it.
+    /// The process starts at installation and sleeps when idle or after a clean exit. The next call wakes it.
     #[default]
     Listed,
-    /// Never put to sleep; a clean exit is restarted like a crash.
+    /// The process never sleeps; a clean exit is restarted like a crash.
     AlwaysOn,
-    /// Started only to be discovered where its tools are not known, and put to sleep at once. The first call wakes it.
+    /// The process starts only to read unknown tools, and sleeps at once after that. The first call wakes it.
     Lazy,
 }
 
-/// What a new configuration does to the run that is there.
+/// Effect of a new configuration on the current run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnUpdate {
-    /// The old run ends, then the new one starts.
+    /// The old run ends before the new one starts.
     #[default]
     Restart,
-    /// The new run is up before calls move over to it and the old one ends. If it does not come up the old one stays.
+    /// The new run is ready before calls move over to it and the old one ends. If the new run does not start, the old
+    /// one stays.
     Rolling,
 }
 
-/// An instance as configured: the server's template and the three tiers, not yet merged.
+/// Configuration of an instance: the server's template and the three tiers, not yet merged.
 #[derive(Debug, Clone)]
 pub struct InstanceConfig {
-    /// The team.
+    /// Identity of the team.
     pub team: TeamId,
-    /// The team's name for people.
+    /// Name of the team, for people.
     pub team_slug: Slug,
-    /// The user.
+    /// Identity of the user.
     pub user: UserId,
-    /// The user's name for people.
+    /// Name of the user, for people.
     pub user_slug: Slug,
-    /// The installation.
+    /// Identity of the installation.
     pub installation: InstallationId,
-    /// The server's name for people.
+    /// Name of the server, for people.
     pub server: Slug,
-    /// What is started or connected to.
+    /// Process to start or server to connect to.
     pub target: Target,
-    /// The tiers, in the order server, team, user.
+    /// Lowest tier; the tiers of team and user override it.
     pub server_layer: Layer,
-    /// See `server_layer`.
+    /// Middle tier.
     pub team_layer: Layer,
-    /// See `server_layer`.
+    /// Highest tier.
     pub user_layer: Layer,
-    /// Keys of env, headers or query that the user must give.
+    /// Keys of environment, headers or query that the user must set.
     pub user_required: Vec<String>,
-    /// When the process is there.
+    /// Lifetime of the process.
     pub keep: Keep,
-    /// How a new configuration is taken on.
+    /// Method of applying a new configuration.
     pub on_update: OnUpdate,
-    /// Whether requests may be logged.
+    /// True if requests may be logged.
     pub request_logging: bool,
-    /// What it is held to.
+    /// Limits and timings.
     pub policy: Arc<Policy>,
 }
 
-/// An instance as meant: merged, complete, ready to be started unless something is `missing`.
+/// Specification of an instance: merged and complete, ready to start unless a value is `missing`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceSpec {
-    /// Identity.
+    /// Identity of the instance.
     pub id: InstanceId,
-    /// `{server_slug}-{team_slug}-{user_slug}-{installation_id}`: for people and logs.
+    /// Name for people and logs: `{server_slug}-{team_slug}-{user_slug}-{installation_id}`.
     pub name: Arc<str>,
-    /// The server's name for people.
+    /// Name of the server, for people.
     pub server: Slug,
-    /// The team's name for people.
+    /// Name of the team, for people.
     pub team_slug: Slug,
-    /// The user's name for people.
+    /// Name of the user, for people.
     pub user_slug: Slug,
-    /// What is started or connected to.
+    /// Process to start or server to connect to.
     pub target: Target,
     /// Arguments of the three tiers, in order.
     pub args: Vec<Secret>,
-    /// Environment, merged.
+    /// Environment variables, merged.
     pub env: BTreeMap<String, Secret>,
-    /// Headers, merged.
+    /// HTTP headers, merged.
     pub headers: BTreeMap<String, Secret>,
     /// Query parameters, merged.
     pub query: BTreeMap<String, Secret>,
-    /// Required of the user and not given: nothing is started until this is empty.
+    /// Keys that the user must set and has not set. The instance does not start until this is empty.
     pub missing: Vec<String>,
-    /// When the process is there.
+    /// Lifetime of the process.
     pub keep: Keep,
-    /// How a new configuration, this one, is taken on.
+    /// Method of applying this configuration to a running instance.
     pub on_update: OnUpdate,
-    /// Whether requests may be logged.
+    /// True if requests may be logged.
     pub request_logging: bool,
-    /// Hides this instance's secrets where its server echoes them.
+    /// Mask that hides the secrets of this instance where its server echoes them.
     pub mask: Mask,
-    /// What it is held to.
+    /// Limits and timings.
     pub policy: Arc<Policy>,
 }
 
 impl InstanceConfig {
-    /// Merges server → team → user: args appended in that order, the rest overridden key by key.
+    /// Merges server → team → user: arguments are appended in that order, everything else is overridden key by key.
     pub fn merge(self) -> InstanceSpec {
         let given = |key: &String| {
             [&self.user_layer.env, &self.user_layer.headers, &self.user_layer.query]
@@ -216,7 +217,7 @@ impl InstanceConfig {
 }
 
 impl InstanceSpec {
-    /// `stdio`, `http` or `sse`.
+    /// Returns the transport: `stdio`, `http` or `sse`.
     pub fn transport(&self) -> &'static str {
         match self.target {
             Target::Stdio { .. } => "stdio",
@@ -225,16 +226,15 @@ impl InstanceSpec {
         }
     }
 
-    /// Whether it says the same of itself to its server as the other does.
+    /// Returns true if both send the same headers and query parameters.
     pub fn has_credentials_of(&self, other: &Self) -> bool {
         self.headers == other.headers && self.query == other.query
     }
 
-    /// Whether a run that was started with this specification can go on under `new`: nothing that its process, or the
-    /// server at the other end of its connection, was started with is another. Numbers of the policy, and what a
-    /// connection is told with each request, may differ.
+    /// Returns true if a run of this specification can continue under `new`. The process or the remote server must have
+    /// been started with the same parameters; numbers of the policy and data sent with each request may differ.
     pub fn can_go_on_as(&self, new: &Self) -> bool {
-        // Every field by name, so that a new one has to be placed.
+        // Every field is named, so that a new field must be considered here.
         let Self {
             id,
             name,
@@ -270,7 +270,7 @@ impl InstanceSpec {
             && policy.session.protocol == new.policy.session.protocol
     }
 
-    /// Whether its server is somewhere else.
+    /// Returns true if the server is remote.
     pub fn is_remote(&self) -> bool {
         matches!(self.target, Target::Remote { .. })
     }

@@ -1,10 +1,10 @@
-//! The twelve statuses of an instance, and the one function by which they change.
+//! The twelve statuses of an instance and their transitions.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What an instance is, for its user. Only `online` offers tools.
+/// Status of an instance, as shown to its user. Only `online` offers tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -17,18 +17,18 @@ pub enum Status {
     CommandReceived,
     /// Handshake under way, or a restart's delay.
     Connecting,
-    /// Its lists are being read.
+    /// The lists of the server are being read.
     DiscoveringTools,
-    /// Its catalogue is being handed over.
+    /// The catalogue is being published.
     SyncingTools,
-    /// A call succeeds, or it moves the status.
+    /// Tools are offered. A call succeeds or changes the status.
     Online,
-    /// Its configuration changed; the old run is ending.
+    /// The configuration changed; the old run is ending.
     Restarting,
     /// Unreachable and recovering by itself, or stopped on request.
     Offline,
-    /// A link that lives and cannot be read, or a server that is there and does not answer as one should. It is tried again
-    /// where the policy says so.
+    /// The connection works but the lists cannot be read, or the server answers incorrectly. Retried if the policy
+    /// allows it.
     Error,
     /// New credentials are needed.
     RequiresReauth,
@@ -37,7 +37,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// All of them, in the order of the specification.
+    /// Statuses in the order of the specification.
     pub const ALL: [Self; 12] = [
         Self::AwaitingUserConfig,
         Self::Provisioning,
@@ -53,7 +53,7 @@ impl Status {
         Self::PermanentlyFailed,
     ];
 
-    /// The name on the wire.
+    /// Returns the name used on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::AwaitingUserConfig => "awaiting_user_config",
@@ -71,7 +71,7 @@ impl Status {
         }
     }
 
-    /// Whether this status passes by itself within a handshake's or a restart's time.
+    /// Returns true if this status ends by itself within the time of a handshake or restart.
     pub fn is_transitional(self) -> bool {
         matches!(
             self,
@@ -91,47 +91,47 @@ impl fmt::Display for Status {
     }
 }
 
-/// Why a status changes.
+/// Causes of a change of status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// A required value is missing from the configuration.
+    /// A required value is missing in the configuration.
     ConfigMissing,
     /// The configuration is complete.
     Configured,
-    /// The satellite takes the instance and asks for a start permit.
+    /// The satellite accepts the instance and requests a start permit.
     Taken,
-    /// An attempt begins: a permit was granted, a delay is over, a link is tried again.
+    /// An attempt begins: a permit was granted, a delay ended, or a connection is retried.
     Attempt,
     /// `notifications/initialized` was sent.
     Initialized,
     /// Every list was read.
     Discovered,
-    /// The catalogue is handed over.
+    /// The catalogue was published.
     Synced,
-    /// Its catalogue is known from before, and it sleeps until it is called.
+    /// The catalogue is known from an earlier satellite, and the instance sleeps until it is called.
     Recalled,
-    /// The configuration changed under a running instance.
+    /// The configuration of a running instance changed.
     ConfigChanged,
-    /// The run ended unasked and will be restarted.
+    /// The run ended without a request and will be restarted.
     Ended,
-    /// The run ended unasked once too often.
+    /// The run ended without a request, and the restart budget is exhausted.
     BudgetSpent,
-    /// The link was lost, or the server cannot be reached.
+    /// The connection was lost, or the server cannot be reached.
     Lost,
-    /// The lists could not be read on a live link, the server does not answer as one should, or a bounded policy ran out.
+    /// The lists could not be read, the server answers incorrectly, or the attempts of a bounded policy are exhausted.
     Failed,
-    /// The server refused the credentials.
+    /// The server rejected the credentials.
     AuthRefused,
-    /// Other credentials were given.
+    /// The credentials were replaced.
     CredentialsChanged,
-    /// A person asked for it to stop.
+    /// A person requested a stop.
     Stopped,
-    /// A person asked for it to start or to restart.
+    /// A person requested a start or a restart.
     Asked,
 }
 
 impl Cause {
-    /// All of them.
+    /// Causes, each of them once.
     pub const ALL: [Self; 17] = [
         Self::ConfigMissing,
         Self::Configured,
@@ -153,8 +153,8 @@ impl Cause {
     ];
 }
 
-/// The one way a status changes: the next status, or `None` where the cause makes no sense in this one. A refused
-/// transition is logged and changes nothing.
+/// Returns the next status, or `None` if the cause is not valid in this one. Every change of a status goes through this
+/// function; an invalid transition is logged and changes nothing.
 ///
 /// ```text
 /// awaiting_user_config → provisioning → command_received → connecting → discovering_tools → syncing_tools → online
@@ -167,7 +167,7 @@ pub fn next(status: Status, cause: Cause) -> Option<Status> {
         Provisioning, RequiresReauth, Restarting, SyncingTools,
     };
     match cause {
-        // A config update can take a required value away in every status, a stop can come in every one.
+        // A configuration update can remove a required value in every status, and a stop is possible in every status.
         Cause::ConfigMissing => Some(AwaitingUserConfig),
         Cause::Stopped => Some(Offline),
 
@@ -188,7 +188,7 @@ pub fn next(status: Status, cause: Cause) -> Option<Status> {
         },
         Cause::Attempt => match status {
             CommandReceived | Connecting | Restarting | Offline | Error => Some(Connecting),
-            // A wake is no attempt: its status stays `online`. The others wait for a person.
+            // A wake is not an attempt: its status stays `online`. The other statuses wait for a person.
             AwaitingUserConfig | Provisioning | DiscoveringTools | SyncingTools | Online | RequiresReauth
             | PermanentlyFailed => None,
         },
@@ -210,7 +210,7 @@ pub fn next(status: Status, cause: Cause) -> Option<Status> {
         Cause::ConfigChanged => match status {
             CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Error | Offline
             | RequiresReauth | PermanentlyFailed => Some(Restarting),
-            // Nothing runs yet: the new configuration is simply what will be started.
+            // No run exists yet: the next start uses the new configuration.
             AwaitingUserConfig | Provisioning => None,
         },
         Cause::Ended => match status {

@@ -1,4 +1,4 @@
-//! Which era a server is spoken to in, and what says that it is the wrong one.
+//! Selection of the protocol era for a server, and detection of a wrong one.
 //!
 //! ```text
 //!  configured ──────────────────────────▶ that one, and no other
@@ -6,13 +6,13 @@
 //!  all others ──────────────▶ initialize ─refused──────────▶ discover (DISCOVER_WAIT_MAX)
 //! ```
 //!
-//! `initialize` comes first where nothing is known, so that a server that works is not sent one message more for the
-//! sake of those that need another. A server may be exchanged for one of the other era at any time: of a session it then
-//! says what it says of sessions that it does not know, and the next handshake finds out.
+//! `initialize` comes first if the era is unknown, so that servers with sessions receive no additional message. A
+//! server may be replaced by one of the other era at any time: it then answers as for an unknown session, and the next
+//! handshake detects the era.
 //!
-//! Without sessions none is lost: a stateless server is lost if it cannot be reached, if its credentials are refused, if it
-//! fails (5xx) or leaves checks unanswered too often, and if it does not know `server/discover` any more, which each server
-//! of this era does. An answer that breaks off is the loss of that answer: whether the server is there is found out at once.
+//! A stateless server cannot lose a session. It is lost if it is unreachable, if it rejects the credentials, if too
+//! many requests fail (5xx) or checks remain unanswered, or if it no longer supports `server/discover`, which is
+//! mandatory in its era. After an answer that breaks off, the server is checked at once.
 
 use std::time::Duration;
 
@@ -21,28 +21,30 @@ use crate::model::exit::CallError;
 use crate::model::failure::FailureKind;
 use crate::rpc::member;
 
-/// A server that left a question about the other era unanswered, or failed at it, is asked again after so long.
+/// Pause before another probe of the other era, after one that failed or remained unanswered.
 pub const DISCOVER_PAUSE: Duration = Duration::from_secs(60);
-/// A server that has refused `initialize` is up, and is asked no longer than this what it is instead.
+/// Maximum time for the answer to `server/discover` after the server refused `initialize`: such a server is up and
+/// answers quickly.
 pub const DISCOVER_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How often a call may be answered with a request for input.
+/// Maximum number of input requests that a server may send in answer to one call.
 pub const INPUT_ROUNDS_MAX: u32 = 10;
 
 const INVALID_REQUEST: i64 = -32600;
 const METHOD_NOT_FOUND: i64 = -32601;
 const INVALID_PARAMS: i64 = -32602;
-/// Headers that are not those of the message.
+/// JSON-RPC error code: the headers do not match the message.
 pub const HEADER_MISMATCH: i64 = -32020;
 const MISSING_CLIENT_CAPABILITY: i64 = -32021;
 const UNSUPPORTED_VERSION: i64 = -32022;
 
-/// In which era a server is spoken to first.
+/// Returns the era of the first request to a server.
 pub fn first(configured: Option<Era>, remembered: Option<Era>) -> Era {
     configured.or(remembered).unwrap_or(Era::Sessions)
 }
 
-/// How long it may take to answer the opening of an era, of what is left of the handshake's time. A server that is known
-/// to be stateless may be one that only just starts; if it is not stateless any more, time is left to find that out.
+/// Returns the maximum time for the answer to the first request of an era, out of `left`, the rest of the handshake
+/// timeout. A server remembered as stateless may still be starting, so it gets half of that; the other half is left for
+/// the other era.
 pub fn patience(configured: Option<Era>, opening: Era, is_second: bool, left: Duration) -> Duration {
     match (configured, opening, is_second) {
         (Some(_), _, _) | (None, Era::Sessions, _) => left,
@@ -51,36 +53,40 @@ pub fn patience(configured: Option<Era>, opening: Era, is_second: bool, left: Du
     }
 }
 
-/// Whether a server that answers the opening of this era with this error may be of the other one.
+/// Returns true if a server that answers the first request of the era `opened` with this error may belong to the other
+/// era.
 pub fn may_be_other(opened: Era, error: &CallError) -> bool {
     let CallError::Server { code, .. } = error else { return false };
     match opened {
-        // What it says is up to it: it knows no `initialize`, which also lacks what each request must have.
+        // The code depends on the server: it does not support `initialize`, and the request also lacks mandatory fields
+        // of its era.
         Era::Sessions => {
             matches!(*code, INVALID_REQUEST | METHOD_NOT_FOUND | INVALID_PARAMS | MISSING_CLIENT_CAPABILITY)
                 || is_of_stateless(*code)
         }
-        // Servers with sessions answer what comes before `initialize` as they like.
+        // Servers with sessions may answer a request before `initialize` with any error.
         Era::Stateless => true,
     }
 }
 
-/// The same of an answer that is an HTTP status: the server is there, and this is not what it takes.
+/// Returns true if an HTTP status is a refusal of the first request of an era by a reachable server.
 pub fn is_refusal(kind: &FailureKind) -> bool {
     matches!(kind, FailureKind::Status { status: 400 | 404 | 405 | 406 | 415 | 422, .. })
 }
 
-/// Whether a status may be how a stateless server refuses `initialize`: it says why, as JSON-RPC.
+/// Returns true if an HTTP status may be the refusal of `initialize` by a stateless server, which gives a reason as
+/// JSON-RPC.
 pub fn may_be_stateless(kind: &FailureKind) -> bool {
     matches!(kind, FailureKind::Status { status: 400 | 404, said: Some(_) })
 }
 
-/// Whether a server without sessions says this to a request of a session. One with sessions may mean something else by it.
+/// Returns true for error codes with which a stateless server rejects a request of a session. Servers with sessions may
+/// use them with another meaning.
 pub fn is_of_stateless(code: i64) -> bool {
     matches!(code, HEADER_MISMATCH | UNSUPPORTED_VERSION)
 }
 
-/// Whether an error names the stateless version as one that its server speaks.
+/// Returns true if an error lists the stateless version as supported.
 pub fn names_stateless(code: i64, data: Option<&str>) -> bool {
     let supported = || {
         let supported = member(data?, "supported")?;
@@ -90,8 +96,8 @@ pub fn names_stateless(code: i64, data: Option<&str>) -> bool {
         && supported().is_some_and(|versions| versions.iter().any(|version| version == STATELESS_VERSION))
 }
 
-/// Whether a server that refuses a check like this is none of this era any more: it is asked what each server of its era
-/// answers, and what has not been carried out whatever it says.
+/// Returns true if this answer to a check means that the server no longer belongs to the era: every server of the era
+/// supports the request, and the request has no effect.
 pub fn refuses_check(era: Era, error: &CallError) -> bool {
     let CallError::Server { code, .. } = error else { return false };
     match era {
@@ -102,7 +108,8 @@ pub fn refuses_check(era: Era, error: &CallError) -> bool {
     }
 }
 
-/// The same of an answer that is an HTTP status: an address without `server/discover`, or a server that wants a session.
+/// Returns true if an HTTP status means that the server no longer belongs to the era: an address without
+/// `server/discover`, or a server that requires a session.
 pub fn refuses_check_by_status(kind: &FailureKind) -> bool {
     matches!(kind, FailureKind::Status { status: 400 | 404 | 405, .. })
 }

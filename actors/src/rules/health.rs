@@ -1,42 +1,40 @@
-//! When a connected server is asked whether it is well, and what its silence means.
+//! Schedule of health checks of a connected server, and the effect of their results.
 
 use std::time::{Duration, Instant};
 
 use super::jitter::Dice;
 use crate::model::policy::{HealthCheck, HealthPolicy, OnDegraded};
 
-/// Jitter of the interval.
 const SPREAD_PERCENT: u8 = 10;
 
-/// The checks of one session.
+/// Health checks of one session.
 #[derive(Debug, Clone)]
 pub struct Checks {
     dice: Dice,
     failures: u32,
     degraded: bool,
     last_error: Option<String>,
-    /// What was asked last.
     asked: HealthCheck,
-    /// The server does not answer `ping` as it should.
+    // The server does not support `ping`.
     no_ping: bool,
-    /// The next one is about the session, and due at once.
+    // The next check is due at once and must use the session, not a GET.
     in_doubt: bool,
     next_at: Option<Instant>,
 }
 
-/// What a failed check comes to.
+/// Effect of a failed check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may be chance.
+    /// Too few consecutive failures for a decision.
     Wait,
-    /// Once too often: it is degraded, which is told.
+    /// The server is degraded after this number of failures: an event is emitted.
     Degraded(u32),
-    /// Once too often: the connection is given up.
+    /// The connection must be closed after this number of failures.
     GiveUp(u32),
 }
 
 impl Checks {
-    /// Of a session that was connected now: the first check comes one interval later.
+    /// Creates the checks of a session connected at `now`. The first one is due after one interval.
     pub fn new(policy: &HealthPolicy, dice: Dice, now: Instant) -> Self {
         let mut checks = Self {
             dice,
@@ -57,33 +55,34 @@ impl Checks {
         self.next_at = now.checked_add(pause);
     }
 
-    /// When the next one is due; none while one is under way.
+    /// Returns the time of the next check; `None` while one is in progress.
     pub fn due_at(&self) -> Option<Instant> {
         self.next_at
     }
 
-    /// The policy is another one: the next check comes one interval from now, unless one is under way or due at once.
+    /// Applies a changed policy: the next check is due one interval after `now`, unless one is in progress or due at
+    /// once.
     pub fn reschedule(&mut self, policy: &HealthPolicy, now: Instant) {
         if self.next_at.is_some() {
             self.schedule(policy, now);
         }
     }
 
-    /// It is due at once, unless one is under way.
+    /// Makes the next check due at once, unless one is in progress.
     pub fn hurry(&mut self, now: Instant) {
         if let Some(at) = &mut self.next_at {
             *at = now;
         }
     }
 
-    /// It is not certain that the server knows the session: it is asked in it, at once, or after the check that is under
-    /// way.
+    /// Requests a check within the session, at once or after the check in progress, because the server may have lost
+    /// the session.
     pub fn doubt(&mut self, now: Instant) {
         self.in_doubt = true;
         self.hurry(now);
     }
 
-    /// Begins a check: what is asked.
+    /// Begins a check and returns the request to send.
     pub fn begin(&mut self, policy: &HealthPolicy) -> HealthCheck {
         self.next_at = None;
         let in_doubt = std::mem::take(&mut self.in_doubt);
@@ -95,24 +94,24 @@ impl Checks {
         self.asked
     }
 
-    /// The check was answered with an error. If it was `ping`, which not all servers know, it is asked for its tools from now
-    /// on, and at once: whether it is.
+    /// Processes an error answer to a check. If the request was `ping`, which is not supported by all servers, later
+    /// checks use `tools/list`, and the next one is due at once. Returns true in this case.
     #[must_use]
     pub fn no_ping(&mut self, now: Instant) -> bool {
         let was_ping = self.asked == HealthCheck::Ping;
         if was_ping {
-            // That is asked in the session, too.
+            // The check that replaces `ping` must use the session too.
             (self.no_ping, self.in_doubt, self.next_at) = (true, true, Some(now));
         }
         was_ping
     }
 
-    /// What was asked last.
+    /// Returns the request of the last check.
     pub fn asked(&self) -> HealthCheck {
         self.asked
     }
 
-    /// The check was not answered, or not well.
+    /// Processes a check that failed or was not answered.
     pub fn failed(&mut self, policy: &HealthPolicy, why: String, now: Instant) -> Verdict {
         self.schedule(policy, now);
         self.failures += 1;
@@ -127,13 +126,14 @@ impl Checks {
         }
     }
 
-    /// The check succeeded. If it was degraded: after how many failures it is restored, and what the last was.
+    /// Processes a successful check. Returns the number of failures and the last error if the server was degraded.
     pub fn succeeded(&mut self, policy: &HealthPolicy, now: Instant) -> Option<(u32, Option<String>)> {
         self.schedule(policy, now);
         self.is_well()
     }
 
-    /// It has answered in whatever way: a call is as good as a check.
+    /// Processes any answer of the server: a successful call counts like a check. Returns the number of failures and
+    /// the last error if the server was degraded.
     pub fn is_well(&mut self) -> Option<(u32, Option<String>)> {
         let failures = std::mem::take(&mut self.failures);
         let last_error = self.last_error.take();

@@ -1,42 +1,43 @@
-//! When a server that nobody needs is put to sleep: looked at on a grid of sweeps that begins when it is ready. The next
-//! look is the first at which it could be idle at all, so a busy fleet costs one timer for each server and idle time, not
-//! one for each sweep.
+//! Sleep of idle servers. Checks take place on a grid of intervals that begins when the server is ready. The next check
+//! is the first at which the server can be idle long enough, so that a busy fleet needs one timer per server and idle
+//! time, not one per interval.
 
 use std::time::{Duration, Instant};
 
 use crate::model::policy::IdlePolicy;
 
-/// What a run has to do, and when it last had.
+/// Current use of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Activity {
-    /// Calls that are not answered yet, and clients that wait for what the server says by itself.
+    /// Number of unanswered calls, and of clients that wait for messages of the server.
     pub needed_by: usize,
-    /// The last call's beginning or end, or the last message of the server.
+    /// Time of the last message of the server, or of the last begin or end of a call.
     pub last: Instant,
 }
 
-/// What a look at a run comes to.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nobody has needed it for this long.
+    /// The server has been idle for this duration.
     Idle(Duration),
-    /// It is needed, or too young; `None` is never again, because the policy's times are beyond what a clock shows.
+    /// The server is in use or too young. Contains the time of the next check; `None` for no further check, because the
+    /// times of the policy exceed the range of the clock.
     LookAgain(Option<Instant>),
 }
 
-/// The first look at a run that is ready since then.
+/// Returns the time of the first check of a run that became ready at `ready`.
 pub fn first_look(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
     on_the_grid(policy, ready, ready.checked_add(policy.idle)?.max(grown(policy, ready)?))
 }
 
-/// One look.
+/// Checks a run that became ready at `ready`.
 pub fn look(policy: &IdlePolicy, ready: Instant, activity: Activity, now: Instant) -> Verdict {
     let quiet = now.saturating_duration_since(activity.last);
     let age = now.saturating_duration_since(ready);
     if activity.needed_by == 0 && quiet >= policy.idle && age > policy.grace {
         return Verdict::Idle(quiet);
     }
-    // A call that is still open may end the moment after: its idle time begins then, and is over no earlier than this.
+    // An open call may end right after this check: its idle time begins then.
     let last = if activity.needed_by == 0 { activity.last } else { now };
     let possible = last.checked_add(policy.idle).zip(grown(policy, ready)).zip(after(now));
     Verdict::LookAgain(
@@ -44,12 +45,13 @@ pub fn look(policy: &IdlePolicy, ready: Instant, activity: Activity, now: Instan
     )
 }
 
-/// The look after one at which it was idle and could not be put to sleep: a call slipped in.
+/// Returns the time of the check after one at which the server was idle but could not be put to sleep, because a call
+/// arrived.
 pub fn next_look(policy: &IdlePolicy, ready: Instant, now: Instant) -> Option<Instant> {
     on_the_grid(policy, ready, after(now)?)
 }
 
-/// When it is older than its grace.
+// First time at which the run is older than its grace period.
 fn grown(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
     after(ready.checked_add(policy.grace)?)
 }
@@ -58,9 +60,9 @@ fn after(time: Instant) -> Option<Instant> {
     time.checked_add(Duration::from_nanos(1))
 }
 
-/// The first sweep that is not before `earliest`, and never the very moment of `ready`.
+// First check that is not before `earliest`, and always after `ready`.
 fn on_the_grid(policy: &IdlePolicy, ready: Instant, earliest: Instant) -> Option<Instant> {
-    // A sweep of no time at all would be one that never ends.
+    // An interval of zero would cause a busy loop.
     let sweep = policy.sweep.max(Duration::from_millis(1)).as_nanos();
     let sweeps = earliest.saturating_duration_since(ready).as_nanos().div_ceil(sweep).max(1);
     let nanos = sweeps.checked_mul(sweep)?;

@@ -1,16 +1,17 @@
-//! Delays made a little longer or shorter, so that thousands that were cut off at once do not come back as one. The source
-//! is a value that is given a seed: the same seed, the same delays.
+//! Random variation of delays, so that thousands of servers that were disconnected together do not reconnect together.
+//! The generator is deterministic: the same seed gives the same delays.
 
 use std::time::Duration;
 
-/// A sequence of numbers that look random (`SplitMix64`, by Steele, Lea and Flood).
+/// Pseudo-random number generator (`SplitMix64`, by Steele, Lea and Flood).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// From a seed, and what tells one holder of the same seed from another.
+    /// Creates a generator from a seed and the name of its holder, so that holders with the same seed draw different
+    /// numbers.
     pub fn new(seed: u64, holder: &str) -> Self {
-        // FNV-1a: the same in every build and on every machine.
+        // FNV-1a: the same value in every build and on every machine.
         let holder = holder
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -24,7 +25,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// `delay`, up to so many percent longer or shorter.
+    /// Returns `delay`, made up to `percent` percent longer or shorter. At most 100 percent.
     pub fn spread(&mut self, delay: Duration, percent: u8) -> Duration {
         let delay_nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         let reach = delay_nanos / 100 * u64::from(percent.min(100));

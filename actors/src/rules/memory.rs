@@ -13,38 +13,38 @@ use std::time::{Duration, Instant};
 use crate::model::ids::InstanceId;
 use crate::model::policy::MemoryPolicy;
 
-/// A server that was needed more recently than this is not put to sleep.
+// Servers used more recently than this are not put to sleep.
 const QUIET_MIN: Duration = Duration::from_secs(10);
-/// Divisor for idle servers: one tenth of them is put to sleep after each reading.
+// Divisor: one tenth of the idle servers is put to sleep after each reading.
 const SLEEP_SHARE: usize = 10;
 
-/// One look at the memory of the machine, or of the control group that limits the satellite if that is tighter.
+/// Memory of the machine, or of the control group that limits the satellite if it is tighter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryReading {
-    /// The share of the last ten seconds, in percent, in which some task waited for memory (PSI, `some avg10`); none if the
-    /// kernel does not tell.
+    /// Share of the last ten seconds in which tasks waited for memory, in percent (PSI, `some avg10`); `None` if the
+    /// kernel does not report it.
     pub pressure_percent: Option<f64>,
-    /// Bytes that can be used without swapping.
+    /// Memory that is available without swapping, in bytes.
     pub available_bytes: u64,
-    /// Bytes in all.
+    /// Total memory, in bytes.
     pub total_bytes: u64,
 }
 
-/// The last reading and its effect, for `status`.
+/// Last reading and its effect, for `status`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct MemoryStatus {
-    /// Whether memory is short, so that starts are delayed.
+    /// True if memory is short, so that starts are delayed.
     pub is_short: bool,
-    /// Processes that waited for their start at that time.
+    /// Number of processes that waited for their start at that time.
     pub starts_waiting: usize,
-    /// The last reading; none if there is none yet.
+    /// Last reading; `None` before the first one.
     pub reading: Option<MemoryReading>,
 }
 
-/// The change that a reading causes.
+/// Change caused by a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryNews {
-    /// Memory is not short, nor was it before.
+    /// Memory is sufficient, as before.
     Enough,
     /// Memory is no longer short.
     Relieved,
@@ -56,10 +56,9 @@ pub enum MemoryNews {
     StillShort,
 }
 
-/// Whether memory is short, and when the next start takes place then.
+/// State of the memory, and the time of the next start while it is short.
 #[derive(Debug, Default)]
 pub struct MemoryGate {
-    /// The time of the next start while memory is short.
     next_start: Option<Instant>,
 }
 
@@ -84,7 +83,7 @@ impl MemoryGate {
         }
     }
 
-    /// Whether memory was short at the last reading.
+    /// Returns true if memory was short at the last reading.
     pub fn is_short(&self) -> bool {
         self.next_start.is_some()
     }
@@ -95,7 +94,7 @@ fn is_short(policy: &MemoryPolicy, reading: &MemoryReading) -> bool {
     pressed || available_percent(reading) < f64::from(policy.available_min_percent)
 }
 
-/// Returns whether memory is sufficient again. Uses other limits than `is_short`, so that the state does not flap.
+// Uses other limits than `is_short`, so that the state does not flap.
 fn is_relieved(policy: &MemoryPolicy, reading: &MemoryReading) -> bool {
     let pressed =
         reading.pressure_percent.is_some_and(|percent| percent > f64::from(policy.pressure_max_percent) / 2.0);
@@ -106,8 +105,8 @@ fn available_percent(reading: &MemoryReading) -> f64 {
     100.0 * reading.available_bytes as f64 / reading.total_bytes.max(1) as f64
 }
 
-/// The servers to be put to sleep now, of those that may sleep and are not in use, each with how long it has been idle:
-/// the longest-idle tenth, at least one.
+/// Selects the servers to put to sleep from the idle ones that may sleep, each with its idle time. Returns the
+/// longest-idle tenth, at least one; servers idle for less than 10 s are never selected.
 pub fn longest_idle(mut idle: Vec<(InstanceId, Duration)>) -> Vec<(InstanceId, Duration)> {
     idle.retain(|(_, quiet)| *quiet >= QUIET_MIN);
     idle.sort_by(|(one, quiet), (other, longer)| longer.cmp(quiet).then_with(|| one.cmp(other)));

@@ -1,5 +1,5 @@
-//! What of a tool call is repeated in HTTP headers, so that who stands between us and its server need not read the message:
-//! the parameters that the tool's schema marks with `x-mcp-header`.
+//! Tool parameters that are repeated in HTTP headers, so that a proxy need not read the message. A tool's schema marks
+//! them with `x-mcp-header`.
 
 use std::collections::BTreeSet;
 
@@ -9,18 +9,21 @@ use crate::rpc::member;
 
 const MARK: &str = "x-mcp-header";
 
-/// One marked parameter.
+/// A marked parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
-    /// `Mcp-Param-` comes before it.
+    /// Name of the header without the prefix `Mcp-Param-`.
     pub header: Box<str>,
-    /// The names of the properties that lead to it, from the root of the arguments.
+    // Names of the properties that lead to the parameter, from the root of the arguments.
     path: Vec<String>,
 }
 
-/// The marked parameters of a tool, by its definition. An error says why the definition must not be used.
+/// Returns the marked parameters of a tool from its definition.
+///
+/// # Errors
+/// Returns the reason if the definition is invalid and the tool must not be used.
 pub fn of_tool(definition: &str) -> Result<Vec<Mirror>, String> {
-    // A name may be spelled with escapes, so a text with one is looked into as well.
+    // A property name may contain escapes, so definitions with escapes are parsed too.
     let may_have = |part: &str| memchr::memmem::find(definition.as_bytes(), part.as_bytes()).is_some();
     if !may_have(MARK) && !may_have("\\u") {
         return Ok(Vec::new());
@@ -36,7 +39,7 @@ pub fn of_tool(definition: &str) -> Result<Vec<Mirror>, String> {
     }
 }
 
-/// Goes through a schema. `reached` says whether its value has one certain place in the arguments.
+// Searches a schema for marks. `reached` is true if the value has exactly one possible place in the arguments.
 fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<Mirror>) -> Result<(), String> {
     match schema {
         Value::Object(members) => {
@@ -57,7 +60,7 @@ fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<
                             collect(schema, false, path, out)?;
                         }
                     }
-                    // Data, and no schemas.
+                    // These contain data, not schemas.
                     (MARK | "default" | "const" | "enum" | "examples", _) => {}
                     _ => collect(inner, false, path, out)?,
                 }
@@ -87,7 +90,7 @@ fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) ->
 }
 
 impl Mirror {
-    /// Whether the parameter is a number, which can be written in several ways.
+    /// Returns true if the parameter is a number, which has several spellings.
     pub fn is_number(&self, arguments: &str) -> bool {
         self.value_in(arguments).is_some_and(|value| value.starts_with(|c: char| c == '-' || c.is_ascii_digit()))
     }
@@ -96,7 +99,7 @@ impl Mirror {
         self.path.iter().try_fold(arguments, |value, name| member(value, name))
     }
 
-    /// What the header says for these arguments, a JSON object; nothing if the parameter is not among them.
+    /// Returns the value of the header for these arguments, a JSON object; `None` if they do not contain the parameter.
     pub fn value(&self, arguments: &str) -> Option<String> {
         let value = self.value_in(arguments)?;
         match value.as_bytes().first()? {

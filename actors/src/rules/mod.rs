@@ -1,5 +1,5 @@
-//! Decisions: plain values and functions. Time and run numbers come in as arguments; nothing here waits, spawns, logs
-//! or looks at a clock, so every rule is read and tested without a runtime.
+//! Decision logic as plain values and functions. Times and run numbers are arguments. Nothing here waits, spawns, logs
+//! or reads a clock, so every rule is testable without a runtime.
 
 pub mod era;
 pub mod health;

@@ -1,10 +1,10 @@
-//! On whose behalf a server speaks by itself. Over HTTP it says so by the stream that it speaks on; over a pipe it does
-//! not, and then it is only certain while no two clients have calls in flight.
+//! Attribution of unsolicited server messages to clients. Over HTTP a message belongs to the stream on which it
+//! arrives. Over a pipe the client is certain only if no two clients have calls in flight.
 
 use crate::audience::{Cause, Origin};
 
-/// `of` is the call on whose stream the server spoke, if it did: whoever has made it, if that was a client of the host.
-/// `in_flight` are all calls that are not answered.
+/// Returns the cause of a message. `of` is the call on whose stream the message arrived, with its client if it has one.
+/// `in_flight` are all unanswered calls.
 pub fn cause(of: Option<Option<Origin>>, in_flight: impl IntoIterator<Item = Option<Origin>>) -> Cause {
     match of {
         Some(Some(origin)) => return Cause::Call(origin),

@@ -1,13 +1,14 @@
-//! The event queue: numbering, limits, batches, and what each answer of the sink means. The batcher carries it out.
+//! Event queue: numbering, limits, batches, and the effect of each answer of the sink. The batcher executes its
+//! decisions.
 //!
 //! ```text
-//!  push → queue (limit: the oldest go, the gaps are remembered) → batch in flight → accepted: gone
-//!                                                                  │  keep: the same batch again, same id
-//!                                                                  └─ split: back to the front, smaller batch
+//!  push → queue (limit: the oldest are dropped, gaps are recorded) → batch in flight → accepted: removed
+//!                                                                      │  keep: the same batch again, same ID
+//!                                                                      └─ split: back to the front, smaller batch
 //! ```
 //!
-//! For a sink that stores numbers, an event waits without one until the sink has reserved it (`Outbox::number`): a number
-//! that is not reserved could be used again by the next satellite.
+//! If the sink stores numbers, an event has no number until the sink has reserved one (`Outbox::number`): otherwise the
+//! next satellite could use the number again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,42 +21,43 @@ use crate::model::policy::BatchPolicy;
 use crate::rules::request_log::RequestLog;
 use crate::seam::{Answer, Batch};
 
-/// Reconnecting events of one instance are thinned: the first this many, then each doubling.
+// Reconnecting events of one instance are thinned out: the first five are kept, then one at each doubling of their
+// count.
 const RECONNECTING_KEPT: u64 = 5;
 
-/// A sink that asks for a longer pause is asked again after this.
+// Maximum pause that a sink can request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Numbers for `status` and the load report.
+/// Counters for `status` and the load report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Events waiting, the batch in flight not counted.
+    /// Number of waiting events, without the batch in flight.
     pub queue_size: usize,
-    /// Events received so far, those without a number included.
+    /// Number of events received, including those without a number.
     pub emitted: u64,
-    /// Events that the sink took.
+    /// Number of events that the sink accepted.
     pub sent: u64,
-    /// Events that the sink refused for good.
+    /// Number of events that the sink rejected for good.
     pub failed: u64,
-    /// Events over the queue's limit.
+    /// Number of events dropped because the queue exceeded its limit.
     pub dropped: u64,
-    /// When the sink last took a batch.
+    /// Time at which the sink last accepted a batch.
     pub last_sent: Option<Timestamp>,
-    /// The sink's last complaint; gone after a success.
+    /// Last error of the sink; cleared by a success.
     pub last_error: Option<String>,
-    /// What the batcher is doing.
+    /// Activity of the batcher.
     pub state: State,
 }
 
 impl Statistics {
-    /// Events that were received and are neither with the sink, nor refused by it, nor dropped.
+    /// Returns the number of received events that were neither accepted, rejected nor dropped.
     pub fn unsent(&self) -> usize {
         let settled = self.sent + self.failed + self.dropped;
         usize::try_from(self.emitted.saturating_sub(settled)).unwrap_or(usize::MAX)
     }
 }
 
-/// See [`Statistics::state`].
+/// Activity of the batcher.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -64,56 +66,55 @@ pub enum State {
     Idle,
     /// A batch is in flight.
     Sending,
-    /// The sink did not take the last batch.
+    /// The sink did not accept the last batch.
     Retrying,
-    /// The sink asked for a pause.
+    /// The sink requested a pause.
     BackingOff,
 }
 
-/// Room for as many events is kept when they are gone.
+// Capacity that the queue keeps when it is empty, in events.
 const ROOM_KEPT: usize = 1_024;
 
-/// The queue. Survives a panic of the batcher: it is handed back with the death notice.
+/// Event queue. Survives a panic of the batcher: the death notice returns it.
 #[derive(Debug)]
 pub struct Outbox {
     policy: BatchPolicy,
     next_seq: u64,
     next_batch: u64,
     queue: VecDeque<Envelope>,
-    /// Whether an event gets its number only once that number is reserved; see [`Outbox::number`].
+    // True if an event gets its number only after the number is reserved; see `number`.
     reserves: bool,
-    /// Events without a number: newer than all that is queued.
+    // Events without a number, newer than all in `queue`.
     unnumbered: VecDeque<(Timestamp, Event)>,
-    /// Events that were dropped before they had a number. They are older than `unnumbered` and take the next numbers, so
-    /// that the gap can be announced.
+    // Events dropped before they had a number. They are older than `unnumbered` and take the next numbers, so that the
+    // gap can be announced.
     unnumbered_dropped: u64,
     in_flight: Option<Arc<Batch>>,
-    /// Whether the batch in flight is with the sink now, or kept for the next cycle.
+    // True while the sink processes the batch in flight; false if the batch waits for the next cycle.
     sending: bool,
-    /// The sink said of this many events at the front that one of them is invalid.
+    // Number of events at the front among which the sink reported an invalid one.
     suspect: usize,
-    /// At most this many in the next batch: halved by 413, back after a success.
+    // Maximum size of the next batch: halved by 413, restored by a success.
     batch_max: usize,
-    /// The pause after the next 429, counted from the start of the refused send; doubled by each one.
+    // Pause after the next 429, counted from the start of the rejected send; doubled by each one.
     backoff: Duration,
     sent_at: Option<Instant>,
     not_before: Option<Instant>,
-    /// Events numbered before this are sent in this cycle.
+    // Events with numbers below this are sent in this cycle.
     cycle_end: u64,
-    /// Dropped and not yet announced: first → last, apart from each other. There is more than one where an announcement
-    /// was dropped itself, after events that it did not mean had been sent.
+    // Disjoint ranges of dropped events, first → last, that are not announced yet. There are several if an announcement
+    // was itself dropped after events outside its range had been sent.
     gaps: BTreeMap<u64, u64>,
-    /// Announced, and not yet shown to those who listen.
+    // Announcements not yet passed to the listeners.
     announced: Vec<Envelope>,
     reconnecting: HashMap<Arc<str>, u64>,
-    /// Calls that become events together.
     requests: RequestLog,
     statistics: Statistics,
 }
 
 impl Outbox {
-    /// An empty queue whose first event is numbered `next_seq`. Batches count up from `first_batch`, which must differ
-    /// from every id that an earlier process used: a sink that drops repeats would drop ours.
+    /// Creates an empty queue whose first event gets the number `next_seq`. Batches count up from `first_batch`, which
+    /// must differ from every batch ID of earlier processes: a sink that drops repeated batches would drop new ones.
     pub fn new(mut policy: BatchPolicy, next_seq: u64, first_batch: u64) -> Self {
         policy.batch_max = policy.batch_max.max(1);
         policy.queue_max = policy.queue_max.max(1);
@@ -146,8 +147,8 @@ impl Outbox {
         self.reserves = true;
     }
 
-    /// Queues an event, numbered unless numbers have to be reserved first. Returns the envelope if it has a number and was
-    /// not thinned out. Over the limit the oldest event is dropped.
+    /// Queues an event. It is numbered unless numbers must be reserved first. Returns the envelope if it has a number
+    /// and was not thinned out. If the queue exceeds its limit, the oldest event is dropped.
     pub fn push(&mut self, timestamp: Timestamp, event: Event) -> Option<&Envelope> {
         if self.is_thinned(&event) {
             return None;
@@ -168,14 +169,14 @@ impl Outbox {
         if self.reserves { None } else { self.queue.back() }
     }
 
-    /// The last number that the waiting events need, to be reserved before [`Outbox::number`]. `None` if no event waits for
-    /// a number.
+    /// Returns the last number that the waiting events need, to be reserved before [`Outbox::number`]; `None` if no
+    /// event waits for a number.
     pub fn wanted(&self) -> Option<u64> {
         let count = self.unnumbered_dropped + self.unnumbered.len() as u64;
         (count > 0).then(|| self.next_seq + count - 1)
     }
 
-    /// Numbers the waiting events as far as numbers are reserved, up to and including `through`. Returns them in order.
+    /// Numbers the waiting events up to and including the reserved number `through`. Returns them in order.
     pub fn number(&mut self, through: u64) -> impl Iterator<Item = &Envelope> {
         let dropped = self.unnumbered_dropped.min((through + 1).saturating_sub(self.next_seq));
         if dropped > 0 {
@@ -192,7 +193,7 @@ impl Outbox {
         self.queue.range(first..)
     }
 
-    /// Numbers could not be reserved: events keep waiting.
+    /// Records that numbers could not be reserved. The events keep waiting.
     pub fn unreserved(&mut self, reason: String) {
         self.statistics.last_error = Some(reason);
     }
@@ -203,13 +204,14 @@ impl Outbox {
         self.queue.push_back(Envelope { seq, timestamp, event });
     }
 
-    /// Events that wait, numbered or not, without the batch in flight.
+    // Waiting events, numbered or not, without the batch in flight.
     fn waiting(&self) -> usize {
         self.queue.len() + self.unnumbered.len()
     }
 
-    /// Queues events that are numbered already, as they are read from where they are stored: in order, and behind all
-    /// that waits. What is not is passed over. No limit is theirs: whoever reads takes no more than it has room for.
+    /// Queues events that already have numbers, as read from storage: in order, after all waiting events. Events out of
+    /// order are ignored. The limit of the queue does not apply: the reader requests no more events than there is room
+    /// for.
     pub fn refill(&mut self, events: impl IntoIterator<Item = Envelope>) {
         for envelope in events {
             let last = self.queue.back().or(self.in_flight.as_ref().and_then(|batch| batch.events.last()));
@@ -221,8 +223,8 @@ impl Outbox {
         }
     }
 
-    /// The batch that was with the sink when an earlier process ended: it is the first one, under its id. Events that were
-    /// queued or sent before are none of it.
+    /// Restores the batch that was in flight when an earlier process ended. It is sent first, with its ID, so this must
+    /// be called before any event is queued.
     pub fn resume_batch(&mut self, id: u64, events: Vec<Envelope>) {
         let Some(last) = events.last().map(|last| last.seq) else { return };
         debug_assert!(self.in_flight.is_none() && self.queue.is_empty(), "the first one comes first");
@@ -231,25 +233,25 @@ impl Outbox {
         self.in_flight = Some(Arc::new(Batch { id, events }));
     }
 
-    /// The first event that is not settled, if there is one: all that was queued before it was taken, refused for good or
-    /// dropped.
+    /// Returns the number of the first unsettled event; `None` if there is none. All earlier events were accepted,
+    /// rejected for good or dropped.
     pub fn settled_before(&self) -> Option<u64> {
         let in_flight = self.in_flight.as_ref().and_then(|batch| batch.events.first());
         in_flight.or(self.queue.front()).map(|first| first.seq)
     }
 
-    /// Whether no batch is with the sink and none is kept.
+    /// Returns true if no batch is in flight, neither sent nor kept.
     pub fn is_at_rest(&self) -> bool {
         self.in_flight.is_none()
     }
 
-    /// Whether a batch was not taken and waits for the next cycle.
+    /// Returns true if a batch was not accepted and waits for the next cycle.
     pub fn is_kept(&self) -> bool {
         !self.sending && self.in_flight.is_some()
     }
 
-    /// `count` events were lost before they could be queued: they take numbers, so the gap can be seen. They are newer than
-    /// all that waits, which therefore is over the limit too.
+    /// Records `count` events that were lost before they could be queued. They get numbers, so that the gap is visible.
+    /// They are newer than all waiting events, so those are dropped as well.
     pub fn lost_at_the_door(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -271,12 +273,12 @@ impl Outbox {
         self.widen_gap(first, self.next_seq - 1);
     }
 
-    /// The calls that are not yet events.
+    /// Returns the calls that are not yet part of an event.
     pub fn requests(&mut self) -> &mut RequestLog {
         &mut self.requests
     }
 
-    /// A cycle begins: what is queued now is sent, in as many batches as it takes.
+    /// Begins a cycle: the events queued now are sent, in as many batches as needed.
     pub fn begin_cycle(&mut self, now: Instant) {
         if self.not_before.is_none_or(|at| now >= at) {
             self.not_before = None;
@@ -284,7 +286,8 @@ impl Outbox {
         }
     }
 
-    /// The batch to send now, if there is one: the one that is kept, or a new one.
+    /// Returns the batch to send now: the kept one or a new one. `None` if there is nothing to send or a pause is in
+    /// effect.
     pub fn next_batch(&mut self, now: Instant, wall: Timestamp) -> Option<Arc<Batch>> {
         if self.sending || self.not_before.is_some_and(|at| now < at) {
             return None;
@@ -311,7 +314,7 @@ impl Outbox {
         self.in_flight.clone()
     }
 
-    /// An outage makes the queue large, and its end small again: by halves, so that one that breathes is not copied each time.
+    // Releases capacity after an outage. It is halved, so that a queue of varying length is not copied each time.
     fn give_back_room(&mut self) {
         let room = self.queue.capacity();
         if room > ROOM_KEPT && self.queue.len() < room / 4 {
@@ -319,8 +322,8 @@ impl Outbox {
         }
     }
 
-    /// What the answer to the batch in flight means. The invalid events that were dropped for good come back with the
-    /// reason, to be logged.
+    /// Applies the answer of the sink to the batch in flight. Returns the events that were rejected for good, with the
+    /// reasons, to be logged.
     pub fn answered(&mut self, now: Instant, wall: Timestamp, answer: Answer) -> Vec<(Envelope, String)> {
         self.sending = false;
         let Some(batch) = self.in_flight.take() else { return Vec::new() };
@@ -383,38 +386,38 @@ impl Outbox {
         self.not_before
     }
 
-    /// The announcements of gaps since the last time: they are made here, so nobody has pushed them.
+    /// Removes and returns the announcements of gaps, which the queue creates itself.
     pub fn take_announced(&mut self) -> Vec<Envelope> {
         std::mem::take(&mut self.announced)
     }
 
-    /// Whether everything that was pushed is settled.
+    /// Returns true if every event is settled.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty() && self.wanted().is_none()
     }
 
-    /// Whether a batch is with the sink now.
+    /// Returns true if the sink is processing a batch.
     pub fn is_sending(&self) -> bool {
         self.sending
     }
 
-    /// Events that are neither with the sink nor refused by it.
+    /// Returns the number of events that are waiting or in flight.
     pub fn unsent(&self) -> usize {
         self.waiting() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
     }
 
-    /// The batch in flight was with a batcher that died: it is sent again, under its id.
+    /// Prepares the batch in flight to be sent again with its ID, after its batcher died.
     pub fn resume(&mut self) {
         self.sending = false;
     }
 
-    /// The wait of a 429 is not honoured on the way out.
+    /// Ends the pause requested by the sink and includes all events in the cycle, for a shutdown.
     pub fn hurry(&mut self) {
         self.not_before = None;
         self.cycle_end = u64::MAX;
     }
 
-    /// The numbers as they are now.
+    /// Returns the current counters.
     pub fn statistics(&self) -> Statistics {
         let state = match (&self.in_flight, self.not_before) {
             (Some(_), _) if self.sending => State::Sending,
@@ -442,7 +445,6 @@ impl Outbox {
         self.statistics.last_error = refused.last().map(|(_, reason)| reason.clone());
     }
 
-    /// Kept for the next cycle, under its id.
     fn keep(&mut self, batch: Arc<Batch>, reason: String) -> Vec<(Envelope, String)> {
         self.statistics.last_error = Some(reason);
         self.in_flight = Some(batch);
@@ -460,7 +462,7 @@ impl Outbox {
         self.statistics.dropped += 1;
         self.suspect = self.suspect.saturating_sub(1);
         if let Event::EventsDropped { from_seq, to_seq } = oldest.event {
-            // What it announced is still gone, and nobody has been told.
+            // The range of the dropped announcement is still unknown to the readers.
             self.widen_gap(from_seq, to_seq);
         }
         self.widen_gap(oldest.seq, oldest.seq);
@@ -470,7 +472,7 @@ impl Outbox {
         self.statistics.dropped += 1;
         self.unnumbered_dropped += 1;
         if let Event::EventsDropped { from_seq, to_seq } = oldest {
-            // The gap that it announced has still to be announced.
+            // The range of the dropped announcement must still be announced.
             self.widen_gap(*from_seq, *to_seq);
         }
     }
@@ -489,7 +491,7 @@ impl Outbox {
         self.gaps.insert(first, last);
     }
 
-    /// Queues the announcement of each gap for this cycle, as far as a batch has made room for them.
+    // Queues the announcements of gaps for this cycle, as far as the limit permits.
     fn announce_gaps(&mut self, wall: Timestamp) {
         while self.waiting() < self.policy.queue_max
             && let Some((from_seq, to_seq)) = self.gaps.pop_first()

@@ -1,21 +1,19 @@
-//! A line of a server's output, as a message may quote it.
+//! Excerpts of a server's output for messages.
 
 use crate::model::secret::Mask;
 
-/// Characters of an excerpt.
 const EXCERPT_MAX: usize = 200;
 
 /// Returns a line without terminal sequences, control characters and bidirectional marks, with secrets masked, cut at 200
 /// characters. `None` if nothing is left.
 pub fn excerpt(line: &str, mask: &Mask) -> Option<String> {
     let plain = plain(line);
-    // Masked after the control characters are gone: they could have stood in the middle of a secret. Cut after that, so that
-    // no part of a secret is left.
+    // Control characters are removed before masking, because they may split a secret. The text is cut after masking, so
+    // that no part of a secret remains.
     let text: String = mask.apply(plain.trim()).chars().take(EXCERPT_MAX).collect();
     (!text.is_empty()).then_some(text)
 }
 
-/// Removes terminal sequences, control characters and bidirectional marks.
 fn plain(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut letters = line.chars();
@@ -31,7 +29,7 @@ fn plain(line: &str) -> String {
     text
 }
 
-/// Skips what follows an escape: `[`, parameters, and the letter that ends them.
+// Skips a sequence after its escape character: `[`, parameters, and the final letter.
 fn skip_sequence(letters: &mut std::str::Chars<'_>) {
     if letters.as_str().starts_with('[') {
         letters.next();

@@ -1,19 +1,19 @@
-//! Start permits: how many starts may be under way at once in the whole satellite, fair between teams, wakes with
-//! waiting callers first. Without them a mass crash forks thousands of processes on one tick.
+//! Start permits. They limit the number of concurrent starts in the whole satellite, are fair between teams, and prefer
+//! starts for which a caller waits. Without them a mass crash would fork thousands of processes at once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::model::ids::{InstanceId, Run, TeamId};
 
-/// Permits of processes, and those of connections to remote servers: to connect is cheap here and slow there, so that
-/// neither must wait for the other.
+/// Permits of processes and of connections to remote servers. They are separate, because connections need few local
+/// resources and may take long: neither must wait for the other.
 #[derive(Debug)]
 pub struct Pools {
     processes: Permits,
     connections: Permits,
 }
 
-/// Who waits for a permit and who holds one.
+/// Permits that are held, and instances that wait for one.
 #[derive(Debug)]
 pub struct Permits {
     limit: usize,
@@ -23,21 +23,21 @@ pub struct Permits {
     urgent: Lane,
     normal: Lane,
     one_at_a_time: HashSet<TeamId>,
-    /// The starts that may still take place while memory is short; none if there is no such limit.
+    // Remaining starts while memory is short; `None` for no limit.
     allowance: Option<usize>,
 }
 
-/// Whether somebody waits for this start.
+/// Priority of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// Nobody does.
+    /// No caller waits.
     Normal,
-    /// A caller does.
+    /// A caller waits.
     Urgent,
 }
 
-/// One queue a team, and whose turn it is. Entries that were withdrawn or moved to the other lane are skipped when
-/// their turn comes: `Permits::waiting` has the truth.
+// One queue per team, and the order of the teams. Entries that were withdrawn or moved to the other lane are skipped
+// when their turn comes: only `Permits::waiting` is authoritative.
 #[derive(Debug, Default)]
 struct Lane {
     turns: VecDeque<TeamId>,
@@ -53,7 +53,7 @@ impl Lane {
         queue.push_back(instance);
     }
 
-    /// The next of the team whose turn it is and that `may` start, as long as `wanted` says it still waits here.
+    // Removes the next instance of the first team that `may` start. Instances that are no longer `wanted` are dropped.
     fn pop(&mut self, may: impl Fn(&TeamId) -> bool, wanted: impl Fn(&InstanceId) -> bool) -> Option<InstanceId> {
         for _ in 0..self.turns.len() {
             let team = self.turns.pop_front()?;
@@ -75,13 +75,13 @@ impl Lane {
 }
 
 impl Pools {
-    /// So many starts of processes at once, and so many attempts to connect.
+    /// Creates pools with these maximum numbers of concurrent starts of processes and of connection attempts.
     pub fn new(processes: usize, connections: usize) -> Self {
         Self { processes: Permits::new(processes), connections: Permits::new(connections) }
     }
 
-    /// Queues an instance for what it is now. It may have become remote, or the reverse, since it asked before, and waits
-    /// in one place only.
+    /// Queues an instance in the pool of its current kind. An earlier request in the other pool, from before a change
+    /// of its configuration, is withdrawn.
     pub fn request(&mut self, instance: InstanceId, urgency: Urgency, remote: bool) {
         let (here, there) = if remote {
             (&mut self.connections, &mut self.processes)
@@ -92,47 +92,49 @@ impl Pools {
         here.request(instance, urgency);
     }
 
-    /// The instance no longer wants to start, whatever it was when it asked.
+    /// Withdraws the request of an instance from both pools.
     pub fn withdraw(&mut self, instance: &InstanceId) {
         self.processes.withdraw(instance);
         self.connections.withdraw(instance);
     }
 
-    /// Gives a permit back; doing so twice is harmless.
+    /// Releases a permit. A second release has no effect.
     pub fn release(&mut self, run: Run) {
         self.processes.release(run);
         self.connections.release(run);
     }
 
-    /// The team's supervisor is gone: so are its requests and its permits.
+    /// Removes the requests and permits of a team whose supervisor has ended.
     pub fn forget_team(&mut self, team: &TeamId) {
         self.processes.forget_team(team);
         self.connections.forget_team(team);
     }
 
-    /// Whether a team's processes start one at a time. Its connections are no burden to the machine.
+    /// Sets whether the processes of a team start one at a time. Its connections are not limited, because they need few
+    /// local resources.
     pub fn throttle(&mut self, team: TeamId, one_at_a_time: bool) {
         self.processes.throttle(team, one_at_a_time);
     }
 
-    /// Limits how many processes may still be started; none for no limit. Connections use little memory and go on.
+    /// Limits the number of processes that may still start; `None` for no limit. Connections are not limited, because
+    /// they need little memory.
     pub fn allow_processes(&mut self, allowance: Option<usize>) {
         self.processes.allow(allowance);
     }
 
-    /// Processes that wait for their start.
+    /// Returns the number of processes that wait for a permit.
     pub fn processes_waiting(&self) -> usize {
         self.processes.load().1
     }
 
-    /// The next start, if one is free, and its run, which gets this number. Call until it answers `None`.
+    /// Grants the next start, if a permit is free, as the run with this number. To be called until it returns `None`.
     pub fn grant(&mut self, run: Run) -> Option<(InstanceId, Run)> {
         self.processes.grant(|| run).or_else(|| self.connections.grant(|| run))
     }
 }
 
 impl Permits {
-    /// `limit` starts at once; at least one.
+    /// Creates permits for `limit` concurrent starts, at least one.
     pub fn new(limit: usize) -> Self {
         Self {
             limit: limit.max(1),
@@ -146,7 +148,7 @@ impl Permits {
         }
     }
 
-    /// Queues an instance; asking again can only make it more urgent.
+    /// Queues an instance. A repeated request can only raise the priority.
     pub fn request(&mut self, instance: InstanceId, urgency: Urgency) {
         if self.waiting.get(&instance).is_some_and(|known| *known >= urgency) {
             return;
@@ -158,12 +160,12 @@ impl Permits {
         }
     }
 
-    /// The instance no longer wants to start. A grant that is already on its way is given back by `release`.
+    /// Withdraws the request of an instance. A permit that was already granted is returned with `release`.
     pub fn withdraw(&mut self, instance: &InstanceId) {
         self.waiting.remove(instance);
     }
 
-    /// Gives a permit back; doing so twice is harmless.
+    /// Releases a permit. A second release has no effect.
     pub fn release(&mut self, run: Run) {
         if let Some(team) = self.held.remove(&run)
             && let Some(count) = self.held_by_team.get_mut(&team)
@@ -175,7 +177,7 @@ impl Permits {
         }
     }
 
-    /// The team's supervisor is gone: so are its requests and its permits.
+    /// Removes the requests and permits of a team whose supervisor has ended.
     pub fn forget_team(&mut self, team: &TeamId) {
         self.waiting.retain(|instance, _| instance.team != *team);
         self.held.retain(|_, holder| holder != team);
@@ -183,7 +185,7 @@ impl Permits {
         self.one_at_a_time.remove(team);
     }
 
-    /// Whether a team's starts go one at a time.
+    /// Sets whether the instances of a team start one at a time.
     pub fn throttle(&mut self, team: TeamId, one_at_a_time: bool) {
         if one_at_a_time {
             self.one_at_a_time.insert(team);
@@ -192,12 +194,13 @@ impl Permits {
         }
     }
 
-    /// Limits how many more starts are granted; none for no limit.
+    /// Limits the number of starts that may still be granted; `None` for no limit.
     pub fn allow(&mut self, allowance: Option<usize>) {
         self.allowance = allowance;
     }
 
-    /// The next start, if one is free; `draw` numbers its run. Call until it answers `None`.
+    /// Grants the next start, if a permit is free; `draw` provides the number of the run. To be called until it returns
+    /// `None`.
     pub fn grant(&mut self, draw: impl FnOnce() -> Run) -> Option<(InstanceId, Run)> {
         if self.held.len() >= self.limit || self.waiting.is_empty() || self.allowance == Some(0) {
             return None;
@@ -216,7 +219,7 @@ impl Permits {
         Some((instance, run))
     }
 
-    /// Permits held and instances waiting.
+    /// Returns the number of permits held and of instances waiting.
     pub fn load(&self) -> (usize, usize) {
         (self.held.len(), self.waiting.len())
     }

@@ -1,5 +1,5 @@
-//! Calls of tools as they are logged: gathered for each instance, and told together, a moment after the first or when
-//! there are enough. What a call carried is masked, and what is long is cut.
+//! Log of tool calls. The calls of an instance are collected and emitted as one event, shortly after the first call or
+//! when enough are collected. Payloads are masked, and long ones are cut.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,45 +12,44 @@ use crate::model::event::{Event, RequestLine, Subject};
 use crate::model::policy::BatchPolicy;
 use crate::model::secret::Mask;
 
-/// Behind what was cut.
 const ELLIPSIS: char = '…';
 
-/// An escaped character of JSON is at most so many bytes.
+// Maximum length of an escaped character in JSON, in bytes.
 const ESCAPE_MAX: usize = 6;
 
-/// One call that is over. Not masked yet.
+/// A completed call, not yet masked.
 #[derive(Clone)]
 pub struct Request {
-    /// Of which instance.
+    /// Instance that executed the call.
     pub of: Arc<Subject>,
-    /// What must not be seen of it.
+    /// Mask for the secrets of the instance.
     pub mask: Mask,
-    /// The tool.
+    /// Name of the tool.
     pub tool: String,
-    /// Its arguments.
+    /// Arguments of the call.
     pub params: Option<Payload>,
-    /// Its result, or the server's error.
+    /// Result, or error of the server.
     pub response: Option<Payload>,
-    /// From the request to the answer.
+    /// Time from the request to the answer.
     pub took: Duration,
-    /// What went wrong, masked.
+    /// Error of the call, already masked.
     pub error: Option<String>,
-    /// When it was asked.
+    /// Time of the request.
     pub at: Timestamp,
 }
 
-/// What a call carried: JSON, or the beginning of some.
+/// Payload of a call: JSON, or the beginning of it.
 #[derive(Clone)]
 pub enum Payload {
-    /// All of it, as sent.
+    /// Complete JSON text, as sent.
     Whole(Box<str>),
-    /// So much of it, masked.
+    /// Beginning of the JSON text, masked.
     Cut(Box<str>),
 }
 
 impl Payload {
-    /// A copy of at most `max` bytes of `json`. What is cut is masked before: a secret that straddles the cut must not
-    /// leave its head.
+    /// Copies at most `max` bytes of `json`. A payload is masked before it is cut: a secret across the cut must not
+    /// leave its beginning.
     pub fn of(json: &str, max: usize, mask: &Mask) -> Self {
         if json.len() <= max {
             return Self::Whole(json.into());
@@ -73,11 +72,11 @@ impl Payload {
             Self::Whole(text) => text,
         };
         let Ok(value) = serde_json::from_str(&text) else {
-            // Not everything that JSON can write is a value here: a number of five hundred digits, half a character.
+            // `serde_json` rejects some JSON texts: a number of five hundred digits, an unpaired surrogate.
             return Value::String(mask.apply(&plain(&text)));
         };
-        // Without an escape each text in it stands as it is: what the whole does not hold is in none of them, and most
-        // payloads need not be built anew.
+        // Without escapes every string appears literally. A text that contains no secret then needs no mask, and most
+        // payloads are not rebuilt.
         if !mask.hides(&text) && memchr::memchr(b'\\', text.as_bytes()).is_none() {
             return value;
         }
@@ -85,13 +84,14 @@ impl Payload {
         if !mask.hides(&text) {
             return masked;
         }
-        // A secret that is a number is no text of it.
+        // A secret that is a number is not part of any string.
         let text = masked.to_string();
         if mask.hides(&text) { Value::String(mask.apply(&text)) } else { masked }
     }
 }
 
-/// A JSON text, or its beginning, with every character written as we write it, so that a mask finds what it knows.
+/// Returns a JSON text, or its beginning, with the escapes that `serde_json` writes, so that a mask finds secrets in
+/// it.
 pub(crate) fn plain(json: &str) -> String {
     let mut written = String::with_capacity(json.len());
     let mut rest = json;
@@ -127,7 +127,8 @@ pub(crate) fn plain(json: &str) -> String {
     written
 }
 
-/// The character that begins `text` as `\uXXXX`, or as two of those, and how long that is.
+/// Decodes the escape `\uXXXX`, or a pair of them, at the beginning of `text`. Returns the character and the length of
+/// the escape in bytes.
 fn unicode(text: &str) -> Option<(char, usize)> {
     let unit = |at: usize| {
         let digits = text.get(at..at + ESCAPE_MAX)?.strip_prefix("\\u")?;
@@ -141,12 +142,12 @@ fn unicode(text: &str) -> Option<(char, usize)> {
     Some(both.map_or((char::REPLACEMENT_CHARACTER, ESCAPE_MAX), |letter| (letter, 2 * ESCAPE_MAX)))
 }
 
-/// What was called and not yet told. Survives a panic of the batcher, as the queue does.
+/// Calls that are not yet part of an event. Survives a panic of the batcher, as the queue does.
 #[derive(Debug)]
 pub struct RequestLog {
     delay: Duration,
     lines_max: usize,
-    /// By the instance's name.
+    // Key: name of the instance.
     open: HashMap<Arc<str>, Group>,
     due: BTreeSet<(Instant, Arc<str>)>,
 }
@@ -159,13 +160,13 @@ struct Group {
 }
 
 impl RequestLog {
-    /// Nothing yet.
+    /// Creates an empty log.
     pub fn new(policy: &BatchPolicy) -> Self {
         let (delay, lines_max) = (policy.request_delay, policy.request_lines_max.max(1));
         Self { delay, lines_max, open: HashMap::new(), due: BTreeSet::new() }
     }
 
-    /// Notes a call; the event, if there are enough of its instance now.
+    /// Adds a call. Returns the event of its instance if the maximum number of calls is reached.
     pub fn take(&mut self, now: Instant, request: Request) -> Option<Event> {
         let Request { of, mask, tool, params, response, took, error, at } = request;
         let shown = |payload: Option<Payload>| payload.map_or(Value::Null, |payload| payload.shown(&mask));
@@ -188,17 +189,17 @@ impl RequestLog {
         (group.lines.len() >= self.lines_max).then(|| self.close(&name)).flatten()
     }
 
-    /// When something is to be told.
+    /// Returns the time at which the next event is due.
     pub fn due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// What is to be told by now.
+    /// Removes and returns the events due at `now`.
     pub fn take_due(&mut self, now: Instant) -> Vec<Event> {
         self.take_while(|due| due <= now)
     }
 
-    /// What is left.
+    /// Removes and returns the remaining events.
     pub fn take_all(&mut self) -> Vec<Event> {
         self.take_while(|_| true)
     }

@@ -1,50 +1,49 @@
-//! The restart budget and backoff of one instance.
+//! Restart budget and backoff of one instance.
 //!
-//! Every unwanted exit is charged, whatever its code. A server that initialized and then exited 0 was seen forked
-//! 66,487 times in seven minutes by a system that reset its count on a good handshake: here only time, or a person,
-//! resets it.
+//! Every unwanted exit is charged, whatever its code, and only time or a person resets the count. A system that reset
+//! its count after a successful handshake forked a server 66,487 times in seven minutes, because the server initialized
+//! and then exited with code 0.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::model::policy::{ReconnectPolicy, RestartPolicy};
 
-/// What is remembered of one unwanted exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Charge {
     at: Instant,
     crash: bool,
 }
 
-/// The unwanted exits of one instance. Outlives its runs and a panic of its team's supervisor.
+/// Unwanted exits of one instance. Outlives its runs and a panic of the supervisor of the team.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct History {
     charges: VecDeque<Charge>,
-    /// Consecutive runs that were quick to end.
+    // Number of consecutive quick exits.
     quick: usize,
 }
 
-/// What comes after an unwanted exit.
+/// Decision after an unwanted exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Start again after `delay`; this was the `attempt`-th exit in the window.
+    /// Start again after `delay`.
     Restart {
-        /// How long to wait.
+        /// Time until the restart.
         delay: Duration,
-        /// Unwanted exits in the window, this one included.
+        /// Number of unwanted exits in the window, this one included.
         attempt: usize,
     },
-    /// Once too often.
+    /// The restart budget is exhausted.
     GiveUp {
-        /// Unwanted exits in the window, this one included.
+        /// Number of unwanted exits in the window, this one included.
         exits: usize,
-        /// Whether at least one of them was a crash.
+        /// True if at least one of them was a crash.
         crashed: bool,
     },
 }
 
 impl History {
-    /// Charges one unwanted exit of a run that had been initialized for `ran`.
+    /// Charges an unwanted exit of a run that was initialized for the duration `ran`.
     #[must_use]
     pub fn charge(&mut self, policy: &RestartPolicy, now: Instant, crash: bool, ran: Duration) -> Verdict {
         self.forget_old(policy, now);
@@ -65,27 +64,28 @@ impl History {
         Verdict::Restart { delay, attempt: exits }
     }
 
-    /// Unwanted exits that still count at `now`.
+    /// Returns the number of unwanted exits in the window at `now`.
     pub fn in_window(&self, policy: &RestartPolicy, now: Instant) -> usize {
         self.charges.iter().filter(|charge| counts(policy, now, charge)).count()
     }
 
-    /// As it was written down before: what ended when, oldest first, and how many consecutive runs were quick.
+    /// Restores a stored history from its exits, oldest first, each with its time and true for a crash, and the number
+    /// of consecutive quick exits.
     pub fn restored(exits: impl IntoIterator<Item = (Instant, bool)>, quick: usize) -> Self {
         Self { charges: exits.into_iter().map(|(at, crash)| Charge { at, crash }).collect(), quick }
     }
 
-    /// To be written down: what ended when, and whether it was a crash, oldest first.
+    /// Returns the exits, oldest first, each with its time and true for a crash.
     pub fn exits(&self) -> impl Iterator<Item = (Instant, bool)> {
         self.charges.iter().map(|charge| (charge.at, charge.crash))
     }
 
-    /// Consecutive runs that were quick to end.
+    /// Returns the number of consecutive quick exits.
     pub fn quick(&self) -> usize {
         self.quick
     }
 
-    /// A manual restart or a config update starts with a clean slate.
+    /// Clears the history, after a manual restart or a change of the configuration.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -99,21 +99,22 @@ fn counts(policy: &RestartPolicy, now: Instant, charge: &Charge) -> bool {
     now.duration_since(charge.at) < policy.window
 }
 
-/// The delay before the start is repeated that the machine could not carry out, after so many such failures in a row:
-/// 1 s, 2 s, 4 s and so on, at most a minute. It never gives up.
+/// Returns the delay after this number of consecutive starts that the machine could not execute: 1 s, 2 s, 4 s and so
+/// on, at most 60 s. The attempts never end.
 pub fn machine_fault_delay(failures: u32) -> Duration {
     const LONGEST: u64 = 60;
     Duration::from_secs((1 << failures.saturating_sub(1).min(6)).min(LONGEST))
 }
 
-/// `Process crashed 3 times in 5 minutes; last: exited with code 1: no such table. Manual restart required.`
+/// Returns the status message of an exhausted budget: `Process crashed 3 times in 5 minutes; last: exited with code 1:
+/// no such table. Manual restart required.`
 pub fn give_up_message(policy: &RestartPolicy, exits: usize, crashed: bool, last: &str) -> String {
     let verb = if crashed { "crashed" } else { "exited" };
     let (window, last) = (in_words(policy.window), last.trim_end_matches('.'));
     format!("Process {verb} {exits} times in {window}; last: {last}. Manual restart required.")
 }
 
-/// `5 s`, `1.5 s`, `250 ms`.
+/// Formats a duration for messages: `5 s`, `1.5 s`, `250 ms`.
 pub fn in_seconds(duration: Duration) -> String {
     if duration < Duration::from_secs(1) {
         format!("{} ms", duration.as_millis())
@@ -122,7 +123,6 @@ pub fn in_seconds(duration: Duration) -> String {
     }
 }
 
-/// `5 minutes`, `1 minute`, `90 seconds`.
 fn in_words(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (count, unit) =
@@ -130,7 +130,7 @@ fn in_words(duration: Duration) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The delay before retry number `attempt` (1 is the first): doubling from the minimum to the maximum.
+/// Returns the delay before retry number `attempt` (from 1), which doubles from the minimum to the maximum.
 pub fn reconnect_delay(policy: &ReconnectPolicy, attempt: u32) -> Duration {
     let doublings = attempt.saturating_sub(1).min(31);
     policy.backoff_min.saturating_mul(1 << doublings).min(policy.backoff_max)

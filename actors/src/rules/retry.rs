@@ -1,30 +1,31 @@
-//! What a failed exchange with a remote server means, and whether a call may be repeated. Decided by the kind of the
-//! failure alone.
+//! Classification of failed exchanges with a remote server, and the decision whether a call may be repeated. Both
+//! depend only on the kind of the failure.
 
 use std::time::Duration;
 
 use crate::model::failure::{Failure, FailureKind};
 use crate::model::policy::RetryPolicy;
 
-/// A server may ask to be left alone; for no longer than this.
+// Maximum pause that a server can request.
 const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// What a failure says about the server.
+/// Class of a failure, which determines the status of the instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// It is not there, or the way to it is broken: `offline`.
+    /// The server is unreachable: `offline`.
     Unreachable,
-    /// It is there and has forgotten the session, or has become a server of another era: `offline` until there is another.
+    /// The server has lost the session or changed to another protocol era: `offline` until a new session is
+    /// established.
     Expired,
-    /// It does not accept our credentials: `requires_reauth`.
+    /// The server rejects the credentials: `requires_reauth`.
     Unauthorized,
-    /// It is there and could not serve this one request.
+    /// The server could not process this one request.
     Busy,
-    /// It is there and not what it should be: `error`.
+    /// The server is reachable but answers incorrectly: `error`.
     Other,
 }
 
-/// The class of a failure.
+/// Returns the class of a failure.
 pub fn class(kind: &FailureKind) -> Class {
     match kind {
         FailureKind::Dns
@@ -34,23 +35,23 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
-        // Without a token it cannot be asked; the token can be had again without anybody's doing.
+        // Without a token no request can be sent. The token can be renewed later without a person.
         | FailureKind::NotRenewed(_)
         | FailureKind::Unhealthy(_) => Class::Unreachable,
         FailureKind::SessionExpired { .. } | FailureKind::OtherEra(_) => Class::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } | FailureKind::Ungranted { .. } => {
             Class::Unauthorized
         }
-        // Others may be within what was granted.
+        // Other requests may be within the granted scopes.
         FailureKind::Throttled { .. }
         | FailureKind::ServerError { .. }
         | FailureKind::InsufficientScope { .. }
-        // The memory is ours: it says nothing of the server.
+        // The satellite is short of memory, not the server.
         | FailureKind::NoMemory => {
             Class::Busy
         }
-        // It is bad, came too slowly, is too large, has too long an address, the wrong type or content, too large a head:
-        // that is this request, and says nothing about the next one.
+        // Errors of this request: malformed, too slow, too large, unsupported type or content. The next request may
+        // succeed.
         FailureKind::Status { status: 400 | 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
         FailureKind::Redirected { .. }
         | FailureKind::Status { .. }
@@ -65,13 +66,12 @@ pub fn class(kind: &FailureKind) -> Class {
     }
 }
 
-/// Whether this may also be said of a request because its session is not known any more: somebody between us and the
-/// server has only the status to say that.
+/// Returns true if the failure may also mean that the session has expired: a proxy can report that only by this status.
 pub fn doubts_session(kind: &FailureKind) -> bool {
     matches!(kind, FailureKind::Status { status: 400, .. })
 }
 
-/// Whether the same request may succeed a moment later.
+// True if the same request may succeed a moment later.
 fn may_heal(kind: &FailureKind) -> bool {
     match kind {
         FailureKind::Dns
@@ -80,13 +80,13 @@ fn may_heal(kind: &FailureKind) -> bool {
         | FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut => true,
-        // A certificate is not mended in a second, nor are credentials; the others are answers.
+        // Certificates and credentials do not change within seconds; the other kinds are answers of the server.
         FailureKind::Tls(_)
         | FailureKind::Unauthorized { .. }
         | FailureKind::Forbidden { .. }
         | FailureKind::Ungranted { .. }
         | FailureKind::InsufficientScope { .. }
-        // Whoever renews it has a pace of its own.
+        // The renewal of tokens has its own schedule.
         | FailureKind::NotRenewed(_)
         | FailureKind::SessionExpired { .. }
         | FailureKind::OtherEra(_)
@@ -107,9 +107,9 @@ fn may_heal(kind: &FailureKind) -> bool {
     }
 }
 
-/// The delay before attempt number `attempts + 1` of a call that has failed `attempts` times and has this much time
-/// left; `None` if there is none. What may have reached the server is repeated only where the tool says that this does
-/// no harm.
+/// Returns the delay before attempt number `attempts + 1` of a call that has failed `attempts` times and has the time
+/// `left` until its deadline; `None` if it must not be repeated. A call that may have reached the server is repeated
+/// only if it is `repeatable`.
 pub fn again_after(
     policy: &RetryPolicy,
     failure: &Failure,
@@ -126,7 +126,7 @@ pub fn again_after(
     (delay < left).then_some(delay)
 }
 
-/// Whether a server says in this way that it does not know what it was asked for.
+/// Returns true if the failure means that the server does not support the requested path or method.
 pub fn is_unknown(kind: &FailureKind) -> bool {
     matches!(
         kind,
@@ -136,7 +136,7 @@ pub fn is_unknown(kind: &FailureKind) -> bool {
     )
 }
 
-/// How long a server asks to be left alone, as far as that is heeded.
+/// Returns the pause that a server requests, at most one hour.
 pub fn asked_pause(kind: &FailureKind) -> Duration {
     match kind {
         FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => {

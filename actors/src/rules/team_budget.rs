@@ -1,40 +1,41 @@
-//! The budget of a whole team: over it the team's spawns go one at a time, and no other team feels it.
+//! Budget of unwanted exits of a team. A team beyond its budget starts one process at a time, without an effect on
+//! other teams.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::model::policy::TeamBudgetPolicy;
 
-/// The unwanted exits of a team in its window.
+/// Unwanted exits of a team in its window.
 #[derive(Debug, Clone, Default)]
 pub struct TeamBudget {
     exits: VecDeque<Instant>,
     throttled: bool,
 }
 
-/// That the team went over its budget, or is within it again.
+/// Change of the throttle of a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Over it: one spawn at a time from now on.
+    /// The budget is exceeded: one start at a time from now on.
     Throttled {
-        /// Unwanted exits in the window.
+        /// Number of unwanted exits in the window.
         exits: usize,
     },
-    /// Within it again.
+    /// The team is within its budget again.
     Unthrottled {
-        /// Unwanted exits in the window.
+        /// Number of unwanted exits in the window.
         exits: usize,
     },
 }
 
 impl TeamBudget {
-    /// Charges one unwanted exit.
+    /// Charges one unwanted exit. Returns the change of the throttle, if any.
     pub fn charge(&mut self, policy: &TeamBudgetPolicy, now: Instant) -> Option<Change> {
         self.exits.push_back(now);
         self.review(policy, now)
     }
 
-    /// Looks at the window again; what changed, if anything did.
+    /// Removes old exits from the window. Returns the change of the throttle, if any.
     pub fn review(&mut self, policy: &TeamBudgetPolicy, now: Instant) -> Option<Change> {
         while self.exits.front().is_some_and(|at| now.duration_since(*at) >= policy.window) {
             self.exits.pop_front();
@@ -48,12 +49,12 @@ impl TeamBudget {
         Some(if over { Change::Throttled { exits } } else { Change::Unthrottled { exits } })
     }
 
-    /// Whether spawns go one at a time.
+    /// Returns true if starts take place one at a time.
     pub fn is_throttled(&self) -> bool {
         self.throttled
     }
 
-    /// When the window will hold less again, while throttled.
+    /// Returns the time at which the team will be within its budget again; `None` if it is not throttled.
     pub fn deadline(&self, policy: &TeamBudgetPolicy) -> Option<Instant> {
         let excess = self.exits.len().checked_sub(policy.max_exits)?.checked_sub(1)?;
         self.throttled.then(|| self.exits[excess] + policy.window)

@@ -1,53 +1,55 @@
-//! When a server that is alive is as dead as one that exited: not a byte for a while, a call timed out in that time, no
-//! call still inside its own deadline, and a ping unanswered. A busy single-threaded server is not that: the call that
-//! keeps it busy is still inside its deadline, or its next byte clears it. Calls that are made after all else has come
-//! together do not speak for it: else a frozen server that is called all the time would never be found.
+//! Detection of a server that is alive but does not answer. A server is unresponsive if it sent no byte for a while, a
+//! call timed out in that time, no call is within its own deadline, and a ping was not answered.
+//!
+//! A busy single-threaded server does not count: the call that keeps it busy is within its deadline, or its next byte
+//! clears it. Calls made after all other conditions are met do not count in its favour: otherwise a frozen server that
+//! is called constantly would never be detected.
 
 use std::time::Instant;
 
 use crate::model::policy::WatchdogPolicy;
 
-/// What is known of one session's liveness.
+/// Liveness of one session.
 #[derive(Debug, Clone)]
 pub struct Watchdog {
     last_byte: Instant,
     call_timed_out: bool,
-    /// Requests with this number and above were made when it was silent for too long already.
+    // Requests with this number or a higher one were made after the silence had become too long.
     silent_from: Option<u64>,
     pinged: Option<Instant>,
 }
 
-/// What to do now.
+/// Decision of the watchdog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing before this time, or before something happens.
+    /// Check again at this time, or after the next event if `None`.
     Wait(Option<Instant>),
-    /// Send a ping; any byte that comes back clears the server.
+    /// Send a ping. Any byte received after it clears the server.
     Ping,
-    /// It is unresponsive.
+    /// The server is unresponsive.
     Unresponsive,
 }
 
 impl Watchdog {
-    /// A session that begins now.
+    /// Creates the watchdog of a session that begins at `now`.
     pub fn new(now: Instant) -> Self {
         Self { last_byte: now, call_timed_out: false, silent_from: None, pinged: None }
     }
 
-    /// The last bytes came at this time: if they are newer than what is known, whatever was suspected is over.
+    /// Records the time of the last received bytes. If they are newer than the last known ones, the suspicion ends.
     pub fn heard(&mut self, at: Instant) {
         if at > self.last_byte {
             *self = Self::new(at);
         }
     }
 
-    /// A call's deadline passed.
+    /// Records that the deadline of a call passed.
     pub fn call_timed_out(&mut self) {
         self.call_timed_out = true;
     }
 
-    /// The decision at `now`, when the next request will have the number `next`; `calls_below` tells how many calls with
-    /// smaller numbers than its argument are still inside their own deadlines.
+    /// Decides at `now`. `next` is the number of the next request; `calls_below` returns how many calls with numbers
+    /// below its argument are still within their deadlines.
     #[must_use]
     pub fn check(
         &mut self,

@@ -1,5 +1,5 @@
-//! What a request of the stateless era carries beside what is asked: in its `_meta` the version, and who its client is
-//! and what that can do; over HTTP the same again in headers.
+//! Metadata of requests in the stateless era. `_meta` contains the protocol version, the client's identity and its
+//! capabilities; over HTTP, headers repeat parts of the request.
 
 use std::sync::LazyLock;
 
@@ -14,34 +14,29 @@ const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 const INFO: &str = "io.modelcontextprotocol/clientInfo";
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 const LEVEL: &str = "io.modelcontextprotocol/logLevel";
-/// On what a server says on a stream of `subscriptions/listen`: the request that opened it.
+// Key in the `_meta` of notifications on a `subscriptions/listen` stream: the id of the request that opened it.
 pub(super) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 
-/// As JSON text, made once.
 static OURS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
     capabilities: serde_json::to_string(&our_capabilities()).unwrap_or_default(),
     info: serde_json::to_string(&our_name()).unwrap_or_default(),
 });
 
-/// Who asks.
+/// Client that a request names: the satellite itself (on behalf of all clients, so it offers all that it can pass on),
+/// a caller that cannot answer requests of a server, or a client of a session (`None`: capabilities unknown).
 #[derive(Clone, Copy)]
 pub(super) enum Who<'a> {
-    /// We do, for the sake of all our clients: what a server offers may depend on what they can do.
     Satellite,
-    /// Somebody whom no server can ask anything.
     Caller,
-    /// A client of a session. What it can do is perhaps not known.
     Client(Option<&'a ClientFacts>),
 }
 
-/// What goes into a request's params.
+/// Additions to the params of a request: the client, the progress token and the minimum log level as JSON text, and
+/// `inputResponses` and `requestState` of a request that is sent again.
 pub(super) struct Envelope<'a> {
     pub(super) who: Who<'a>,
-    /// The progress token.
     pub(super) token: Option<&'a str>,
-    /// The level from which on the server's logs are wanted, as JSON text.
     pub(super) level: Option<&'a str>,
-    /// `inputResponses` and `requestState` of a request that is asked again.
     pub(super) input: &'a [(&'a str, &'a str)],
 }
 
@@ -50,7 +45,6 @@ impl<'a> Envelope<'a> {
         Self { who, token: None, level: None, input: &[] }
     }
 
-    /// Params with all of that in them.
     pub(super) fn around(&self, params: Option<&str>) -> String {
         let params = params.filter(|params| params.starts_with('{')).unwrap_or("{}");
         let (capabilities, info) = match self.who {
@@ -69,7 +63,6 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// A request's method and params.
 pub(super) fn parts_of(request: &Request) -> (&str, Option<String>) {
     match request {
         Request::Tool { name, arguments, repeatable: _ } => {
@@ -81,7 +74,6 @@ pub(super) fn parts_of(request: &Request) -> (&str, Option<String>) {
     }
 }
 
-/// What headers say of a request. `marked` are the parameters of the tool that it calls.
 pub(super) fn routing(method: &str, params: Option<&str>, marked: impl FnOnce(&str) -> Vec<Mirror>) -> Routing {
     let params = params.unwrap_or("{}");
     let text = |name: &str| serde_json::from_str::<String>(member(params, name)?).ok();

@@ -1,5 +1,5 @@
-//! The handshake, in either era: a server is opened in one, and where it refuses that in the way of a server of the other
-//! one, in the other. What is tried when is in `rules::era`.
+//! The handshake in both eras. A session tries one era first, and the other one if the server's refusal may mean that
+//! it supports only that. `rules::era` decides the order.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::model::spec::{RemoteTransport, Target};
 use crate::rpc::member;
 use crate::rules::era;
 
-/// The client offers the newest version that has `initialize`, and accepts what the server answers if it is one of these.
+// The client offers the newest version that has `initialize`, and accepts any of these.
 const VERSIONS: [ProtocolVersion; 4] = [
     ProtocolVersion::V_2024_11_05,
     ProtocolVersion::V_2025_03_26,
@@ -30,36 +30,34 @@ const VERSIONS: [ProtocolVersion; 4] = [
     ProtocolVersion::V_2025_11_25,
 ];
 
-/// How far the handshake is.
+/// Progress of the handshake.
+///
+/// `other` is the refusal of the era tried first. Over a pipe the first response counts, so a request of that era may
+/// still be open: `late` is its id, and `meanwhile` the refusal of the current era while it is open.
 #[derive(Debug, Default)]
 pub(super) struct Opening {
-    /// When its time is over.
     until: Option<Instant>,
-    /// How the server refused the other era, if that was tried.
     other: Option<Refused>,
-    /// The question of the other era that is still out: over a pipe the first answer counts, whichever comes.
     late: Option<u64>,
-    /// How the server refused this one while that is still out.
     meanwhile: Option<Refused>,
 }
 
-/// How a server refused the handshake.
+/// Refusal of a handshake: an error or an invalid answer of the server (`Said`), or a failed exchange (`Failed`).
 #[derive(Debug, Clone)]
 pub(super) enum Refused {
-    /// It said so, or said what is no answer.
     Said(String),
-    /// The exchange came to this.
     Failed(Failure),
 }
 
-/// Why an answer opens nothing, and whether a server of the other era may answer so.
+/// Reason why an answer does not complete the handshake. `may_be_other` is true if a server of the other era may answer
+/// so.
 struct NoAnswer {
     why: String,
     may_be_other: bool,
 }
 
-/// What we can do as a client: what a server asks is passed on to whoever is there, or declined.
 pub(super) fn our_capabilities() -> ClientCapabilities {
+    // The satellite forwards requests of a server to an attached client, or declines them.
     let mut roots = RootsCapabilities::default();
     roots.list_changed = Some(true);
     let mut capabilities = ClientCapabilities::default();
@@ -70,7 +68,6 @@ pub(super) fn our_capabilities() -> ClientCapabilities {
     capabilities
 }
 
-/// Who we are.
 pub(super) fn our_name() -> Implementation {
     Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"))
 }
@@ -99,13 +96,12 @@ impl<O: Outlet> Conversation<O> {
         self.ask(as_era.opening(), params.as_deref(), Purpose::Handshake, deadline);
     }
 
-    /// The older HTTP+SSE has only sessions, and so has what is configured to.
     pub(super) fn may_be_stateless(&self) -> bool {
+        // HTTP+SSE supports only sessions, and the configuration may require them.
         !matches!(self.spec.target, Target::Remote { transport: RemoteTransport::Sse, .. })
             && self.spec.policy.session.protocol != Some(Era::Sessions)
     }
 
-    /// Opens the other era, if that was not tried and may be.
     fn opens_other(&mut self, refused: &Refused) -> bool {
         let may = self.opening.other.is_none()
             && self.spec.policy.session.protocol.is_none()
@@ -124,9 +120,9 @@ impl<O: Outlet> Conversation<O> {
         may
     }
 
-    /// The server has refused both: what it says of `initialize` is what its users know. The next start begins as if nothing
-    /// were known.
     fn refused_for_good(&mut self, refused: Refused) -> Heard {
+        // The error reports the refusal of `initialize`, which users know. The next start assumes nothing about the
+        // era.
         let other = self.opening.other.take();
         if other.is_some() {
             (self.news)(News::Leans(Era::Sessions));
@@ -167,9 +163,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// What was asked first is answered after all. A pipe is of the era in which it was spoken to first, so what was asked
-    /// since is refused, or will be.
     fn on_late_answer(&mut self, answer: Result<&RawValue, CallError>) -> Heard {
+        // The first message on a pipe fixes its era, so the server refuses the other request, or will.
         let opened =
             answer.map_err(|error| error.to_string()).and_then(|result| discovered(result).map_err(|no| no.why));
         match (opened, self.opening.meanwhile.take()) {
@@ -183,11 +178,10 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// The exchange of the handshake has failed: whether that is its end, and how.
     pub(super) fn on_handshake_failed(&mut self, failure: Failure) -> Heard {
         let may_be_other = match self.era {
             Era::Sessions => era::may_be_stateless(&failure.kind),
-            // Some fail at what they do not know.
+            // Some servers fail with an internal error on unknown methods.
             Era::Stateless => era::is_refusal(&failure.kind) || matches!(failure.kind, FailureKind::ServerError { .. }),
         };
         let refused = Refused::Failed(failure);
@@ -197,8 +191,8 @@ impl<O: Outlet> Conversation<O> {
         if may_be_other { self.refused_for_good(refused) } else { Heard::Refused(refused) }
     }
 
-    /// No answer in time. `None` if the other era is tried instead.
     pub(super) fn on_handshake_late(&mut self, id: u64, pending: Pending) -> Option<Late> {
+        // Returns `None` if the other era is tried instead.
         if self.opening.late.take_if(|late| *late == id).is_some() {
             return self.opening.meanwhile.take().map(Late::Refused);
         }
@@ -212,7 +206,7 @@ impl<O: Outlet> Conversation<O> {
                 }
                 return None;
             }
-            // It is there, and has said what it is not.
+            // The server is reachable and has already refused the other era; that explains more than a timeout.
             if let Some(other) = self.opening.other.take() {
                 return Some(Late::Refused(other));
             }
@@ -227,7 +221,7 @@ impl<O: Outlet> Conversation<O> {
             version = quoted(&self.spec.mask, version), %protocol, "initialized"
         );
         self.opening = Opening::default();
-        // The other question may still be out.
+        // The request of the other era may still be open.
         self.calls.forget_handshakes();
         if self.era == Era::Sessions {
             let words = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
@@ -240,7 +234,7 @@ impl<O: Outlet> Conversation<O> {
         self.met(&server);
         (self.news)(News::Initialized(server));
         self.stage.began();
-        // First, so that what changes while the lists are read is told.
+        // Listens before it reads the lists, so that changes during the read are reported.
         self.listen();
         if self.discover {
             self.list();
@@ -248,7 +242,6 @@ impl<O: Outlet> Conversation<O> {
     }
 }
 
-/// The answer to `initialize`.
 fn greeting(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -280,7 +273,6 @@ struct Introduction {
     version: String,
 }
 
-/// The answer to `server/discover`.
 fn discovered(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -304,14 +296,13 @@ fn discovered(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
     let offers =
         serde_json::from_str(capabilities.get()).map_err(|error| malformed(format!("its capabilities: {error}")))?;
     let info = member(result.get(), "_meta").and_then(|meta| member(meta, "io.modelcontextprotocol/serverInfo"));
-    // It need not say who it is.
+    // The server's identity is optional.
     let info = info.and_then(|info| serde_json::from_str(info).ok());
     let Introduction { name, version } = info.unwrap_or_default();
     let (era, protocol, greeting) = (Era::Stateless, STATELESS_VERSION.to_owned(), result.to_owned());
     Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
 }
 
-/// What a server says of itself in the stateless era beside its session: nothing, if it is no server of that era.
 pub(super) fn introduction(result: &RawValue) -> Option<Arc<ServerInfo>> {
     discovered(result).ok().map(|(server, _)| Arc::new(server))
 }

@@ -1,5 +1,5 @@
-//! The lists of a server, read page by page and one after the other: tools, and resources, templates and prompts where
-//! the server says that it has them.
+//! Lists of a server, read page by page and one after the other: tools, then resources, resource templates and prompts
+//! if the server declares them.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,7 +17,6 @@ use crate::model::policy::SessionPolicy;
 use crate::rpc::member;
 use crate::rules::mirror;
 
-/// What a server said that it has.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Offers {
@@ -33,21 +32,19 @@ fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error
     Option::<IgnoredAny>::deserialize(deserializer).map(|there| there.is_some())
 }
 
-/// All lists of one server, and the reading of them that is under way.
+/// Lists of one server and the current read.
+///
+/// `known` is true once the lists were read in this session, or need not be: the instance is online. `failed` refers to
+/// the last read; `failures` counts failed reads in a row while the lists are known. `told` is the last reported
+/// catalogue if some of its lists could not be read. `memory` is the budget for the lists of all servers.
 pub(super) struct Lists {
     pub(super) offers: Offers,
     pub(super) reading: Option<Box<Reading>>,
-    /// When they are read again, because something changed.
     pub(super) again_at: Option<Instant>,
-    /// The last reading failed.
     pub(super) failed: bool,
-    /// So have so many in a row, since they were known.
     pub(super) failures: u32,
-    /// They were read in this session, or need not be: the instance is online.
     pub(super) known: bool,
-    /// What was told of them last, where some could not be read.
     told: Option<Arc<Catalogue>>,
-    /// For the lists of all servers.
     pub(super) memory: Arc<ByteBudget>,
 }
 
@@ -57,13 +54,12 @@ impl Lists {
         Self { offers, reading: None, again_at: None, failed: false, failures: 0, known, told: None, memory }
     }
 
-    /// What is being read now is something beside the tools.
     pub(super) fn is_beside(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| reading.kind != Kind::Tools)
     }
 
-    /// What is to be told of a reading: nothing if it could not read any more than the last one, and has read the same.
     pub(super) fn news(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
+        // A repeated read with the same result and the same unreadable lists is no news.
         if self.told.as_deref().is_some_and(|told| is_same(told, &catalogue)) {
             return None;
         }
@@ -72,7 +68,6 @@ impl Lists {
         Some(catalogue)
     }
 
-    /// They are to be read again then, or before.
     pub(super) fn again_by(&mut self, at: Instant) {
         self.again_at = Some(self.again_at.map_or(at, |sooner| sooner.min(at)));
     }
@@ -84,55 +79,45 @@ fn is_same(one: &Catalogue, other: &Catalogue) -> bool {
     changes == Revisions::default() && one.unread == other.unread
 }
 
-/// One reading of all lists.
+/// Progress of one read of all lists. `began`, `entries` and `bytes` refer to the current list; the counts include
+/// skipped entries. A `strict` read also validates the parameters that a tool wants in headers.
 pub(super) struct Reading {
     pub(super) kind: Kind,
     catalogue: Catalogue,
     keys: HashSet<Box<str>>,
     pages: usize,
     cursor: Option<String>,
-    /// When the list that is being read was begun.
     pub(super) began: Instant,
-    /// Entries and bytes of the list so far, including those that were left out.
     entries: usize,
     bytes: usize,
     share: ByteShare,
     memory: Arc<ByteBudget>,
     unread: Unread,
-    /// What a tool's calls must say in headers is looked at, too.
     strict: bool,
 }
 
-/// About the lists that could not be read.
+/// Unreadable lists: a reason for each entry of `Catalogue::unread`, and the longest pause that the server requested.
 #[derive(Default)]
 pub(super) struct Unread {
-    /// Why, for each of `Catalogue::unread`.
     pub(super) whys: Vec<String>,
-    /// How long the server asks to be left alone.
     pub(super) pause: Duration,
 }
 
-/// What comes after a page.
+/// Next step after a page: the page at a cursor (JSON text), the end at the limit of pages, or the regular end.
 pub(super) enum Next {
-    /// The page at this cursor, which is JSON.
     Page(String),
-    /// The rest is left out: there are more pages than are followed.
     Enough(usize),
-    /// That was all.
     End,
 }
 
-/// Reasons to reject a page of a list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PageError {
-    /// The server did not answer, or its answer is no page.
     Unreadable(String),
-    /// The list is longer than a list may be, or takes more time.
     OutOfBounds(String),
 }
 
-/// Reads the entries of a page: at most so many, and whether there are more. The rest is read over, because a short text that
-/// would become many entries takes more memory than was counted.
+/// Deserializer of a page: returns at most the given number of entries and whether there are more. It skips the rest
+/// unparsed, because many entries from a short text take more memory than the budget counted.
 struct Entries(usize);
 
 impl<'de> DeserializeSeed<'de> for Entries {
@@ -183,7 +168,6 @@ impl Reading {
         }
     }
 
-    /// The error of a list that takes too long, if it does.
     pub(super) fn late(&self, policy: &SessionPolicy, now: Instant) -> Option<PageError> {
         let limit = policy.list_timeout;
         let is_late = now.saturating_duration_since(self.began) >= limit;
@@ -194,7 +178,6 @@ impl Reading {
         PageError::OutOfBounds(format!("{} {what}, so it is not used", self.kind.method()))
     }
 
-    /// Takes a page, and says what comes next. Entries that cannot be used are left out and told to `skipped`.
     pub(super) fn page(
         &mut self,
         answer: &RawValue,
@@ -234,7 +217,7 @@ impl Reading {
             }
         }
         self.pages += 1;
-        // A cursor that is empty or the same again would go on for ever.
+        // An empty or repeated cursor would never end the list.
         let cursor = member(answer, "nextCursor").filter(|cursor| !matches!(*cursor, "null" | "\"\""));
         let Some(cursor) = cursor.filter(|cursor| self.cursor.as_deref() != Some(*cursor)) else {
             return Ok(Next::End);
@@ -246,8 +229,8 @@ impl Reading {
         Ok(Next::Page(cursor.to_owned()))
     }
 
-    /// The first of a name is the one that is meant.
     fn take(&mut self, raw: Box<RawValue>, key: &str) -> Result<(), String> {
+        // Of several entries with the same name, the first one counts.
         if self.kind == Kind::Tools {
             let tool = Tool::parse(raw).map_err(|error| error.to_string())?;
             if self.strict {
@@ -269,19 +252,18 @@ impl Reading {
         Ok(())
     }
 
-    /// The list that is being read cannot be, or not all of it.
     pub(super) fn unread(&mut self, why: String, pause: Duration) {
         self.catalogue.unread.push(self.kind);
         self.unread.whys.push(why);
         self.unread.pause = self.unread.pause.max(pause);
     }
 
-    /// The next list, or all that was read and what is to be said of the rest.
     pub(super) fn next(
         mut self: Box<Self>,
         offers: Offers,
         now: Instant,
     ) -> Result<Box<Self>, Box<(Catalogue, Unread)>> {
+        // Returns the catalogue and the unreadable lists as `Err` after the last list.
         let share = std::mem::replace(&mut self.share, self.memory.share());
         self.catalogue.memory.count(self.kind, share);
         let next = match self.kind {
@@ -317,7 +299,7 @@ mod tests {
         policy
     }
 
-    /// Reads pages of ten tools each, one a second, until there is an error.
+    // Reads pages of ten tools each, one per second, until an error.
     fn error(policy: &SessionPolicy, memory: &Arc<ByteBudget>) -> (usize, String) {
         let began = Instant::now();
         let mut reading = Reading::new(false, memory, began);

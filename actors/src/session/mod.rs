@@ -1,9 +1,9 @@
-//! One MCP session with one server: handshake, requests with their deadlines, lists, and what the server asks. What
-//! carries it is beside: `stdio.rs` a pipe to a process, `remote.rs` a line to somewhere else.
+//! An MCP session with one server: handshake, requests and their deadlines, lists, and requests of the server. The
+//! transports are in `stdio.rs` (pipes to a process) and `remote.rs` (connections to a remote server).
 //!
-//! Messages are read and written here, not by rmcp's engine: a supervisor must know which call reached the server, why
-//! a link ended and what was malformed, must keep every field it does not know, and must let nothing be cached. rmcp
-//! gives the types of the handshake.
+//! The session reads and writes messages itself instead of using rmcp's engine: a supervisor must determine which call
+//! reached the server, why a connection ended and which messages were malformed; it must keep unknown fields and
+//! prevent caching. rmcp provides only the types of the handshake.
 
 mod envelope;
 mod handshake;
@@ -54,143 +54,122 @@ use crate::seam::Routing;
 const METHOD_NOT_FOUND: i64 = -32601;
 const INTERNAL_ERROR: i64 = -32603;
 
-/// Malformed messages logged one by one; then each doubling.
+/// Number of malformed messages logged one by one; after that the session logs each doubling.
 const MALFORMED_LOGGED: u64 = 5;
-/// Of what a server sent, this much is quoted in a log or a message.
+/// Maximum length in bytes of server text quoted in a log or an error.
 const QUOTED_MAX: usize = 200;
-/// Maximum number of bytes logged of a stdout line that is not JSON-RPC.
+// Bytes logged of a stdout line that is not JSON-RPC.
 const PRINTED_BYTES_MAX: usize = 4 * 1024;
 
-/// News of a session, told to the team as they happen.
+/// Session events, reported to the team as they happen.
+///
+/// `Printed` contains a non-JSON-RPC stdout line from before the end of the handshake. `DiscoveryFailed` contains the
+/// reason and the pause that the server requested. `Recovered` means that a call succeeded after the lists could not be
+/// read. `Leans` means that the server rejected the opening request of the other era and this one is tried next.
+/// `Degraded` and `Restored` contain the number of failed checks in a row and the last error.
 #[derive(Debug)]
 pub(crate) enum News {
     FirstByte,
-    /// A line on stdout before the handshake was done that is not JSON-RPC.
     Printed(String),
-    /// What the server said of itself: the handshake is done.
     Initialized(Arc<ServerInfo>),
     Discovered(Arc<Catalogue>),
-    /// Why the lists cannot be read, and how long the server asks to be left alone.
     DiscoveryFailed(String, Duration),
-    /// A call has succeeded although the lists could not be read.
     Recovered,
-    /// The server does not take the other era's opening, and is tried in this one.
     Leans(Era),
-    /// So many checks in a row have failed, the last of them for this reason.
     Degraded(u32, String),
-    /// It answers again, after so many failed checks.
     Restored(u32, Option<String>),
 }
 
-/// What the worker tells its session.
+/// Messages from a worker to its session.
+///
+/// `Drain` ends the session after the calls in flight; the port is already closed. `Hurry` shortens the grace period of
+/// an end, because a caller waits for it. `Check` asks for a check at once: the machine was suspended, and no monotonic
+/// clock measured that time.
 #[derive(Debug, Clone)]
 pub(crate) enum Control {
-    /// End with grace.
     Stop,
-    /// Take no longer over the end than a caller who waits for it can bear.
     Hurry,
-    /// End with grace when the calls inside are answered. The door is closed: none comes in any more.
     Drain,
-    /// Read the lists again.
     Discover,
-    /// Another configuration, under which this run goes on.
     Adopt(Arc<InstanceSpec>),
-    /// Time has passed that no clock of ours has seen: find out whether the server is still there.
     Check,
 }
 
-/// What every session is made of, whatever carries it.
+/// Transport-independent arguments of a session.
+///
+/// `since` is the start of the run; the handshake timeout counts from there. `discover` is true if the session reads
+/// the lists by itself after the handshake. `era` is tried first. `printed` receives stdout lines that are not
+/// JSON-RPC; it is `None` for a remote server.
 pub(crate) struct Basis {
     pub(crate) spec: Arc<InstanceSpec>,
     pub(crate) port: PortEnd,
     pub(crate) control: mpsc::UnboundedReceiver<Control>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wall: WallClock,
-    /// When the start began: the handshake's time counts from here.
     pub(crate) since: Instant,
-    /// Whether the lists are read by itself after the handshake.
     pub(crate) discover: bool,
-    /// The era that the server is spoken to in first, if that is known.
     pub(crate) era: Option<Era>,
-    /// For what is not to happen to all at once.
     pub(crate) dice: Dice,
     pub(crate) news: Box<dyn Fn(News) + Send>,
-    /// Takes lines of stdout that are not JSON-RPC, to be logged; none of a remote server.
     pub(crate) printed: Option<mpsc::Sender<String>>,
     pub(crate) memory: ServerMemory,
-    /// Who hears what the server says by itself.
     pub(crate) stage: Stage,
 }
 
-/// The way out for messages of ours. It takes them and never waits.
+/// Outgoing side of a transport. It accepts messages without blocking.
 trait Outlet {
-    /// Each request has an exchange of its own: it may have to be sent more than once, it may be of another era than the
-    /// session, and its end says that nobody waits for it any more.
+    /// True if each request has its own exchange (HTTP). Such a request may be sent more than once and may belong to
+    /// another era than the session; closing the exchange tells the server that the response is no longer awaited.
     const REPEATS: bool;
-    /// Queues a request. `routing` is there if it is of the stateless era.
     fn request(&mut self, id: u64, purpose: Use, routing: Option<Box<Routing>>, parts: &[&str]);
-    /// Queues a notification.
     fn tell(&mut self, parts: &[&str]);
-    /// Queues a response to the server.
     fn respond(&mut self, parts: &[&str]);
-    /// Queues the end of the handshake.
     fn initialized(&mut self, version: &str, parts: &[&str]);
-    /// Nobody waits for this request any more.
+    /// Ends the exchange of a request whose response is no longer awaited.
     fn abandon(&mut self, id: u64);
-    /// Whether a further request can be queued.
     fn has_room(&self) -> bool;
-    /// Whether the server asks and does not read the answers.
+    /// Returns true if the server sends requests without reading the responses.
     fn is_flooded(&self) -> bool;
-    /// Where in all that was ever queued the next message begins.
+    /// Returns the offset in bytes of the next message, counted over all messages ever queued.
     fn position(&self) -> u64;
 }
 
-/// What a request is for, as far as its way out must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// The first of all: whether anybody answers here is not known.
     Handshake,
-    /// Any other.
     InSession,
 }
 
-/// What a message from the server came to.
+/// Outcome of a message from the server.
+///
+/// `Answer` is a result, `Refusal` an error response, which only proves that the server is reachable. `Doubted` is an
+/// error response that may mean that the server no longer has sessions; `OtherEra` means that the server said so.
+/// `CheckRefused` is an error response to a check; `unknown` means that the server does not know the method. `Flooded`
+/// means that the server sends requests without reading the responses.
 #[derive(Debug)]
 enum Heard {
-    /// Nothing that the session must know.
     Nothing,
-    /// A result for a caller, or a list.
     Answer,
-    /// An error in the place of one. Somebody is there, and that is all that it says.
     Refusal,
-    /// The same, and it may say that the server has no sessions any more.
     Doubted,
-    /// An answer to a check.
     Checked,
-    /// An error in answer to a check: whether the server does not know the method, and what it said.
     CheckRefused { unknown: bool, other_era: bool, why: String },
-    /// The handshake is done.
     Initialized,
-    /// The handshake has failed, and how.
     Refused(Refused),
-    /// The server has become one without sessions, and said so.
     OtherEra(String),
-    /// The server asks and does not read the answers.
     Flooded,
 }
 
-/// What came of a deadline that has passed.
+/// Kind of a deadline that passed. `Refused` is a handshake timeout that the refusal of the other era explains better.
 #[derive(Debug)]
 enum Late {
     Call,
     List,
     Check,
     Handshake,
-    /// The handshake's, too; what the server said of the other era before tells more.
     Refused(Refused),
 }
 
-/// The state of a session that has nothing to do with what carries it.
 struct Conversation<O> {
     spec: Arc<InstanceSpec>,
     outlet: O,
@@ -201,7 +180,7 @@ struct Conversation<O> {
     news: Box<dyn Fn(News) + Send>,
     printed: Option<mpsc::Sender<String>>,
     discover: bool,
-    /// Requests that wait for room, in order: some may have been given up meanwhile.
+    // Requests waiting for room, in order; some may already be cancelled.
     unsent: VecDeque<(u64, Wanted)>,
     calls: Calls,
     initialized: Option<Instant>,
@@ -209,7 +188,6 @@ struct Conversation<O> {
     draining: bool,
     stage: Stage,
     questions: Questions,
-    /// The era that the server is spoken to in.
     era: Era,
     opening: Opening,
     stateless: Option<Box<Stateless>>,
@@ -244,19 +222,16 @@ impl<O: Outlet> Conversation<O> {
         (this, control)
     }
 
-    /// Goes on under another configuration.
     fn adopt(&mut self, spec: Arc<InstanceSpec>) {
         self.port.gate.calls_max.store(spec.policy.session.calls_in_flight_max, Ordering::Relaxed);
         self.spec = spec;
     }
 
-    /// The first moment at which a deadline passes or the lists are to be read.
     fn wake_at(&self) -> Option<Instant> {
         let first = self.calls.deadlines.first().map(|(at, _)| *at);
         first.into_iter().chain(self.lists.again_at).chain(self.listens_again_at()).min()
     }
 
-    /// Does what is due by itself.
     fn on_due(&mut self, now: Instant) {
         if self.lists.again_at.is_some_and(|at| now >= at) {
             self.list();
@@ -266,7 +241,6 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// Whether it takes no calls any more and has answered the last one.
     fn has_drained(&self) -> bool {
         self.draining && self.port.gate.inside() == 0
     }
@@ -276,19 +250,19 @@ impl<O: Outlet> Conversation<O> {
     fn list(&mut self) {
         self.lists.again_at = None;
         if self.lists.reading.is_some() {
-            // One reading at a time; what changed meanwhile is read after it.
+            // Only one read runs at a time; changes during a read trigger another one.
             self.lists.again_at = Some(Instant::now() + self.spec.policy.session.list_changed_debounce);
             return;
         }
-        // Of a tool whose calls must say in headers what cannot be said there, nothing is said at all.
+        // A strict read leaves out tools whose marked parameters cannot be sent in headers.
         let strict = O::REPEATS && self.era == Era::Stateless;
         self.lists.reading = Some(Box::new(Reading::new(strict, &self.lists.memory, Instant::now())));
         self.list_page(Kind::Tools, None);
     }
 
-    /// What cannot be read while the instance is online is read again by and by, and what was known is kept. Before that it
-    /// is for the slot to say when: it waits for the lists.
     fn list_later(&mut self, pause: Duration) {
+        // The known lists stay in use. Before the first successful read the slot schedules retries, because the
+        // instance waits for its lists.
         if self.lists.known {
             self.lists.failures += 1;
             let policy = &self.spec.policy.reconnect;
@@ -317,7 +291,7 @@ impl<O: Outlet> Conversation<O> {
         let skipped = |why: String| left_out(&why, "an entry without a usable definition is left out");
         let page = match answer {
             Ok(result) => reading.page(result, policy, now, skipped).map_err(|error| (error, Duration::ZERO)),
-            // A server without tools is a server, in whatever words it says so.
+            // A server that does not offer tools may reject `tools/list` with any error; its list is empty.
             Err(CallError::Server { code, .. })
                 if code == METHOD_NOT_FOUND || (kind == Kind::Tools && !self.lists.offers.tools) =>
             {
@@ -343,7 +317,7 @@ impl<O: Outlet> Conversation<O> {
             Ok(Next::End) => {}
             Err((PageError::OutOfBounds(why), pause)) => return self.lists_failed(&why, pause),
             Err((PageError::Unreadable(why), pause)) if kind == Kind::Tools => return self.lists_failed(&why, pause),
-            // What it has beside its tools is no reason to be without them.
+            // Only an unreadable list of tools fails the whole read.
             Err((PageError::Unreadable(why), pause)) => reading.unread(quoted(&spec.mask, &why), pause),
         }
         match reading.next(self.lists.offers, now) {
@@ -361,7 +335,7 @@ impl<O: Outlet> Conversation<O> {
                 } else {
                     self.list_later(unread.pause);
                 }
-                // That it still cannot be read is not said each time.
+                // Logged only if something changed since the last report.
                 if let Some(news) = self.lists.news(catalogue) {
                     for (list, why) in news.unread.iter().map(|list| list.method()).zip(unread.whys) {
                         let what = "a list that cannot be read is left as it was known before";
@@ -373,8 +347,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// None of the lists is used; what was known before is kept.
     fn lists_failed(&mut self, why: &str, pause: Duration) {
+        // The lists that were known before stay in use.
         self.lists.failed = true;
         self.list_later(pause);
         (self.news)(News::DiscoveryFailed(quoted(&self.spec.mask, why), pause));
@@ -382,8 +356,8 @@ impl<O: Outlet> Conversation<O> {
 
     // ---- what the server sends ----
 
-    /// Logs a message that was dropped because memory is short. A request that waits for it runs into its deadline.
     fn on_dropped(&self, bytes: usize) {
+        // A request that waits for the dropped message times out.
         let before = self.counters.malformed_line();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
             let why = "dropped a message of the server: the memory budget for messages is exhausted";
@@ -391,7 +365,7 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// One message, whole. `of` is our request on whose stream it came, where that is known.
+    /// Handles one complete message. `of` is the satellite's request on whose stream it arrived, if known.
     fn on_message(&mut self, message: &Bytes, of: Option<u64>, now: Instant) -> Heard {
         if message.trim_ascii().is_empty() {
             return Heard::Nothing;
@@ -409,8 +383,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// A message that has come before the end: only answers are of interest to anybody.
     fn on_last_word(&mut self, message: &Bytes, now: Instant) {
+        // The session ends, so only responses matter.
         if let Ok(text) = text_of(message.clone())
             && let Ok(view @ View { kind: Sort::Result | Sort::Error, .. }) = View::read(&text)
         {
@@ -420,7 +394,7 @@ impl<O: Outlet> Conversation<O> {
 
     fn on_view(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) -> Heard {
         match view.kind {
-            // It would have to be answered, and this era has no way for that.
+            // The stateless era has no way to answer a request of the server.
             Sort::Request if self.era == Era::Stateless => {
                 self.on_malformed(text.as_bytes(), "a request of a server without sessions")
             }
@@ -442,10 +416,10 @@ impl<O: Outlet> Conversation<O> {
     }
 
     fn on_response(&mut self, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
-        // An id that is not ours is dropped, and so is a late answer to one that timed out.
+        // Ignores unknown ids and late responses to requests that timed out.
         let Some(id) = view.id.and_then(|id| id.get().parse().ok()) else { return Heard::Nothing };
         let Some(pending) = self.calls.remove(id) else { return Heard::Nothing };
-        // What is asked by ourselves, again and again perhaps, keeps no server awake that nobody else needs.
+        // Responses to the satellite's own requests are no activity, so they do not keep an idle server awake.
         if matches!(pending.purpose, Purpose::Caller { .. } | Purpose::Handshake) {
             self.port.gate.active(now);
         }
@@ -483,8 +457,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// The answer to a call. What a client has asked in the stateless era it reads itself.
     fn on_answer(&mut self, id: u64, pending: Pending, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
+        // If the client wrote the call in the stateless era (`through`), it interprets the result itself.
         let is_result = view.kind == Sort::Result;
         let through = pending.goes_through();
         let mut is_doubted = false;
@@ -504,16 +478,17 @@ impl<O: Outlet> Conversation<O> {
             error if !is_result && O::REPEATS && !through => {
                 if let CallError::Server { code, message, data } = server_error(error, &self.spec.mask) {
                     if self.era == Era::Sessions && era::names_stateless(code, data.as_deref()) {
-                        // Nobody comes in any more before the caller can know. It was refused for how it was asked.
+                        // Closes the port before the caller learns of it, so that no call enters in between. The server
+                        // rejected the form of this request and did not execute it.
                         self.port.commands.close();
                         let (fate, reason) = (Fate::NotSent, message.clone());
                         pending.fail(CallError::Terminated { fate, reason });
                         return Heard::OtherEra(quoted(&self.spec.mask, &message));
                     }
-                    // A server with sessions may mean something of its own by it: that is found out.
+                    // A server with sessions may use this code for something else; a health check finds out.
                     is_doubted = self.era == Era::Sessions && era::is_of_stateless(code);
                     if self.era == Era::Stateless && code == era::HEADER_MISMATCH {
-                        // Perhaps its tool wants to see other parameters in headers than it did.
+                        // The tool may now expect other parameters in headers.
                         self.lists.again_by(now);
                     }
                 }
@@ -523,7 +498,7 @@ impl<O: Outlet> Conversation<O> {
         }
         if is_result {
             self.counters.checked((self.wall)());
-            // Its lists could not be read, and now it answers: they are tried again before their time.
+            // The lists could not be read, but the server answers now: retry them before their time.
             if self.lists.reading.is_none() && std::mem::take(&mut self.lists.failed) {
                 (self.news)(News::Recovered);
             }
@@ -547,7 +522,7 @@ impl<O: Outlet> Conversation<O> {
                 if self.is_of_a_list(method) {
                     self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
                 }
-                // It may be anything: it is not even masked where nobody looks.
+                // The method is arbitrary server text; skip the masking if nothing logs it.
                 if tracing::enabled!(tracing::Level::TRACE) {
                     let method = quoted(&self.spec.mask, method.unwrap_or_default());
                     tracing::trace!(instance = %self.spec.name, method, "notification");
@@ -557,8 +532,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// Before the handshake is done there is nothing that could have changed, and nobody to ask.
     fn is_of_a_list(&self, method: Option<&str>) -> bool {
+        // Before the end of the handshake no list can have changed.
         let is_of_a_list = matches!(
             method,
             Some(
@@ -583,7 +558,7 @@ impl<O: Outlet> Conversation<O> {
                 (self.news)(News::Printed(line));
             }
         }
-        // A line that there is no room for is counted, and in the log of the satellite if it is one of the first.
+        // If the channel is full, the line is dropped. It is counted, and the first ones appear in the satellite's log.
         if let Some(Ok(place)) = self.printed.as_ref().map(mpsc::Sender::try_reserve) {
             let line = String::from_utf8_lossy(&message[..message.len().min(PRINTED_BYTES_MAX)]);
             place.send(quoted(&self.spec.mask, line.trim_end()));
@@ -591,7 +566,7 @@ impl<O: Outlet> Conversation<O> {
         Heard::Nothing
     }
 
-    // ---- what callers want ----
+    // ---- calls ----
 
     fn on_command(&mut self, command: Command) {
         match command {
@@ -628,9 +603,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// Queues requests for writing while there is room. The deadline of one that waits runs all the same: a server that
-    /// does not read must not hold its callers.
     fn send(&mut self) {
+        // A queued request's deadline keeps running: a server that does not read must not block its callers.
         while self.outlet.has_room()
             && let Some((id, wanted)) = self.unsent.pop_front()
         {
@@ -669,7 +643,8 @@ impl<O: Outlet> Conversation<O> {
                     put_request(&mut self.outlet, id, Use::InSession, None, method, params);
                 }
             }
-            // Of a server without sessions any call may have to be asked again, with what it asks for.
+            // Keeps the request where it may be sent again: remote calls for a retry, stateless calls with the
+            // requested input.
             let is_kept = O::REPEATS || self.era == Era::Stateless;
             if let Some(pending) = self.calls.pending.get_mut(&id).filter(|_| is_kept) {
                 pending.request = Some(wanted);
@@ -677,8 +652,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// Queues a request that says all that its server must know. `input` is what its server has asked for.
     fn send_alone(&mut self, id: u64, wanted: &Wanted, input: &[(&'static str, String)]) {
+        // The request contains all context. `input` contains the answers to the server's requests for input.
         let number = id.to_string();
         let input: Vec<(&str, &str)> = input.iter().map(|(name, value)| (*name, &**value)).collect();
         match wanted {
@@ -704,15 +679,13 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// What headers say of a request, where there are headers.
     fn routing(&self, method: &str, params: Option<&str>) -> Option<Box<Routing>> {
         O::REPEATS.then(|| Box::new(envelope::routing(method, params, |tool| self.marked(tool))))
     }
 
-    /// Queues a request once more, under a number of its own: an answer or a progress that is still on its way to the last
-    /// attempt is not for this one.
     fn ask_again(&mut self, id: u64) {
-        // It may have been given up meanwhile.
+        // The call may have been cancelled meanwhile. The request gets a new id, so that a late response or late
+        // progress is not taken for one of this attempt.
         let Some(request) = self.calls.pending.get_mut(&id).and_then(|pending| pending.request.take()) else { return };
         let Some(pending) = self.calls.remove(id) else { return };
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
@@ -721,7 +694,6 @@ impl<O: Outlet> Conversation<O> {
         self.send();
     }
 
-    /// Asks for ourselves; gives the number of the request.
     fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) -> u64 {
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         let starts_at = Some(self.outlet.position());
@@ -738,7 +710,6 @@ impl<O: Outlet> Conversation<O> {
         id
     }
 
-    /// Tells the server that nobody waits any more, if it has been asked at all.
     fn cancel(&mut self, id: u64, pending: &Pending, reason: &str) {
         let number = id.to_string();
         let words = [
@@ -756,17 +727,16 @@ impl<O: Outlet> Conversation<O> {
             return self.unsent.retain(|(waiting, _)| *waiting != id);
         }
         self.outlet.abandon(id);
-        // Where the end of its exchange says so, a server without sessions is told nothing else.
+        // Over HTTP the end of the exchange cancels a stateless request; no notification is needed.
         if !(O::REPEATS && (self.era == Era::Stateless || pending.is_alone())) {
             self.outlet.tell(words);
         }
     }
 
-    // ---- time ----
+    // ---- deadlines ----
 
-    /// Sees to one deadline that has passed, if there is one.
     fn late(&mut self, now: Instant) -> Option<Late> {
-        // A loop, not a recursion: thousands of calls may have the same deadline.
+        // A loop instead of recursion: thousands of calls may have the same deadline.
         loop {
             let (at, id) = self.calls.deadlines.first().copied()?;
             if now < at {
@@ -796,7 +766,7 @@ impl<O: Outlet> Conversation<O> {
                     return Some(Late::Check);
                 }
                 Purpose::Handshake => {
-                    // Over a pipe it is still answered, perhaps.
+                    // Over a pipe the response may still arrive.
                     self.outlet.abandon(id);
                     if let Some(late) = self.on_handshake_late(id, pending) {
                         return Some(late);
@@ -816,7 +786,6 @@ impl<O: Outlet> Conversation<O> {
 
     // ---- the end ----
 
-    /// Nobody comes in any more, and each who is inside learns what became of his call.
     fn close(&mut self, reason: &str) {
         self.port.commands.close();
         self.calls.settle(reason);
@@ -845,14 +814,13 @@ fn put_request(
     outlet.request(id, of, routing, &parts);
 }
 
-/// Work from one of the two sides of a session.
 enum Work<R> {
     Command(Box<Command>),
     Read(R),
 }
 
-/// Receives a command or reads from the server, whichever is ready. Where both are, `reads_first` decides; a session that
-/// changes it each time keeps a flood from one side from starving the other. Cancel-safe if `read` is.
+/// Receives a command or reads from the server, whichever is ready first. If both are ready, `reads_first` decides; the
+/// session alternates it so that a flood from one side does not starve the other. Cancel-safe if `read` is.
 async fn next_work<R>(
     commands: &mut mpsc::UnboundedReceiver<Box<Command>>,
     read: impl Future<Output = R>,
@@ -884,8 +852,8 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// What a server said, as it may be quoted: it may say its secrets, and it may say much. Masked before it is cut, so that
-/// no part of a secret is left at the cut.
+/// Returns server text for a log or an error, masked and then cut to `QUOTED_MAX`. Masking first leaves no part of a
+/// secret at the cut.
 fn quoted(mask: &Mask, text: &str) -> String {
     let mut text = mask.apply(text);
     if text.len() > QUOTED_MAX {

@@ -1,5 +1,5 @@
-//! What goes through a session between a server and the clients of its host: what the server says by itself, what it asks,
-//! and what clients say to it.
+//! Messages between a server and the clients of its host: notifications and requests of the server, and notifications
+//! and responses of clients.
 
 use std::collections::BTreeMap;
 
@@ -16,29 +16,26 @@ use crate::model::exit::CallError;
 use crate::rpc::{Kind, Message, View, joined, member};
 use crate::rules::origin;
 
-/// A server that asks more than this at once is told that nobody answers.
+/// Maximum number of unanswered requests of a server; the session rejects further ones.
 pub(super) const QUESTIONS_MAX: usize = 64;
 
-/// What the server has asked and has no answer to.
+/// Requests of the server without a response, with the call or client that caused them.
 #[derive(Default)]
 pub(super) struct Questions {
     open: BTreeMap<u64, (Open, Cause)>,
     last: u64,
 }
 
-/// How a question is answered.
+/// Kind of response: `Request` contains the server's own JSON-RPC id as sent; `Input` is answered by sending the call
+/// again.
 pub(super) enum Open {
-    /// By a response under the server's own id, as sent.
     Request(Box<str>),
-    /// By asking a call again.
     Input(Input),
 }
 
-/// What a result asks for.
+/// Input request in a result: the id of the call's last attempt, and the server's name for the request.
 pub(super) struct Input {
-    /// The call, by the number with which it was sent last.
     pub(super) call: u64,
-    /// The server's name for it.
     pub(super) name: String,
 }
 
@@ -47,7 +44,6 @@ impl Questions {
         self.open.len()
     }
 
-    /// One more; gives its number.
     pub(super) fn open(&mut self, open: Open, cause: Cause) -> u64 {
         self.last += 1;
         self.open.insert(self.last, (open, cause));
@@ -58,13 +54,11 @@ impl Questions {
         self.open.remove(&number).map(|(open, _)| open)
     }
 
-    /// Those that a result of this call asks.
     pub(super) fn of_call(&self, call: u64) -> Vec<u64> {
         let is_its = |open: &Open| matches!(open, Open::Input(input) if input.call == call);
         self.open.iter().filter(|(_, (open, _))| is_its(open)).map(|(number, _)| *number).collect()
     }
 
-    /// Whether somebody may be thinking about an answer on behalf of this call.
     fn are_asked_of(&self, origin: Origin) -> bool {
         self.open.values().any(|(_, cause)| match *cause {
             Cause::Call(of) => of == origin,
@@ -75,7 +69,8 @@ impl Questions {
 }
 
 impl<O: Outlet> Conversation<O> {
-    /// On whose behalf the server speaks. `of` is our request on whose stream it does, if it says so.
+    /// Returns the call or client on whose behalf the server sends a message. `of` is the request on whose stream it
+    /// arrived, if known.
     fn cause(&self, of: Option<u64>) -> Cause {
         let origin = |pending: &Pending| match &pending.purpose {
             Purpose::Caller { behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
@@ -84,17 +79,16 @@ impl<O: Outlet> Conversation<O> {
         let of = match of.map(|id| self.calls.pending.get(&id).map(|pending| &pending.purpose)) {
             None => None,
             Some(Some(Purpose::Caller { behalf, .. })) => Some(behalf.as_ref().map(|behalf| behalf.origin)),
-            // It is said on the stream of something that we have asked by ourselves.
+            // The stream belongs to one of the satellite's own requests.
             Some(Some(Purpose::Handshake | Purpose::List | Purpose::Check | Purpose::Listen | Purpose::Discover)) => {
                 return Cause::Nobody;
             }
-            // Of a call that is over. It is no other's.
+            // The call is over, so the message belongs to no call in flight.
             Some(None) => Some(None),
         };
         origin::cause(of, self.calls.pending.values().filter_map(origin))
     }
 
-    /// The server says something that is no answer and no progress.
     pub(super) fn hear(&self, said: &View<'_>, text: &ByteString, of: Option<u64>) {
         self.stage.heard(self.cause(of), said.keep(text));
     }
@@ -117,7 +111,6 @@ impl<O: Outlet> Conversation<O> {
         Heard::Nothing
     }
 
-    /// The server does not want an answer any more.
     pub(super) fn on_cancelled(&mut self, said: &View<'_>, text: &ByteString) {
         if self.is_end_of_stream(said) {
             return;
@@ -130,9 +123,9 @@ impl<O: Outlet> Conversation<O> {
         self.stage.withdrawn(number, said.keep(text));
     }
 
-    /// Progress of a call of ours, under the number that it was sent with.
+    /// Forwards progress under the client's own token, and extends the deadline of the call.
     pub(super) fn on_progress(&mut self, said: &View<'_>, text: &ByteString, now: Instant) {
-        // A token that is no number of ours belongs to no call of ours.
+        // A token that is not one of our ids belongs to none of our calls.
         let Some(id) = said.token.and_then(|token| token.get().parse().ok()) else { return };
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
         let Some(Pending { purpose: Purpose::Caller { behalf: Some(behalf), .. }, .. }) = self.calls.pending.get(&id)
@@ -146,9 +139,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// A call whose time is over while somebody thinks about what its server has asked on its behalf: it gets as much again, up
-    /// to the cap. Whether it did.
     pub(super) fn waits_for_a_person(&mut self, id: u64, now: Instant) -> bool {
+        // While a client works on a request that the server made for this call, the call gets more time, up to the cap.
         let Some(Pending { purpose: Purpose::Caller { behalf: Some(behalf), .. }, .. }) = self.calls.pending.get(&id)
         else {
             return false;
@@ -160,19 +152,18 @@ impl<O: Outlet> Conversation<O> {
         self.calls.pending.get(&id).is_some_and(|pending| pending.deadline > now)
     }
 
-    /// What clients say: answers, and what wants none.
     pub(super) fn on_client(&mut self, command: Command) {
         match command {
             Command::Tell { message, place } => {
                 self.port.gate.active(Instant::now());
-                // Nothing that a client tells its session is for a server without one.
+                // Clients' notifications are meaningful only to a server with sessions.
                 if self.era == Era::Stateless {
                     return drop(place);
                 }
                 if self.outlet.has_room() {
                     self.outlet.tell(&[message.text()]);
                 } else {
-                    // Nobody waits for it, and what a server does not read must not fill our memory.
+                    // No response is awaited, and unread notifications must not fill our memory.
                     tracing::debug!(instance = %self.spec.name, "the server reads nothing; a notification is dropped");
                 }
                 drop(place);
@@ -213,14 +204,12 @@ impl<O: Outlet> Conversation<O> {
         self.outlet.respond(&parts);
     }
 
-    /// The session is over, and all that was asked in it.
     pub(super) fn leaves_the_stage(&mut self) {
         self.questions = Questions::default();
         self.stage.end();
     }
 }
 
-/// A client has answered with an error what its server asks for.
 fn not_given(error: Option<&str>) -> CallError {
     let said = |name| member(error?, name);
     let code = said("code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);

@@ -1,6 +1,6 @@
-//! A session over a line to somewhere else: each request has its own exchange, which fails by itself. What a failure
-//! means is decided in `rules::retry`; here calls are sent again where that is safe, the server's health is looked
-//! after, and a loss becomes the end of the session.
+//! Sessions with a remote server: each request has its own exchange, which fails on its own. `rules::retry` classifies
+//! failures; this module repeats calls where that is safe, checks the server's health, and ends the session when the
+//! connection is lost.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -30,10 +30,10 @@ use crate::rules::health::{Checks, Verdict};
 use crate::rules::retry::{self, Class};
 use crate::seam::{Incoming, Line, Outgoing, Routing};
 
-/// At the end so many messages are looked at that have come before it: a server may say more than its answers, and without end.
+// Messages read at the end of a session; a server may send without end.
 const LAST_WORDS_MAX: usize = 4096;
 
-/// Calls that are under way when a session turns out to have expired are waited for this long.
+// Time for the calls in flight after a session has expired.
 const REFUSALS_WAIT: Duration = Duration::from_millis(250);
 
 pub(crate) struct Args {
@@ -41,16 +41,14 @@ pub(crate) struct Args {
     pub(crate) line: Box<dyn Line>,
 }
 
-/// Why serving ended.
 enum Over {
     Asked,
     Lost(Failure),
 }
 
-/// The line, as the way out for messages.
 struct Way {
     line: Box<dyn Line>,
-    /// For the handshake.
+    // Applies to the handshake only.
     header_timeout: Duration,
 }
 
@@ -58,7 +56,7 @@ impl Outlet for Way {
     const REPEATS: bool = true;
 
     fn request(&mut self, id: u64, of: Use, routing: Option<Box<Routing>>, parts: &[&str]) {
-        // What has a deadline of its own may take as long as that.
+        // Requests in a session have their own deadlines.
         let header_timeout = (of == Use::Handshake).then_some(self.header_timeout);
         self.line.send(Outgoing::Request { id, body: whole(parts), header_timeout, routing });
     }
@@ -79,18 +77,18 @@ impl Outlet for Way {
         self.line.send(Outgoing::Abandon { id });
     }
 
-    /// The door bounds how many there are.
     fn has_room(&self) -> bool {
+        // The port bounds the number of requests.
         true
     }
 
-    /// What is not delivered has its own timeout.
     fn is_flooded(&self) -> bool {
+        // Undelivered responses have their own timeout.
         false
     }
 
-    /// What was handed to the line counts as sent until the line says otherwise.
     fn position(&self) -> u64 {
+        // A message handed to the line counts as sent until the line reports otherwise.
         0
     }
 }
@@ -106,20 +104,17 @@ fn whole(parts: &[&str]) -> Bytes {
 struct Session {
     talk: Conversation<Way>,
     control: mpsc::UnboundedReceiver<Control>,
-    /// None before the handshake is done.
     checks: Option<Checks>,
-    /// Calls that are sent again, and when.
+    // Calls to repeat, and when.
     again: BTreeSet<(Instant, u64)>,
-    /// Calls answered with 5xx, without another answer between.
+    // Calls answered with 5xx, with no other answer between.
     server_errors: u32,
     heard: bool,
-    /// Whether the line has its turn before the commands.
     reads_first: bool,
-    /// What has a lower number was sent with older credentials, or may have been.
+    // Requests with a lower id may have been sent with older credentials.
     credentials_from: u64,
 }
 
-/// Runs a session to its end: when this returns nothing of it is left.
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let Args { basis, line } = args;
     let header_timeout = basis.spec.policy.remote.header_timeout;
@@ -159,9 +154,9 @@ impl Session {
                             checks.hurry(Instant::now().into_std());
                         }
                     }
-                    // It is said of the end of a process.
+                    // Concerns the end of a process only.
                     Some(Control::Hurry) => {}
-                    // A worker that is gone wants what a stop wants.
+                    // A worker that is gone means the same as a stop.
                     Some(Control::Stop) | None => return Over::Asked,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
@@ -189,8 +184,8 @@ impl Session {
         }
     }
 
-    /// Goes on under another configuration; what is sent from now on has its credentials.
     fn adopt(&mut self, spec: Arc<InstanceSpec>) {
+        // Later requests use the new credentials.
         if !spec.has_credentials_of(&self.talk.spec) {
             self.credentials_from = self.talk.port.gate.next_id.load(Ordering::Relaxed);
         }
@@ -229,7 +224,7 @@ impl Session {
                 }
             }
             Incoming::Lost(failure) => Some(Over::Lost(failure)),
-            // Nobody has asked for it: the line is over all the same.
+            // The satellite did not ask for it, but the connection is over.
             Incoming::Closed => Some(Over::Lost(Failure::sent(FailureKind::Cut))),
         }
     }
@@ -261,28 +256,27 @@ impl Session {
             Heard::CheckRefused { other_era: true, why, .. } => {
                 return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(why))));
             }
-            // It knows the question: this is an error of its own.
+            // The server knows the method: this is a failure of its own.
             Heard::CheckRefused { why, .. } if self.is_asked_to_discover() => return self.check_failed(&why),
             Heard::CheckRefused { unknown, why, .. } => {
                 if self.checks.as_mut().is_some_and(|checks| checks.no_ping(now)) {
                     return None;
                 }
-                // One that has no tools has answered, and that is all that is to be found out.
+                // A server without this method has answered, and that is what the check asks for.
                 return if unknown { self.on_heard(Heard::Checked) } else { self.check_failed(&why) };
             }
         }
         None
     }
 
-    /// Whether it is still there is found out at once.
     fn doubts(&mut self) {
         if let Some(checks) = &mut self.checks {
             checks.doubt(Instant::now().into_std());
         }
     }
 
-    /// Whether the check under way is one that only a server of another era refuses.
     fn is_asked_to_discover(&self) -> bool {
+        // Only a server of the other era refuses this check.
         let asked = self.checks.as_ref().map(Checks::asked);
         self.talk.era == Era::Stateless && asked == Some(HealthCheck::Ping)
     }
@@ -299,13 +293,13 @@ impl Session {
         let now = Instant::now();
         let class = retry::class(&failure.kind);
         let stateless = self.talk.era == Era::Stateless;
-        // One that was given up meanwhile.
+        // The call may have been cancelled meanwhile.
         let pending = self.talk.calls.pending.get_mut(&id)?;
         match &pending.purpose {
             Purpose::Caller { repeatable, .. } => {
                 let repeatable = *repeatable;
                 pending.failed(&failure);
-                // It was refused for the credentials of before.
+                // The server refused the old credentials.
                 if class == Class::Unauthorized && id < self.credentials_from && (repeatable || !pending.reached) {
                     self.talk.ask_again(id);
                     return None;
@@ -316,8 +310,8 @@ impl Session {
                     self.again.insert((now + delay, id));
                     return None;
                 }
-                // Without a session none has ended, and what becomes of one request says little of the others: the server is
-                // asked whether it is there.
+                // Stateless requests belong to no session, and the failure of one means little for the others: a health
+                // check determines whether the server is reachable.
                 let is_aside = !stateless && pending.goes_through();
                 let broke_off = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
                 let class = match class {
@@ -336,7 +330,7 @@ impl Session {
                 let heard = self.talk.on_handshake_failed(failure);
                 self.on_heard(heard)
             }
-            // That there is no stream is not the loss of its server. Whether that is there is found out.
+            // A missing stream is no loss of the server; a check finds out.
             Purpose::Listen => {
                 self.talk.calls.remove(id);
                 let is_unknown = matches!(failure.kind, FailureKind::Status { status: 404 | 405, .. });
@@ -347,7 +341,7 @@ impl Session {
                 }
                 (stateless && class == Class::Unauthorized).then_some(Over::Lost(failure))
             }
-            // It is about another era than the session's, and says nothing of that.
+            // The request is of another era than the session, so its failure means nothing for the session.
             Purpose::Discover => {
                 self.talk.calls.remove(id);
                 let answer = if let FailureKind::ServerError { .. } = failure.kind {
@@ -360,8 +354,8 @@ impl Session {
                 self.talk.on_discovered(Err(answer));
                 None
             }
-            // It has no such list, in the words of a web server. 404 is also what is said of a session, but the tools were
-            // read in this one a moment ago: if it is gone the next request says so.
+            // A web server's answer for an unsupported list. 404 may also mean an expired session, but the tools were
+            // just read in it; if the session is gone, the next request finds out.
             Purpose::List if retry::is_unknown(&failure.kind) && self.talk.lists.is_beside() => {
                 self.talk.calls.remove(id);
                 self.talk.on_list(Err(CallError::Server {
@@ -371,16 +365,16 @@ impl Session {
                 }));
                 None
             }
-            // It could not answer this once.
+            // A temporary failure.
             Purpose::List if class == Class::Busy => self.unread(id, failure),
-            // What it has beside its tools is no reason to be without them.
+            // Only an unreadable list of tools ends the session.
             Purpose::List if matches!(class, Class::Other | Class::Expired) && self.talk.lists.is_beside() => {
                 self.unread(id, failure)
             }
             Purpose::List => Some(Over::Lost(failure)),
             Purpose::Check => {
                 self.talk.calls.remove(id);
-                // No stream finds out that nobody is there.
+                // No stream detects an unreachable stateless server, so the check does.
                 if stateless && class == Class::Unreachable && !failure.sent {
                     return Some(Over::Lost(failure));
                 }
@@ -396,9 +390,9 @@ impl Session {
         }
     }
 
-    /// A check was refused in the way of a session that is not known. What needs no session says nothing of it, and some
-    /// refuse a `ping` like that.
     fn check_doubted(&mut self, failure: Failure) -> Option<Over> {
+        // The server refused the check as if the session were unknown. A probe without a session proves nothing about
+        // it, and some servers refuse `ping` in this way.
         let checks = self.checks.as_mut()?;
         if checks.asked() == HealthCheck::Get {
             return self.check_failed(&failure.to_string());
@@ -410,14 +404,12 @@ impl Session {
         Some(Over::Lost(Failure::sent(FailureKind::SessionExpired { status, said })))
     }
 
-    /// A page of a list cannot be read.
     fn unread(&mut self, id: u64, failure: Failure) -> Option<Over> {
         self.talk.calls.remove(id);
         self.talk.on_list(Err(CallError::Remote { fate: Fate::NotSent, failure }));
         None
     }
 
-    /// The last attempt of a call: what the caller is told, and whether that is the loss.
     fn call_failed(&mut self, id: u64, failure: Failure, class: Class) -> Option<Over> {
         let pending = self.talk.calls.remove(id)?;
         let fate = if pending.reached { Fate::MaybeExecuted } else { Fate::NotSent };
@@ -429,9 +421,9 @@ impl Session {
         }
         let gone = class == Class::Busy && self.server_errors >= self.talk.spec.policy.remote.server_errors_max;
         let error = match class {
-            // Another session would get the same answer.
+            // Another session would return the same answer.
             Class::Busy | Class::Other => CallError::Remote { fate, failure: failure.clone() },
-            // What may be repeated was, as often as it may be: another session is not another chance.
+            // Repeatable calls were repeated to the limit already; another session is no further chance.
             Class::Unreachable if failure.sent && repeatable => CallError::Remote { fate, failure: failure.clone() },
             Class::Unauthorized => CallError::Refused {
                 status: Status::RequiresReauth,
@@ -449,7 +441,7 @@ impl Session {
             ticket.fail(error);
             return None;
         }
-        // Nobody comes in any more before the caller can know.
+        // Closes the port before the caller learns of it, so that no call enters in between.
         self.talk.port.commands.close();
         ticket.fail(error);
         Some(Over::Lost(failure))
@@ -521,9 +513,9 @@ impl Session {
 
     // ---- the end ----
 
-    /// What the line has brought by now: whoever was answered before the end is answered, and who was never asked is told
-    /// so. Says whether the line is over.
     fn drain(&mut self) -> bool {
+        // Calls answered before the end get their results, and unsent calls their fate. Returns true if the connection
+        // is over.
         let mut is_over = false;
         self.talk.calls.retain_callers();
         for _ in 0..LAST_WORDS_MAX {
@@ -547,9 +539,8 @@ impl Session {
         is_over
     }
 
-    /// Gives the calls that were sent in a session that has expired a moment to be refused like the one that found out:
-    /// who was refused was not carried out, and is repeated in the next session.
     async fn await_refusals(&mut self) {
+        // In an expired session a refused call was not executed, and the next session repeats it.
         let until = Instant::now() + REFUSALS_WAIT;
         for _ in 0..LAST_WORDS_MAX {
             if !self.talk.calls.pending.values().any(|pending| pending.starts_at.is_some()) {
@@ -578,7 +569,7 @@ impl Session {
                 let is_over = self.drain();
                 self.talk.close("stopped");
                 let closed = async {
-                    // What still comes is answered by nobody.
+                    // Later messages are ignored.
                     while !is_over
                         && !matches!(
                             poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
@@ -586,7 +577,7 @@ impl Session {
                         )
                     {}
                 };
-                // A server that does not confirm it finds out by itself.
+                // A server that does not confirm the close detects it by itself.
                 let _ = tokio::time::timeout(self.talk.spec.policy.remote.close_timeout, closed).await;
                 WorkerExit::because(ExitCause::Asked)
             }
@@ -603,7 +594,6 @@ impl Session {
     }
 }
 
-/// How a handshake over a line ends a session.
 fn refused(how: Refused) -> Over {
     Over::Lost(match how {
         Refused::Said(why) => Failure::sent(FailureKind::Handshake(why)),
@@ -630,7 +620,8 @@ pub(crate) mod tests {
     use crate::model::spec::{Keep, OnUpdate, RemoteTransport, Target};
     use crate::rules::jitter::Dice;
 
-    /// Greets; has answers that nobody was woken for; and holds back what is asked behind a gate.
+    // Completes the handshake, delivers `answered` responses without waking the session, and fails `gated` requests as
+    // unsent at the close.
     #[derive(Default)]
     struct Scripted {
         inbox: VecDeque<Incoming>,
@@ -674,7 +665,6 @@ pub(crate) mod tests {
         }
     }
 
-    /// A remote instance.
     pub(crate) fn spec() -> Arc<InstanceSpec> {
         Arc::new(InstanceSpec {
             id: InstanceId::new("acme".into(), "alice".into(), "a".into()),
@@ -726,7 +716,7 @@ pub(crate) mod tests {
             port.request(request, Duration::from_secs(5))
         };
         let stop = async {
-            // The session has handed the three to its line by then, and waits.
+            // By then the session has passed the three requests to its line and waits.
             for _ in 0..3 {
                 tokio::task::yield_now().await;
             }

@@ -1,5 +1,6 @@
-//! A result that asks for input, in the stateless era: what the server asks goes to the client of the call, one question
-//! for each, and the call is asked again with the answers. The call stays open meanwhile, under the number it was sent with.
+//! Input requests in the stateless era. A result may ask for input: each of its requests goes to the client of the
+//! call, and then the call is sent again with the answers. The call stays open meanwhile, under the id of its last
+//! attempt.
 
 use std::collections::BTreeMap;
 
@@ -15,22 +16,20 @@ use crate::model::exit::CallError;
 use crate::rpc::{Message, member, members};
 use crate::rules::era::INPUT_ROUNDS_MAX;
 
-/// What a server may ask for.
+// Methods that a server may use in an input request.
 const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
 
-/// The rounds of one call.
+/// Input rounds of one call: the server's `requestState` and the client's results, as sent, by the server's names for
+/// its requests.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     count: u32,
-    /// The server's own, as sent.
     state: Option<String>,
-    /// Results of the client, as sent, by the server's names for what it asked.
     answers: BTreeMap<String, String>,
     unanswered: usize,
 }
 
 impl Rounds {
-    /// What the request carries when it is asked again.
     pub(super) fn input(&self) -> Vec<(&'static str, String)> {
         let mut input = Vec::new();
         if !self.answers.is_empty() {
@@ -43,7 +42,6 @@ impl Rounds {
     }
 }
 
-/// What a result is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Complete,
@@ -51,8 +49,8 @@ pub(super) enum Outcome {
     Unknown,
 }
 
-/// By its `resultType`. A server of an earlier version has none.
 pub(super) fn outcome_of(result: &RawValue) -> Outcome {
+    // Servers of earlier versions send no `resultType`; their results are complete.
     match member(result.get(), "resultType").map(serde_json::from_str::<String>) {
         None => Outcome::Complete,
         Some(Ok(sort)) if sort == "complete" => Outcome::Complete,
@@ -66,11 +64,10 @@ fn invalid(why: &str) -> CallError {
 }
 
 impl<O: Outlet> Conversation<O> {
-    /// A call was answered with a request for input.
     pub(super) fn on_input_required(&mut self, id: u64, mut pending: Pending, result: &RawValue) {
         pending.reached = true;
         pending.starts_at = None;
-        // What comes next is another request.
+        // The next attempt is another request.
         pending.attempts = 0;
         let asked = match self.round(&mut pending, result) {
             Ok(asked) => asked,
@@ -93,8 +90,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// What is asked, by the server's names for it: the rest of a request after its id.
     fn round(&self, pending: &mut Pending, result: &RawValue) -> Result<Vec<(String, String)>, String> {
+        // Returns for each request its name and the text after its id.
         let state = member(result.get(), "requestState");
         let requests = member(result.get(), "inputRequests");
         if state.is_none() && requests.is_none() {
@@ -109,7 +106,7 @@ impl<O: Outlet> Conversation<O> {
             let params = member(request, "params").filter(|params| params.starts_with('{'));
             let params = params.map(|params| format!(r#","params":{params}"#)).unwrap_or_default();
             let request = format!(r#""method":"{method}"{params}"#);
-            // It is put to the client as a request, so it must be one.
+            // The client receives it as a request, so it must be valid as one.
             Message::read(Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":0,{request}}}"#))).map_err(|_| malformed())?;
             asked.push((name, request));
         }
@@ -127,8 +124,8 @@ impl<O: Outlet> Conversation<O> {
         Ok(asked)
     }
 
-    /// A client has answered one question of a call, or will not: then the call has no answer either.
     pub(super) fn on_input(&mut self, Input { call, name }: Input, answer: Result<&str, CallError>) {
+        // If the client fails to answer, the call fails too.
         let Some(rounds) = self.calls.pending.get_mut(&call).and_then(|pending| pending.rounds.as_mut()) else {
             return;
         };
@@ -148,7 +145,6 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// Nobody waits for the call any more: its client need not answer.
     pub(super) fn withdraw_inputs(&mut self, call: u64) {
         for number in self.questions.of_call(call) {
             self.questions.close(number);

@@ -1,6 +1,6 @@
-//! A session with a server that has none: what clients of sessions ask of one is done here, what the server says by itself
-//! comes on a stream that is asked for again when it ends, and whether a server with sessions speaks this era as well is
-//! asked when somebody wants to know.
+//! Sessions with stateless servers. The satellite itself answers session requests of clients (`ping`, log level,
+//! subscriptions), and it keeps a stream open for the server's notifications. For a server with sessions, it asks on
+//! demand whether the server supports the stateless era too.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -28,19 +28,18 @@ use crate::rules::{era, restart};
 const INVALID_PARAMS: i64 = -32602;
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
-/// What is kept for a server that keeps nothing. Most sessions have none of it.
+/// State kept on behalf of a stateless server; most sessions have none.
+///
+/// `level` is the minimum log level as JSON text, `uris` the subscribed resources, and `marked` the parameters that
+/// headers repeat, by tool. `known` records whether a server with sessions supports the stateless era too.
 #[derive(Default)]
 pub(super) struct Stateless {
-    /// Of a server with sessions: whether it speaks this era, too.
     known: Known,
     waiting: Vec<Discover>,
     offers: Changes,
-    /// The level from which on its logs are wanted, as JSON text.
     level: Option<String>,
-    /// The resources whose changes are wanted.
     uris: BTreeSet<String>,
     listening: Listening,
-    /// Parameters that are repeated in headers, by tool.
     marked: HashMap<Box<str>, Vec<Mirror>>,
 }
 
@@ -49,30 +48,27 @@ enum Known {
     #[default]
     Unasked,
     Asking,
-    /// Until then; for as long as the session lasts if that is not said.
+    // Not supported until this time; for the rest of the session if `None`.
     No(Option<Instant>),
     Yes(Arc<ServerInfo>),
 }
 
-/// The stream of what the server says by itself.
+/// Stream of the server's notifications.
+///
+/// `leaving` is the previous stream with another filter, kept until the server confirms the `current` one. `failures`
+/// counts ends without a confirmation between. `missed` means that there was a gap without a stream, `was_there` that
+/// one was confirmed before, and `is_unknown` that the server does not support streams.
 #[derive(Default)]
 struct Listening {
-    /// The request that opened it.
     current: Option<u64>,
-    /// The one before, with another filter, until the new one is confirmed.
     leaving: Option<u64>,
     again_at: Option<Instant>,
-    /// It has ended so often without a confirmation between.
     failures: u32,
-    /// What was said while there was none is not known.
     missed: bool,
-    /// There was one that was confirmed.
     was_there: bool,
-    /// The server has no such thing.
     is_unknown: bool,
 }
 
-/// What the server says that it tells.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 struct Changes {
@@ -101,9 +97,8 @@ impl<O: Outlet> Conversation<O> {
         self.stateless.as_ref()?.listening.again_at
     }
 
-    // ---- whether a server speaks this era ----
+    // ---- support of the stateless era ----
 
-    /// The handshake is done.
     pub(super) fn met(&mut self, server: &Arc<ServerInfo>) {
         if server.era == Era::Stateless {
             let offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
@@ -118,7 +113,7 @@ impl<O: Outlet> Conversation<O> {
     }
 
     pub(super) fn on_discover(&mut self, discover: Discover) {
-        // A pipe has one era, and the older HTTP+SSE has none but sessions.
+        // A pipe has one era, and HTTP+SSE supports only sessions.
         if self.initialized.is_some() && self.era == Era::Sessions && !(O::REPEATS && self.may_be_stateless()) {
             return discover.answer(Ok(None));
         }
@@ -138,15 +133,16 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// What came of the question. An error of the server is an answer, too.
     pub(super) fn on_discovered(&mut self, answer: Result<&RawValue, CallError>) {
+        // An error of the server counts as an answer.
         let later = Instant::now() + era::DISCOVER_PAUSE;
         let (known, answer) = match answer {
             Ok(result) => match introduction(result) {
                 Some(server) => (Known::Yes(server.clone()), Ok(Some(server))),
                 None => (Known::No(None), Ok(None)),
             },
-            // Some fail at what they do not know, and some leave it unanswered. It may also be chance.
+            // Some servers fail on unknown methods or do not respond. It may be chance, so the session asks again
+            // later.
             Err(CallError::Server { code: INTERNAL_ERROR, .. } | CallError::TimedOut { .. }) => {
                 (Known::No(Some(later)), Ok(None))
             }
@@ -161,32 +157,29 @@ impl<O: Outlet> Conversation<O> {
         for discover in std::mem::take(&mut kept.waiting) {
             discover.answer(answer.clone());
         }
-        // What clients of this era change is told on a stream, and to no session.
+        // Changes made by clients of the stateless era are announced on a stream only, not in the session.
         self.listen();
     }
 
-    /// A server with sessions refuses what belongs to none, though it said that it would not: it is asked again.
     pub(super) fn forget_introduction(&mut self) {
+        // A server with sessions refused a stateless request although it had declared support: it is asked again.
         if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.known, Known::Yes(_))) {
             kept.known = Known::Unasked;
         }
     }
 
-    /// An error of the server to a request of this era that is beside its session.
     pub(super) fn on_refused_alone(&mut self, error: &CallError) {
         if self.era == Era::Sessions && era::refuses_check(Era::Stateless, error) {
             self.forget_introduction();
         }
     }
 
-    /// Whether requests may go to the server without a session.
     fn speaks_this(&self) -> bool {
         self.stateless.as_ref().is_some_and(|kept| matches!(kept.known, Known::Yes(_)))
     }
 
     // ---- headers ----
 
-    /// The lists have been read: which parameters headers repeat.
     pub(super) fn mark(&mut self, catalogue: &Catalogue) {
         if !O::REPEATS {
             return;
@@ -205,10 +198,10 @@ impl<O: Outlet> Conversation<O> {
         self.stateless.as_ref().and_then(|kept| kept.marked.get(tool)).cloned().unwrap_or_default()
     }
 
-    // ---- what clients of sessions ask of one ----
+    // ---- session requests of clients ----
 
-    /// Answers what is asked of a session, and not of what the server does. Gives the ticket back for all else.
     pub(super) fn answer_for_it(&mut self, id: u64, wanted: &Wanted, ticket: Ticket) -> Option<Ticket> {
+        // These requests concern the session and not the server's work. Any other ticket is returned.
         if self.era == Era::Sessions && !O::REPEATS {
             return Some(ticket);
         }
@@ -224,7 +217,7 @@ impl<O: Outlet> Conversation<O> {
             serde_json::from_str::<String>(value).ok()
         };
         if self.era == Era::Sessions {
-            // It is asked of the session, and of the stream beside it if there is one.
+            // The request goes to the session, and the stream beside it gets the new filter.
             if matches!(method, "resources/subscribe" | "resources/unsubscribe")
                 && let Some(uri) = param("uri")
             {
@@ -276,8 +269,8 @@ impl<O: Outlet> Conversation<O> {
 
     // ---- the stream ----
 
-    /// Asks for all that the server tells by itself and somebody wants to hear, in the place of what was asked for before.
     pub(super) fn listen(&mut self) {
+        // The new stream replaces the previous one.
         if let Some(kept) = &mut self.stateless {
             kept.listening.again_at = None;
         }
@@ -316,8 +309,8 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    /// A stream has ended, or was not opened: whether it was the one that is wanted. It is asked for again by and by.
     pub(super) fn on_stream_over(&mut self, id: u64, is_unknown: bool) -> bool {
+        // Returns true if the current stream ended, or was not opened; another one is scheduled with backoff.
         let policy = &self.spec.policy.reconnect;
         let Some(kept) = &mut self.stateless else { return false };
         let listening = &mut kept.listening;
@@ -340,8 +333,8 @@ impl<O: Outlet> Conversation<O> {
         [kept.listening.current, kept.listening.leaving].contains(&Some(id))
     }
 
-    /// The server ends a stream over a pipe: whether it is that what it says.
     pub(super) fn is_end_of_stream(&mut self, said: &View<'_>) -> bool {
+        // Over a pipe the server ends a stream with `notifications/cancelled`.
         let id = said.of.and_then(|of| of.get().parse().ok());
         let Some(id) = id.filter(|id| self.is_stream(*id)) else { return false };
         self.calls.remove(id);
@@ -349,8 +342,8 @@ impl<O: Outlet> Conversation<O> {
         true
     }
 
-    /// What the server says on a stream of ours: whether it was that.
     pub(super) fn on_stream(&mut self, said: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) -> bool {
+        // Returns false if the message belongs to none of the streams.
         if self.stateless.is_none() {
             return false;
         }
@@ -363,7 +356,7 @@ impl<O: Outlet> Conversation<O> {
                 if self.is_of_a_list(method) {
                     self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
                 }
-                // The number is ours, and says nothing to anybody else.
+                // The subscription id is ours and means nothing to clients.
                 let kept = said.keep(text);
                 let told = meta.zip(said.params).and_then(|(meta, params)| {
                     let meta = without_member(meta, SUBSCRIPTION);
@@ -380,7 +373,7 @@ impl<O: Outlet> Conversation<O> {
     }
 
     fn on_acknowledged(&mut self, id: u64, now: Instant) {
-        // What changed between the reading of the lists and this was told to nobody.
+        // Changes between the read of the lists and this confirmation were not announced.
         let is_read = self.discover && self.lists.known;
         let listening = &mut self.kept().listening;
         if listening.current != Some(id) {

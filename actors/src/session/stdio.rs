@@ -1,5 +1,5 @@
-//! A session over the pipes of a process: lines, how a wire breaks, whether a silent server is still alive, and the end
-//! of the process.
+//! Sessions over the pipes of a process: line framing, broken pipes, the watchdog for silent servers, and the end of
+//! the process.
 
 use std::sync::atomic::Ordering;
 
@@ -17,15 +17,15 @@ use crate::rules::watchdog::{Verdict, Watchdog};
 use crate::seam::{Process, ProcessEnd, Routing};
 use crate::wire::{Lines, Received, put_json};
 
-/// Answers to a server's own requests pile up if it does not read them: more unwritten bytes than this end it.
+// A server that sends requests while more bytes are unwritten does not read the responses, and its run ends.
 const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
-/// No further request is queued for writing while this much is.
+// Further requests wait while this many bytes are unwritten.
 const OUTGOING_MAX: usize = 1024 * 1024;
-/// After this long without the process ending by itself, a closed stdout or stdin is a broken wire.
+// After closing stdout or stdin the process has this time to exit by itself; then the pipe counts as broken.
 const BROKEN_PATIENCE: Duration = Duration::from_secs(1);
-/// After SIGKILL nobody waits longer for a process that will not die.
+// Maximum wait after SIGKILL.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// Of its grace this much is left to a process that is ending when a caller waits for that.
+// Remaining grace of a terminating process once a caller waits for its end.
 const HURRY_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Args {
@@ -35,14 +35,12 @@ pub(crate) struct Args {
     pub(crate) process: Box<dyn Process>,
 }
 
-/// Why serving ended.
 enum Over {
     Process(ProcessEnd),
     Asked,
     Failed(ExitCause),
 }
 
-/// What is queued for the server's stdin.
 #[derive(Default)]
 struct Pipe {
     out: BytesMut,
@@ -61,7 +59,7 @@ impl Pipe {
 }
 
 impl Outlet for Pipe {
-    /// What is in a pipe ends with the process.
+    // Output in a pipe is lost with the process.
     const REPEATS: bool = false;
 
     fn request(&mut self, _id: u64, _of: Use, _routing: Option<Box<Routing>>, parts: &[&str]) {
@@ -80,7 +78,7 @@ impl Outlet for Pipe {
         self.put(parts);
     }
 
-    /// The server is told by a notification.
+    // A notification cancels the request instead.
     fn abandon(&mut self, _id: u64) {}
 
     fn has_room(&self) -> bool {
@@ -99,27 +97,23 @@ impl Outlet for Pipe {
 struct Session {
     talk: Conversation<Pipe>,
     lines: Lines<Box<dyn AsyncRead + Send + Unpin>>,
-    /// None once stdin was closed.
     writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     process: Box<dyn Process>,
     control: mpsc::UnboundedReceiver<Control>,
     watchdog: Watchdog,
-    /// Stdout has ended or broke: there is nothing more to read.
     stdout_over: bool,
-    /// Whether the server has its turn before the commands.
     reads_first: bool,
     broken: Option<(String, Instant)>,
 }
 
-/// Runs a session to its end, and the process with it: when this returns nothing of the run is left.
+/// Runs a session and its process to the end. On return, nothing of the run is left.
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let now = Instant::now();
     let Args { basis, reader, writer, process } = args;
     let (pid, line_max) = (process.pid(), basis.spec.policy.session.line_max);
     let messages = basis.memory.messages.clone();
     let (talk, control) = Conversation::new(basis, Pipe::default());
-    // Boxed: a future keeps what it was given and what it has made of it side by side, and each one around it does so
-    // again.
+    // Boxed: a future stores its arguments and the values made of them side by side, and so does each future around it.
     let mut this = Box::new(Session {
         talk,
         lines: Lines::new(reader, line_max, messages),
@@ -148,8 +142,8 @@ impl Session {
             let reading = !self.stdout_over;
             let writing = !self.talk.outlet.out.is_empty();
             let draining = self.talk.draining;
-            // In this order because a server may flood its stdout, and clients may flood it with notifications: neither
-            // may keep the others from their work. Commands and reading take turns.
+            // This order keeps the other work going if a server floods its stdout or clients flood it with
+            // notifications. Commands and reading alternate.
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
@@ -159,9 +153,9 @@ impl Session {
                         self.lines.line_max = spec.policy.session.line_max;
                         self.talk.adopt(spec);
                     }
-                    // It is said of an end that is under way, or to a remote server.
+                    // These concern an end in progress or a remote server.
                     Some(Control::Hurry | Control::Check) => {}
-                    // A worker that is gone wants what a stop wants.
+                    // A worker that is gone means the same as a stop.
                     Some(Control::Stop) | None => return Over::Asked,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
@@ -196,8 +190,8 @@ impl Session {
         [self.talk.wake_at(), broken, watchdog].into_iter().flatten().min()
     }
 
-    /// A look that changes nothing: the decision itself is taken in `on_time`.
     fn watchdog_verdict(&mut self) -> Verdict {
+        // Works on a copy: `on_time` takes the decision.
         self.watchdog.heard(self.lines.last_read.into_std());
         Self::decide(&mut self.watchdog.clone(), &self.talk, Instant::now())
     }
@@ -219,7 +213,7 @@ impl Session {
                     let why = "the server asks and does not read the answers".to_owned();
                     Some(Over::Failed(ExitCause::Wire(why)))
                 }
-                // Any byte has cleared a watchdog's doubt already.
+                // Any byte read has already reset the watchdog.
                 Heard::Nothing
                 | Heard::Answer
                 | Heard::Refusal
@@ -289,12 +283,12 @@ impl Session {
                     return Some(Over::Failed(ExitCause::Handshake(why)));
                 }
                 Late::Refused(how) => return Some(Over::Failed(handshake(how))),
-                // The watchdog has its own clock.
+                // The watchdog has its own deadlines.
                 Late::Check => {}
             }
         }
         self.talk.on_due(now);
-        // Output that waits unread speaks for the server, so it is read before the server is judged.
+        // Unread output proves that the server is alive, so it is read before the verdict.
         if !matches!(self.watchdog_verdict(), Verdict::Wait(_))
             && !self.stdout_over
             && let Some(received) = tokio::task::unconstrained(self.lines.next()).now_or_never()
@@ -315,8 +309,8 @@ impl Session {
 
     // ---- the end ----
 
-    /// Sees the process out. Whatever the way, its whole group is gone afterwards, or was told to be.
     async fn finish(&mut self, over: Over) -> WorkerExit {
+        // On return the whole process group is gone, or the error log says that it could not be killed.
         let ran = self.talk.initialized.map(|at| at.elapsed());
         let mut exit = match over {
             Over::Process(end) => {
@@ -334,7 +328,7 @@ impl Session {
             self.process.terminate();
             exit.forced = !self.is_gone_within(self.talk.spec.policy.session.terminate_grace, HURRY_GRACE).await;
         }
-        // Killed before it can see the end of its stdin: what ended it is then what is told.
+        // Killed before it can see the end of its stdin, so that the exit status shows the real cause.
         self.process.kill();
         self.writer = None;
         if !self.is_gone_within(KILL_PATIENCE, KILL_PATIENCE).await {
@@ -345,10 +339,10 @@ impl Session {
         WorkerExit { code: end.code, signal: end.signal, ..exit }
     }
 
-    /// What the process wrote before it ended is still in the pipe. A grandchild may hold the other end for ever.
     async fn drain(&mut self) {
+        // Reads what the process wrote before it ended. A grandchild may keep the pipe open, so the time is limited.
         let until = Instant::now() + self.talk.spec.policy.session.exit_drain;
-        // A grandchild may also write for ever: the clock is looked at before each read.
+        // A grandchild may also write forever: the clock is checked before each read.
         while !self.stdout_over && Instant::now() < until {
             let Ok(received) = tokio::time::timeout_at(until, self.lines.next()).await else { return };
             if self.on_received(received).is_some() {
@@ -357,9 +351,9 @@ impl Session {
         }
     }
 
-    /// Waits for the whole group to be gone, reading and dropping what it still prints, so that it does not block. Once
-    /// somebody else waits for it, too, it has `hurried` left at most.
     async fn is_gone_within(&mut self, patience: Duration, hurried: Duration) -> bool {
+        // Discards the output, so that the process does not block. `hurried` limits the remaining time as soon as a
+        // caller waits for the end.
         let mut until = Instant::now() + patience;
         let (mut reading, mut listening) = (!self.stdout_over, true);
         loop {
@@ -386,12 +380,10 @@ impl Session {
     }
 }
 
-/// The next line; none ever, where nothing is left to read.
 async fn next_line(lines: &mut Lines<Box<dyn AsyncRead + Send + Unpin>>, reading: bool) -> Received {
     if reading { lines.next().await } else { std::future::pending().await }
 }
 
-/// How a handshake over a pipe ends a run.
 fn handshake(refused: Refused) -> ExitCause {
     ExitCause::Handshake(match refused {
         Refused::Said(why) => why,
@@ -405,7 +397,7 @@ async fn write(writer: &mut Option<Box<dyn AsyncWrite + Send + Unpin>>, out: &[u
             Ok(0) => Err(std::io::ErrorKind::WriteZero.into()),
             written => written,
         },
-        // Nothing is written to a closed stdin; the wire is broken already.
+        // Nothing is written to a closed stdin; the pipe already counts as broken.
         None => std::future::pending().await,
     }
 }
@@ -424,7 +416,6 @@ mod tests {
     use crate::rules::jitter::Dice;
     use crate::session::remote::tests::spec;
 
-    /// Ends when it is told to.
     struct Obedient(watch::Sender<bool>);
 
     impl Process for Obedient {
@@ -450,9 +441,9 @@ mod tests {
         }
     }
 
-    /// A caller that leaves between the door and its request tells the session nothing.
     #[test]
     fn a_session_that_drains_ends_when_a_caller_leaves_without_a_request() {
+        // A caller that leaves between admission and its request sends no message to the session.
         let counters = Arc::new(Counters::default());
         let (port, end) = CallPort::new(Run(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
@@ -482,7 +473,7 @@ mod tests {
         let leave = async {
             port.close();
             control.send(Control::Drain).unwrap();
-            // The session drains by then, and waits.
+            // By then the session drains and waits.
             for _ in 0..3 {
                 tokio::task::yield_now().await;
             }

@@ -1,5 +1,5 @@
-//! The requests to a backend, each with its timeout and a limit on its answer. What comes back is what was asked for, or an
-//! error that may be shown: without credentials, and no longer than a line.
+//! Requests to a backend, with timeouts and limits on the size of responses. Errors contain no credentials and fit in
+//! one line of a log.
 
 use std::time::Duration;
 
@@ -14,32 +14,27 @@ use super::orders::Given;
 use crate::backend::wire::{CommandResult, Config, ErrorBody, Heartbeat, Received, Registered, Registration};
 use crate::http::{client, pause, root_of};
 
-/// A configuration of thousands of servers fits well.
+// Enough for thousands of servers.
 const CONFIG_MAX: usize = 16 << 20;
-/// Every other answer.
+// Limit of all other responses.
 const ANSWER_MAX: usize = 1 << 20;
-/// How many characters of a backend's explanation are passed on.
+// Characters of an error text from the backend.
 const REASON_MAX: usize = 300;
 
-/// Why a request came to nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CallError {
-    /// Nobody is there, or the connection broke.
     #[error("cannot reach {to}: {reason}")]
     Unreachable { to: String, reason: String },
-    /// No whole answer in time.
     #[error("{to} did not answer within {after:?}")]
     TimedOut { to: String, after: Duration },
-    /// An answer that is no success.
     #[error("{to} answered {status}{}", said.as_ref().map(|said| format!(": {said}")).unwrap_or_default())]
     Refused { to: String, status: StatusCode, said: Option<String>, retry_after: Option<Duration> },
-    /// An answer that is none.
     #[error("{to} answered what cannot be understood: {reason}")]
     Malformed { to: String, reason: String },
 }
 
 impl CallError {
-    /// A stable word for events.
+    // Stable identifier for events.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "unreachable",
@@ -49,7 +44,6 @@ impl CallError {
         }
     }
 
-    /// Of the answer.
     pub(super) fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Refused { status, .. } => Some(*status),
@@ -57,7 +51,6 @@ impl CallError {
         }
     }
 
-    /// When the backend wants to be asked again.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,
@@ -65,20 +58,17 @@ impl CallError {
         }
     }
 
-    /// Whether our credentials are not taken.
     pub(super) fn is_unauthorized(&self) -> bool {
         self.status() == Some(StatusCode::UNAUTHORIZED)
     }
 }
 
-/// What a look at the configuration has brought.
 #[derive(Debug)]
 pub(super) enum Fetched {
     Unchanged,
     New(Box<Config>, Option<HeaderValue>),
 }
 
-/// One backend.
 #[derive(Debug, Clone)]
 pub(super) struct Backend {
     client: Client,
@@ -87,7 +77,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    /// `url` was checked with the configuration.
+    // `url` was validated with the configuration.
     pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, super::LinkError> {
         let base = Url::parse(url).map_err(|error| super::LinkError::Url(error.to_string()))?;
         let client = client(&base).map_err(super::LinkError::Client)?;
@@ -138,7 +128,6 @@ impl Backend {
         self.received(self.call_as(key, Method::POST, &["heartbeat"]).json(body)).await
     }
 
-    /// Where the events of whoever has this key go.
     pub(super) fn events(&self, key: &Key) -> String {
         self.url(&[&key.satellite_id, "events"]).into()
     }
@@ -177,7 +166,7 @@ impl Backend {
 
     fn url(&self, path: &[&str]) -> Url {
         let mut url = self.base.clone();
-        // Only a URL that cannot be a base has no segments, and `http` and `https` can.
+        // Fails only for URLs that cannot be a base, which excludes `http` and `https`.
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(["api", "satellites"]).extend(path);
         }
@@ -185,7 +174,7 @@ impl Backend {
     }
 }
 
-/// A request, where it goes for people, and what must not be seen of what is said about it.
+// `to` is the URL for messages; `mask` hides credentials in them.
 struct Call {
     request: RequestBuilder,
     to: String,
@@ -194,7 +183,7 @@ struct Call {
 }
 
 impl Call {
-    /// Extends the timeout by the time for which the backend may hold the request back.
+    // The backend may hold the request back for this additional time.
     fn held(mut self, hold: Duration) -> Self {
         self.timeout += hold;
         self.request = self.request.timeout(self.timeout);
@@ -237,7 +226,7 @@ impl About {
         CallError::Unreachable { to, reason }
     }
 
-    /// What somebody else says, without our credentials, and fit for one line of a log.
+    // For log lines: foreign text without credentials and control characters.
     fn quoted(&self, text: &str) -> String {
         let clean = |character: char| if character.is_control() { ' ' } else { character };
         self.mask.apply(text).chars().take(REASON_MAX).map(clean).collect()
@@ -272,14 +261,14 @@ impl Answered {
         if body.len() < ANSWER_MAX {
             return serde_json::from_slice(&body).map_err(|error| malformed(about.quoted(&told(&error))));
         }
-        // Others wait for this thread.
+        // Parsing a large body would block the async thread.
         let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&body).map_err(|error| told(&error)));
         let parsed = parsed.await.unwrap_or_else(|error| Err(error.to_string()));
         parsed.map_err(|error| malformed(about.quoted(&error)))
     }
 }
 
-/// What is wrong with a JSON text, and where. Serde would repeat a value of the wrong type, and that may be a secret.
+// Serde's own text may contain a value, which may be a secret.
 fn told(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         serde_json::error::Category::Io => "it cannot be read",
@@ -290,7 +279,7 @@ fn told(error: &serde_json::Error) -> String {
     format!("{what} (line {}, column {})", error.line(), error.column())
 }
 
-/// None if it is longer.
+// `None` if the body is longer than `max` bytes.
 async fn body(response: &mut Response, max: usize) -> reqwest::Result<Option<Vec<u8>>> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {

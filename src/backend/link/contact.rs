@@ -1,5 +1,5 @@
-//! What is known of the backend: whether it answers, what is wrong, and when it is asked next. Logged when it changes, and
-//! shown in the satellite's status.
+//! State of the connection to the backend: reachability, errors and the next poll. Changes are logged, and `satellite
+//! status` shows the state.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,6 @@ use tokio::time::Instant;
 
 use crate::backend::wire::PollingMode;
 
-/// What the backend is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Matter {
     Registration,
@@ -32,13 +31,12 @@ impl Matter {
         }
     }
 
-    /// Whether it is asked for all the time, so that the last answer says whether the backend is there.
+    // Periodic requests, whose last response shows whether the backend is reachable.
     fn is_pulse(self) -> bool {
         matches!(self, Self::Registration | Self::Commands | Self::Heartbeat)
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Contact(Mutex<State>);
 
@@ -46,18 +44,17 @@ pub(super) struct Contact(Mutex<State>);
 pub(super) struct State {
     pub(super) connected: bool,
     pub(super) last_contact: Option<Timestamp>,
-    /// What is wrong now, and since when.
+    // Current error of each kind of request, and its time.
     wrong: BTreeMap<Matter, (Timestamp, String)>,
-    /// None before the first answer.
+    // `None` before the first response.
     pub(super) mode: Option<PollingMode>,
-    /// Whether polls fail.
+    // True if polls fail.
     pub(super) backing_off: bool,
     pub(super) next_poll: Option<Instant>,
     pub(super) config_hash: Option<String>,
 }
 
 impl State {
-    /// What went wrong last, of what is wrong still.
     pub(super) fn last_error(&self) -> Option<String> {
         let (matter, (_, why)) = self.wrong.iter().max_by_key(|(_, (at, _))| *at)?;
         Some(format!("{}: {why}", matter.as_str()))
@@ -65,7 +62,6 @@ impl State {
 }
 
 impl Contact {
-    /// It has answered as it should.
     pub(super) fn went_well(&self, matter: Matter) {
         let mut state = self.state();
         state.last_contact = Some(Timestamp::now());
@@ -75,7 +71,7 @@ impl Contact {
         }
     }
 
-    /// It has not. `answered` is whether anybody was there.
+    // `answered` is true if the backend sent a response.
     pub(super) fn went_wrong(&self, matter: Matter, answered: bool, why: &str) {
         let mut state = self.state();
         let now = Timestamp::now();
@@ -84,7 +80,7 @@ impl Contact {
         }
         state.connected &= !matter.is_pulse();
         let told = state.wrong.insert(matter, (now, why.to_owned()));
-        // Each reason once, not each attempt.
+        // Log each reason once, not on each attempt.
         if told.is_none_or(|(_, before)| before != why) {
             tracing::warn!(matter = matter.as_str(), why, "the backend does not do as asked; what runs goes on");
         }
@@ -104,7 +100,7 @@ impl Contact {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing is called in between that could leave it half changed.
+        // No call between changes can panic and leave the data inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
-//! Where commands are carried out: each once, those for one instance one after the other, those for others beside it. What
-//! comes of them is told until the backend has taken it.
+//! Execution of commands: each one once, in sequence for the same instance and concurrently otherwise. Results are sent
+//! until the backend accepts them.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
@@ -24,21 +24,21 @@ use super::rules::{Backoff, Lanes};
 use super::{Fleet, Shared};
 use crate::backend::wire::{Command, CommandResult, Outcome};
 
-/// So many commands are carried out beside each other.
+// Commands that run concurrently.
 const BESIDE_MAX: usize = 32;
-/// So many that wait, run, or are told; the backend gives the others again.
+// Commands that wait, run or have unsent results. The backend delivers any others again.
 const HELD_MAX: usize = LIMIT_MAX;
-/// So many results are sent beside each other.
+// Results that are sent concurrently.
 const TELLING_MAX: usize = 8;
-/// Before a result is sent again for the first time.
+// Before the first retry of a result.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 
-/// A command, and who it was given to: another satellite, which we may have been before, can be given one of the same id.
+// Ids are unique per satellite only, and this satellite may have been registered under another id before.
 #[derive(Debug, Clone)]
 struct Name {
     satellite_id: String,
     id: String,
-    /// Unlike that of any other command of any backend.
+    // Unique for all backends and satellites.
     whole: String,
 }
 
@@ -49,17 +49,15 @@ impl Name {
     }
 }
 
-/// A command that waits or runs.
 struct Order {
     name: Name,
     task: Task,
     expires_at: Option<Timestamp>,
     shown: Shown,
-    /// Whether it was begun by a satellite that was ended meanwhile.
+    // True if an earlier run of the satellite started the command.
     again: bool,
 }
 
-/// Takes what comes. Ends when nothing comes any more.
 pub(super) async fn run(link: &Shared, fleet: &dyn Fleet, mut inbox: mpsc::Receiver<Received>) {
     let mut desk = Desk {
         link,
@@ -97,10 +95,10 @@ struct Desk<'a> {
     link: &'a Shared,
     lanes: Lanes,
     orders: HashMap<String, Order>,
-    /// Whose results are on their way.
+    // Commands whose results are being sent.
     telling: HashSet<String>,
     tellings: FuturesUnordered<BoxFuture<'a, String>>,
-    /// Held by each request with a result.
+    // Limits the concurrent requests.
     way: Arc<Semaphore>,
 }
 
@@ -119,10 +117,10 @@ impl Desk<'_> {
         }
     }
 
-    /// None if nothing is to be done with it now; else whether it was begun before.
+    // The boolean is true if the command was started before.
     async fn new_one(&mut self, satellite_id: &str, id: &str) -> Option<(Name, bool)> {
         let name = Name::new(self.link, satellite_id, id);
-        // It comes again until its result has arrived.
+        // A command is delivered again until its result has arrived.
         if self.lanes.holds(&name.whole) || self.telling.contains(&name.whole) || self.held() >= HELD_MAX {
             return None;
         }
@@ -155,7 +153,7 @@ impl Desk<'_> {
         self.lanes.len() + self.telling.len()
     }
 
-    /// It is done with, and nothing was done.
+    // For commands that are not executed.
     async fn settle(&mut self, name: Name, result: CommandResult) {
         note(self.link, &name, &result).await;
         self.tell(name, result);
@@ -169,7 +167,7 @@ impl Desk<'_> {
 
 async fn carry_out(link: &Shared, fleet: &dyn Fleet, order: Order) -> (Name, CommandResult) {
     let name = order.name;
-    // It has waited for its turn.
+    // The command may have expired while it waited.
     if !order.again && order.shown.is_late(link, order.expires_at) {
         let result = expired();
         note(link, &name, &result).await;
@@ -190,11 +188,10 @@ async fn carry_out(link: &Shared, fleet: &dyn Fleet, order: Order) -> (Name, Com
 }
 
 async fn note(link: &Shared, name: &Name, result: &CommandResult) {
-    // Nothing in it cannot be written.
+    // Serialization of this type does not fail.
     link.done.done(&name.whole, serde_json::to_string(result).unwrap_or_default()).await;
 }
 
-/// Tells a result until it is taken, or refused for good.
 async fn tell(link: &Shared, way: Arc<Semaphore>, name: Name, result: CommandResult) -> String {
     let Name { satellite_id, id, whole } = name;
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice(&id));
@@ -209,14 +206,14 @@ async fn tell(link: &Shared, way: Arc<Semaphore>, name: Name, result: CommandRes
             return whole;
         }
         let answer = {
-            // Not held while it waits to be sent again. It is never closed, so it is there.
+            // Released while waiting for a retry. The semaphore is never closed.
             let _permit = way.acquire().await;
             link.backend.result(&key, &id, &result).await
         };
         link.heard(Matter::Results, &key, &answer);
         let Err(error) = answer else { return whole };
         if error.status().is_some_and(|status| matches!(status.as_u16(), 400 | 404 | 405 | 409 | 410 | 413 | 422)) {
-            // If the backend wants it all the same, the command comes again.
+            // A backend that still needs the result delivers the command again.
             link.contact.went_well(Matter::Results);
             tracing::error!(command = id, %error, "the backend does not want the result of its command");
             return whole;

@@ -1,5 +1,5 @@
-//! The configuration of the backend: looked at when something says that it has changed, and every so often; taken on by
-//! difference; and the last good one kept, for a start without the backend.
+//! Configuration from the backend: fetched periodically and on request, applied by differences, and stored for a start
+//! without the backend.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,29 +21,27 @@ use crate::config::{ConfigErrors, Document};
 use crate::data_dir::DataDir;
 use crate::disk::in_time;
 
-/// In the data directory.
+/// Name of the stored configuration in the data directory.
 pub const CONFIG_FILE: &str = "backend-config.json";
 
-/// What was fetched is no longer than 16 MiB, and is written with spaces.
+// A response has at most 16 MiB, and is stored with indentation.
 const STORED_MAX: u64 = 256 << 20;
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
 
-/// So many errors of a configuration are told, and how many more there are.
+// Further errors of a configuration are only counted.
 const ERRORS_MAX: usize = 5;
-/// And so much of its name.
+// Characters of the hash in messages.
 const HASH_SHOWN: usize = 64;
 
-/// How far the configuration is.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
-    /// Of what is applied.
     hash: Option<String>,
-    /// The backend's own word for it.
+    // The `ETag` of the backend.
     tag: Option<HeaderValue>,
-    /// What was said last of what cannot be used.
+    // Last reported error, which is not reported again.
     told: Option<(&'static str, Option<u16>, String)>,
-    /// What it had to run before it was taken on, and since.
+    // Specs before and after the last change.
     before: Option<Arc<Specs>>,
     specs: Option<Arc<Specs>>,
 }
@@ -54,15 +52,13 @@ impl Taken {
     }
 }
 
-/// Why the configuration is not what the backend says.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error(transparent)]
     Call(CallError),
-    /// There is none, for example because the backend has lost all that it had: no reason to stop what runs.
+    // 404: the backend may have lost its data, so running servers continue.
     #[error("the backend has no configuration yet, and what runs goes on: {0}")]
     NoneYet(CallError),
-    /// It was read, and cannot be used.
     #[error("{0}")]
     Invalid(String),
 }
@@ -73,17 +69,15 @@ impl From<CallError> for Trouble {
     }
 }
 
-/// What a look has come to.
 pub(super) enum Look {
-    /// It is what was taken on before.
+    // The last change, if there was one.
     Unchanged(Option<Change>),
-    /// It is another one, and this is to run now.
     TakenOn(Arc<Specs>),
 }
 
 impl Look {
-    /// What this instance is to become, where that is known. Where nothing was taken on now, users may have given values
-    /// since, so what is neither as before nor as it was to become is as it should be.
+    /// Returns the wanted spec of an instance, if it is known. Without a new configuration, users may have set values
+    /// since the last change; a spec that differs from both sides of that change is accepted as it is.
     pub(super) fn wanted(&self, is: &InstanceSpec) -> Option<&InstanceSpec> {
         match self {
             Self::TakenOn(specs) => specs.get(&is.id),
@@ -95,19 +89,18 @@ impl Look {
     }
 }
 
-/// What was to run, and is since what was taken on last.
 pub(super) struct Change {
     before: Arc<Specs>,
     now: Arc<Specs>,
 }
 
-/// Looks at it now and then. Never ends by itself.
+// Never returns.
 pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("configuration"));
     let mut reasons = link.reasons.subscribe();
     loop {
         let key = link.key().await;
-        // What comes while it is looked at has it looked at once more.
+        // A request that arrives during the fetch causes another one.
         reasons.borrow_and_update();
         let mut wait = link.plan.config_interval;
         let again_in = |trouble: &Trouble| {
@@ -124,14 +117,14 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
         tokio::select! {
             () = link.pause_until(Instant::now() + wait) => {}
             () = link.another_key(&key) => {}
-            // The sender is in `link`, so this is another one.
+            // The sender is part of `link`, so this does not fail.
             _ = reasons.changed() => backoff.succeeded(),
         }
     }
 }
 
-/// Fetches it and takes it on, if it is another than what is applied. What is wrong is shown and told; `again_in` says when
-/// it is tried again. `expected` is what is to be removed, where somebody has said so.
+/// Fetches the configuration and applies it if it has changed. Errors are logged and reported; `again_in` returns the
+/// delay of the next attempt. `expected` is the scope whose removal a command announced.
 pub(super) async fn look(
     link: &Shared,
     fleet: &dyn Fleet,
@@ -139,7 +132,7 @@ pub(super) async fn look(
     expected: Option<&Scope>,
     again_in: impl FnOnce(&Trouble) -> Option<Duration> + Send,
 ) -> Result<Look, Trouble> {
-    // One after the other, or an older one could be taken on last.
+    // One at a time, so that an older configuration cannot be applied last.
     let mut taken = link.taken.lock().await;
     let looked = take_on(link, fleet, key, expected, &mut taken).await;
     match &looked {
@@ -200,10 +193,10 @@ async fn take_on(
     Ok(Look::TakenOn(specs))
 }
 
-/// An event for what is wrong, once as long as it is the same.
+// Reports an error once until it changes.
 fn tell(fleet: &dyn Fleet, taken: &mut Taken, trouble: &Trouble, retry_in: Option<Duration>) {
     let (error_type, status_code) = match trouble {
-        // Nothing is wrong as long as nobody has said what is to run.
+        // The backend may not have a configuration yet, which is not an error.
         Trouble::NoneYet(_) => return,
         Trouble::Call(error) => (error.kind(), error.status().map(|status| status.as_u16())),
         Trouble::Invalid(_) => ("invalid", None),
@@ -248,7 +241,7 @@ fn store(data_dir: &DataDir, url: &str, config: &Config) -> std::io::Result<()> 
     data_dir.replace(CONFIG_FILE, &serde_json::to_vec_pretty(&Storing { url, config })?)
 }
 
-/// The last good one of the backend at `url`. It waits for the file system.
+// Blocks on the file system.
 pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<Document> {
     let unusable = |why: String| tracing::error!(why, "the backend's configuration of before cannot be used");
     let text = match data_dir.read(CONFIG_FILE, STORED_MAX) {
@@ -258,7 +251,7 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<Document> {
             return None;
         }
     };
-    // What it says of a value of the wrong type would be the value.
+    // The serde error would contain the value, which may be a secret.
     let Ok(Stored { url: of, config }) = serde_json::from_slice(&text) else {
         unusable("the file does not hold what was stored there".to_owned());
         return None;

@@ -1,4 +1,4 @@
-//! Which commands were carried out, so that each is carried out once, however often it comes.
+//! Record of executed commands, so that each is executed once, however often it is delivered.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,41 +9,41 @@ use futures::future::{BoxFuture, ready};
 
 use crate::journal::{CommandRecord, Journal};
 
-/// How long a memory on a disk is waited for.
+// Longest wait for the persistent record.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// More are not remembered: the backend has not asked for a long time.
+// Older commands are forgotten: the backend has not delivered them for a long time.
 const KNOWN_MAX: usize = 10_000;
 
-/// How far a command is.
+/// Progress of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// It was never seen.
+    /// The command was never started.
     Unknown,
-    /// It was begun, and what came of it is not known: the satellite was ended meanwhile.
+    /// The command was started, but the satellite ended before the result was recorded.
     Begun,
-    /// It is done. This is its result, as JSON.
+    /// The command has finished with this result, as JSON.
     Done(String),
 }
 
-/// A memory of commands that outlasts the satellite. An error says that it does not remember now.
+/// Persistent record of commands. An error means that the record is currently unavailable.
 pub trait Done: Send + Sync + 'static {
-    /// How far it is.
+    /// Returns the progress of the command `id`.
     fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>>;
-    /// It is being carried out.
+    /// Records that the command `id` was started.
     fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>>;
-    /// It was.
+    /// Records that the command `id` has finished with `result`, as JSON.
     fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>>;
 }
 
-/// A memory that does not outlast the satellite.
+/// Record in memory, which ends with the satellite.
 #[derive(Debug, Default)]
 pub struct InMemory(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     progress: HashMap<String, Progress>,
-    /// The oldest first.
+    // Oldest first.
     order: VecDeque<String>,
 }
 
@@ -69,7 +69,7 @@ impl InMemory {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Nothing is called in between that could leave it half changed.
+        // No call between changes can panic and leave the data inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -115,7 +115,7 @@ impl Done for Journal {
     }
 }
 
-/// Two memories: what the lasting one cannot take or tell now is known to the other one as long as the satellite lives.
+// Keeps in memory only what the persistent record cannot store at the moment.
 pub(super) struct Both {
     pub(super) lasting: std::sync::Arc<dyn Done>,
     here: InMemory,
@@ -146,7 +146,7 @@ impl Both {
 
     pub(super) async fn done(&self, id: &str, result: String) {
         match in_time(self.lasting.done(id, result.clone())).await {
-            // Results may be long, and there may be many.
+            // Frees the memory: results may be long and numerous.
             Ok(()) => self.here.forget(id),
             Err(why) => {
                 tracing::warn!(command = id, why, "that a command was carried out cannot be stored");
@@ -156,7 +156,7 @@ impl Both {
     }
 }
 
-/// A disk that hangs holds no command up for longer.
+// A disk that hangs delays a command at most by this timeout.
 async fn in_time<T>(remembering: BoxFuture<'_, Result<T, String>>) -> Result<T, String> {
     let late = |_| Err(format!("the disk did not answer within {PATIENCE:?}"));
     tokio::time::timeout(PATIENCE, remembering).await.unwrap_or_else(late)
@@ -172,7 +172,6 @@ mod tests {
         future.now_or_never().unwrap().unwrap()
     }
 
-    /// A disk that is full, or not.
     #[derive(Default)]
     struct Disk {
         memory: InMemory,

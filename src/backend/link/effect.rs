@@ -1,4 +1,4 @@
-//! What commands do, and whether it can be seen: a command is done when the statuses show what it was to bring about.
+//! Execution of commands. A command has finished when the statuses of the instances show its effect.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,16 +27,15 @@ use crate::backend::wire::{
     Command, CommandResult, CommandType, Configure, ConfigureEvent, HealthCheck, Outcome, Target,
 };
 
-/// How long a server may take to list its tools when its credentials are looked at.
+// For the tool list of one server.
 const VALIDATION_TIMEOUT: Duration = Duration::from_secs(15);
-/// Its status follows its answer.
+// The status changes shortly after the response.
 const STATUS_FOLLOWS: Duration = Duration::from_secs(5);
-/// Before the configuration is asked for again.
+// Before the first retry of the configuration.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
-/// More are not listed in a result.
+// Instances in a result.
 const LISTED_MAX: usize = 1000;
 
-/// A command, understood.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Task {
     Configure(Configure),
@@ -47,7 +46,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// An error says what cannot be understood, without the values.
+    // The error describes the problem without the values.
     pub(super) fn of(command: &Command) -> Result<Self, String> {
         fn payload<T: DeserializeOwned>(command: &Command) -> Result<T, String> {
             let given = Value::Object(command.payload.clone());
@@ -71,7 +70,6 @@ impl Task {
         })
     }
 
-    /// For logs.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Configure(_) => "configure",
@@ -82,7 +80,6 @@ impl Task {
         }
     }
 
-    /// Which instances it is about.
     pub(super) fn scope(&self) -> Scope {
         match self {
             Self::Configure(Configure { installation_id, team_id, user_id, .. }) => {
@@ -94,17 +91,16 @@ impl Task {
     }
 }
 
-/// What became of one instance.
 struct Became {
     view: Arc<InstanceView>,
-    /// Why it is not what it was to become.
+    // Reason why the effect is missing.
     wrong: Option<String>,
-    /// What else there is to tell.
+    // Additional member of the result.
     more: Option<(&'static str, &'static str)>,
 }
 
-/// Does what `task` says, and waits until it can be seen, no longer than `deadline`. `again` is whether it may have been done
-/// before: then nothing is done twice that would be seen.
+/// Executes `task` and waits until its effect is visible, at most until `deadline`. `again` is true if the task may
+/// have been executed before; visible actions are then not repeated.
 pub(super) async fn bring_about(
     link: &Shared,
     fleet: &dyn Fleet,
@@ -177,7 +173,7 @@ impl Acting<'_> {
         self.runtime.snapshot().iter().filter(meant).cloned().collect()
     }
 
-    /// Does it for all that are meant, beside each other. At least one.
+    // At least one instance must match.
     async fn each<F: Future<Output = Became>>(
         &self,
         scope: &Scope,
@@ -191,7 +187,7 @@ impl Acting<'_> {
     }
 
     async fn restart(self, view: Arc<InstanceView>) -> Became {
-        // The satellite has started again since, and with it all that it runs.
+        // The satellite has restarted since, and with it all instances.
         if !self.again
             && let Err(error) = self.in_time(self.runtime.restart(&view.spec.id)).await
         {
@@ -215,7 +211,7 @@ impl Acting<'_> {
         }
     }
 
-    /// Whether its credentials are taken: its tools are listed, by the way of every call.
+    // Lists the tools over the same path as every call.
     async fn validate(self, view: Arc<InstanceView>) -> Became {
         let id = &view.spec.id;
         let answer = async {
@@ -223,7 +219,7 @@ impl Acting<'_> {
             let message = Message::read(text.into()).map_err(|_| "the satellite cannot ask".to_owned())?;
             let origin = Origin { client: u64::MAX, call: 0 };
             let relay = Relay { message, origin, repeatable: true, tool: None, era: Era::Sessions, client: None };
-            // Nobody takes it back.
+            // Never cancelled.
             let (_kept, withdrawn) = oneshot::channel();
             let answer = self.runtime.relay(id, relay, Some(VALIDATION_TIMEOUT), withdrawn).await;
             match answer {
@@ -236,7 +232,7 @@ impl Acting<'_> {
         let answer = answer.await;
         if answer == Ok(false) {
             let reauth = self.runtime.wait_for(id, |view| view.status == Status::RequiresReauth);
-            // Its status is told as it is then.
+            // Wait until the status reflects the response; a timeout is harmless.
             let _ = timeout_at(Instant::now() + STATUS_FOLLOWS, reauth).await;
         }
         let view = self.runtime.status(id).unwrap_or(view);
@@ -254,7 +250,7 @@ impl Acting<'_> {
         let removed = match configure.event {
             ConfigureEvent::McpInstallationDeleted if scope.installation.is_some() => Some(scope),
             ConfigureEvent::TeamMemberRemoved if scope.team.is_some() && scope.user.is_some() => Some(scope),
-            // Who or what is gone is not said: that the configuration is taken on is all.
+            // The command does not name what was removed, so applying the configuration is the whole effect.
             _ => None,
         };
         let look = self.fetch(removed).await?;
@@ -268,7 +264,7 @@ impl Acting<'_> {
                 if scope.installation.is_some() {
                     return self.each(scope, see).await;
                 }
-                // What has changed is not said, so it is what is another than before.
+                // The command names no installation, so only changed instances count.
                 let changed = |view: &Arc<InstanceView>| {
                     let same = |before: &Arc<InstanceView>| wanted(view).is_none_or(|wanted| *wanted == *before.spec);
                     !before.get(&view.spec.id).is_some_and(same)
@@ -294,7 +290,7 @@ impl Acting<'_> {
                     let Some(before) = before.get(&view.spec.id) else {
                         return self.seen(&view, Effect::Configured, None, None).await;
                     };
-                    // A change that a run goes on under starts no other run.
+                    // A change that needs no restart does not replace the run.
                     let changed = wanted(&view).is_some_and(|wanted| !before.spec.can_go_on_as(wanted));
                     // A stop by a person is not undone.
                     let stopped = view.want == Want::Stopped;
@@ -314,7 +310,7 @@ impl Acting<'_> {
         }
     }
 
-    /// Takes on what the backend says now. `removed` is what is expected to be gone then.
+    // `removed` is the scope whose removal is expected.
     async fn fetch(&self, removed: Option<&Scope>) -> Result<Look, String> {
         let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.dice("configure"));
         loop {
@@ -343,7 +339,7 @@ impl Acting<'_> {
         }
     }
 
-    /// Waits until there is no instance in `scope`, and has the data of those that were there erased.
+    /// Waits until no instance matches `scope`, then erases the data of the removed ones.
     async fn gone(&self, scope: &Scope) -> Result<Vec<Became>, String> {
         let mut watch = self.runtime.watch();
         let none = |snapshot: &Arc<mcp_satellite_actors::model::snapshot::Snapshot>| {
@@ -360,7 +356,7 @@ impl Acting<'_> {
         Ok(self.views(scope).into_iter().map(still).collect())
     }
 
-    /// Waits for the effect. It must be another run than that of `before`, and one with the configuration `wanted`.
+    /// Waits for the effect. The run must differ from that of `before`, and the spec must equal `wanted`.
     async fn seen(
         &self,
         view: &Arc<InstanceView>,
@@ -391,7 +387,7 @@ impl Acting<'_> {
                 superseded || judge(view) != Verdict::Coming
             })
         });
-        // What was seen then is judged, and not what has become of it a moment later.
+        // The snapshot that ended the wait is judged, not a later one.
         let (now, in_time) = match timeout_at(self.deadline, settled).await {
             Ok(Ok(snapshot)) => (snapshot.get(id).cloned(), true),
             Ok(Err(_)) | Err(_) => (self.runtime.status(id), false),

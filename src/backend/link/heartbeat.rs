@@ -1,4 +1,4 @@
-//! Tells the backend that the satellite lives, and how.
+//! Periodic heartbeats to the backend.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,14 +12,13 @@ use super::{Fleet, Shared};
 use crate::backend::wire::{Heartbeat, Process};
 use crate::disk::in_time;
 
-/// The end of a satellite is not held up longer by telling it.
+// The last heartbeat must not delay the end of the satellite for longer.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
-/// A heartbeat after the other. Never ends by itself.
 pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     loop {
         let key = link.key().await;
-        // Counted from its begin: an answer that takes long does not make them fewer.
+        // Measured from the start of the request, so that slow responses do not reduce the rate.
         let next = Instant::now() + link.plan.heartbeat_interval;
         let body = make(link, fleet, "active").await;
         let answer = link.backend.heartbeat(&key, &body).await;
@@ -31,12 +30,11 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     }
 }
 
-/// The last one, if there is anybody to hear it.
 pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
     let Some(key) = link.key.borrow().clone().filter(|_| link.contact.now().connected) else { return };
     let said = async {
         let mut body = make(link, fleet, "stopping").await;
-        // They are gone, and nobody is there any more to say so.
+        // The processes have ended, but their supervisors can no longer report that.
         body.processes_by_team.values_mut().flatten().for_each(|process| process.pid = None);
         link.backend.heartbeat(&key, &body).await.map_err(|error| error.to_string())
     };
@@ -48,7 +46,7 @@ pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
 
 async fn make(link: &Shared, fleet: &dyn Fleet, status: &str) -> Heartbeat {
     let metrics = link.metrics.clone();
-    // The file system is asked for its size, and may hang: a heartbeat without numbers is better than none.
+    // The file system may hang; a heartbeat without metrics is better than none.
     let system = in_time(move || metrics.measure()).await.unwrap_or_default();
     let snapshot = fleet.runtime().snapshot();
     Heartbeat {
@@ -73,7 +71,7 @@ fn counts(snapshot: &Snapshot) -> BTreeMap<String, usize> {
     counts
 }
 
-/// All of them: who is not named is not there any more.
+// Complete: the backend removes instances that are not listed.
 fn processes(snapshot: &Snapshot) -> BTreeMap<String, Vec<Process>> {
     let mut teams: BTreeMap<String, Vec<Process>> = BTreeMap::new();
     for view in snapshot.iter() {

@@ -1,4 +1,4 @@
-//! What a satellite is to its backend: kept in the data directory, for its owner only, once it is registered.
+//! Credentials of a registered satellite, stored in the data directory and readable only by its owner.
 
 use std::io::Write;
 
@@ -7,19 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::data_dir::DataDir;
 
-/// In the data directory.
+/// Name of the key file in the data directory.
 pub const KEY_FILE: &str = "backend.json";
 
-/// More is no file of ours.
 const KEY_MAX: u64 = 64 << 10;
 
-/// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key {
-    /// Of the backend that has given it.
+    // URL of the backend that issued the key.
     pub(super) url: String,
     pub(super) satellite_id: String,
-    /// Its bearer token.
     pub(super) secret: Secret,
 }
 
@@ -30,27 +27,23 @@ struct Stored {
     api_key: String,
 }
 
-/// What there is in the data directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// Nothing.
     Nothing,
-    /// A key.
     Key(Key),
-    /// One that another backend has given.
+    // The key of another backend.
     Another { url: String },
-    /// What cannot be used, and why.
+    // The file cannot be used, for this reason.
     Damaged(String),
 }
 
-/// Looks for a key of the backend at `url`.
 pub(super) fn load(data_dir: &DataDir, url: &str) -> Kept {
     let text = match data_dir.read(KEY_FILE, KEY_MAX) {
         Ok(Some(text)) => text,
         Ok(None) => return Kept::Nothing,
         Err(error) => return Kept::Damaged(error.to_string()),
     };
-    // What it says of a value of the wrong type would be the value.
+    // The serde error would contain the value, which may be a secret.
     let Ok(Stored { url: of, satellite_id, api_key }) = serde_json::from_slice(&text) else {
         return Kept::Damaged("it does not hold what was stored there".to_owned());
     };
@@ -63,14 +56,13 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> Kept {
     Kept::Key(Key { url: of, satellite_id, secret: api_key.into() })
 }
 
-/// Keeps it. Whoever reads the file finds all of it, or what was there before.
 pub(super) fn store(data_dir: &DataDir, key: &Key) -> std::io::Result<()> {
     let Key { url, satellite_id, secret } = key;
     let stored = Stored { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
     data_dir.replace(KEY_FILE, &serde_json::to_vec_pretty(&stored)?)
 }
 
-/// Whether a key can be kept. It is found out before the token is used up: that works once.
+/// Checks that a key can be stored, before the single-use token is spent.
 pub(super) fn rehearse(data_dir: &DataDir) -> std::io::Result<()> {
     let name = format!("{KEY_FILE}.rehearsal");
     let mut file = data_dir.create_file(&name)?;
@@ -79,13 +71,13 @@ pub(super) fn rehearse(data_dir: &DataDir) -> std::io::Result<()> {
     data_dir.remove(&name).map(drop)
 }
 
-/// A name in URLs.
+// Suitable as part of a URL.
 pub(super) fn is_id(id: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=128).contains(&id.len()) && id.bytes().all(good) && !matches!(id, "." | "..")
 }
 
-/// What can stand in a header.
+// Suitable for a header.
 pub(super) fn is_sendable(key: &str) -> bool {
     !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -1,4 +1,4 @@
-//! What the machine and the satellite's own process use: measured, at the moment of a heartbeat.
+//! Resource usage of the machine and of the satellite process, measured for each heartbeat.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +8,9 @@ use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, Sys
 
 use crate::backend::wire::{SystemInfo, SystemMetrics};
 
-/// See the module. What a processor did is measured since the last time.
+// Processor load is measured since the previous call.
 pub(super) struct Metrics {
-    /// None where there is nothing to measure with.
+    // `None` if the platform provides no metrics.
     system: Mutex<Option<System>>,
     data_dir: PathBuf,
 }
@@ -20,9 +20,9 @@ impl Metrics {
         Arc::new(Self { system: Mutex::new(System::new().ok()), data_dir: data_dir.to_owned() })
     }
 
-    /// Reads files of the kernel: not for a thread that others wait for.
+    // Blocks on files of the kernel.
     pub(super) fn measure(&self) -> SystemMetrics {
-        // A measurement that panicked left numbers, and those are read again.
+        // Usable after a panic: every measurement reads all numbers again.
         let mut system = self.system.lock().unwrap_or_else(PoisonError::into_inner);
         let disk = disk(&self.data_dir);
         let (disk_used_bytes, disk_total_bytes) = disk.unzip();
@@ -43,13 +43,12 @@ impl Metrics {
     }
 }
 
-/// Rounding takes some over a hundred.
+// Rounding may yield slightly more than 100.
 fn percent(measured: f32) -> f32 {
     if measured.is_finite() { measured.clamp(0.0, 100.0) } else { 0.0 }
 }
 
-/// Used and all bytes of the file system that holds `path`. Asked by path: a list of mounted disks leaves out what
-/// containers have.
+// Used and total bytes. Looked up by path, because a list of mounted disks is incomplete in containers.
 fn disk(path: &Path) -> Option<(u64, u64)> {
     let about = statvfs(path).ok()?;
     let (total, free) = (about.blocks(), about.blocks_free());
@@ -57,7 +56,7 @@ fn disk(path: &Path) -> Option<(u64, u64)> {
     Some((bytes(total.saturating_sub(free))?, bytes(total)?))
 }
 
-/// What the machine is. It reads files of the kernel.
+// Blocks on files of the kernel.
 pub(super) fn system() -> SystemInfo {
     let memory = System::new().map(|mut system| {
         system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
@@ -79,7 +78,6 @@ mod tests {
     fn the_numbers_of_this_machine_are_real() {
         let metrics = Metrics::new(Path::new("/"));
         metrics.measure();
-        // Something to measure.
         let until = std::time::Instant::now() + sysinfo::MINIMUM_CPU_UPDATE_INTERVAL;
         while std::time::Instant::now() < until {
             std::hint::black_box((0..10_000).sum::<u64>());

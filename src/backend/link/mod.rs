@@ -1,16 +1,17 @@
-//! The satellite's side of a backend: it registers, asks for commands and for its configuration, and tells how it is. All
-//! of it is asked by the satellite, and none of it is needed for supervision: whatever the backend does, what runs goes on.
+//! Client of a backend inside the satellite: it registers, polls for commands, fetches the configuration and sends
+//! heartbeats, results and events. Supervision does not depend on it: running servers continue whatever the backend
+//! does.
 //!
 //! ```text
 //! registration ──► key ──► poll ──► desk ──► effect ──► result        every call ──► contact ──► `satellite status`
 //!                   │                 └──► document ──► Fleet::take_on
-//!                   ├────► document      now and then
+//!                   ├────► document      periodically
 //!                   ├────► heartbeat     metrics
 //!                   └────► way           events, driven by the delivery
 //! ```
 //!
-//! Decisions are in [`rules`]; the rest carries them out. A 401 to anything but events gives the key up, and registration begins
-//! again; events wait for what the next poll finds out.
+//! Decisions are in [`rules`]; the other modules carry them out. A 401 to any request except events discards the key
+//! and starts a new registration. After a 401 to events, the next poll or heartbeat decides.
 
 mod calls;
 mod contact;
@@ -63,66 +64,67 @@ use crate::config::{BackendPlan, ConfigErrors, Document};
 use crate::console::api::{BackendStatus, rfc3339};
 use crate::data_dir::DataDir;
 
-/// After a fault of ours.
+// After a panic in the link.
 const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// Answers that wait for the desk.
+// Poll responses that wait for the command desk.
 const INBOX: usize = 4;
 
-/// What is to run.
+/// Specs of all configured instances.
 pub type Specs = HashMap<InstanceId, InstanceSpec>;
 
-/// What the link needs of a satellite.
+/// Operations of the satellite that the link uses.
 pub trait Fleet: Send + Sync {
-    /// The runtime.
+    /// Returns the runtime of the satellite.
     fn runtime(&self) -> &RuntimeHandle;
-    /// Brings the fleet to what a backend wants, by difference, and tells what that is; the snapshot shows it then. What
-    /// cannot be used changes nothing. `since` is when the document was asked for, and `expected` what a command of the
-    /// backend says to be removed.
+    /// Applies the differences between the current and the new configuration and returns the resulting specs, which the
+    /// snapshot then shows. A document with errors changes nothing. `since` is the time at which the document was
+    /// requested; `expected` is the scope whose removal a command announced.
     fn take_on<'a>(
         &'a self,
         document: Document,
         since: std::time::Instant,
         expected: Option<&'a Scope>,
     ) -> BoxFuture<'a, Result<Arc<Specs>, ConfigErrors>>;
-    /// Erases, now, the data of instances in `removed` that are not configured any more.
+    /// Erases the data of all instances in `removed` that are no longer configured, without waiting for their
+    /// retention.
     fn erase<'a>(&'a self, removed: &'a Scope) -> BoxFuture<'a, ()>;
-    /// How far the events are.
+    /// Returns the progress of the event delivery.
     fn events(&self) -> EventProgress;
 }
 
-/// What a link is made of.
+/// Parameters of a link.
 pub struct Options {
-    /// Of the satellite.
+    /// Name of the satellite.
     pub name: String,
-    /// What the configuration says.
+    /// Settings of the backend from the configuration file.
     pub plan: BackendPlan,
-    /// Where key and configuration are kept.
+    /// Directory in which key and configuration are stored.
     pub data_dir: DataDir,
-    /// Which commands were carried out.
+    /// Record of executed commands.
     pub done: Arc<dyn Done>,
-    /// For delays that are not the same for all.
+    /// Seed of the random delays.
     pub seed: u64,
-    /// How long the machine was suspended, counted from some moment: [`suspended`](crate::connect::suspend::suspended).
+    /// Returns the time that the machine has spent suspended, from an arbitrary origin:
+    /// [`suspended`](crate::connect::suspend::suspended).
     pub suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
-/// Why there is no link.
+/// Error that prevents the creation of a link.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The URL cannot be used.
     #[error("the URL of the backend cannot be used: {0}")]
     Url(String),
-    /// The client could not be built, for example because the machine has no CA certificates.
+    /// The HTTP client could not be created, for example because the machine has no CA certificates.
     #[error("cannot prepare the HTTP client for the backend")]
     Client(#[source] reqwest::Error),
 }
 
-/// See the module. Cheap to clone.
+/// Connection of a satellite to its backend. Cheap to clone.
 #[derive(Clone)]
 pub struct Link(Arc<Shared>);
 
-/// What all parts of a link know.
 struct Shared {
     name: String,
     plan: BackendPlan,
@@ -132,29 +134,33 @@ struct Shared {
     started: std::time::Instant,
     backend: Backend,
     token: watch::Sender<Option<Secret>>,
-    /// None as long as the satellite is not registered.
+    // `None` until the satellite is registered.
     key: watch::Sender<Option<Arc<Key>>>,
-    /// Whether the backend has answered to the key.
+    // True if the backend has accepted the key.
     proven: AtomicBool,
-    /// The key that was refused last, and when.
+    // The last rejected key, and the time of the rejection.
     refused: Mutex<Option<(Instant, Arc<Key>)>>,
     contact: Contact,
-    /// Held while the configuration is looked at.
+    // Locked while a configuration is fetched and applied.
     taken: tokio::sync::Mutex<Taken>,
     done: Both,
-    /// Commands that wait or run.
+    // Commands that wait or run.
     in_hand: AtomicUsize,
-    /// Those, and those whose results are being told.
+    // Also counts commands whose results are being sent.
     held: AtomicUsize,
     metrics: Arc<Metrics>,
-    /// Counts the suspends of the machine.
+    // Counts the suspends of the machine.
     wakes: watch::Sender<u64>,
-    /// Counts what may make a document good that was not.
+    // Counts changes after which a rejected document may become valid.
     reasons: watch::Sender<u64>,
 }
 
 impl Link {
-    /// Nothing is asked yet.
+    /// Creates a link. Requests start with [`Link::run`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the URL or the HTTP client cannot be used.
     pub fn new(options: Options) -> Result<Self, LinkError> {
         let Options { name, plan, data_dir, done, seed, suspended } = options;
         let backend = Backend::new(&plan.url, plan.request_timeout)?;
@@ -182,18 +188,19 @@ impl Link {
         })))
     }
 
-    /// The last good configuration of this backend, for a start without it. It waits for the file system.
+    /// Loads the last valid configuration of the backend at `url`, for a start without the backend. Blocks on the file
+    /// system.
     pub fn remembered(data_dir: &DataDir, url: &str) -> Option<Document> {
         document::load(data_dir, url)
     }
 
-    /// The document of this hash is applied already.
+    /// Records that the document with this hash is already applied.
     pub async fn has_taken_on(&self, hash: String) {
         self.0.contact.took_on(Some(hash.clone()));
         *self.0.taken.lock().await = Taken::of(hash);
     }
 
-    /// Asks and answers. Never ends by itself; what it does is over when this is dropped.
+    /// Runs the link until it is dropped.
     pub async fn run(&self, fleet: &dyn Fleet) {
         let link = &*self.0;
         loop {
@@ -207,7 +214,8 @@ impl Link {
                     heartbeat::run(link, fleet),
                 )
             };
-            // What it holds is replaced with it, and what is shared is whole at every moment.
+            // A panic leaves no partial state: the futures are created anew, and shared data is consistent at all
+            // times.
             if AssertUnwindSafe(all).catch_unwind().await.is_err() {
                 tracing::error!("the link to the backend has failed, which is a fault of ours; it begins again");
             }
@@ -215,12 +223,12 @@ impl Link {
         }
     }
 
-    /// The last word, at the end of the satellite: bounded, whatever the backend does.
+    /// Sends the last heartbeat when the satellite ends, with a timeout.
     pub async fn end(&self, fleet: &dyn Fleet) {
         heartbeat::last(&self.0, fleet).await;
     }
 
-    /// Takes on another registration token, for the next time that one is needed. Nothing else of a plan can change.
+    /// Replaces the registration token for the next registration. Other settings of a plan cannot change.
     pub fn renew(&self, plan: &BackendPlan) {
         self.0.token.send_if_modified(|token| {
             let changed = *token != plan.token;
@@ -229,22 +237,23 @@ impl Link {
         });
     }
 
-    /// The machine was suspended, and the clock that timers go by has not seen it: what is overdue is done now.
+    /// Continues all pauses at once: the machine was suspended, and timers do not count that time.
     pub fn woke(&self) {
         self.0.wakes.send_modify(|wakes| *wakes += 1);
     }
 
-    /// The satellite's own configuration has changed: what the backend gives, and was refused, may go with it now.
+    /// Fetches the configuration again, because the satellite's own configuration has changed and a rejected document
+    /// may now be valid.
     pub fn reconsider(&self) {
         self.0.reasons.send_modify(|reasons| *reasons += 1);
     }
 
-    /// Where events go. They are not taken as long as the satellite is not registered.
+    /// Returns a sink that sends events to the backend. It is unavailable until the satellite is registered.
     pub fn way(&self) -> Arc<dyn EventSink> {
         way::Way::new(self.0.clone())
     }
 
-    /// For `satellite status`.
+    /// Returns the state of the link for `satellite status`.
     pub fn status(&self, backlog: u64) -> BackendStatus {
         let link = &self.0;
         let now = link.contact.now();
@@ -279,27 +288,25 @@ impl fmt::Debug for Link {
 }
 
 impl Shared {
-    /// Who the satellite is, once it is registered.
+    /// Waits until the satellite is registered and returns its key.
     async fn key(&self) -> Arc<Key> {
         let mut keys = self.key.subscribe();
         loop {
             if let Some(key) = &*keys.borrow_and_update() {
                 return key.clone();
             }
-            // The sender is here, so there is always another change.
+            // The sender is part of `self`, so this does not fail.
             let _ = keys.changed().await;
         }
     }
 
-    /// Resolves when another key than this one is there.
     async fn another_key(&self, key: &Arc<Key>) {
         let mut keys = self.key.subscribe();
         let is_another = |now: &Option<Arc<Key>>| now.as_ref().is_some_and(|now| !Arc::ptr_eq(now, key));
-        // The sender is here, so this comes to an end only with such a key.
+        // The sender is part of `self`, so this ends only with such a key.
         let _ = keys.wait_for(is_another).await;
     }
 
-    /// What came of a call as whoever has this key.
     fn heard<T>(&self, matter: Matter, key: &Arc<Key>, answer: &Result<T, CallError>) {
         match answer {
             Ok(_) => {
@@ -318,7 +325,7 @@ impl Shared {
         }
     }
 
-    /// Until then, or until the machine wakes from a suspend.
+    // Ends early if the machine resumes from a suspend.
     async fn pause_until(&self, until: Instant) {
         let mut wakes = self.wakes.subscribe();
         tokio::select! {

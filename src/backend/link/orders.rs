@@ -1,5 +1,5 @@
-//! What a backend gives to do, each command read by itself: one that cannot be read is answered as failed, and does not keep
-//! the others from being carried out.
+//! Parsing of poll responses, command by command: an invalid command is answered with a failure and does not block the
+//! others.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
@@ -8,11 +8,10 @@ use serde_json::{Map, Value};
 use super::key::is_id;
 use crate::backend::wire::{Command, Commands, PollingMode, Priority};
 
-/// An answer as it comes.
 #[derive(Debug, Deserialize)]
 pub(super) struct Given {
     commands: Vec<Value>,
-    /// A word that we do not know is no reason to do nothing.
+    // An unknown mode must not discard the commands.
     #[serde(default, deserialize_with = "known_or_default")]
     polling_mode: PollingMode,
     #[serde(default)]
@@ -21,27 +20,25 @@ pub(super) struct Given {
     server_time: Option<Timestamp>,
 }
 
-/// What there is to do.
 #[derive(Debug)]
 pub(super) struct Orders {
-    /// What can be carried out, and what else the answer says.
+    // Valid commands and the other members of the response.
     pub(super) answer: Commands,
-    /// What can only be answered.
     pub(super) unreadable: Vec<Unreadable>,
-    /// How many could not even be answered.
+    // Number of commands without a usable id, which cannot be answered.
     pub(super) nameless: usize,
 }
 
-/// A command of which nothing but its id is known.
+// Invalid command with a valid id.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unreadable {
     pub(super) id: String,
-    /// Without the values, which may be secrets.
+    // Without the values, which may be secrets.
     pub(super) why: &'static str,
 }
 
 impl Given {
-    /// The first `limit` of them; there are more only where a backend does not count.
+    // A backend that ignores the limit may send more commands.
     pub(super) fn read(self, limit: usize) -> Orders {
         let Self { commands, polling_mode, next_poll_interval, server_time } = self;
         let answer = Commands { commands: Vec::new(), polling_mode, next_poll_interval, server_time };
@@ -61,7 +58,7 @@ impl Given {
 
 impl Orders {
     fn add(&mut self, id: String, mut members: Map<String, Value>) {
-        // What is null is not given.
+        // Members that are null count as absent.
         members.retain(|_, value| !value.is_null());
         if members.get("priority").is_some_and(|word| Priority::deserialize(word).is_err()) {
             members.remove("priority");

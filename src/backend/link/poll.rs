@@ -1,4 +1,4 @@
-//! Asks for commands, as often as the backend wants to be asked.
+//! Poll loop for commands.
 
 use std::time::Duration;
 
@@ -12,56 +12,53 @@ use super::orders::{Orders, Unreadable};
 use super::rules::{Pace, is_expired};
 use crate::backend::wire::Command;
 
-/// So many new ones in one answer.
+// New commands per response.
 const LIMIT: usize = 10;
-/// And so many with those that come again because they are not done yet.
+// Including commands that are delivered again because they are not finished.
 pub(super) const LIMIT_MAX: usize = 100;
 
-/// The longest time for which a backend is asked to hold a poll back until a command arrives.
+// The longest time for which a backend is asked to hold a poll back until a command arrives.
 const HOLD_MAX: Duration = Duration::from_secs(25);
 
-/// What has come with one answer.
 #[derive(Debug)]
 pub(super) struct Received {
-    /// Who they were given to.
+    // Satellite to which the commands belong.
     pub(super) satellite_id: String,
     pub(super) commands: Vec<Command>,
-    /// Those that can only be answered.
+    // Commands that can only be answered with a failure.
     pub(super) unreadable: Vec<Unreadable>,
     pub(super) shown: Shown,
 }
 
-/// What the backend's clock has shown, and when.
+/// Time of the backend's clock, and the moment at which it was read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shown {
     server_time: Timestamp,
     at: Instant,
-    /// How long the machine had been suspended by then. [`Instant`] does not count that.
+    // `Instant` does not count the time that the machine was suspended.
     suspended: Duration,
 }
 
 impl Shown {
-    /// Whether a command comes too late by now.
     pub(super) fn is_late(&self, link: &Shared, expires_at: Option<Timestamp>) -> bool {
         let suspended = (link.suspended)().saturating_sub(self.suspended);
         is_expired(expires_at, self.server_time, self.at.elapsed() + suspended)
     }
 }
 
-/// Polls. Ends when nobody takes commands any more.
 pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
     let mut pace = Pace::new(link.plan.poll, link.plan.backoff_max, link.dice("commands"));
     let mut last_poll = None;
     let mut passed_over = 0;
     // A backend that holds polls back delivers an urgent command at once instead of at the next poll.
     let mut hold = Duration::ZERO;
-    // Whether the backend holds polls back; unknown until it was asked to.
+    // True if the backend holds polls back; unknown until it was asked to.
     let mut holds = None;
     loop {
         let key = link.key().await;
-        // Those that are not done yet come again, as do those that nobody can answer, and must not keep the others out.
+        // Unfinished and unusable commands are delivered again; the higher limit leaves room for new ones.
         let limit = (LIMIT + link.held() + passed_over).min(LIMIT_MAX);
-        // Read before: an answer may have waited for the machine to wake.
+        // Read before the request, because the machine may be suspended while the response waits.
         let before = (link.suspended)();
         let began = Instant::now();
         let mut wakes = link.wakes.subscribe();
@@ -104,7 +101,7 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
                 match holds {
                     // The next poll is held back, or shows whether polls are.
                     None | Some(true) if is_empty && can_hold => Duration::ZERO,
-                    // Commands that are not done come again at once.
+                    // Unfinished commands are delivered at once, so a held poll would not wait.
                     Some(true) => wait.min(link.plan.poll.immediate),
                     None | Some(false) => wait,
                 }
@@ -118,7 +115,7 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
         link.contact.polled(pace.mode(), pace.is_failing(), next);
         tokio::select! {
             () = link.pause_until(next) => {}
-            // It is answered with another key at once.
+            // The new key is used at once.
             () = link.another_key(&key) => {}
         }
     }

@@ -1,5 +1,4 @@
-//! Who the satellite is to its backend: registered once with a single-use token, and again where its key is not taken any
-//! more.
+//! Registration of the satellite with a single-use token, repeated if the backend rejects its key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use crate::backend::wire::{Registered, Registration};
 use crate::disk::in_time;
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
-/// An API key that is shorter could be guessed.
+// A shorter key could be guessed.
 const API_KEY_MIN: usize = 16;
 
 const NO_TOKEN: &str = "there is neither a key in the data directory nor a `token` in [backend]: make a registration token \
@@ -24,7 +23,7 @@ const NO_TOKEN: &str = "there is neither a key in the data directory nor a `toke
 const REFUSED: &str = "; a registration token works once: make a new one there, give it as `token` in [backend], and reload \
                        (SIGHUP) or start again";
 
-/// Sees to it that there is a key. Never ends by itself.
+// Never returns.
 pub(super) async fn run(link: &Shared) {
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("registration"));
     let mut keys = link.key.subscribe();
@@ -34,13 +33,13 @@ pub(super) async fn run(link: &Shared) {
         if !std::mem::replace(&mut looked, true) {
             look(link).await;
         }
-        // The sender is in `link`, so it does not end.
+        // The sender is part of `link`, so this does not end.
         if keys.wait_for(Option::is_none).await.is_err() {
             return;
         }
         let refused = link.take_refused();
         if link.was_proven() {
-            // It has worked, so this is no backend that refuses what it has just given.
+            // The key has worked, so this backend does not reject every key that it issues.
             backoff.succeeded();
         } else if let Some((at, _)) = &refused {
             tokio::select! {
@@ -72,7 +71,7 @@ pub(super) async fn run(link: &Shared) {
             link.contact.polled(crate::backend::wire::PollingMode::default(), true, next);
             tokio::select! {
                 () = link.pause_until(next) => {}
-                // Another token is another chance.
+                // Another token may work: retry at once.
                 _ = tokens.changed() => {
                     backoff.succeeded();
                     continue;
@@ -90,13 +89,12 @@ pub(super) async fn run(link: &Shared) {
     }
 }
 
-/// Whether a key that was refused is taken after all: it may have been somebody else who refused it, in the backend's place.
-/// What is asked for comes again.
+/// Checks whether a rejected key is accepted again: something in front of the backend may have rejected it. Delivered
+/// commands come again with the next poll.
 async fn is_taken(link: &Shared, key: &Key) -> bool {
     link.backend.commands(key, None, 1, Duration::ZERO).await.is_ok()
 }
 
-/// Takes the key that is kept.
 async fn look(link: &Shared) {
     if link.key.borrow().is_some() {
         return;
@@ -122,7 +120,7 @@ enum Trouble {
 async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> {
     let token = token.ok_or(Trouble::NoToken)?;
     let data_dir = link.data_dir.clone();
-    // A key that was refused stays until another one is in its place.
+    // A rejected key stays on the disk until another one replaces it.
     let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir));
     let unkept = |error: &dyn std::fmt::Display| {
         let dir = link.data_dir.path().display();
@@ -160,7 +158,7 @@ impl Shared {
         self.key.send_replace(Some(Arc::new(key)));
     }
 
-    /// This key is not taken any more.
+    // A newer key stays in use.
     pub(super) fn refuse(&self, refused: &Arc<Key>) {
         let is_current = |key: &Option<Arc<Key>>| key.as_ref().is_some_and(|key| Arc::ptr_eq(key, refused));
         let forgotten = self.key.send_if_modified(|key| {
@@ -177,7 +175,6 @@ impl Shared {
         }
     }
 
-    /// It has answered to the current key.
     pub(super) fn prove(&self) {
         self.proven.store(true, std::sync::atomic::Ordering::Relaxed);
     }

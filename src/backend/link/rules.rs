@@ -1,5 +1,5 @@
-//! The decisions of the link, with time and chance as arguments: when to ask again, what may be done beside what, what has
-//! expired, and whether a status shows what a command was to bring about.
+//! Decisions of the link as pure functions of time and randomness: poll intervals, backoff, order of commands, expiry,
+//! and the success of a command.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use mcp_satellite_actors::rules::jitter::Dice;
 use crate::backend::wire::{Commands, PollingMode, Priority, Target};
 use crate::config::PollIntervals;
 
-/// Delays after errors are so many percent longer or shorter, so that satellites do not come back as one.
+// Spreads the retries of many satellites.
 const JITTER_PERCENT: u8 = 10;
-/// Whatever anybody configures or a backend asks for, it is not polled without a pause.
+// Lower limit of every poll interval, whatever is configured or requested.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
-/// The shortest and the longest pause that a backend can ask for between two polls.
+// Limits of the pause that a backend can request between two polls.
 const ASKED_MIN: Duration = Duration::from_millis(50);
 const ASKED_MAX: Duration = Duration::from_secs(300);
 
-/// Delays that double with each failure in a row.
+/// Exponential backoff with jitter.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,
@@ -28,25 +28,26 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Doubling from `first` to `max`.
+    /// Creates a backoff whose delay doubles from `first` to `max`.
     pub fn new(first: Duration, max: Duration, dice: Dice) -> Self {
         Self { first, max, failures: 0, dice }
     }
 
-    /// Returns the delay after another failure. A longer pause that the backend requests is honoured, up to the maximum.
+    /// Returns the delay after another failure. A longer pause that the backend requests is honoured, up to the
+    /// maximum.
     pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
         let delay = doubled(self.first, self.failures, self.max);
         self.failures = self.failures.saturating_add(1);
         self.dice.spread(delay, JITTER_PERCENT).max(requested(retry_after, self.max))
     }
 
-    /// The next failure is the first one.
+    /// Resets the delay to the first one.
     pub fn succeeded(&mut self) {
         self.failures = 0;
     }
 }
 
-/// Returns the pause that the backend requests, at most `max`: while a satellite pauses it receives no command, not even `kill`.
+// Limited because a satellite that pauses receives no commands, not even `kill`.
 fn requested(retry_after: Option<Duration>, max: Duration) -> Duration {
     retry_after.unwrap_or_default().min(max)
 }
@@ -56,7 +57,7 @@ fn doubled(first: Duration, times: u32, max: Duration) -> Duration {
     first.checked_mul(factor).unwrap_or(max).min(max).max(INTERVAL_MIN)
 }
 
-/// When to ask for commands.
+/// Interval between polls for commands.
 #[derive(Debug, Clone)]
 pub struct Pace {
     intervals: PollIntervals,
@@ -67,22 +68,22 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Nothing was asked yet. `max` is the longest delay after errors.
+    /// Creates a pace in the default mode. `max` is the longest delay after errors.
     pub fn new(intervals: PollIntervals, max: Duration, dice: Dice) -> Self {
         Self { intervals, max, mode: PollingMode::default(), failures: 0, dice }
     }
 
-    /// The mode that the backend has asked for last.
+    /// Returns the mode that the backend requested last.
     pub fn mode(&self) -> PollingMode {
         self.mode
     }
 
-    /// Whether the last poll has failed.
+    /// Returns true if the last poll failed.
     pub fn is_failing(&self) -> bool {
         self.failures > 0
     }
 
-    /// How long to wait after this answer, which holds `limit` commands at most.
+    /// Returns the delay after a response. `limit` is the maximum number of commands in a response.
     pub fn answered(&mut self, answer: &Commands, limit: usize) -> Duration {
         self.failures = 0;
         self.mode = answer.polling_mode;
@@ -93,12 +94,12 @@ impl Pace {
             Priority::High => Some(self.intervals.high),
             Priority::Normal | Priority::Low => None,
         });
-        // There may be more than it could hold.
+        // A full response may not contain all waiting commands.
         let full = (answer.commands.len() >= limit).then_some(self.intervals.immediate);
         urgent.chain(full).fold(usual, Duration::min).max(INTERVAL_MIN)
     }
 
-    /// How long to wait after a poll that has failed.
+    /// Returns the delay after a failed poll.
     pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
         self.failures = self.failures.saturating_add(1);
         let delay = doubled(self.interval(self.mode), self.failures, self.max);
@@ -115,16 +116,15 @@ impl Pace {
     }
 }
 
-/// Whether a command comes too late. The backend's clock decides: `server_time` is what it showed, and `since` how long
-/// ago that was.
+/// Returns true if a command has expired by the backend's clock, which showed `server_time` when `since` began.
 pub fn is_expired(expires_at: Option<Timestamp>, server_time: Timestamp, since: Duration) -> bool {
     let Some(expires_at) = expires_at else { return false };
     let since = SignedDuration::try_from(since).unwrap_or(SignedDuration::MAX);
-    // A time beyond the calendar is later than everything.
+    // A time beyond the calendar is after every expiry.
     server_time.checked_add(since).map_or(true, |now| expires_at <= now)
 }
 
-/// Which instances a command is about. What is not given is all.
+/// Selection of instances by parts of their id. An absent part matches all instances.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "parts of an instance's id")]
 pub struct Scope {
@@ -134,7 +134,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Whether there can be an instance that both are about.
+    /// Returns true if an instance can match both scopes.
     pub fn overlaps(&self, other: &Self) -> bool {
         let may_be = |one: &Option<String>, other: &Option<String>| match (one, other) {
             (Some(one), Some(other)) => one == other,
@@ -145,7 +145,7 @@ impl Scope {
             && may_be(&self.user, &other.user)
     }
 
-    /// Whether this instance is one of them.
+    /// Returns true if the instance matches.
     pub fn admits(&self, installation: &str, team: &str, user: &str) -> bool {
         let is = |wanted: &Option<String>, id: &str| wanted.as_ref().is_none_or(|wanted| wanted == id);
         is(&self.installation, installation) && is(&self.team, team) && is(&self.user, user)
@@ -158,12 +158,12 @@ impl From<Target> for Scope {
     }
 }
 
-/// Commands that wait and run: for each instance one after the other, the most urgent first, those for different instances
-/// beside each other. An `immediate` command waits for no running command that is less urgent.
+/// Queue of commands. Commands with overlapping scopes run one after the other, most urgent first; others run
+/// concurrently. An `immediate` command waits only for other immediate ones and ignores the limit.
 #[derive(Debug)]
 pub struct Lanes {
     beside_max: usize,
-    /// The most urgent first, those of one priority in the order in which they came.
+    // Most urgent first; equal priorities in order of arrival.
     waiting: Vec<Entry>,
     running: Vec<Entry>,
 }
@@ -176,33 +176,33 @@ struct Entry {
 }
 
 impl Lanes {
-    /// At most so many run beside each other.
+    /// Creates a queue that runs at most `beside_max` commands at a time.
     pub fn new(beside_max: usize) -> Self {
         Self { beside_max, waiting: Vec::new(), running: Vec::new() }
     }
 
-    /// Whether this one waits or runs.
+    /// Returns true if the command waits or runs.
     pub fn holds(&self, id: &str) -> bool {
         self.waiting.iter().chain(&self.running).any(|entry| entry.id == id)
     }
 
-    /// How many wait and run.
+    /// Returns the number of waiting and running commands.
     pub fn len(&self) -> usize {
         self.waiting.len() + self.running.len()
     }
 
-    /// Whether none waits or runs.
+    /// Returns true if no command waits or runs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Another one.
+    /// Adds a waiting command.
     pub fn push(&mut self, id: &str, scope: Scope, priority: Priority) {
         let at = self.waiting.partition_point(|entry| entry.priority <= priority);
         self.waiting.insert(at, Entry { id: id.to_owned(), scope, priority });
     }
 
-    /// One that may begin now; it runs from here on.
+    /// Moves the next command that may run to the running ones and returns its id.
     pub fn begin(&mut self) -> Option<String> {
         let full = self.running.len() >= self.beside_max;
         let free = |at: &usize| {
@@ -219,46 +219,46 @@ impl Lanes {
         Some(id)
     }
 
-    /// It is done with.
+    /// Removes a running command.
     pub fn end(&mut self, id: &str) {
         self.running.retain(|entry| entry.id != id);
     }
 }
 
-/// What a command is to bring about.
+/// Desired effect of a command on an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// It is there when called.
+    /// The instance is online.
     Up,
-    /// It is what the configuration says: there, or down because a person wants it, or waiting for its user.
+    /// As configured: online, stopped by a person, or waiting for values of its user.
     Configured,
-    /// It stays down.
+    /// The instance is stopped.
     Down,
 }
 
-/// What is seen of an instance.
+/// Observed state of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "of the snapshot, by name")]
 pub struct Seen {
     pub status: Status,
     pub wants_to_run: bool,
     pub has_process: bool,
-    /// Whether it is what it is to be: with the configuration, and of the run, that the command asks for.
+    /// True if the instance has the configuration and the run that the command requests.
     pub is_new: bool,
 }
 
-/// Whether that is the effect.
+/// Progress of an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is.
+    /// The effect is visible.
     There,
-    /// It may come to it by itself.
+    /// The effect may still follow.
     Coming,
-    /// It will not.
+    /// The effect cannot follow without another change.
     Never,
 }
 
-/// Whether what is seen is the effect.
+/// Compares the observed state with the desired effect.
 pub fn verdict(effect: Effect, seen: Seen) -> Verdict {
     match (effect, seen.status) {
         (Effect::Down, _) if !seen.wants_to_run && !seen.has_process => Verdict::There,
@@ -267,7 +267,7 @@ pub fn verdict(effect: Effect, seen: Seen) -> Verdict {
         (Effect::Configured, Status::AwaitingUserConfig) => Verdict::There,
         (Effect::Up | Effect::Configured, Status::Online) if seen.is_new => Verdict::There,
         (Effect::Up | Effect::Configured, Status::Online) => Verdict::Coming,
-        // Only a person or another configuration brings it on.
+        // Only a person or another configuration changes this status.
         (Effect::Up, Status::AwaitingUserConfig) => Verdict::Never,
         (Effect::Up | Effect::Configured, Status::PermanentlyFailed | Status::RequiresReauth) => Verdict::Never,
         (
@@ -278,7 +278,7 @@ pub fn verdict(effect: Effect, seen: Seen) -> Verdict {
             | Status::DiscoveringTools
             | Status::SyncingTools
             | Status::Restarting
-            // It is tried again, by itself or where the policy says so.
+            // The supervisor retries these, where the policy allows it.
             | Status::Offline
             | Status::Error,
         ) => Verdict::Coming,
@@ -327,11 +327,11 @@ mod tests {
             (Idle, None, 60_000),
             (Idle, Some(7.5), 7_500),
             (Immediate, Some(45.0), 45_000),
-            // Not faster than a machine may be asked, and not so late that it is forgotten.
+            // Requested intervals are limited in both directions.
             (Normal, Some(0.0), 50),
             (Normal, Some(1e9), 300_000),
             (Normal, Some(1e300), 30_000),
-            // Nonsense is not listened to.
+            // Invalid numbers are ignored.
             (Normal, Some(-3.0), 30_000),
             (High, Some(f64::NAN), 10_000),
         ] {

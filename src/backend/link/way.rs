@@ -1,4 +1,4 @@
-//! The way of events to the backend: the HTTP sink, as whoever the satellite is to the backend now.
+//! Event sink that posts to the backend with the current key of the satellite.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,10 +11,9 @@ use super::contact::Matter;
 use super::key::Key;
 use crate::sink::http::HttpSink;
 
-/// See the module.
 pub(super) struct Way {
     link: Arc<Shared>,
-    /// Of the key that was used last.
+    // Sink for the key that was used last.
     sink: Mutex<Option<(Arc<Key>, HttpSink)>>,
 }
 
@@ -23,7 +22,6 @@ impl Way {
         Arc::new(Self { link, sink: Mutex::default() })
     }
 
-    /// None as long as the satellite is not registered.
     fn sink(&self) -> Result<HttpSink, String> {
         let key = self.link.key.borrow().clone();
         let Some(key) = key else { return Err("the satellite is not registered with its backend".to_owned()) };
@@ -50,7 +48,7 @@ impl EventSink for Way {
             let answer = sink.send(batch).await;
             match &answer {
                 Answer::Unauthorized => {
-                    // Whether the key is taken at all, the next poll or heartbeat finds out.
+                    // The next poll or heartbeat shows whether the key itself is rejected.
                     link.contact.went_wrong(Matter::Events, true, "the backend refused our credentials");
                 }
                 Answer::Unavailable(why) => link.contact.went_wrong(Matter::Events, false, why),

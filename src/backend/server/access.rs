@@ -1,4 +1,5 @@
-//! Who asks: a satellite by its API key, or whoever has the admin token. What is not theirs does not exist for them.
+//! Authentication: a satellite by its API key, an administrator by the admin token. A satellite has access only to its
+//! own paths; others are answered with 404.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +16,6 @@ use super::keys;
 use super::refusal::Refusal;
 use crate::config::TokenHash;
 
-/// The bearer's token. It is looked at, never kept.
 pub(super) fn bearer(headers: &HeaderMap) -> Result<Secret, Refusal> {
     let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let (scheme, token) = header.and_then(|header| header.split_once(' ')).unwrap_or_default();
@@ -25,7 +25,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<Secret, Refusal> {
     Ok(token.trim().into())
 }
 
-/// A satellite that asks on its own path.
+// Authenticated satellite whose id is the one in the path.
 #[derive(Debug, Clone)]
 pub(super) struct Caller {
     pub(super) id: String,
@@ -55,7 +55,7 @@ impl FromRequestParts<Arc<App>> for Caller {
     }
 }
 
-/// The bearer of the admin token.
+// Proof that the request carries the admin token.
 #[derive(Debug)]
 pub(super) struct Admin;
 
@@ -71,12 +71,12 @@ impl FromRequestParts<Arc<App>> for Admin {
     }
 }
 
-/// The names in the path.
+// Parameters of the path.
 #[derive(Debug)]
 pub(super) struct Names(HashMap<String, String>);
 
 impl Names {
-    /// Empty where the route has no such name.
+    // Empty if the route has no such parameter.
     pub(super) fn of(&self, name: &str) -> String {
         self.0.get(name).cloned().unwrap_or_default()
     }
@@ -91,7 +91,7 @@ impl FromRequestParts<Arc<App>> for Names {
     }
 }
 
-/// What stands behind the question mark.
+// Parameters of the query string.
 #[derive(Debug)]
 pub(super) struct Asked<T>(pub(super) T);
 

@@ -1,24 +1,25 @@
-//! What an administrator and the backend say to each other, below `/api/admin`, as the bearer of the admin token.
+//! Messages of the administration API below `/api/admin`. Its requests carry the admin token as bearer token.
 //!
 //! ```text
 //! POST   registration-tokens              TokenWanted → TokenMade
-//! GET    config, satellites/{s}/config                → wire::Config      its own, else the one for all, else 404
+//! GET    config, satellites/{s}/config                → wire::Config      its own, else the shared one, else 404
 //! PUT    config, satellites/{s}/config    ConfigWanted → ConfigKept
-//! DELETE satellites/{s}/config                        → ConfigKept        the one for all again; 409 if there is none
+//! DELETE satellites/{s}/config                        → ConfigKept        back to the shared one; 409 if there is none
 //! GET    satellites                                   → Satellites
 //! GET    satellites/{s}                               → Satellite         with its last heartbeat
-//! DELETE satellites/{s}                               → wire::Received    its key ends, and all of it goes
+//! DELETE satellites/{s}                               → wire::Received    deletes the satellite with all its data
 //! POST   satellites/{s}/commands          CommandWanted → CommandState
 //! GET    satellites/{s}/commands?limit                → CommandStates
 //! GET    satellites/{s}/commands/{c}                  → CommandState
 //! GET    events?after&satellite&since&type&limit      → StoredEvents
-//! GET    instances?satellite&team&user                → Instances
+//! GET    instances?satellite&team&user&instance       → Instances
 //! GET    satellites/{s}/instances/{i}                 → Instance
 //! GET    instances/stream?satellite&team&user&instance → server-sent events of Instance, Last-Event-ID
 //! ```
 //!
-//! `{s}` is a satellite's id or name. The stream's events are `status`, `removed`, and `reset`, which has no instance: what
-//! follows is everything there is, and what was known before is to be forgotten.
+//! `{s}` is the id or the name of a satellite. The stream has three types of events: `status`, `removed` and `reset`.
+//! `reset` contains no instance: the reader discards all known instances, and the events that follow are the complete
+//! current state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,29 +31,29 @@ use serde_json::{Map, Value};
 
 use crate::backend::wire::{Command, CommandResult, Heartbeat, Priority, SystemInfo};
 
-/// A registration token is asked for.
+/// Request for a registration token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenWanted {
-    /// How long it may wait to be used: a day by default, 30 days at most.
+    /// Lifetime of an unused token in seconds: one day by default, 30 days at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub expires_in_seconds: Option<u64>,
-    /// For people: what it is for.
+    /// Note for people about the purpose of the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 200))]
     pub note: Option<String>,
-    /// It lets in the satellite of this name and no other, also while one of that name is connected.
+    /// Name of the only satellite that may use the token, even while a satellite of that name is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 10, max = 32), regex(pattern = r"^[a-z0-9_-]+$"))]
     pub name: Option<String>,
 }
 
-/// A registration token, shown once.
+/// Registration token. The backend returns it only once.
 #[derive(Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenMade {
-    /// For one registration.
+    /// Token for a single registration.
     pub token: String,
-    /// It is worth nothing any more after this.
+    /// Time after which the token is invalid.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub expires_at: Timestamp,
 }
@@ -63,18 +64,18 @@ impl fmt::Debug for TokenMade {
     }
 }
 
-/// A configuration without its hash, which is the backend's to say. Its members are those of [`Config`](crate::backend::wire::Config).
+/// Configuration without its hash, which the backend computes: see [`Config`](crate::backend::wire::Config).
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigWanted {
-    /// Templates: `[servers.SLUG]`.
+    /// Server templates: `[servers.SLUG]`.
     #[serde(default)]
     pub servers: BTreeMap<String, Map<String, Value>>,
-    /// `[[teams]]`, with `users` and `installations`.
+    /// Teams: `[[teams]]` with `users` and `installations`.
     #[serde(default)]
     pub teams: Vec<Map<String, Value>>,
 }
 
-/// It may hold credentials.
+// Prints only counts: servers and teams may contain credentials.
 impl fmt::Debug for ConfigWanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (servers, teams) = (self.servers.len(), self.teams.len());
@@ -82,91 +83,91 @@ impl fmt::Debug for ConfigWanted {
     }
 }
 
-/// What became of it.
+/// Result of a change to a configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigKept {
-    /// Of what is to be run now.
+    /// Hash of the configuration that is now in effect.
     pub hash: String,
-    /// Whether it is another than before.
+    /// True if the configuration has changed.
     pub changed: bool,
-    /// Who was told by a command, by id.
+    /// Ids of the satellites that received a `configure` command.
     pub told: Vec<String>,
 }
 
-/// All satellites.
+/// List of all satellites.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Satellites {
-    /// By name.
+    /// Satellites in order of name.
     pub satellites: Vec<Satellite>,
 }
 
-/// One satellite.
+/// Registered satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Satellite {
-    /// Its name in URLs.
+    /// Identifier of the satellite in URLs.
     pub satellite_id: String,
-    /// Its name for people.
+    /// Name of the satellite for people.
     pub name: String,
-    /// Of its program.
+    /// Version of the satellite program.
     pub version: String,
-    /// The transports that it can reach servers by.
+    /// Transports by which the satellite can reach servers.
     pub capabilities: Vec<String>,
-    /// What it runs on.
+    /// Machine on which the satellite runs.
     pub system: SystemInfo,
-    /// When it registered last.
+    /// Time of the last registration.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub registered_at: Timestamp,
-    /// Whether it was heard of within the last 90 s, and did not say goodbye.
+    /// True if the satellite sent a request within the last 90 s and has not announced that it stops.
     pub connected: bool,
-    /// Its last request of any kind since the backend started; else its last heartbeat.
+    /// Time of the last request since the backend started, otherwise of the last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub last_contact: Option<Timestamp>,
-    /// When its last heartbeat came.
+    /// Time of the last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub last_heartbeat: Option<Timestamp>,
-    /// Of the configuration that it is to run, once one was put.
+    /// Hash of the configuration that the satellite is to run; absent before one was put.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_hash: Option<String>,
-    /// Of the one that it runs, by its last heartbeat.
+    /// Hash of the configuration that the satellite runs, according to its last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied_config_hash: Option<String>,
-    /// Commands that are given out or will be: without a result, and not expired before they were given out.
+    /// Number of commands without a result, except those that expired before they were delivered.
     pub commands_waiting: usize,
-    /// Events that are stored.
+    /// Number of stored events.
     pub events: usize,
-    /// The highest `seq` of them.
+    /// Highest `seq` of the stored events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seq: Option<u64>,
-    /// Instances of each status.
+    /// Number of instances by status.
     pub instances: BTreeMap<String, usize>,
-    /// The last one. Not in a list.
+    /// Last heartbeat; omitted in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<Heartbeat>,
 }
 
-/// A command is wanted.
+/// Request to queue a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CommandWanted {
-    /// Its id; one of the backend's by default. The same id again is the same command, and is not queued twice.
+    /// Identifier of the command; the backend chooses one by default. A known identifier is not queued twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
     pub id: Option<String>,
-    /// What to do: one of [`CommandType`](crate::backend::wire::CommandType). Others are passed on, for satellites that know more.
+    /// Type of the command: a [`CommandType`](crate::backend::wire::CommandType); unknown words are passed on.
     #[schemars(length(min = 1, max = 64), regex(pattern = r"^[a-z_]+$"))]
     pub command_type: String,
-    /// How urgent it is.
+    /// Urgency of the command.
     #[serde(default)]
     pub priority: Priority,
-    /// With what.
+    /// Arguments of the command.
     #[serde(default)]
     pub payload: Map<String, Value>,
-    /// It means nothing any more after so long.
+    /// Seconds after which the command must not be executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub expires_in_seconds: Option<u64>,
-    /// Or after this.
+    /// Time after which the command must not be executed; excludes `expires_in_seconds`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub expires_at: Option<Timestamp>,
@@ -175,77 +176,77 @@ pub struct CommandWanted {
 /// Commands of a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CommandStates {
-    /// The latest first.
+    /// Commands, latest first.
     pub commands: Vec<CommandState>,
 }
 
-/// One of them.
+/// Command with its progress and result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CommandState {
-    /// As the satellite gets it.
+    /// Command as delivered to the satellite.
     #[serde(flatten)]
     pub command: Command,
-    /// What has become of it.
+    /// Progress of the command.
     pub state: Stage,
-    /// When it was queued.
+    /// Time at which the command was queued.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub created_at: Timestamp,
-    /// How often it was given out.
+    /// Number of deliveries to the satellite.
     pub times_sent: u64,
-    /// When that was for the first time.
+    /// Time of the first delivery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub first_sent_at: Option<Timestamp>,
-    /// What came of it.
+    /// Result from the satellite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<CommandResult>,
-    /// When its result came.
+    /// Time at which the result arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub finished_at: Option<Timestamp>,
 }
 
-/// See [`CommandState::state`].
+/// Values of [`CommandState::state`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
-    /// Nobody has asked for it yet.
+    /// Not delivered yet.
     Queued,
-    /// Given out; its result has not come.
+    /// Delivered, without a result yet.
     Sent,
-    /// The satellite says that it had its effect.
+    /// The satellite reported the requested effect.
     Completed,
-    /// The satellite says that it had not.
+    /// The satellite reported a failure.
     Failed,
-    /// Its time was over before anybody asked for it, or the satellite says that it came too late.
+    /// The command expired before its delivery, or the satellite reported that it came too late.
     Expired,
 }
 
-/// Events, as they are stored.
+/// Stored events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StoredEvents {
-    /// In the order of their ids; with `since` in the order of `seq`.
+    /// Events in order of their ids; with `since`, in order of `seq`.
     pub events: Vec<StoredEvent>,
 }
 
-/// One of them.
+/// Event as the backend stores it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StoredEvent {
-    /// What the backend calls it: a number that counts up in order of arrival.
+    /// Number that the backend assigned in order of arrival.
     pub id: String,
-    /// Whose.
+    /// Id of the satellite that sent the event.
     pub satellite_id: String,
-    /// Its number there.
+    /// Sequence number that the satellite assigned.
     pub seq: u64,
-    /// `mcp.server.crashed`, for example.
+    /// Type of the event, for example `mcp.server.crashed`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// When it happened.
+    /// Time at which the event happened.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub timestamp: Timestamp,
-    /// What.
+    /// Members that belong to the type of the event.
     pub data: Value,
-    /// When it came.
+    /// Time at which the event arrived.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub received_at: Timestamp,
 }
@@ -253,33 +254,33 @@ pub struct StoredEvent {
 /// Instances of all satellites.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Instances {
-    /// By satellite and name.
+    /// Instances in order of satellite and name.
     pub instances: Vec<Instance>,
 }
 
-/// How one instance is, by the last event that told of it.
+/// State of an instance according to its last status event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Instance {
-    /// Whose.
+    /// Id of the satellite that runs the instance.
     pub satellite_id: String,
-    /// Its full name.
+    /// Full name of the instance.
     pub instance: String,
-    /// What is installed.
+    /// Identifier of the installation.
     pub installation_id: String,
-    /// For which team.
+    /// Identifier of the team.
     pub team_id: String,
-    /// For whom.
+    /// Identifier of the user.
     pub user_id: String,
-    /// The server's name for people.
+    /// Name of the server for people.
     pub server_slug: String,
-    /// One of the twelve.
+    /// Status of the instance, for example `online`.
     pub status: String,
-    /// Why.
+    /// Reason of the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_message: Option<String>,
-    /// Since when, by the satellite's clock.
+    /// Time of the last status change, by the satellite's clock.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub since: Timestamp,
-    /// The event's number.
+    /// Sequence number of the event that reported the status.
     pub seq: u64,
 }

@@ -1,4 +1,4 @@
-//! What is sent: read up to a limit and within a time, and held against its schema before anything else looks at it.
+//! Request bodies: read with a limit and a timeout, and validated against their schema before use.
 
 use std::sync::Arc;
 
@@ -13,17 +13,15 @@ use tokio::time::{Duration, timeout};
 use super::refusal::Refusal;
 use super::schema::{Form, Schemas};
 
-/// A body that takes longer is not worth waiting for.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// What is read of a body that is too large already: who is still writing does not hear why it was refused.
+// Bytes that are read of a too large body: a client that is still writing would not read the error response.
 const UNREAD_MAX: usize = 64 * 1024 * 1024;
 
-/// Bytes of a registration, a result of a command, a command.
+// Bytes of a registration, a command or its result.
 pub(super) const SMALL_MAX: usize = 256 * 1024;
-/// Bytes of a heartbeat, a configuration.
+// Bytes of a heartbeat or a configuration.
 pub(super) const LARGE_MAX: usize = 8 * 1024 * 1024;
 
-/// The whole body, if it is not larger than `max`.
 pub(super) async fn read(body: Body, max: usize) -> Result<Bytes, Refusal> {
     let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request's body took too long");
     timeout(BODY_TIMEOUT, gather(body.into_data_stream(), max)).await.map_err(late)?
@@ -47,7 +45,6 @@ async fn gather(mut stream: BodyDataStream, max: usize) -> Result<Bytes, Refusal
     Ok(whole.freeze())
 }
 
-/// What was sent, in the form that it must have.
 pub(super) async fn take<T: DeserializeOwned + Send + 'static>(
     body: Body,
     max: usize,
@@ -59,7 +56,7 @@ pub(super) async fn take<T: DeserializeOwned + Send + 'static>(
     apart(move || understand(&bytes, form, &schemas)).await
 }
 
-/// Large bodies take their time, and no async thread has it.
+// Large bodies would stall the async threads.
 pub(super) async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -68,7 +65,7 @@ pub(super) async fn apart<T: Send + 'static>(
 }
 
 pub(super) fn understand<T: DeserializeOwned>(bytes: &[u8], form: Form, schemas: &Schemas) -> Result<T, Refusal> {
-    // Serde's own words repeat what was sent; its place is enough.
+    // The text of the serde error repeats the input; the position is enough.
     let value: Value = serde_json::from_slice(bytes).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         Refusal::bad(format!("the request's body is no JSON that can be read: line {line}, column {column}"))

@@ -1,16 +1,16 @@
-//! What time it is, which tests may say.
+//! Clock of the backend, which tests can replace.
 
 use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
-/// The backend's clock. Expiry is measured by it, and nothing else.
+/// Clock by which the backend decides about expiry.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
 impl Clock {
-    /// One that says what `now` says.
+    /// Creates a clock that reads the time from `now`.
     pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
@@ -32,12 +32,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// As it is stored: milliseconds since 1970.
+// Milliseconds since 1970.
 pub(super) fn stored(at: Timestamp) -> i64 {
     at.as_millisecond()
 }
 
-/// What was stored. Only what was a timestamp is stored, so the other case does not happen.
+// Only valid timestamps are stored, so the default is never used.
 pub(super) fn restored(milliseconds: i64) -> Timestamp {
     Timestamp::from_millisecond(milliseconds).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What satellites are to do: queued here, given out in order of urgency until their results have come.
+//! Command queue of each satellite. Polls deliver the most urgent commands first, until their results arrive.
 
 use std::sync::Arc;
 
@@ -24,47 +24,43 @@ use crate::backend::wire::{
     Command, CommandResult, Commands, Configure, ConfigureEvent, Outcome, PollingMode, Priority, Received,
 };
 
-/// Commands in one answer, unless the satellite says.
+// Default number of commands per poll.
 const LIMIT: usize = 10;
 const LIMIT_MAX: usize = 100;
-/// Commands in an administrator's list, unless it is said.
+// Default number of commands in an administrator's list.
 const LIST: usize = 100;
 const LIST_MAX: usize = 1000;
-/// Commands that wait for one satellite.
+// Per satellite.
 const WAITING_MAX: usize = 10_000;
 
-/// The longest time for which a poll is held back until there is a command, in seconds.
+// In seconds.
 const HOLD_MAX: u64 = 25;
 
-/// What is given out, as of `?2`, for the satellite `?1`. What was sent before it expired may have been carried out: the
-/// satellite judges that by its own books, and answers with the result or says that it came too late. In its seven days
-/// (in milliseconds) a satellite that was away comes back.
+// Deliverable commands of satellite `?1` at time `?2`. A command that was sent before it expired is delivered again for
+// seven days (in milliseconds): the satellite may have executed it, and reports the result or `expired`.
 const OPEN: &str = "satellite = ?1 AND finished_at IS NULL
     AND (expires_at IS NULL OR expires_at > ?2 OR (times_sent > 0 AND expires_at > ?2 - 604800000))";
 
-/// When a command of this urgency has come or was over last. The first row of an index, however many there were.
+// Last arrival or end of a command of one priority: the first row of an index, however many commands there are.
 pub(super) const LAST: &str = "SELECT coalesce(finished_at, created_at) FROM commands
     WHERE satellite = ?1 AND priority = ?2 ORDER BY coalesce(finished_at, created_at) DESC LIMIT 1";
 
-/// Who has had something urgent to do is expected to have more of it.
+// Further urgent commands are likely for some time after one, so polls stay frequent.
 const IMMEDIATE_AFTER: SignedDuration = SignedDuration::from_secs(60);
 const HIGH_AFTER: SignedDuration = SignedDuration::from_mins(5);
-/// Who has had nothing to do for so long may sleep longer.
+// Without commands for this long, polls become rare.
 const IDLE_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
-/// What a satellite says when it polls.
 #[derive(Debug, Deserialize)]
 #[expect(clippy::struct_field_names, reason = "the query's own names")]
 pub(super) struct Poll {
-    /// When it has polled last.
     last_poll: Option<Timestamp>,
     limit: Option<usize>,
-    /// How many seconds the request may be held back until there is a command; at most [`HOLD_MAX`].
+    // Seconds for which the poll may be held until a command arrives, at most `HOLD_MAX`.
     #[serde(default)]
     wait: u64,
 }
 
-/// `GET /api/satellites/{satellite}/commands`
 pub(super) async fn poll(
     State(app): State<Arc<App>>,
     Caller { id }: Caller,
@@ -75,7 +71,7 @@ pub(super) async fn poll(
         return Err(Refusal::bad(format!("limit must be from 1 to {LIMIT_MAX}")));
     }
     tracing::trace!(satellite = id, ?last_poll, limit, wait, "a satellite polls");
-    // Subscribed before the first look, so that no command is missed between the look and the wait.
+    // Subscribed before the first query, so that no command is missed between query and wait.
     let mut queued = app.queued.subscribe();
     let until = Instant::now() + Duration::from_secs(wait.min(HOLD_MAX));
     let held = app.held.try_acquire();
@@ -98,7 +94,6 @@ pub(super) async fn poll(
     Ok(Json(Commands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
 }
 
-/// The commands to deliver now, and how soon the next poll is wanted.
 async fn take(app: &App, id: &str, limit: usize, now: Timestamp) -> Result<(Vec<Command>, PollingMode), Refusal> {
     let id = id.to_owned();
     app.database
@@ -119,7 +114,6 @@ async fn take(app: &App, id: &str, limit: usize, now: Timestamp) -> Result<(Vec<
         .await
 }
 
-/// How soon the next poll is wanted: by what is waiting, and for a while by what was.
 fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timestamp) -> Result<PollingMode, Refusal> {
     let last_of = |priority: i64| -> Result<Option<i64>, Refusal> {
         let mut last = db.prepare_cached(LAST)?;
@@ -142,7 +136,6 @@ fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timest
     Ok(if waiting.is_some() || begun < IDLE_AFTER { PollingMode::Normal } else { PollingMode::Idle })
 }
 
-/// What the modes mean.
 fn seconds(mode: PollingMode) -> f64 {
     match mode {
         PollingMode::Immediate => 2.0,
@@ -152,7 +145,6 @@ fn seconds(mode: PollingMode) -> f64 {
     }
 }
 
-/// `POST /api/satellites/{satellite}/commands/{command}/result`
 pub(super) async fn result(
     State(app): State<Arc<App>>,
     Caller { id }: Caller,
@@ -163,7 +155,7 @@ pub(super) async fn result(
     let (now, command) = (app.now(), names.of("command"));
     app.database
         .run(move |db| {
-            // What came of it is told once. What is told again is what was lost on the way back.
+            // Only the first result counts. A repeated one means that the response was lost.
             let text = serde_json::to_string(&result)?;
             let taken = db.execute(
                 "UPDATE commands SET result = ?3, finished_at = ?4 WHERE satellite = ?1 AND id = ?2 AND finished_at IS NULL",
@@ -182,10 +174,9 @@ pub(super) async fn result(
     Ok(Json(Received { success: true }))
 }
 
-/// A result shows all instances that were meant.
+// A result lists all instances of its target.
 const LARGE_RESULT_MAX: usize = 4 * 1024 * 1024;
 
-/// `POST /api/admin/satellites/{satellite}/commands`
 pub(super) async fn queue(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -232,7 +223,7 @@ pub(super) async fn queue(
     Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(state)))
 }
 
-/// What a satellite could only fail at is refused here.
+/// Rejects payloads that the satellite would answer with a failure.
 fn check_payload(schemas: &Schemas, wanted: &CommandWanted) -> Result<(), Refusal> {
     let form = match &*wanted.command_type {
         "configure" => Form::Configure,
@@ -246,13 +237,11 @@ fn check_payload(schemas: &Schemas, wanted: &CommandWanted) -> Result<(), Refusa
     })
 }
 
-/// What an administrator wants to see.
 #[derive(Debug, Deserialize)]
 pub(super) struct Listed {
     limit: Option<usize>,
 }
 
-/// `GET /api/admin/satellites/{satellite}/commands`
 pub(super) async fn list(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -271,7 +260,6 @@ pub(super) async fn list(
     Ok(Json(CommandStates { commands: commands.await? }))
 }
 
-/// `GET /api/admin/satellites/{satellite}/commands/{command}`
 pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<CommandState>, Refusal> {
     let now = app.now();
     let state = app.database.run(move |db| {
@@ -282,7 +270,7 @@ pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) ->
     state.await.map(Json)
 }
 
-/// Has a satellite read its configuration. One that is told already and has not heard it yet is not told twice.
+/// Queues a `configure` command unless an undelivered one is already in the queue.
 pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), Refusal> {
     let told = "SELECT 1 FROM commands WHERE satellite = ?1 AND by_itself AND times_sent = 0 AND finished_at IS NULL";
     if db.prepare_cached(told)?.exists([satellite])? {
@@ -296,7 +284,6 @@ pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -
     insert(db, satellite, &command, now, true)
 }
 
-/// How many are given out or will be.
 pub(super) fn waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<usize, Refusal> {
     let mut select = db.prepare_cached(&format!("SELECT count(*) FROM commands WHERE {OPEN}"))?;
     Ok(select.query_row(params![satellite, stored(now)], |row| row.get(0))?)
@@ -353,7 +340,6 @@ fn kept(db: &Transaction<'_>, satellite: &str, id: &str) -> Result<Option<Kept>,
     Ok(select.query_row(params![satellite, id], Kept::read).optional()?)
 }
 
-/// A command as it is stored.
 struct Kept {
     number: i64,
     id: String,
@@ -401,7 +387,7 @@ impl Kept {
             Some(CommandResult { status: Outcome::Completed, .. }) => Stage::Completed,
             Some(CommandResult { status: Outcome::Failed, .. }) => Stage::Failed,
             Some(CommandResult { status: Outcome::Expired, .. }) => Stage::Expired,
-            // What was sent may have been carried out: nobody knows before the satellite says so.
+            // The satellite may have executed a delivered command, so only its result ends the state.
             None if self.times_sent > 0 => Stage::Sent,
             None if self.expires_at.is_some_and(|at| restored(at) <= now) => Stage::Expired,
             None => Stage::Queued,

@@ -1,4 +1,4 @@
-//! What satellites are to run: one configuration for all, and those of single satellites in its place.
+//! Configurations: a shared one for all satellites, which a satellite's own configuration replaces.
 
 use std::sync::Arc;
 
@@ -21,10 +21,9 @@ use super::schema::Form;
 use super::{commands, keys, satellites};
 use crate::backend::wire::Config;
 
-/// Where the one for all is kept.
+// Scope of the shared configuration.
 const FOR_ALL: &str = "";
 
-/// `GET /api/satellites/{satellite}/config`
 pub(super) async fn fetch(
     State(app): State<Arc<App>>,
     Caller { id }: Caller,
@@ -34,7 +33,7 @@ pub(super) async fn fetch(
     let tag = format!("\"{}\"", config.hash);
     let known = headers.get_all(header::IF_NONE_MATCH).iter().any(|value| names(value, &config.hash));
     let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { Json(config).into_response() };
-    // A hash is hexadecimal digits.
+    // The hash consists of hexadecimal digits, so this does not fail.
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         response.headers_mut().insert(header::ETAG, tag);
     }
@@ -42,19 +41,19 @@ pub(super) async fn fetch(
     Ok(response)
 }
 
-/// Whether an `If-None-Match` names this hash, with or without the quotes that it should have.
+// Accepts the hash with or without quotes.
 fn names(value: &HeaderValue, hash: &str) -> bool {
     let tags = value.to_str().unwrap_or_default().split(',');
     tags.map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"')).any(|tag| tag == "*" || tag == hash)
 }
 
-/// What this satellite is to run: its own configuration, else the one for all.
+/// Returns the satellite's own configuration, otherwise the shared one.
 pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Option<Config>, Refusal> {
     let own = kept(db, satellite)?;
     Ok(if own.is_some() { own } else { kept(db, FOR_ALL)? })
 }
 
-/// A backend that has lost its data does not know that there is nothing to run. An empty answer would end a whole fleet.
+// Not an empty configuration: if the backend has lost its data, an empty one would stop all servers of the fleet.
 fn none_yet() -> Refusal {
     Refusal::new(StatusCode::NOT_FOUND, "no configuration has been put for this satellite yet")
 }
@@ -65,7 +64,7 @@ fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<Config>, Refusal> {
     Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
-/// With its hash, by which it is told from others.
+// Adds the hash: an HMAC with a secret key, because short credentials could be guessed from a plain digest.
 fn meant(db: &Transaction<'_>, wanted: ConfigWanted) -> Result<Config, Refusal> {
     let key: Vec<u8> =
         db.prepare_cached("SELECT value FROM keys WHERE name = 'config'")?.query_row([], |row| row.get(0))?;
@@ -74,14 +73,12 @@ fn meant(db: &Transaction<'_>, wanted: ConfigWanted) -> Result<Config, Refusal> 
     Ok(Config { hash: keys::hexadecimal(tag.as_ref()), servers, teams })
 }
 
-/// `GET /api/admin/config`
 pub(super) async fn show_for_all(_: Admin, State(app): State<Arc<App>>) -> Result<Json<Config>, Refusal> {
-    // Nobody has an empty name, so this is the one for all.
+    // No satellite has an empty id, so this returns the shared configuration.
     let none = || Refusal::new(StatusCode::NOT_FOUND, "no configuration has been put for all satellites yet");
     app.database.run(move |db| of_satellite(db, FOR_ALL)?.ok_or_else(none)).await.map(Json)
 }
 
-/// `GET /api/admin/satellites/{satellite}/config`
 pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Config>, Refusal> {
     let config = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
@@ -90,7 +87,6 @@ pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) ->
     config.await.map(Json)
 }
 
-/// `PUT /api/admin/config`
 pub(super) async fn put_for_all(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -116,7 +112,6 @@ pub(super) async fn put_for_all(
     Ok(Json(kept))
 }
 
-/// `PUT /api/admin/satellites/{satellite}/config`
 pub(super) async fn put(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -137,7 +132,6 @@ pub(super) async fn put(
     Ok(Json(kept))
 }
 
-/// `DELETE /api/admin/satellites/{satellite}/config`
 pub(super) async fn forget(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<ConfigKept>, Refusal> {
     let now = app.now();
     let kept = app.database.run(move |db| {
@@ -164,7 +158,6 @@ fn keep(db: &Transaction<'_>, scope: &str, config: &Config, now: Timestamp) -> R
     Ok(())
 }
 
-/// Those for whom it is another now are told by a command.
 fn tell(
     db: &Transaction<'_>,
     satellites: Vec<String>,

@@ -1,5 +1,5 @@
-//! The database and its one thread: no async thread waits for the disk. What is acknowledged is on the disk, also if the
-//! power fails then, because satellites forget what was acknowledged.
+//! Database and the thread that owns it, so that no async task waits for the disk. Acknowledged data is synced to the
+//! disk before the response, because satellites discard what was acknowledged.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use tokio::sync::oneshot;
 
 use super::refusal::Refusal;
 
-/// Requests that wait for the thread. More are asked to come back.
+// Further requests are rejected as unavailable.
 const QUEUE_MAX: usize = 1024;
 
-/// What each version of the schema adds to the one before. A version that was published is never changed.
+// Each entry upgrades the schema by one version. A published version is never changed.
 const MIGRATIONS: [&str; 3] =
     [include_str!("version_1.sql"), include_str!("version_2.sql"), include_str!("version_3.sql")];
 
 type Job = Box<dyn FnOnce(&mut Connection) + Send>;
 
-/// Dropped, it ends after what it was given.
+// On drop, the queued jobs still run.
 #[derive(Debug)]
 pub(super) struct Database {
     at_work: Mutex<Option<AtWork>>,
@@ -32,25 +32,25 @@ struct AtWork {
     thread: JoinHandle<()>,
 }
 
-/// Why a database cannot be used.
+/// Error that prevents the use of a database.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// It cannot be opened.
+    /// The database cannot be opened.
     #[error("cannot open the database {path}: {why}")]
     Open {
-        /// Which.
+        /// Path of the database.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         why: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A newer backend has written it.
+    /// A newer backend wrote the database.
     #[error("the database {path} has the schema {found}, and this backend knows {known}; use a newer version of it")]
     Newer {
-        /// Which.
+        /// Path of the database.
         path: PathBuf,
-        /// Its version.
+        /// Schema version of the database.
         found: usize,
-        /// The newest that is known.
+        /// Newest version that this backend supports.
         known: usize,
     },
 }
@@ -87,7 +87,8 @@ impl Database {
         Ok(Self { at_work: Mutex::new(Some(AtWork { jobs, thread })) })
     }
 
-    /// Has `act` done in one transaction, all of it or nothing. What was begun is ended also if nobody waits any more.
+    /// Runs `act` in one transaction, which is rolled back on an error. A started job finishes even if its caller has
+    /// gone.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Transaction<'_>) -> Result<T, Refusal> + Send + 'static,
@@ -96,7 +97,7 @@ impl Database {
         let job: Job = Box::new(move |connection| {
             let outcome = catch_unwind(AssertUnwindSafe(|| in_transaction(connection, act)));
             let outcome = outcome.unwrap_or_else(|_| Err(Refusal::unavailable("the backend has failed; try again")));
-            // Whoever has gone will ask again.
+            // The caller may have gone; it will send the request again.
             let _ = reply.send(outcome);
         });
         let taken = match &*self.at_work.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -109,12 +110,12 @@ impl Database {
         answer.await.unwrap_or_else(|_| Err(Refusal::unavailable("the backend is ending; try again")))
     }
 
-    /// Ends the thread after what it was given, and with it the file's log.
+    /// Runs the queued jobs and ends the thread, which also closes the write-ahead log.
     pub(super) fn close(&self) {
         let at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(AtWork { jobs, thread }) = at_work {
             drop(jobs);
-            // An error says that it has panicked: it is over, too.
+            // An error means that the thread panicked, so it has ended too.
             let _ = thread.join();
         }
     }
@@ -145,7 +146,7 @@ fn in_transaction<T>(
     act: impl FnOnce(&Transaction<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
     let transaction = connection.transaction()?;
-    // Without a commit everything is taken back.
+    // Without a commit, dropping the transaction rolls it back.
     let outcome = act(&transaction)?;
     transaction.commit()?;
     Ok(outcome)

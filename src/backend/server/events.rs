@@ -1,4 +1,4 @@
-//! Events come in, each is stored once, and what they say of instances is taken over.
+//! Receives events, stores each one once, and updates the instances from them.
 
 use std::sync::Arc;
 
@@ -24,11 +24,10 @@ use crate::backend::wire::{EventEnvelope, EventFailure, Events, EventsTaken};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const KEY_MAX: usize = 128;
-/// Events in an administrator's list, unless it is said.
+// Default number of events in an administrator's list.
 const LIST: usize = 100;
 const LIST_MAX: usize = 1000;
 
-/// `POST /api/satellites/{satellite}/events`
 pub(super) async fn take(
     State(app): State<Arc<App>>,
     Caller { id }: Caller,
@@ -57,7 +56,7 @@ pub(super) async fn take(
             }
             let (taken, changed) = store(db, &id, batch, now)?;
             if let Some(key) = key {
-                // The same key with other events is a batch that was cut anew: its events are told by their numbers.
+                // The same key with other events is a new batch after a split; its events are deduplicated by `seq`.
                 db.prepare_cached(
                     "INSERT INTO batches (satellite, key, digest, answer, received_at) VALUES (?1, ?2, ?3, ?4, ?5)
                      ON CONFLICT (satellite, key) DO UPDATE SET
@@ -91,7 +90,7 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
     key.map(|key| Some(key.to_owned())).ok_or_else(wrong)
 }
 
-/// An event with what it means, or why it means nothing.
+// Event with its decoded form, or the reason why it is invalid.
 struct Judged {
     envelope: EventEnvelope,
     meaning: Result<Event, String>,
@@ -109,7 +108,6 @@ fn judged(schemas: &Schemas, envelope: EventEnvelope) -> Judged {
     Judged { envelope, meaning }
 }
 
-/// The answer to the same batch, if it was here before.
 fn answered(db: &Transaction<'_>, satellite: &str, key: &str, digest: &[u8]) -> Result<Option<EventsTaken>, Refusal> {
     let mut select =
         db.prepare_cached("SELECT answer FROM batches WHERE satellite = ?1 AND key = ?2 AND digest = ?3")?;
@@ -117,7 +115,7 @@ fn answered(db: &Transaction<'_>, satellite: &str, key: &str, digest: &[u8]) -> 
     Ok(answer.map(|answer| serde_json::from_str(&answer)).transpose()?)
 }
 
-/// Whether an instance's status changed by it is told, too.
+// The boolean is true if the status of an instance changed.
 fn store(
     db: &Transaction<'_>,
     satellite: &str,
@@ -143,7 +141,7 @@ fn store(
     Ok((taken, changed))
 }
 
-/// What it is called here, and whether it was not known.
+// The boolean is true if the event is new.
 fn insert(
     db: &Transaction<'_>,
     satellite: &str,
@@ -173,21 +171,18 @@ fn insert(
     Ok((known, false))
 }
 
-/// What an administrator wants to see.
 #[derive(Debug, Deserialize)]
 pub(super) struct Listed {
-    /// Those that came after this one, by the backend's ids.
+    // Events with a higher id of the backend.
     after: Option<i64>,
-    /// Of this satellite.
     satellite: Option<String>,
-    /// Those of a satellite that have a higher `seq`.
+    // Events of the satellite with a higher `seq`.
     since: Option<i64>,
     #[serde(rename = "type")]
     kind: Option<String>,
     limit: Option<usize>,
 }
 
-/// `GET /api/admin/events`
 pub(super) async fn list(
     _: Admin,
     State(app): State<Arc<App>>,

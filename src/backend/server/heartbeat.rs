@@ -1,4 +1,4 @@
-//! Satellites say that they live.
+//! Receives heartbeats of satellites.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,10 +17,9 @@ use super::refusal::Refusal;
 use super::schema::Form;
 use crate::backend::wire::{Heartbeat, Received};
 
-/// What the last one says before its satellite ends.
+// Status of the last heartbeat before a satellite ends.
 pub(super) const STOPPING: &str = "stopping";
 
-/// `POST /api/satellites/{satellite}/heartbeat`
 pub(super) async fn take(
     State(app): State<Arc<App>>,
     Caller { id }: Caller,
@@ -42,8 +41,8 @@ pub(super) async fn take(
     Ok(Json(Received { success: true }))
 }
 
-/// The names of all instances, if it is sure that this is all of them: everything that is counted is listed, and nothing
-/// is on its way.
+/// Returns the names of all instances, or `None` if the list may be incomplete: counts differ, events are pending, or
+/// the satellite is stopping.
 fn all_instances(heartbeat: &Heartbeat) -> Option<BTreeSet<String>> {
     let names: BTreeSet<String> =
         heartbeat.processes_by_team.values().flatten().map(|process| process.instance.clone()).collect();

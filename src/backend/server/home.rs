@@ -1,4 +1,4 @@
-//! The backend's data directory: for its owner alone, and for one backend.
+//! Data directory of the backend, accessible only to its owner and locked by one backend.
 
 use std::fs::File;
 use std::io;
@@ -20,10 +20,9 @@ const ADMIN_TOKEN: &str = "admin-token";
 const ADMIN_CURL: &str = "admin.curl";
 const REGISTRATION_TOKEN: &str = "registration-token";
 const LOCK: &str = "lock";
-/// A file with a credential is one line.
+// A credential file contains a single line.
 const CREDENTIAL_MAX: u64 = 4096;
 
-/// Where everything is.
 #[derive(Debug)]
 pub(super) struct Home {
     dir: DataDir,
@@ -41,7 +40,7 @@ impl Home {
         self.dir.path()
     }
 
-    /// The path by which the database is opened; an empty one is made, for its owner only, if there is none.
+    // Creates an empty file, readable only by its owner, if there is none.
     pub(super) fn database(&self) -> Result<PathBuf, OpenError> {
         let made =
             self.dir.stat(DATABASE).map_or_else(|| self.dir.open_file(DATABASE, Access::Write).map(drop), |_| Ok(()));
@@ -53,7 +52,6 @@ impl Home {
         OpenError::DataDir { what, path: self.dir.path().join(name), why }
     }
 
-    /// What `curl --config` needs to ask as the administrator, without the token among its arguments.
     pub(super) fn curl_file(&self) -> PathBuf {
         self.dir.path().join(ADMIN_CURL)
     }
@@ -70,7 +68,6 @@ impl Home {
         })
     }
 
-    /// The admin token; it is made when it is first asked for, and anew when its file was removed.
     pub(super) fn admin_token(&self) -> Result<Secret, OpenError> {
         if let Some(token) = kept(&self.dir, ADMIN_TOKEN).map_err(|why| self.failed("read", ADMIN_TOKEN, why))? {
             return Ok(token);
@@ -80,13 +77,13 @@ impl Home {
         Ok(token)
     }
 
-    /// Every process of the machine sees the arguments of every other one, so the token is told to `curl` by a file.
+    // In a file, because other processes can read the arguments of `curl`.
     pub(super) fn offer_curl(&self, admin: &Secret) -> Result<(), OpenError> {
         let line = Secret::from(format!("header = \"Authorization: Bearer {}\"", admin.expose()));
         keep(&self.dir, ADMIN_CURL, &line).map_err(|why| self.failed("write", ADMIN_CURL, why))
     }
 
-    /// Sees to it that the file holds a token that opens, so that the first satellite can come in without anybody asking for one.
+    /// Ensures that the file contains a valid registration token, so that a first satellite can register.
     pub(super) async fn offer_token(&self, app: &App) -> Result<(), OpenError> {
         let now = app.now();
         let offered = kept(&self.dir, REGISTRATION_TOKEN).ok().flatten().map(|token| TokenHash::of(token.expose()));
@@ -106,14 +103,12 @@ impl Home {
     }
 }
 
-/// The credential in a file, if there is one.
 fn kept(dir: &DataDir, name: &str) -> io::Result<Option<Secret>> {
     let text = String::from_utf8(dir.read(name, CREDENTIAL_MAX)?.unwrap_or_default());
     let text = text.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     Ok(Some(text.trim()).filter(|text| !text.is_empty()).map(Secret::from))
 }
 
-/// Replaces the file as a whole.
 fn keep(dir: &DataDir, name: &str, secret: &Secret) -> io::Result<()> {
     dir.replace(name, format!("{}\n", secret.expose()).as_bytes())
 }

@@ -1,8 +1,8 @@
-//! How each instance is, by what its satellite has told last, and who follows it.
+//! State of each instance according to its last event, and the stream of changes.
 //!
-//! A stream begins with how everything is and goes on with every change. Each has a number, so that whoever comes back with
-//! the last one that they saw misses nothing. Where that was so long ago that the changes are gone, or with another backend,
-//! `reset` says that what they know is to be forgotten, and everything is told as it is now.
+//! A stream starts with the current state and continues with numbered changes, so a reader that reconnects with its
+//! last number misses nothing. If those changes were deleted, or the number belongs to another database, a `reset`
+//! event makes the reader discard its state, and the current state follows.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -28,12 +28,12 @@ use super::clock::stored;
 use super::refusal::Refusal;
 use super::satellites;
 
-/// Changes that are read at once for a stream.
+// Changes per query of a stream.
 const PAGE: i64 = 500;
-/// A proxy may close what is silent for longer.
+// Proxies may close a connection that is silent for longer.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// What an event says of an instance. Whether that is another status than before.
+/// Updates an instance from an event. Returns true if its status changed.
 pub(super) fn told(
     db: &Transaction<'_>,
     satellite: &str,
@@ -90,8 +90,8 @@ fn instance(
     }
 }
 
-/// Whether something later is known. A satellite that has lost its journal counts from 1 again, and one whose clock was set
-/// back is earlier than it was: either alone is no proof.
+/// Returns true if a later event is known. `seq` restarts at 1 if a satellite loses its journal, and its clock may be
+/// set back, so an event is old only if both are lower.
 fn is_old(db: &Transaction<'_>, satellite: &str, instance: &str, seq: u64, at: Timestamp) -> Result<bool, Refusal> {
     let known: Option<(u64, String)> = db
         .prepare_cached("SELECT seq, since FROM instances WHERE satellite = ?1 AND instance = ?2")?
@@ -110,7 +110,7 @@ fn remove(db: &Transaction<'_>, satellite: &str, instance: &str, now: Timestamp)
     Ok(true)
 }
 
-/// Its number.
+// Returns the number of the change.
 fn change(
     db: &Transaction<'_>,
     satellite: &str,
@@ -124,7 +124,8 @@ fn change(
     Ok(db.last_insert_rowid())
 }
 
-/// Those that have other names and have not been heard of since `seen` are not there any more.
+/// Removes the instances whose name is not in `names` and whose last event is older than `seen`. Returns true if any
+/// was removed.
 pub(super) fn keep_only(
     db: &Transaction<'_>,
     satellite: &str,
@@ -143,12 +144,10 @@ pub(super) fn keep_only(
     Ok(changed)
 }
 
-/// A satellite that is deleted has no instances.
 pub(super) fn remove_all(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<bool, Refusal> {
     keep_only(db, satellite, &BTreeSet::new(), Timestamp::MAX, now)
 }
 
-/// Which instances are meant.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Wanted {
     satellite: Option<String>,
@@ -158,15 +157,13 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// By the satellite's id from now on.
     fn resolved(mut self, db: &Transaction<'_>) -> Result<Self, Refusal> {
         self.satellite = self.satellite.map(|name| satellites::find(db, &name)).transpose()?;
         Ok(self)
     }
 
-    /// A statement that finds them, and what it asks for.
     fn select(&self) -> (String, Vec<&str>) {
-        // By the words of the indexes. The first is of the primary key, and leaves the least.
+        // The expressions must equal those of the indexes. The primary key is first, as the most selective one.
         let asked = [
             ("satellite", &self.satellite),
             ("instance", &self.instance),
@@ -189,7 +186,6 @@ impl Wanted {
     }
 }
 
-/// `GET /api/admin/instances`
 pub(super) async fn list(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -202,12 +198,11 @@ pub(super) async fn list(
         let bodies = select.query_map(params_from_iter(asked), |row| row.get(0))?;
         Ok(bodies.collect::<Result<Vec<String>, _>>()?)
     });
-    // Read where nobody waits for the database.
+    // Decoded here, not on the thread of the database.
     let instances = instances.await?.iter().map(|body| serde_json::from_str(body)).collect::<Result<_, _>>()?;
     Ok(Json(Instances { instances }))
 }
 
-/// `GET /api/admin/satellites/{satellite}/instances/{instance}`
 pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Instance>, Refusal> {
     let instance = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
@@ -218,7 +213,6 @@ pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) ->
     instance.await.map(Json)
 }
 
-/// `GET /api/admin/instances/stream`
 pub(super) async fn follow(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -242,17 +236,16 @@ pub(super) async fn follow(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
-/// Somebody who follows. What is told is read from the database, so one who reads slowly costs no memory.
+// Changes are read from the database on demand, so a slow reader does not accumulate memory.
 struct Follower {
     app: Arc<App>,
     wanted: Wanted,
-    /// The last number that was read; `None` before everything was told as it is.
+    // Number of the last change that was read; `None` before the current state was sent.
     seen: Option<i64>,
     waiting: VecDeque<Change>,
     news: watch::Receiver<()>,
 }
 
-/// One thing to tell.
 struct Change {
     id: i64,
     removed: bool,
@@ -265,7 +258,7 @@ impl Change {
     }
 
     fn event(self) -> sse::Event {
-        // The body is JSON in one line.
+        // The body is a single line of JSON.
         sse::Event::default()
             .id(self.id.to_string())
             .event(if self.removed { "removed" } else { "status" })
@@ -274,7 +267,7 @@ impl Change {
 }
 
 impl Follower {
-    /// `None` when the backend ends, or its database has failed: whoever follows comes back.
+    /// Returns the next event, or `None` if the backend ends or the database fails; the reader then reconnects.
     async fn next(&mut self) -> Option<sse::Event> {
         let ending = self.app.ending.clone();
         loop {
@@ -284,14 +277,14 @@ impl Follower {
                     return Some(change.event());
                 }
             }
-            // Marked before it is read: what comes in between is read, or news.
+            // Marked as seen before the query, so that a change after it wakes the stream again.
             self.news.borrow_and_update();
             let seen = self.seen;
             let Read { changes, through, reset } = self.app.database.run(move |db| read(db, seen)).await.ok()?;
             self.seen = Some(through);
             if reset {
                 self.waiting = changes.into();
-                // Without an id: whoever breaks off in the middle of what follows begins anew.
+                // Without an id, so that a reader that disconnects during the following events starts again.
                 return Some(sse::Event::default().event("reset").data("{}"));
             }
             if changes.is_empty() {
@@ -305,21 +298,20 @@ impl Follower {
     }
 }
 
-/// What was read for a stream.
 struct Read {
     changes: Vec<Change>,
-    /// Up to here it is everything.
+    // Number of the last change that these cover.
     through: i64,
-    /// Whether it begins anew, for somebody who knows something already.
+    // True if the reader must discard its state.
     reset: bool,
 }
 
-/// What comes after `seen`.
+/// Returns the changes after `seen`, or the current state if they are not available.
 fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<Read, Refusal> {
     let (first, last): (Option<i64>, i64) = db
         .prepare_cached("SELECT min(id), coalesce(max(id), 0) FROM changes")?
         .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    // A number beyond the last is not one of ours: perhaps of a database that was thrown away.
+    // A number above the last one belongs to another database.
     let gap_free = seen.filter(|seen| *seen <= last && first.is_none_or(|first| first <= seen.saturating_add(1)));
     if let Some(seen) = gap_free {
         let mut select =
@@ -352,7 +344,7 @@ mod tests {
                 Ok(steps.collect::<Result<Vec<_>, _>>()?)
             });
             let plan = plan.await.unwrap();
-            // Who asks for all is told all, as they lie there.
+            // Without a filter the index is scanned in order.
             let word = if asked == 0 { "SCAN" } else { "SEARCH" };
             assert!(plan.len() == 1 && plan[0].starts_with(word) && plan[0].contains("USING INDEX"), "{plan:?}");
         }

@@ -1,4 +1,4 @@
-//! Credentials: made of 256 random bits, shown once, and kept as digests only.
+//! Credentials: 256 random bits, returned once and stored only as digests.
 
 use std::fmt::Write as _;
 use std::io;
@@ -9,14 +9,11 @@ use subtle::ConstantTimeEq;
 
 use crate::config::TokenHash;
 
-/// What a credential is for can be seen at its beginning, so that whoever finds one knows what it is.
+// The purpose determines the prefix of a credential, so that a leaked one can be recognized.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Purpose {
-    /// A satellite's API key.
     Satellite,
-    /// A registration, once.
     Registration,
-    /// Everything.
     Admin,
 }
 
@@ -30,12 +27,10 @@ impl Purpose {
     }
 }
 
-/// A new credential.
 pub(super) fn credential(purpose: Purpose) -> io::Result<Secret> {
     Ok(format!("{}{}", purpose.prefix(), random_digits::<32>()?).into())
 }
 
-/// Something that nothing else is called.
 pub(super) fn unique(prefix: &str) -> io::Result<String> {
     Ok(format!("{prefix}{}", random_digits::<12>()?))
 }
@@ -48,13 +43,13 @@ fn random_digits<const BYTES: usize>() -> io::Result<String> {
 
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut digits, byte| {
-        // Writing to memory does not fail.
+        // Writing to a string does not fail.
         let _ = write!(digits, "{byte:02x}");
         digits
     })
 }
 
-/// Takes as long whether they are alike or not.
+// Compares in constant time.
 pub(super) fn same(one: &TokenHash, other: &[u8]) -> bool {
     one.0.as_slice().ct_eq(other).into()
 }

@@ -1,8 +1,8 @@
-//! A small real backend: satellites register with it, fetch what they are to run, do what it says and tell what happens.
-//! It keeps everything in one database and holds every request against the published schemas.
+//! Small backend server. Satellites register, fetch their configuration, receive commands and report events. All data
+//! is in one database, and every request is validated against the published schemas.
 //!
-//! Below `/api/satellites` is what [`wire`](super::wire) says, below `/api/admin` what [`api`] says, and `/health` is for
-//! whoever wants to know whether it lives. It speaks no TLS: where others can listen, a proxy stands before it.
+//! Routes: [`wire`](super::wire) below `/api/satellites`, [`api`] below `/api/admin`, and `/health` as liveness check.
+//! The server has no TLS: use a reverse proxy where others can reach it.
 
 mod access;
 pub mod api;
@@ -50,36 +50,36 @@ use self::schema::{BrokenSchema, Schemas};
 use crate::config::TokenHash;
 use crate::http_server::{AdmitAll, HttpServer};
 
-/// From the head of a request to the head of its answer.
+// From the head of a request to the head of its response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Requests that are being answered. Streams count until they begin.
+// Requests in progress. A stream counts until its response begins.
 const REQUESTS_MAX: usize = 512;
-/// Answers that are being given at the end are not waited for longer than this.
+// Requests in progress may finish within this time on shutdown.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Bytes of a batch of events, unless it is said: 413 has a satellite send half of it.
+/// Default limit of a batch of events in bytes. On 413 a satellite sends half of the batch.
 pub const EVENTS_BODY_MAX: usize = 4 * 1024 * 1024;
 
-/// Events that are kept, unless it is said: with half a kilobyte for each, some gigabytes.
+/// Default number of stored events: a few gigabytes at half a kilobyte per event.
 pub const EVENTS_MAX: usize = 10_000_000;
 
-/// What a backend is told.
+/// Settings of a backend.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where it keeps everything: its database, the admin token, a registration token.
+    /// Directory of the database, the admin token and a registration token.
     pub data_dir: PathBuf,
-    /// Seconds between the polls of satellites, in place of 2, 10, 30 or 60.
+    /// Seconds between the polls of satellites; without it 2, 10, 30 or 60.
     pub poll_interval: Option<f64>,
-    /// Bytes of a batch of events.
+    /// Limit of a batch of events in bytes.
     pub events_body_max: usize,
-    /// Events that are kept, of all satellites together. The oldest go, also before they are 30 days old.
+    /// Number of stored events of all satellites. Beyond it the oldest are deleted, even before they are 30 days old.
     pub events_max: usize,
-    /// What time it is.
+    /// Clock of the backend.
     pub clock: Clock,
 }
 
 impl Settings {
-    /// The usual ones.
+    /// Returns the default settings for `data_dir`.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         let (poll_interval, clock) = (None, Clock::default());
         Self {
@@ -92,48 +92,47 @@ impl Settings {
     }
 }
 
-/// Why there is no backend.
+/// Error that prevents a backend from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Another one has the data directory.
+    /// Another backend uses the data directory.
     #[error("a backend is already running on `{0}`; stop it first, or give this one another --data-dir")]
     InUse(PathBuf),
     /// The data directory cannot be used.
     #[error("cannot {what} `{path}`: {why}")]
     DataDir {
-        /// What was being done.
+        /// Failed operation, a verb.
         what: &'static str,
-        /// To which file or directory.
+        /// Affected file or directory.
         path: PathBuf,
-        /// Why not.
+        /// Cause of the failure.
         why: io::Error,
     },
-    /// Its database cannot be used.
+    /// The database cannot be used.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// A schema cannot be used.
+    /// A published schema cannot be used.
     #[error(transparent)]
     Schema(#[from] BrokenSchema),
-    /// A first token cannot be made.
+    /// The first registration token cannot be created.
     #[error("cannot make a registration token; the log says why")]
     Token,
 }
 
-/// What the handlers know.
 struct App {
     settings: Settings,
     database: Database,
     schemas: Arc<Schemas>,
     admin: TokenHash,
-    /// When each satellite was heard of last since the start.
+    // Last request of each satellite since the start.
     heard: Mutex<BTreeMap<String, Timestamp>>,
-    /// That instances have changed.
+    // Notifies the streams of changed instances.
     changes: watch::Sender<()>,
     requests: Semaphore,
     ending: CancellationToken,
-    /// Changes with each queued command.
+    // Notifies the held polls of a new command.
     queued: watch::Sender<()>,
-    /// One permit for each poll that is held back: half of the requests at most, so that the others are answered.
+    // Permits for held polls: half of the requests at most, so that the others are answered.
     held: Semaphore,
 }
 
@@ -151,7 +150,6 @@ impl App {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Wakes the polls that are held back.
     fn command_queued(&self) {
         self.queued.send_replace(());
     }
@@ -161,16 +159,20 @@ impl App {
     }
 }
 
-/// A backend that is ready to serve.
+/// Opened backend, ready to serve.
 pub struct Backend {
     app: Arc<App>,
     home: home::Home,
-    /// Held as long as it lives.
+    // Lock on the data directory.
     lock: Flock<File>,
 }
 
 impl Backend {
-    /// Opens what `settings.data_dir` holds; what is missing is made.
+    /// Opens the data directory in `settings` and creates what is missing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another backend uses the directory, or if files, database or schemas cannot be used.
     pub async fn open(settings: Settings) -> Result<Self, OpenError> {
         let home = home::Home::new(&settings.data_dir)?;
         let lock = home.lock()?;
@@ -194,22 +196,26 @@ impl Backend {
         Ok(Self { app: Arc::new(app), home, lock })
     }
 
-    /// The file that has `curl --config` ask with the admin token.
+    /// Returns the path of a file for `curl --config` that sends the admin token.
     pub fn curl_file(&self) -> PathBuf {
         self.home.curl_file()
     }
 
-    /// The file with a registration token that was not used when the backend was opened.
+    /// Returns the path of the file that contains an unused registration token.
     pub fn registration_token(&self) -> PathBuf {
         self.home.registration_token_file()
     }
 
-    /// The data directory, as a whole path.
+    /// Returns the absolute path of the data directory.
     pub fn data_dir(&self) -> &Path {
         self.home.path()
     }
 
-    /// Serves whoever connects.
+    /// Serves requests on `listener` in the background.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the listener cannot be used.
     pub fn serve(self, listener: TcpListener) -> io::Result<Serving> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
@@ -219,7 +225,7 @@ impl Backend {
     }
 }
 
-/// A backend at work. Dropped, it ends at once.
+/// Running backend. Dropping it stops the server at once.
 pub struct Serving {
     address: SocketAddr,
     app: Arc<App>,
@@ -229,17 +235,17 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Where it listens.
+    /// Returns the local address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Comes back when it has ended by itself, and says why.
+    /// Waits until the server ends without a shutdown, and returns the cause.
     pub async fn ended(&mut self) -> io::Error {
         self.server.wait_ended().await
     }
 
-    /// Takes no more requests; what is being answered has 5 s, and streams end.
+    /// Stops the server: requests in progress have 5 s to finish, and streams end.
     pub async fn shut_down(mut self) {
         self.app.ending.cancel();
         self.server.close(LAST_ANSWERS).await;
@@ -285,7 +291,6 @@ fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Every request: so many at once, each within its time, and a line of the log without anything that it carries.
 async fn within_limits(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let Ok(_place) = app.requests.try_acquire() else {
         return Refusal::unavailable("too many requests are being answered; try again").into_response();

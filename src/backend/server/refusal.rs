@@ -1,4 +1,4 @@
-//! What is not done, as it is told: a status and an [`ErrorBody`]. Nothing of what was sent is repeated in it.
+//! Error responses: a status and an [`ErrorBody`], which never repeats the request.
 
 use std::io;
 
@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 
 use crate::backend::wire::ErrorBody;
 
-/// A refusal of a request.
 #[derive(Debug)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -24,7 +23,6 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, why)
     }
 
-    /// The event at this place is what is wrong.
     pub(super) fn at(mut self, index: Option<usize>) -> Self {
         self.body.index = index;
         self
@@ -60,7 +58,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// What the database says is for the log: it may name tables and paths, and whoever asked can do nothing about it.
+// The database error is only logged: it may name tables and paths, and the client cannot act on it.
 impl From<rusqlite::Error> for Refusal {
     fn from(error: rusqlite::Error) -> Self {
         tracing::error!(%error, "the backend's database failed; nothing of the request was done");

@@ -1,4 +1,4 @@
-//! Satellites come in by tokens that open once, and leave with a key of their own.
+//! Registration of satellites with single-use tokens. Each satellite receives an API key of its own.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use super::schema::Form;
 use crate::backend::wire::{Registered, Registration};
 use crate::config::TokenHash;
 
-/// How long a token waits to be used, unless it is said.
+// Default lifetime of an unused token.
 pub(super) const TOKEN_AGE_MAX: SignedDuration = SignedDuration::from_hours(24);
 
 const NOT_VALID: &str =
@@ -31,7 +31,6 @@ const NOT_VALID: &str =
 const TAKEN: &str = "a satellite of this name is connected; take another name, stop that one (if it was killed, it counts as \
     connected for 90 s), or ask for a token that was made for this name";
 
-/// `POST /api/satellites/register`
 pub(super) async fn register(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
@@ -39,7 +38,7 @@ pub(super) async fn register(
 ) -> Result<(StatusCode, Json<Registered>), Refusal> {
     let token = TokenHash::of(bearer(&headers)?.expose());
     let now = app.now();
-    // Who has no token learns nothing about forms.
+    // Without a valid token, a caller learns nothing about the schema.
     app.database
         .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(Refusal::unauthorized(NOT_VALID)) })
         .await?;
@@ -51,7 +50,7 @@ pub(super) async fn register(
     let (id, again) = app
         .database
         .run(move |db| {
-            // Of two that come with the same token at once, one is the second.
+            // Checked again: another request may have used the token meanwhile.
             if !is_valid(db, token, now)? {
                 return Err(Refusal::unauthorized(NOT_VALID));
             }
@@ -62,7 +61,7 @@ pub(super) async fn register(
                     return Err(Refusal::new(StatusCode::FORBIDDEN, "this registration token was made for another name"));
                 }
                 Some(_) => {}
-                // Whoever was given a token for a new satellite has not been given one that is at work.
+                // A token for a new satellite must not replace a connected one.
                 None if satellites::is_connected(db, &wanted.name, now, &heard)? => {
                     return Err(Refusal::new(StatusCode::CONFLICT, TAKEN));
                 }
@@ -91,7 +90,6 @@ pub(super) async fn register(
     Ok((StatusCode::CREATED, Json(Registered { satellite_id: id, api_key: key.expose().to_owned() })))
 }
 
-/// `POST /api/admin/registration-tokens`
 pub(super) async fn make_token(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -106,7 +104,6 @@ pub(super) async fn make_token(
     Ok((StatusCode::CREATED, Json(TokenMade { token: token.expose().to_owned(), expires_at })))
 }
 
-/// Makes a token that opens once within `age`.
 pub(super) fn new_token(
     db: &Transaction<'_>,
     now: Timestamp,
@@ -122,7 +119,6 @@ pub(super) fn new_token(
     Ok((token, expires_at))
 }
 
-/// Whether this is a token that was not used and has not expired.
 pub(super) fn is_valid(db: &Transaction<'_>, token: TokenHash, now: Timestamp) -> Result<bool, Refusal> {
     let kept: Option<Vec<u8>> = db
         .prepare_cached("SELECT hash FROM registration_tokens WHERE hash = ?1 AND used_at IS NULL AND expires_at > ?2")?

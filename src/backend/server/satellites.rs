@@ -1,4 +1,4 @@
-//! The satellites that there are, as an administrator sees them.
+//! Administration of registered satellites.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,17 +20,16 @@ use crate::backend::wire::{Heartbeat, Received, Registration};
 pub(super) const COUNTS: &str =
     "SELECT body ->> 'status', count(*) FROM instances WHERE satellite = ?1 GROUP BY body ->> 'status'";
 
-/// Three heartbeats.
+// Three heartbeats.
 const SILENCE_MAX: SignedDuration = SignedDuration::from_secs(90);
 
-/// The id of the satellite that has this id or name.
+// By id or name.
 pub(super) fn find(db: &Transaction<'_>, name: &str) -> Result<String, Refusal> {
     let mut select =
         db.prepare_cached("SELECT id FROM satellites WHERE id = ?1 OR name = ?1 ORDER BY id <> ?1 LIMIT 1")?;
     select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| Refusal::unknown("satellite"))
 }
 
-/// `GET /api/admin/satellites`
 pub(super) async fn list(_: Admin, State(app): State<Arc<App>>) -> Result<Json<Satellites>, Refusal> {
     let (now, heard) = (app.now(), app.heard());
     let satellites = app.database.run(move |db| {
@@ -41,7 +40,6 @@ pub(super) async fn list(_: Admin, State(app): State<Arc<App>>) -> Result<Json<S
     Ok(Json(Satellites { satellites: satellites.await? }))
 }
 
-/// `GET /api/admin/satellites/{satellite}`
 pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Satellite>, Refusal> {
     let (now, heard) = (app.now(), app.heard());
     let satellite = app.database.run(move |db| {
@@ -52,7 +50,6 @@ pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) ->
     satellite.await.map(Json)
 }
 
-/// `DELETE /api/admin/satellites/{satellite}`
 pub(super) async fn delete(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Received>, Refusal> {
     let now = app.now();
     let id = app.database.run(move |db| {
@@ -68,7 +65,6 @@ pub(super) async fn delete(_: Admin, State(app): State<Arc<App>>, names: Names) 
     Ok(Json(Received { success: true }))
 }
 
-/// Whether the one that has this name was heard of lately, and did not say goodbye.
 pub(super) fn is_connected(
     db: &Transaction<'_>,
     name: &str,
@@ -86,13 +82,12 @@ fn connected(
     last_contact: Option<Timestamp>,
     now: Timestamp,
 ) -> bool {
-    // What is stored is not as precise as what is known.
+    // Compared in the stored precision, because the contact time in memory is more precise.
     let last_was_heartbeat = last_contact.map(stored) == last_heartbeat.map(stored);
     let stopping = heartbeat.is_some_and(|heartbeat| heartbeat.status == STOPPING) && last_was_heartbeat;
     !stopping && last_contact.is_some_and(|last| now.duration_since(last) < SILENCE_MAX)
 }
 
-/// A satellite as it is stored.
 struct Kept {
     id: String,
     registration: String,
@@ -148,9 +143,8 @@ impl Kept {
     }
 }
 
-/// Instances of each status.
 fn count(db: &Transaction<'_>, satellite: &str) -> Result<BTreeMap<String, usize>, Refusal> {
-    // By the words of the index.
+    // The expression must equal that of the index.
     let mut select = db.prepare_cached(COUNTS)?;
     let counts = select.query_map([satellite], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(counts.collect::<Result<_, _>>()?)

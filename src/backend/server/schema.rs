@@ -1,4 +1,4 @@
-//! The published schemas: made from the types, kept in `schemas/`, and what every request is held against.
+//! Published schemas: generated from the types, stored in `schemas/`, and used to validate every request.
 
 use jsonschema::{ValidationError, Validator};
 use mcp_satellite_actors::model::event::Envelope;
@@ -10,36 +10,36 @@ use serde_json::{Value, json};
 use super::api;
 use crate::backend::wire;
 
-/// How much of a reason is told. One that lists all that would have been right can be long.
+// Some validation errors list all allowed values.
 const REASON_MAX: usize = 300;
 
 macro_rules! forms {
     ($($(#[$doc:meta])* $form:ident, $name:literal, $type:ty;)*) => {
-        /// What can be checked. Each has a file.
+        /// Messages that have a schema file.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Form {
             $($(#[$doc])* $form,)*
         }
 
         impl Form {
-            /// All of them.
+            /// Forms in order of declaration.
             pub const ALL: &[Self] = &[$(Self::$form,)*];
 
-            /// The name of its file below `schemas/`.
+            /// Returns the name of the schema file below `schemas/`.
             pub fn file(self) -> &'static str {
                 match self {
                     $(Self::$form => concat!($name, ".json"),)*
                 }
             }
 
-            /// As it was published.
+            /// Returns the published schema as JSON.
             pub fn published(self) -> &'static str {
                 match self {
                     $(Self::$form => include_str!(concat!("../../../schemas/", $name, ".json")),)*
                 }
             }
 
-            /// As its type is now.
+            /// Generates the schema of the current type as JSON.
             pub fn generated(self) -> String {
                 match self {
                     $(Self::$form => text(&of::<$type>()),)*
@@ -50,57 +50,57 @@ macro_rules! forms {
 }
 
 forms! {
-    /// A satellite introduces itself.
+    /// Registration of a satellite.
     Registration, "registration", wire::Registration;
-    /// It may come in.
+    /// Response to a registration.
     Registered, "registered", wire::Registered;
-    /// What there is to do.
+    /// Commands for a satellite.
     Commands, "commands", wire::Commands;
-    /// The payload of `restart`, `spawn` and `kill`.
+    /// Payload of `restart`, `spawn` and `kill`.
     Target, "payload-target", wire::Target;
-    /// The payload of `configure`.
+    /// Payload of `configure`.
     Configure, "payload-configure", wire::Configure;
-    /// The payload of `health_check`.
+    /// Payload of `health_check`.
     HealthCheck, "payload-health-check", wire::HealthCheck;
-    /// What came of a command.
+    /// Result of a command.
     CommandResult, "command-result", wire::CommandResult;
-    /// The answer where there is nothing to say.
+    /// Response without data.
     Received, "received", wire::Received;
-    /// What a satellite is to run.
+    /// Configuration of a satellite.
     Config, "config", wire::Config;
-    /// Events on their way.
+    /// Batch of events.
     Events, "events", wire::Events;
-    /// One event with its data, by type.
+    /// Single event with its data, by type.
     Event, "event", Envelope;
-    /// What became of events.
+    /// Response to a batch of events.
     EventsTaken, "events-taken", wire::EventsTaken;
-    /// The satellite lives.
+    /// Heartbeat of a satellite.
     Heartbeat, "heartbeat", wire::Heartbeat;
-    /// Why not.
+    /// Error response.
     Error, "error", wire::ErrorBody;
-    /// A registration token is asked for.
+    /// Request for a registration token.
     TokenWanted, "admin-token-wanted", api::TokenWanted;
-    /// And made.
+    /// New registration token.
     TokenMade, "admin-token-made", api::TokenMade;
-    /// A configuration is put.
+    /// New configuration.
     ConfigWanted, "admin-config-wanted", api::ConfigWanted;
-    /// And kept.
+    /// Response to a new configuration.
     ConfigKept, "admin-config-kept", api::ConfigKept;
-    /// All satellites.
+    /// List of satellites.
     Satellites, "admin-satellites", api::Satellites;
-    /// One.
+    /// Single satellite.
     Satellite, "admin-satellite", api::Satellite;
-    /// A command is queued.
+    /// Command to queue.
     CommandWanted, "admin-command-wanted", api::CommandWanted;
-    /// What has become of it.
+    /// Single command with its state.
     CommandState, "admin-command", api::CommandState;
-    /// And of others.
+    /// List of commands with their states.
     CommandStates, "admin-commands", api::CommandStates;
-    /// Events as they are stored.
+    /// List of stored events.
     StoredEvents, "admin-events", api::StoredEvents;
-    /// How instances are.
+    /// List of instances.
     Instances, "admin-instances", api::Instances;
-    /// How one is.
+    /// Single instance.
     Instance, "admin-instance", api::Instance;
 }
 
@@ -109,7 +109,7 @@ fn of<T: JsonSchema>() -> Schema {
     settings.with_transform(RecursiveTransform(Plain)).into_generator().into_root_schema_for::<T>()
 }
 
-/// Descriptions are comments of the code, and its links lead nowhere here.
+// Replaces doc links in descriptions by plain names: link targets exist only in the code.
 #[derive(Debug, Clone)]
 struct Plain;
 
@@ -119,7 +119,7 @@ impl Transform for Plain {
             while let Some((before, rest)) = text.split_once("[`")
                 && let Some((name, rest)) = rest.split_once("`]")
             {
-                // `[name](path)` has a path, too.
+                // `[name](path)` also has a path.
                 let rest = rest.strip_prefix('(').and_then(|path| path.split_once(')')).map_or(rest, |(_, rest)| rest);
                 *text = format!("{before}`{name}`{rest}");
             }
@@ -131,7 +131,7 @@ fn text(schema: &Schema) -> String {
     format!("{schema:#}\n", schema = schema.as_value())
 }
 
-/// Says how large a number may be, where its type has only said which type it is.
+// Adds the range of integer formats that do not imply one in JSON Schema.
 #[derive(Debug, Clone)]
 struct Ranges;
 
@@ -151,21 +151,21 @@ impl Transform for Ranges {
     }
 }
 
-/// All schemas, ready to check with.
+/// Compiled validators of all schemas.
 #[derive(Debug)]
 pub struct Schemas {
-    /// In the order of [`Form::ALL`].
+    // In the order of `Form::ALL`.
     forms: Vec<Validator>,
-    /// The data of each type of event.
+    // Validators of the event data by type of event.
     data: Vec<(String, Validator)>,
 }
 
-/// Where something is not as it should be, and how.
+/// Violation of a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid {
-    /// A JSON pointer; empty for the whole.
+    /// JSON pointer to the invalid value; empty for the whole document.
     pub place: String,
-    /// In words without the value.
+    /// Description of the violation without the value.
     pub why: String,
 }
 
@@ -175,7 +175,7 @@ impl Invalid {
         Self { place: error.instance_path().as_str().to_owned(), why }
     }
 
-    /// The place in the list `list` that this is in.
+    /// Returns the index of the violation in the array `list`.
     pub(super) fn index(&self, list: &str) -> Option<usize> {
         let mut parts = self.place.split('/').skip(1);
         (parts.next()? == list).then(|| parts.next()?.parse().ok())?
@@ -191,7 +191,7 @@ impl std::fmt::Display for Invalid {
     }
 }
 
-/// A published schema that is none.
+/// Error in a published schema.
 #[derive(Debug, thiserror::Error)]
 #[error("the schema {file} cannot be used: {why}")]
 pub struct BrokenSchema {
@@ -200,7 +200,11 @@ pub struct BrokenSchema {
 }
 
 impl Schemas {
-    /// Reads what was published.
+    /// Compiles the published schemas.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a published schema is invalid.
     pub fn new() -> Result<Self, BrokenSchema> {
         let broken =
             |form: Form| move |why: &dyn std::fmt::Display| BrokenSchema { file: form.file(), why: why.to_string() };
@@ -219,12 +223,20 @@ impl Schemas {
         Ok(Self { forms, data: data.collect::<Result<_, _>>()? })
     }
 
-    /// Whether `value` has this form; else the first place where it has not.
+    /// Validates `value` against the schema of `form`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first violation.
     pub fn check(&self, form: Form, value: &Value) -> Result<(), Invalid> {
         self.forms[form as usize].validate(value).map_err(|error| Invalid::of(&error))
     }
 
-    /// Whether `data` is what an event of this type holds.
+    /// Validates the data of an event of type `kind`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first violation, or an error if the type is unknown.
     pub fn check_event(&self, kind: &str, data: &Value) -> Result<(), Invalid> {
         let Some((_, validator)) = self.data.iter().find(|(name, _)| name == kind) else {
             return Err(Invalid { place: String::new(), why: "events of this type are not known".to_owned() });
@@ -235,7 +247,7 @@ impl Schemas {
         })
     }
 
-    /// The types of events that are known.
+    /// Returns all known types of events.
     pub fn event_types(&self) -> impl Iterator<Item = &str> {
         self.data.iter().map(|(kind, _)| &**kind)
     }

@@ -1,4 +1,4 @@
-//! What is old goes, and what is too much.
+//! Hourly deletion of old and surplus rows.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use super::database::Database;
 use super::refusal::Refusal;
 
 const INTERVAL: Duration = Duration::from_secs(3600);
-/// Events, finished commands, tokens that open nothing any more.
+// Of events, finished or expired commands, and used or expired tokens.
 const AGE_MAX: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// No satellite sends a batch again after so long. Its events would be known by their numbers anyway.
+// Satellites do not repeat a batch after this time, and its events would be recognized by `seq`.
 const BATCH_AGE_MAX: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// Changes that a stream can come back to.
+// A stream can resume at any of the last changes.
 const CHANGES_MAX: i64 = 100_000;
-/// Rows that are deleted at once: everybody else waits for as long as that takes.
+// Rows per transaction: all other requests wait for it.
 const CHUNK: usize = 5_000;
 
-// Each deletes up to `?2` of what is beyond the bound `?1`.
+// Each statement deletes up to `?2` rows beyond the bound `?1`.
 const OLD_EVENTS: &str = "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE received_at < ?1 LIMIT ?2)";
 const MANY_EVENTS: &str = "DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id
     LIMIT max(0, min(?2, (SELECT coalesce(sum(events), 0) FROM satellites) - ?1)))";
@@ -34,7 +34,6 @@ const OLD_TOKENS: &str = "DELETE FROM registration_tokens WHERE hash IN
 const MANY_CHANGES: &str = "DELETE FROM changes WHERE id IN
     (SELECT id FROM changes WHERE id <= (SELECT max(id) FROM changes) - ?1 LIMIT ?2)";
 
-/// Goes on until the backend ends.
 pub(super) async fn keep_up(app: Arc<App>) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -55,13 +54,13 @@ pub(super) async fn keep_up(app: Arc<App>) {
             (OLD_TOKENS, old),
             (MANY_CHANGES, CHANGES_MAX),
         ] {
-            // What fails is in the log, and tried again.
+            // The error was logged; the next interval tries again.
             let _ = forget(&app.database, delete, bound).await;
         }
     }
 }
 
-/// Deletes until nothing is left to delete, and lets others at the database after every [`CHUNK`].
+// Other requests use the database between the steps.
 async fn forget(database: &Database, delete: &'static str, bound: i64) -> Result<(), Refusal> {
     while database.run(move |db| Ok(db.execute(delete, params![bound, CHUNK])?)).await? >= CHUNK {}
     Ok(())
@@ -109,7 +108,7 @@ mod tests {
         for asked in [commands::LAST, satellites::COUNTS, OLD_EVENTS, OLD_BATCHES, OLD_COMMANDS, MANY_CHANGES] {
             let plan = database.run(move |db| {
                 let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {asked}"))?;
-                // What is asked for makes no difference.
+                // The values of the parameters do not change the plan.
                 for parameter in 1..=explain.parameter_count() {
                     explain.raw_bind_parameter(parameter, 1)?;
                 }

@@ -1,4 +1,4 @@
-//! Where a browser is sent and comes back to.
+//! Opens the authorization page in a browser and receives its redirect.
 
 use std::io::BufRead;
 use std::process::Stdio;
@@ -10,21 +10,19 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-/// The path that it comes back to.
 pub(super) const CALLBACK: &str = "/callback";
-/// What it shows then.
 const GOODBYE: &str =
     "<!doctype html><meta charset=utf-8><title>satellite</title><p>The satellite has it. You can close this page.";
 
-/// What comes of a page.
 pub(super) enum Came {
-    /// The browser, to this address.
+    /// Address of the browser's redirect.
     Back(String),
-    /// What somebody has pasted.
+    /// Address or code that was pasted into the terminal.
     Typed(String),
 }
 
-/// Waits for the browser. Whoever else comes, such as a page that guesses our port, does not know the state.
+/// Waits for the browser's redirect. A request without the right `state` is rejected, such as one from a page that
+/// guesses the port.
 pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Came>) -> AbortOnDropHandle<()> {
     let port = listener.local_addr().map(|address| address.port()).unwrap_or_default();
     let state = state_of(page);
@@ -33,7 +31,7 @@ pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Came>
         let said = state_of(&address);
         let is_it = said.is_some() && said == state;
         if is_it {
-            // A second time it is the same.
+            // The channel holds one message: later redirects are the same and are dropped.
             let _ = back.try_send(Came::Back(address));
         }
         async move {
@@ -46,7 +44,7 @@ pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Came>
     };
     let router = axum::Router::new().route(CALLBACK, axum::routing::get(came));
     AbortOnDropHandle::new(tokio::spawn(async move {
-        // If it cannot be served the address can still be pasted.
+        // If serving fails, the address can still be pasted.
         let _ = axum::serve(listener, router).await;
     }))
 }
@@ -56,7 +54,7 @@ fn state_of(address: &str) -> Option<String> {
     url.query_pairs().find(|(name, _)| name == "state").map(|(_, state)| state.into_owned())
 }
 
-/// Takes a line from stdin. Its thread is left behind when the browser comes first.
+/// Reads a line from stdin, on a thread that is left behind if the browser answers first.
 pub(super) fn read(back: mpsc::Sender<Came>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
@@ -69,8 +67,8 @@ pub(super) fn read(back: mpsc::Sender<Came>) {
     });
 }
 
-/// Opens a page where there is somebody to see it. The page's address is no secret: what it leads to is of use to nobody
-/// without the satellite that has made it.
+/// Opens the page in a browser if there is a display. Other users may see the address in the process list; it is of no
+/// use without the satellite's secrets.
 pub(super) fn open(page: &str) -> bool {
     let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let has_display = given("DISPLAY").or(given("WAYLAND_DISPLAY")).is_some();

@@ -1,4 +1,5 @@
-//! Who authorizes: the satellite that runs on a data directory, or nobody else, and then we do.
+//! Executes authorization requests: in the running satellite of a data directory, or in this process if none is
+//! running.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -18,22 +19,20 @@ use crate::satellite::{StartError, own};
 use crate::values::Values;
 
 pub(super) enum Desk {
-    /// A satellite that runs.
     Running(Client),
-    /// Nobody runs, and the data directory is ours meanwhile.
+    /// No satellite is running; this process has locked the data directory.
     Alone(Box<Alone>),
 }
 
 pub(super) struct Alone {
     grants: Grants,
     specs: Vec<InstanceSpec>,
-    /// Held as long as grants are changed.
     _lock: Flock<File>,
 }
 
 impl Desk {
-    /// Opens the satellite that `client` reaches. If none is running and `sources` are given, this process does its
-    /// work.
+    /// Connects to the satellite that `client` reaches. If none is running and `sources` are given, this process locks
+    /// the data directory and does the work.
     pub(super) async fn open(client: Client, sources: &Sources, location: &Location) -> Result<Self, Failed> {
         let anything = Selector { server: String::new(), team: None, user: None };
         match client.post::<InstanceStatus>("/v1/resolve", &anything).await {
@@ -45,7 +44,7 @@ impl Desk {
                 }
                 Ok(Self::Alone(Box::new(Alone::open(sources, location).await?)))
             }
-            // It knows of no such server, and so it is there.
+            // Any other response, such as "not found", means that the satellite is running.
             _ => Ok(Self::Running(client)),
         }
     }
@@ -83,7 +82,7 @@ impl Desk {
         }
     }
 
-    /// What an instance has come to, where one can come to anything.
+    /// Returns the status of an instance, or `None` if no satellite is running.
     pub(super) async fn row(&self, instance: &str) -> Result<Option<InstanceStatus>, Failed> {
         let Self::Running(client) = self else { return Ok(None) };
         let selector = Selector { server: instance.to_owned(), team: None, user: None };
@@ -108,7 +107,7 @@ impl Alone {
         crate::http::install_tls_provider();
         let grants = Grants::open(&data_dir, Arc::new(Clients::new()?))?;
         let (_, specs) = Values::open(&data_dir).merge(plan.instances);
-        // What a backend gives besides is not known here, so nobody is taken to be gone.
+        // The backend's document is unknown here, so no instance counts as removed.
         grants.take_on(&specs, plan.oauth, false);
         Ok(Self { grants, specs, _lock: lock })
     }

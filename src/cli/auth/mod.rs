@@ -16,11 +16,11 @@ use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, print
 use crate::console::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, Selector};
 use crate::console::client::Client;
 
-/// Authorize a remote server by OAuth, or take that back.
+/// Authorize a remote server by OAuth, or revoke the authorization.
 ///
-/// Opens the page of the server's authorization server in a browser and waits for it to come back. What is granted is kept
-/// in the data directory for its owner only, renewed by itself, and used by this user's instance alone, which goes on at
-/// once.
+/// Opens the page of the authorization server in a browser and waits for the redirect. The authorization is stored in
+/// the data directory for its owner only, renewed automatically, and used by this user's instance only, which continues
+/// at once.
 #[derive(Args)]
 #[command(after_help = "\
 Where there is no browser, or one on another machine only:
@@ -34,22 +34,22 @@ A client that is registered by hand, scopes, and client credentials, which need 
 pub(super) struct Auth {
     #[command(flatten)]
     target: Target,
-    /// Ask for this scope; may be given again
+    /// Request this scope; may be repeated
     #[arg(long, value_name = "SCOPE")]
     scope: Vec<String>,
-    /// Open no browser: print the page, and take what it ends at from stdin
+    /// Open no browser: print the page's address, and read the address that it redirects to from stdin
     #[arg(long)]
     no_browser: bool,
-    /// By a code that is typed on another device
+    /// Authorize with a code that is typed on another device
     #[arg(long, conflicts_with = "no_browser")]
     device: bool,
-    /// Give up what was granted
+    /// Revoke the authorization
     #[arg(long, conflicts_with_all = ["scope", "no_browser", "device"])]
     revoke: bool,
-    /// Do not wait until the server has come to something
+    /// Do not wait until the server is connected or has failed
     #[arg(long)]
     no_wait: bool,
-    /// What says which servers there are, where no satellite is running
+    /// Configuration to use if no satellite is running
     #[command(flatten)]
     sources: Sources,
     #[command(flatten)]
@@ -59,7 +59,7 @@ pub(super) struct Auth {
 impl Auth {
     pub(super) async fn run(self) -> Result<u8, Failed> {
         let location = self.data_dir.location();
-        // A configuration that is given is not about the satellite of another directory.
+        // If configuration files are given, only a satellite on this data directory is used, not one elsewhere.
         let client = if self.sources.are_given() { Client::new(&location.path)? } else { self.data_dir.client()? };
         let desk = Desk::open(client, &self.sources, &location).await?;
         let selector = Selector::from(self.target.clone());
@@ -81,7 +81,7 @@ impl Auth {
                 desk.finish(AuthFinish { flow, redirect: None, code: None }).await?;
             }
             (Some(flow), Some(page), None) => self.by_page(&desk, listener, flow, &page).await?,
-            // It was granted to the satellite itself.
+            // The satellite was authorized by client credentials, without a person.
             _ => {}
         }
         say(&format!("{instance} is authorized"));

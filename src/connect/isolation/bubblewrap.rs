@@ -1,4 +1,5 @@
-//! bubblewrap: two processes of its own, the second of which is the first of the PID namespace and reaps there.
+//! Launcher for bubblewrap. bubblewrap adds two processes; the second one is the first process of the PID namespace and
+//! reaps there.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,12 +8,11 @@ use super::jail::{Identity, Jail, Kind};
 use super::{Launcher, Wrapped};
 use crate::connect::process::SERVER_ID;
 
-/// How what it says of its own failure begins, and what `setpriv` says.
 const OWN_WORDS: [&str; 2] = ["bwrap: ", "setpriv: "];
 
 pub(super) struct Bubblewrap {
     pub(super) path: PathBuf,
-    /// Gives up what is left of root, inside.
+    /// Path of the tool that drops the rights of root, inside.
     pub(super) setpriv: PathBuf,
 }
 
@@ -42,10 +42,10 @@ impl Launcher for Bubblewrap {
         }
         say(&[&"--hostname", &jail.hostname]);
         say(&[&"--proc", &"/proc", &"--remount-ro", &"/proc"]);
-        // bubblewrap cannot limit the number of files. They use memory of the kernel, which a cgroup counts if there is one.
+        // bubblewrap cannot limit the number of files. They use kernel memory, which a cgroup counts if there is one.
         say(&[&"--perms", &"1777", &"--size", &jail.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
         for directory in jail.directories().iter().filter(|directory| *directory != Path::new("/tmp")) {
-            // Without this they could be entered by root only.
+            // With the default mode only root could enter them.
             say(&[&"--perms", &"0755", &"--dir", directory]);
         }
         for mount in &jail.mounts {
@@ -60,7 +60,7 @@ impl Launcher for Bubblewrap {
         let id = SERVER_ID.to_string();
         let mut after: Vec<OsString> = vec!["--".into()];
         match jail.identity {
-            // It is root in a namespace of its own, and nothing of that is left when the server begins.
+            // bubblewrap runs as root of its namespace; `setpriv` drops all capabilities before the server starts.
             Identity::Outside => {
                 for capability in ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"] {
                     say(&[&"--cap-add", &capability]);
@@ -75,7 +75,8 @@ impl Launcher for Bubblewrap {
         }
         after.push(program.into());
         after.extend(args);
-        // A server can read the argument list of the first process that it sees, and paths of the machine are in these.
+        // A server can read the argument list of its PID namespace's first process, and these options contain paths of
+        // the machine.
         Wrapped { command: self.path.clone(), handed: line, args: after }
     }
 }

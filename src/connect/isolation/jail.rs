@@ -1,17 +1,15 @@
-//! What a server sees and may in a sandbox: pure description. The launchers translate it, each into the words of its
-//! sandbox.
+//! Description of a sandbox: mounts, network, working directory and user of a server. The launchers translate it into
+//! command lines.
 
 use std::path::{Component, Path, PathBuf};
 
 use mcp_satellite_actors::model::policy::IsolationPolicy;
 
-/// Where a server finds its home.
 pub(super) const HOME: &str = "/home/mcp";
 
-/// Read-only for every server.
 const SYSTEM: [&str; 5] = ["/usr", "/lib", "/lib64", "/bin", "/sbin"];
 
-/// The parts of `/etc` that a program needs: resolver, certificates, users, time, the loader, and Debian's links.
+// The parts of `/etc` that programs need: resolver, certificates, users, time, the loader, and Debian's links.
 const ETC: [&str; 20] = [
     "/etc/alternatives",
     "/etc/ca-certificates",
@@ -37,18 +35,15 @@ const ETC: [&str; 20] = [
 
 const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
 
-/// The kernel's limit of a host name.
 const HOSTNAME_MAX: usize = 64;
 
-/// One server's view of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Jail {
     pub(super) hostname: String,
-    /// In the order in which they are mounted: what is below another comes after it.
+    /// In mount order: a mount below another comes after it.
     pub(super) mounts: Vec<Mount>,
     pub(super) tmp_size: u64,
     pub(super) network: bool,
-    /// The working directory, inside.
     pub(super) directory: PathBuf,
     pub(super) identity: Identity,
 }
@@ -67,17 +62,15 @@ pub(super) enum Kind {
     Device,
 }
 
-/// Whom the server runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Identity {
-    /// As [`crate::connect::process::SERVER_ID`], inside its user namespace and outside: the satellite is root.
+    /// User [`crate::connect::process::SERVER_ID`] inside and outside: the satellite is root.
     Outside,
-    /// Inside its user namespace only; outside it is who the satellite is.
+    /// `SERVER_ID` inside the user namespace; outside the user of the satellite.
     Inside { user: u32, group: u32 },
 }
 
 impl Jail {
-    /// The view that `policy` gives to a server of `team`, with `home` as its home.
     pub(super) fn new(policy: &IsolationPolicy, team: &str, home: &Path, identity: Identity) -> Self {
         let same = |path: &str, kind| Mount { source: path.into(), target: path.into(), kind };
         let there = |path: &&&str| Path::new(path).exists();
@@ -90,7 +83,7 @@ impl Jail {
             target: bind.target.clone(),
             kind: if bind.writable { Kind::Writable } else { Kind::ReadOnly },
         }));
-        // What is below another must not be hidden by it. Those of equal depth stay in order.
+        // A mount on a parent directory must not hide one below it. The sort is stable for equal depths.
         mounts.sort_by_key(|mount| mount.target.components().count());
         let mut hostname = format!("mcp-{team}");
         hostname.truncate(hostname.floor_char_boundary(HOSTNAME_MAX));
@@ -98,15 +91,14 @@ impl Jail {
         Self { hostname, mounts, tmp_size, network, directory: HOME.into(), identity }
     }
 
-    /// How many files may be in `/tmp`: one for each page of memory that they may fill, and some where that is little. An
-    /// empty file uses more than a kilobyte of the kernel's memory, which no size limits.
+    /// Returns the maximum number of files in `/tmp`: one for each page of its size, at least 1,024. An empty file uses
+    /// more than a kilobyte of kernel memory, which the size does not limit.
     pub(super) fn tmp_files(&self) -> u64 {
         const PAGE: u64 = 4096;
         const LEAST: u64 = 1024;
         (self.tmp_size / PAGE).max(LEAST)
     }
 
-    /// Whether there is something under `path` inside.
     pub(super) fn has(&self, path: &Path) -> bool {
         let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         let made = self.directories();
@@ -119,12 +111,11 @@ impl Jail {
                 }))
     }
 
-    /// Whether `path` is there inside, as it is outside.
     pub(super) fn shows(&self, path: &Path) -> bool {
         self.mounts.iter().any(|mount| path.starts_with(&mount.target) && mount.source == mount.target)
     }
 
-    /// Makes a program visible, by itself and where its links lead: whoever configured it named it.
+    /// Mounts a program and the target of its links, read-only: its path in the configuration is the permission.
     pub(super) fn show_program(&mut self, program: &Path) {
         let real = program.canonicalize().ok();
         for path in [Some(program.to_owned()), real].into_iter().flatten() {
@@ -134,7 +125,6 @@ impl Jail {
         }
     }
 
-    /// The directories that must be made for the mounts to be in, outermost first.
     pub(super) fn directories(&self) -> Vec<PathBuf> {
         let mut directories: Vec<PathBuf> = Vec::new();
         for mount in &self.mounts {

@@ -1,5 +1,5 @@
-//! What a server is started in: nothing, or a sandbox. A `Launcher` says how a sandbox is asked for what a `Jail`
-//! describes; whether it works here is found out by a trial run, not by a file's presence.
+//! Sandboxes for servers. A `Launcher` translates a `Jail`, the description of a sandbox, into a command line. A
+//! sandbox tool counts as usable after a successful trial run, not because its file exists.
 
 mod bubblewrap;
 mod jail;
@@ -33,100 +33,88 @@ use super::environment::{SANDBOX_PATH, environment, sandboxed};
 use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID, is_machine_fault};
 use crate::data_dir::DataDir;
 
-/// Homes of servers are here in the data directory, one for each instance.
+// Subdirectory of the data directory with one home for each instance.
 const HOMES: &str = "homes";
-/// The names of homes that were taken away begin with this. No home of an instance does: a dot is spelled there.
+// Prefix of homes that were set aside. No home of an instance begins with a dot: `home_name` escapes it.
 const SET_ASIDE: &str = ".erased-";
-/// Of what it says when its trial fails, this much is told.
 const COMPLAINT_MAX: u64 = 1024;
-/// A sandbox that takes longer for nothing is taken for broken.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
-/// Where none works, they are tried again after this.
+// Time after which failed trials are repeated, if no sandbox works.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 
-/// What servers are started in.
+/// Configured sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// In development nothing, in production the best sandbox that works.
+    /// In development no sandbox, in production the best one that works.
     #[default]
     Auto,
-    /// Nothing.
+    /// No sandbox.
     None,
-    /// nsjail.
+    /// The tool nsjail.
     Nsjail,
-    /// bubblewrap.
+    /// The tool bubblewrap.
     Bubblewrap,
 }
 
-/// Whether only what is named may be started, and only in a sandbox.
+/// Mode of operation: the meaning of [`Isolation::Auto`], and the resolution of commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// `auto` is nothing.
+    /// With `auto`, servers run without a sandbox.
     #[default]
     Development,
-    /// `auto` is a sandbox, and without one nothing is started; commands are resolved once.
+    /// With `auto`, servers run in a sandbox or not at all. Each command is resolved to a path once.
     Production,
 }
 
-/// One way of starting a server.
 trait Launcher: Send + Sync {
-    /// For people.
     fn name(&self) -> &'static str;
-    /// How many generations below the started process the server is.
+    /// Returns the number of generations from the started process to the server.
     fn depth(&self) -> usize;
-    /// What is executed so that `program` runs in `jail`. Arguments come last, where none can be read as the sandbox's.
+    /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
+    /// the sandbox.
     fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped;
-    /// See [`Confinement::is_own_failure`].
     fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool;
-    /// What in `jail` cannot be said in its words.
     fn objection(&self, _jail: &Jail) -> Option<String> {
         None
     }
 }
 
-/// What is executed.
 struct Wrapped {
     command: PathBuf,
-    /// Words of its own, for a sandbox that reads them from a file.
     handed: Vec<OsString>,
     args: Vec<OsString>,
 }
 
-/// What was found out about a sandbox.
+/// Result of the trial run of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Its name.
+    /// Name of the sandbox.
     pub sandbox: &'static str,
-    /// Where it is, or why it cannot be used.
+    /// Path of the tool, or the reason why it cannot be used.
     pub usable: Result<PathBuf, String>,
 }
 
-/// Prepares launches.
 pub(super) struct Launchers {
     isolation: Isolation,
     strictness: Strictness,
     data_dir: Option<DataDir>,
     found: tokio::sync::Mutex<Option<Arc<Found>>>,
-    /// The users of teams, where each has its own without a sandbox.
+    // User ids of teams, if each team has its own for servers without a sandbox.
     uids: Option<TeamUids>,
-    /// Commands as they were first resolved, in production.
+    // Paths of commands as first resolved, in production.
     resolved: Mutex<HashMap<String, PathBuf>>,
 }
 
 struct Found {
     findings: Vec<Finding>,
     best: Option<Arc<dyn Launcher>>,
-    /// Whether the machine was at fault when a trial failed.
     is_machine_fault: bool,
     at: Instant,
 }
 
-/// Why a launch cannot be prepared.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PrepareError {
-    /// The reason, and what to do.
     pub(super) reason: String,
-    /// Whether the machine is at fault, and not what is configured.
     pub(super) is_machine_fault: bool,
 }
 
@@ -137,20 +125,18 @@ impl From<String> for PrepareError {
 }
 
 impl PrepareError {
-    /// An error of the system at one of our own files.
     fn at(what: &str, error: &io::Error) -> Self {
         Self { reason: format!("{what}: {}", in_words(error)), is_machine_fault: is_machine_fault(error) }
     }
 }
 
-/// What is started and as whom, for `status`.
 pub(super) struct Prepared {
     pub(super) launch: Launch,
     pub(super) identity: String,
 }
 
 impl Launchers {
-    /// Fails where teams are to have users of their own and cannot.
+    /// Fails if teams are to have their own user ids and cannot.
     pub(super) fn new(
         isolation: Isolation,
         strictness: Strictness,
@@ -166,12 +152,10 @@ impl Launchers {
         Ok(Self { isolation, strictness, data_dir, found, uids, resolved })
     }
 
-    /// What was found out about the sandboxes that this machine may have. Tries them all, once.
     pub(super) async fn findings(&self, processes: &Processes) -> Vec<Finding> {
         self.found(processes).await.findings.clone()
     }
 
-    /// How `spec` is started. The error says why it is not, and what to do.
     pub(super) async fn prepare(
         self: Arc<Self>,
         spec: Arc<InstanceSpec>,
@@ -188,7 +172,7 @@ impl Launchers {
             }
         };
         let controllers = processes.controllers();
-        // A path may be on a file system that does not answer, and that is no matter of other teams.
+        // Resolving a path may block on a file system that does not respond; other teams must not wait for it.
         let preparing = tokio::task::spawn_blocking(move || match launcher {
             None => self.bare(&spec, &withheld),
             Some(launcher) => self.jailed(&spec, &*launcher, controllers),
@@ -196,7 +180,6 @@ impl Launchers {
         preparing.await.map_err(|error| error.to_string())?
     }
 
-    /// Without a sandbox.
     fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<Prepared, PrepareError> {
         let (command, cwd) = stdio(spec)?;
         let user = self.uids.as_ref().map(|uids| uids.user(&spec.id.team)).transpose()?;
@@ -210,7 +193,7 @@ impl Launchers {
         let directory = cwd.map(PathBuf::from).or_else(|| Some(user?.home));
         let command = match self.strictness {
             Strictness::Development => command.into(),
-            // Not by the PATH that a user may give: the allow-list would be worth nothing.
+            // Not the PATH from the configuration: it would defeat the allow-list of commands.
             Strictness::Production => self.resolve_once(command)?.into_os_string(),
         };
         let launch = Launch {
@@ -227,7 +210,6 @@ impl Launchers {
         Ok(Prepared { launch, identity })
     }
 
-    /// In a sandbox.
     fn jailed(
         &self,
         spec: &InstanceSpec,
@@ -284,8 +266,8 @@ impl Launchers {
         Ok(Prepared { launch, identity: as_text(jail.identity) })
     }
 
-    /// An absolute path for a command, the same for ever, so that what is put into `PATH` later is not
-    /// started under a name that was allowed.
+    /// Resolves a command to an absolute path once and keeps the result, so that a file put into a directory of `PATH`
+    /// later is not started under an allowed name.
     fn resolve_once(&self, command: &str) -> Result<PathBuf, String> {
         self.resolve_once_by(command, &satellites_path())
     }
@@ -296,17 +278,16 @@ impl Launchers {
             return Ok(resolved.clone());
         }
         let resolved = resolve(command, Some(path))?;
-        // The first answer holds, whoever came first.
+        // With concurrent calls the first result is kept.
         Ok(known().entry(command.to_owned()).or_insert(resolved).clone())
     }
 
-    /// The instances that have a home.
     pub(super) fn homes(&self) -> Vec<InstanceId> {
         let names = self.home_names().map(|(_, names)| names).unwrap_or_default();
         names.iter().filter_map(|name| id_of_home(name)).collect()
     }
 
-    /// Sets the home of an instance aside under another name, so that the instance gets a new one.
+    /// Renames the home of an instance, so that the instance gets a new one.
     pub(super) fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
         let Some(data_dir) = &self.data_dir else { return Ok(()) };
         let homes = match data_dir.existing(HOMES) {
@@ -323,7 +304,6 @@ impl Launchers {
         }
     }
 
-    /// Erases what was in the homes that were taken away, without following links.
     pub(super) fn erase_set_aside(&self) {
         let Some((homes, names)) = self.home_names() else { return };
         for name in names.iter().filter(|name| name.starts_with(SET_ASIDE)) {
@@ -333,14 +313,12 @@ impl Launchers {
         }
     }
 
-    /// The directory of homes, and the names in it; `None` if there is none.
     fn home_names(&self) -> Option<(DataDir, Vec<String>)> {
         let homes = self.data_dir.as_ref()?.existing(HOMES).ok()?;
         let names = homes.names().ok()?;
         Some((homes, names))
     }
 
-    /// The home of an instance in a sandbox, outside.
     fn home(&self, instance: &str) -> Result<PathBuf, PrepareError> {
         let data_dir = self.data_dir.as_ref();
         let none = || "a sandboxed server needs a home: give the connector a data directory".to_owned();
@@ -350,7 +328,7 @@ impl Launchers {
         let homes = data_dir.subdirectory(HOMES).map_err(failed)?;
         let descriptor = homes.foreign_directory(instance).map_err(failed)?;
         let about = fs::File::from(descriptor.try_clone().map_err(failed)?).metadata().map_err(failed)?;
-        // A restart finds it made: on a disk that hangs, changing its owner again would wait.
+        // After a restart the home exists with the right owner: another `fchown` would block on a disk that hangs.
         if identity() != Identity::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID) {
             return Ok(home);
         }
@@ -358,7 +336,6 @@ impl Launchers {
         Ok(home)
     }
 
-    /// Why nothing is started.
     fn refusal(&self, findings: &[Finding]) -> String {
         let reasons = findings.iter().filter_map(|finding| {
             let why = finding.usable.as_ref().err()?;
@@ -378,7 +355,7 @@ impl Launchers {
 
     async fn found(&self, processes: &Processes) -> Arc<Found> {
         let mut known = self.found.lock().await;
-        // What failed may have failed for want of descriptors, or because the tool is installed only now.
+        // A trial may have failed for lack of descriptors, or the tool may be installed only now.
         if let Some(found) = known.as_ref().filter(|found| found.best.is_some() || found.at.elapsed() < TRY_AGAIN) {
             return Arc::clone(found);
         }
@@ -412,7 +389,6 @@ impl Launchers {
         Arc::clone(known.insert(Arc::new(found)))
     }
 
-    /// Runs a shell in the sandbox, with all that a server would get.
     async fn tried(&self, launcher: &dyn Launcher, processes: &Processes) -> Result<(), PrepareError> {
         let policy = IsolationPolicy::standard();
         let home = self.home(".trial")?;
@@ -448,7 +424,7 @@ impl Launchers {
             }
             let mut complaint = Vec::new();
             if let Some(stderr) = stderr {
-                // What has it open still is killed, so this ends.
+                // Processes that still have it open were killed, so this ends.
                 let _ = stderr.take(COMPLAINT_MAX).read_to_end(&mut complaint).await;
             }
             let complaint = String::from_utf8_lossy(&complaint);
@@ -461,7 +437,7 @@ impl Launchers {
     }
 }
 
-/// What the kernel says about the namespaces that a sandbox is made of.
+/// Describes the kernel's settings for user namespaces, which sandboxes need.
 pub fn kernel() -> String {
     let says = |file: &str| fs::read_to_string(file).ok().map(|text| text.trim().to_owned());
     let mut words = match says("/proc/sys/user/max_user_namespaces").as_deref() {
@@ -483,7 +459,7 @@ pub fn kernel() -> String {
     words
 }
 
-/// A name for a home that no two instances share and that is one part of a path, whatever their ids are made of.
+/// Returns a name for the home of an instance: unique, and a single path component for any id.
 fn home_name(id: &InstanceId) -> String {
     let part = |id: &str| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -495,7 +471,6 @@ fn home_name(id: &InstanceId) -> String {
     parts.join("+")
 }
 
-/// The instance that has a home of this name.
 fn id_of_home(name: &str) -> Option<InstanceId> {
     let part = |part: &str| {
         let mut bytes = part.bytes();
@@ -515,7 +490,8 @@ fn id_of_home(name: &str) -> Option<InstanceId> {
     Some(InstanceId::new(part(team)?.into(), part(user)?.into(), part(installation)?.into()))
 }
 
-/// Our environment, without what is about our own user, for another one with this home.
+/// Returns the satellite's environment for another user with this home, without the variables about the satellite's
+/// user.
 fn inherited_by_another(home: &Path) -> impl Iterator<Item = (OsString, OsString)> {
     let is_ours = |name: &OsStr| {
         name.to_str().is_some_and(|name| matches!(name, "USER" | "LOGNAME" | "MAIL") || name.starts_with("XDG_"))
@@ -552,7 +528,7 @@ fn as_text(identity: Identity) -> String {
 }
 
 fn confinement(launcher: &dyn Launcher, identity: Identity, limits: Limits) -> Confinement {
-    // As root the sandbox needs no user namespace of its own in the one that it is started in.
+    // As root the sandbox creates no further user namespace.
     let namespaces_below = match identity {
         Identity::Outside => 0,
         Identity::Inside { .. } => 1,
@@ -561,13 +537,12 @@ fn confinement(launcher: &dyn Launcher, identity: Identity, limits: Limits) -> C
     Confinement { sandbox: launcher.name(), depth: launcher.depth(), namespaces_below, limits, is_own_failure }
 }
 
-/// A policy as the kernel takes it: for each process, and for the whole where a cgroup counts.
 fn limits(policy: &IsolationPolicy, depth: usize, identity: Identity, whole: Controllers) -> (Limits, CgroupLimits) {
     let depth = depth as u64;
     let each = Limits {
         address_space: policy.memory_max.filter(|_| !whole.memory),
         cpu_seconds: policy.cpu_time_max.map(|time| time.as_secs().max(1)),
-        // The sandbox's own processes are root's, who is not counted; where they are ours they are.
+        // As root, the sandbox's own processes belong to another user and do not count; otherwise they do.
         processes: policy.processes_max.filter(|_| !whole.processes).map(|limit| match identity {
             Identity::Outside => limit,
             Identity::Inside { .. } => limit + depth,
@@ -597,7 +572,6 @@ fn bubblewrap() -> Candidate {
     ("bubblewrap", found)
 }
 
-/// Where the operator has programs: our own `PATH`, and then where every system has them.
 fn satellites_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     if !path.is_empty() {
@@ -607,7 +581,7 @@ fn satellites_path() -> OsString {
     path
 }
 
-/// Finds the program of a server as starting it would. `directory` is the server's own, `given` its `PATH`.
+/// Finds the program of a server as a start would. `directory` is the server's working directory, `given` its `PATH`.
 #[cfg(feature = "cli")]
 pub(crate) fn find_program(
     command: &str,
@@ -624,7 +598,7 @@ pub(crate) fn find_program(
     };
     let path = path.as_deref();
     match directory {
-        // Without a sandbox a process changes to its directory first.
+        // Without a sandbox a process changes to its directory before it resolves a relative path.
         Some(directory) if !is_production && command.contains('/') => {
             let file = Path::new(directory).join(command);
             resolve(&file.to_string_lossy(), path)
@@ -638,12 +612,10 @@ fn which(command: &str) -> Result<PathBuf, String> {
     resolve(command, std::env::var_os("PATH").as_deref())
 }
 
-/// Without the `(os error 13)` that means nothing to a reader.
 fn in_words(error: &io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |number| Errno::from_raw(number).desc().to_owned())
 }
 
-/// The absolute path of a command that can be executed.
 fn resolve(command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
     let executable = |file: &Path| file.is_file() && access(file, AccessFlags::X_OK).is_ok();
     if command.contains('/') {

@@ -1,4 +1,4 @@
-//! nsjail: one process of its own; the server is the first of its PID namespace.
+//! Launcher for nsjail. nsjail adds one process; the server is the first process of its PID namespace.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl Launcher for Nsjail {
     }
 
     fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool {
-        // With its code for that it ends without a word where the program cannot be executed.
+        // nsjail exits with 255 and prints nothing if the program cannot be executed.
         |code, said| code == Some(255) && said.lines().all(|line| line.starts_with("[F][") || line.trim().is_empty())
     }
 
@@ -35,9 +35,10 @@ impl Launcher for Nsjail {
         let mut line: Vec<OsString> = Vec::new();
         let mut say =
             |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
-        // Its own limits and its niceness are not ours; what it would log at less than an error is no server's stderr.
+        // nsjail's default limits and niceness are switched off, and its log messages below errors must not appear in
+        // the server's stderr.
         say(&[&"--mode", &"o", &"--really_quiet", &"--disable_rlimits", &"--nice_level", &"0", &"--time_limit", &"0"]);
-        // It has the environment that the server is to have, so that no value is in an argument.
+        // nsjail gets the server's environment and passes it on, so that no value is in an argument.
         say(&[&"--keep_env", &"--skip_setsid"]);
         if jail.network {
             say(&[&"--disable_clone_newnet"]);
@@ -47,7 +48,7 @@ impl Launcher for Nsjail {
                 let id = SERVER_ID.to_string();
                 say(&[&"--disable_clone_newuser", &"--user", &id, &"--group", &id]);
             }
-            // Root in the namespace around it is who the satellite is.
+            // Root of the surrounding namespace is the satellite's user.
             Identity::Inside { .. } => {
                 let id = format!("{SERVER_ID}:0:1");
                 say(&[&"--user", &id, &"--group", &id]);

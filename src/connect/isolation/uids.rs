@@ -1,8 +1,8 @@
-//! A user id of its own for each team, for servers without a sandbox: so that the servers of one team cannot read the
-//! environment, the files and the memory of another one's.
+//! A separate user id for each team, for servers without a sandbox, so that servers of one team cannot read the
+//! environment, files and memory of another team's.
 //!
-//! A number is given to a team once and written down (`team-uids.json` in the data directory). It is never given to another
-//! team, also not when the first one is gone, because files of that number may still be there.
+//! A team gets its id once; the ids are stored in `team-uids.json` in the data directory. An id is never given to
+//! another team, not even after the first one is gone, because its files may still exist.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -19,25 +19,24 @@ use super::PrepareError;
 use crate::connect::process::SERVER_ID;
 use crate::data_dir::DataDir;
 
-/// The numbers that were given, in the data directory.
 const FILE: &str = "team-uids.json";
-/// A larger file is not one that a satellite has written.
+// Maximum size in bytes; a larger file was not written by a satellite.
 const FILE_MAX: u64 = 16 << 20;
-/// The first id that does not belong to system accounts.
+// The first id that does not belong to system accounts.
 const FIRST_MIN: u32 = 1000;
-/// The last one means "none" to the kernel.
+// The largest user id; `u32::MAX` means "none" to the kernel.
 const LAST_MAX: u32 = u32::MAX - 1;
-/// Mode of the directory of homes: every user may enter it, only the owner may list it.
+// Mode of the directory of homes: every user may enter it, only the owner may list it.
 const HOMES_MODE: u32 = 0o711;
 
-/// The user ids that teams may get, first and last inclusive. A group of the same number goes with each.
+/// Range of user ids for teams, first and last inclusive. Each user has a group of the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UidRange {
     first: u32,
     last: u32,
 }
 
-/// `200000-200999`
+/// Parses `FIRST-LAST`, for example `200000-200999`.
 impl FromStr for UidRange {
     type Err = &'static str;
 
@@ -57,27 +56,22 @@ impl FromStr for UidRange {
     }
 }
 
-/// The numbers of teams, and where they are written down.
 pub(super) struct TeamUids {
     range: UidRange,
     directory: DataDir,
     homes: PathBuf,
     given: Mutex<BTreeMap<String, u32>>,
-    /// Held while a number is written down. `given` is not: the servers of other teams restart meanwhile.
+    // Locked while an id is stored. `given` is not locked then, so that servers of other teams can restart meanwhile.
     writing: Mutex<()>,
 }
 
-/// The user of a team's servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TeamUser {
-    /// User and group.
     pub(super) id: u32,
-    /// Its home directory, which it owns.
     pub(super) home: PathBuf,
 }
 
 impl TeamUids {
-    /// Reads what was given before. Fails where the satellite is not root, and where it cannot be read.
     pub(super) fn open(range: UidRange, data_dir: &DataDir) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Err(io::Error::other("uid_range needs a satellite that runs as root: remove it, or use a sandbox"));
@@ -89,20 +83,18 @@ impl TeamUids {
             })?,
             None => BTreeMap::new(),
         };
-        // Beside the data directory, which nobody else can enter.
+        // Beside the data directory, which only the satellite can enter.
         let mut homes = data_dir.path().as_os_str().to_owned();
         homes.push(".homes");
         let directory = data_dir.clone();
         Ok(Self { range, directory, homes: homes.into(), given: Mutex::new(given), writing: Mutex::default() })
     }
 
-    /// The user of a team: the one that it had before, or one that no team had.
     pub(super) fn user(&self, team: &TeamId) -> Result<TeamUser, PrepareError> {
         let id = self.id(team)?;
         Ok(TeamUser { id, home: self.home(id)? })
     }
 
-    /// Returns the number that a team has.
     fn known(&self, team: &TeamId) -> Result<Option<u32>, PrepareError> {
         let UidRange { first, last } = self.range;
         let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,7 +120,7 @@ impl TeamUids {
         let free = (first..=last).find(|id| !taken.contains(id));
         let id = free.ok_or_else(|| "every user id of uid_range was given to a team: extend the range".to_owned())?;
         after.insert(team.to_string(), id);
-        // Written before it is used: a satellite that is killed gives it to no other team.
+        // Stored before use: after a kill the id is not given to another team.
         self.write(&after).map_err(|error| PrepareError::at("cannot store the team's user id", &error))?;
         *self.given.lock().unwrap_or_else(PoisonError::into_inner) = after;
         Ok(id)
@@ -138,8 +130,8 @@ impl TeamUids {
         self.directory.replace(FILE, &serde_json::to_vec(given)?)
     }
 
-    /// The home of a user, which is made where it is missing. Nobody else can put anything in its place: the directory of
-    /// homes is root's.
+    /// Returns the home of a user; creates it if it is missing. Other users cannot replace it: only root can write to
+    /// the directory of homes.
     fn home(&self, id: u32) -> Result<PathBuf, PrepareError> {
         let home = self.homes.join(id.to_string());
         let failed = |error: io::Error| PrepareError::at(&format!("cannot make the home `{}`", home.display()), &error);
@@ -162,7 +154,7 @@ impl TeamUids {
         }
         let owner = home.symlink_metadata().map_err(failed)?;
         if owner.is_dir() && owner.uid() == 0 {
-            // A satellite was killed before it could give it away.
+            // A satellite was killed before it changed the owner.
             chown(&home, Some(id), Some(id)).map_err(failed)?;
         } else if !owner.is_dir() || owner.uid() != id {
             return Err(format!("the home `{}` belongs to another user: remove it", home.display()).into());
@@ -171,9 +163,8 @@ impl TeamUids {
     }
 }
 
-/// Makes a directory; whether it was missing.
 fn make(directory: &Path, mode: u32) -> io::Result<bool> {
-    // On a disk that hangs, creating a directory that exists would wait.
+    // Creating a directory that exists would block on a disk that hangs.
     match directory.symlink_metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         found => return found.map(|_| false),

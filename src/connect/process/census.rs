@@ -1,5 +1,5 @@
-//! What `/proc` says about processes: who is alive, whose child it is, which group, session and start it has, what it
-//! uses. Numbers alone identify nobody for long: a [`Known`] process is one whose identity was checked.
+//! Process information from `/proc`: state, parent, group, session, start time and resource usage. A process id alone
+//! does not identify a process for long; a [`Known`] process is one whose identity was checked.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -12,24 +12,23 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::mark::{Carried, Mark};
 
-/// One process, from its `/proc/PID/stat`: see proc(5).
+/// A process as described by `/proc/PID/stat`, see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) pid: u32,
     pub(crate) parent: u32,
     pub(super) group: u32,
     pub(super) session: u32,
-    /// In clock ticks since the machine started: with the pid it names one process for ever.
+    /// Clock ticks since boot. Pid and start time together are unique within a boot.
     pub(super) start_time: u64,
-    /// User and system, of itself and of the children that it has waited for.
+    /// User and system time in clock ticks, including children that were waited for.
     pub(super) cpu_ticks: u64,
     pub(super) rss_pages: u64,
-    /// More than a zombie.
     pub(super) alive: bool,
 }
 
 impl Stat {
-    /// `None` once it is reaped.
+    /// Reads a process; returns `None` once it is reaped.
     pub(crate) fn read(pid: u32) -> Option<Self> {
         Self::parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
@@ -42,10 +41,10 @@ impl Stat {
         for field in &mut fields {
             *field = words.next()?;
         }
-        // Numbered from 3 in proc(5).
+        // Field numbers are those of proc(5), where the field after the name is 3.
         let number = |field: usize| fields[field - 3].parse::<u64>().ok();
         let id = |field: usize| fields[field - 3].parse::<u32>().ok();
-        // A process whose first thread has ended is shown as a zombie while its other threads go on.
+        // A process whose first thread has ended is shown as a zombie while its other threads run.
         let dead = matches!(fields[0], "Z" | "X") && fields[17] == "1";
         Some(Self {
             pid,
@@ -66,15 +65,14 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Every process that can be seen, at one time.
 pub(crate) struct Census {
     all: HashMap<u32, Stat>,
-    /// The marks of all processes: read once for all who ask, and only where somebody does.
     marks: OnceCell<HashMap<u32, Carried>>,
 }
 
 impl Census {
-    /// Fails where `/proc` cannot be read, or descriptors or memory are short: then nothing is known.
+    /// Reads all processes. Fails if `/proc` cannot be read or descriptors or memory are short: a partial snapshot is
+    /// never returned.
     pub(crate) fn take() -> io::Result<Self> {
         let mut all = HashMap::new();
         for entry in fs::read_dir("/proc")? {
@@ -83,7 +81,7 @@ impl Census {
             match read(&format!("/proc/{pid}/stat")) {
                 Ok(stat) => all.extend(Stat::parse(pid, &stat).map(|stat| (pid, stat))),
                 Err(error) if is_shortage(&error) => return Err(error),
-                // It has ended in the meantime, or it is hidden from us and so none of ours.
+                // The process has ended meanwhile, or is hidden from this user and thus not one of ours.
                 Err(_) => {}
             }
         }
@@ -94,7 +92,6 @@ impl Census {
         Self { all, marks: OnceCell::new() }
     }
 
-    /// All of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Stat> {
         self.all.values()
     }
@@ -103,19 +100,17 @@ impl Census {
         self.all.get(&pid)
     }
 
-    /// The mark that a live process carries.
     pub(super) fn mark_of(&self, pid: u32) -> Option<&Carried> {
         let read = || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, Carried::by(stat.pid))).collect();
         self.marks.get_or_init(read).get(&pid)
     }
 
-    /// Whether a live process carries this mark.
     pub(super) fn is_marked(&self, pid: u32, mark: &Mark) -> bool {
         self.mark_of(pid).is_some_and(|carried| carried.is(mark))
     }
 
-    /// The live members of the trees under these leaders: who is in a leader's group or session, and who descends from
-    /// one that is. By member, the leader.
+    /// Returns the live members of the trees under these leaders, each with its leader: the processes in a leader's
+    /// group or session, and their descendants.
     pub(super) fn under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
         let mut found: HashMap<u32, Option<u32>> = HashMap::new();
         let mut way = Vec::new();
@@ -128,7 +123,7 @@ impl Census {
                 }
                 let own = [stat.pid, stat.group, stat.session].into_iter().find(|number| leaders.contains(number));
                 way.push(stat.pid);
-                // A parent is older than its child. One that is not was given a number again while we were reading.
+                // A parent is older than its child. If it is not, its number was reused during the scan.
                 at = match own {
                     Some(leader) => break Some(leader),
                     None => self.all.get(&stat.parent).filter(|parent| parent.start_time <= stat.start_time),
@@ -149,7 +144,6 @@ fn is_shortage(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|raw| shortages.contains(&Errno::from_raw(raw)))
 }
 
-/// A variable of a process's environment, as it was at its last exec; `None` if there is none or we may not look.
 pub(super) fn environment_variable(pid: u32, name: &str) -> Option<String> {
     let environment = read(&format!("/proc/{pid}/environ")).ok()?;
     let name = name.as_bytes();
@@ -158,13 +152,12 @@ pub(super) fn environment_variable(pid: u32, name: &str) -> Option<String> {
     String::from_utf8(value.to_vec()).ok()
 }
 
-/// The children of a process's first thread.
 pub(crate) fn children_of(pid: u32) -> io::Result<Vec<u32>> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     Ok(children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// A process that cannot be mistaken for another any more: signals go through its pidfd.
+/// A process identified by a pidfd, so that a signal cannot reach another process.
 pub(super) struct Known {
     pub(super) pid: u32,
     pub(super) start_time: u64,
@@ -172,21 +165,19 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// The process that has this number and start time now, held on to.
     pub(super) fn hold(pid: u32, start_time: u64) -> Option<Self> {
         Self::hold_if(pid, |stat| stat.start_time == start_time)
     }
 
-    /// The process that has this number, if `is_meant` still says so once it cannot change its owner any more.
+    /// Opens the process with this number if `is_meant` accepts it after the pidfd was opened.
     pub(super) fn hold_if(pid: u32, is_meant: impl Fn(&Stat) -> bool) -> Option<Self> {
         let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
-        // Read after the pidfd was opened: what is alive now under this number is what the pidfd is for, or the pidfd
-        // is for something dead, and signals nobody.
+        // Read after the pidfd was opened: either the process that is alive under this number is the one of the pidfd,
+        // or the pidfd refers to a dead process and its signals have no effect.
         let stat = Stat::read(pid).filter(|stat| is_meant(stat))?;
         Some(Self { pid, start_time: stat.start_time, pidfd })
     }
 
-    /// Does nothing once it has ended.
     pub(super) fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }

@@ -1,8 +1,10 @@
-//! One cgroup (version 2) for each run: what is in it is killed in one act, and is known to be gone without looking at
-//! any other process. A server without a sandbox that may write cgroups may leave its own; it is found by its mark.
+//! Cgroups (version 2), one for each run: the kernel kills all members in one operation and reports when the cgroup is
+//! empty, without a scan of other processes. A server without a sandbox that may write to cgroups can leave its own; it
+//! is then found by its mark.
 //!
-//! Ours are `mcp-satellite-PID-START-ID/RUN` under the cgroup that we were started in. Controllers are passed on where that
-//! cgroup is delegated to us (or is the root); without them a cgroup still holds and kills.
+//! The directories are `mcp-satellite-PID-START-ID/RUN` under the cgroup that the satellite was started in. Controllers
+//! are enabled where that cgroup is delegated to the satellite or is the root; without controllers a cgroup still
+//! contains and kills.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -16,25 +18,22 @@ use nix::libc;
 use super::census::Stat;
 use super::spawn::try_cgroup;
 
-/// Of a satellite's cgroup; behind it are its process id and start time, and its mark.
+// Prefix of a satellite's cgroup; process id, start time and mark of the satellite follow.
 const PREFIX: &str = "mcp-satellite-";
-/// In a satellite's cgroup: where the satellite itself is, if it had to make room for controllers.
+// Name of the child cgroup that contains the satellite itself, if it had to move for the controllers.
 const LEAF: &str = "satellite";
 
-/// The satellite's own cgroup, in which each run has one.
 pub(super) struct Cgroups {
     base: PathBuf,
     pub(super) controllers: Controllers,
 }
 
-/// What the kernel counts, and limits, for a whole cgroup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::connect) struct Controllers {
     pub(in crate::connect) memory: bool,
     pub(in crate::connect) processes: bool,
 }
 
-/// What a run may use, where the kernel counts it for the whole cgroup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::connect) struct CgroupLimits {
     pub(in crate::connect) memory_bytes: Option<u64>,
@@ -42,7 +41,8 @@ pub(in crate::connect) struct CgroupLimits {
 }
 
 impl Cgroups {
-    /// Finds out, by doing it, whether processes can be put into cgroups here; the error says why not.
+    /// Creates the satellite's cgroup and tests it with a child process. The error is the reason why cgroups cannot be
+    /// used.
     pub(super) fn detect(id: &str) -> Result<Self, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
@@ -63,19 +63,17 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Where they are.
     pub(super) fn path(&self) -> &Path {
         &self.base
     }
 
-    /// A cgroup for one run.
     pub(super) fn create(self: &Arc<Self>, run: u64, limits: CgroupLimits) -> io::Result<Cgroup> {
         let path = self.base.join(run.to_string());
         fs::create_dir_all(&path)?;
         let cgroup = Cgroup { path, _all: Arc::clone(self) };
         if let Some(bytes) = limits.memory_bytes {
             cgroup.write("memory.max", &bytes.to_string())?;
-            // What is over goes, and is not swapped out first.
+            // Memory above the limit is not swapped out: the kernel kills instead.
             let _ = cgroup.write("memory.swap.max", "0");
         }
         if let Some(processes) = limits.processes {
@@ -84,7 +82,7 @@ impl Cgroups {
         Ok(cgroup)
     }
 
-    /// SIGKILL to everything in all of them. Not to what is beside them: that is us.
+    /// Sends SIGKILL to all runs. The satellite's own leaf cgroup is spared.
     pub(super) fn kill(&self) {
         for run in self.runs() {
             let _ = fs::write(run.join("cgroup.kill"), "1");
@@ -99,12 +97,11 @@ impl Cgroups {
         directories(&self.base).into_iter().filter(|directory| !directory.ends_with(LEAF))
     }
 
-    /// Removes all of them, where they are empty.
     pub(super) fn remove(&self) {
         remove(&self.base);
     }
 
-    /// A child that is in one, and then ends. Whether it may is known only then.
+    /// Starts a child in a cgroup, which ends at once. Only this shows whether it is permitted.
     fn try_one(&self) -> io::Result<()> {
         let trial = self.base.join("trial");
         fs::create_dir(&trial)?;
@@ -113,8 +110,9 @@ impl Cgroups {
         tried.and(removed)
     }
 
-    /// A cgroup that passes controllers on may hold no process itself (the root may), so ours is left for a leaf first.
-    /// Where another process is in it that cannot be done, and is undone. A host that embeds us is not moved.
+    /// Enables the parent's controllers for the runs. A cgroup that enables controllers for its children must not
+    /// contain processes itself (except the root), so satellite and reaper move into a leaf first. If other processes
+    /// remain, that fails and is undone. Without a reaper the satellite may be embedded in a host and is not moved.
     fn pass_controllers_on(&self, parent: &Path) -> Controllers {
         let there = Controllers::listed(&parent.join("cgroup.controllers"));
         let passed = |directory: &Path| Controllers::listed(&directory.join("cgroup.subtree_control"));
@@ -144,7 +142,6 @@ impl Cgroups {
 }
 
 impl Controllers {
-    /// Those that a file of the kernel names.
     fn listed(file: &Path) -> Self {
         let text = fs::read_to_string(file).unwrap_or_default();
         let has = |name: &str| text.split_whitespace().any(|word| word == name);
@@ -152,7 +149,6 @@ impl Controllers {
     }
 }
 
-/// As the kernel is told to pass them on.
 impl fmt::Display for Controllers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = [(self.memory, "+memory"), (self.processes, "+pids")];
@@ -167,41 +163,37 @@ impl Drop for Cgroups {
     }
 }
 
-/// The cgroup of one run; removed when this is dropped, if it is empty then.
+/// The cgroup of one run. Removed on drop, if it is empty then.
 pub(super) struct Cgroup {
     path: PathBuf,
     _all: Arc<Cgroups>,
 }
 
 impl Cgroup {
-    /// Its directory, for a process to be started in.
     pub(super) fn directory(&self) -> io::Result<File> {
         File::open(&self.path)
     }
 
-    /// SIGKILL to everything in it, in one act that no fork can outrun.
+    /// Sends SIGKILL to all members in one operation that no fork can outrun.
     pub(super) fn kill(&self) {
         let _ = self.write("cgroup.kill", "1");
     }
 
-    /// Whether a process is left that is more than a zombie, here or in a cgroup below.
     pub(super) fn is_populated(&self) -> bool {
         is_populated(&self.path)
     }
 
-    /// The processes in it and below.
     pub(super) fn members(&self) -> Vec<u32> {
         let mut members = Vec::new();
         collect(&self.path, &mut members);
         members
     }
 
-    /// Processor time of all that ever ran in it, in microseconds.
+    /// Returns the processor time of all processes that ever ran in it, in microseconds.
     pub(super) fn cpu_micros(&self) -> Option<u64> {
         number_after(&fs::read_to_string(self.path.join("cpu.stat")).ok()?, "usage_usec")
     }
 
-    /// How many of it the kernel has killed for want of memory.
     pub(super) fn killed_for_memory(&self) -> u64 {
         let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
         number_after(&events, "oom_kill").unwrap_or_default()
@@ -225,13 +217,13 @@ impl Drop for Cgroup {
 fn is_populated(directory: &Path) -> bool {
     match fs::read_to_string(directory.join("cgroup.events")) {
         Ok(events) => number_after(&events, "populated") != Some(0),
-        // Removed, and only what is empty can be.
+        // The cgroup was removed, which the kernel permits only if it is empty.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => false,
         Err(_) => true,
     }
 }
 
-/// Servers that run as root can make cgroups below their own: they go first.
+/// Removes a cgroup, children first: servers that run as root can create cgroups below their own.
 fn remove(directory: &Path) {
     for below in directories(directory) {
         remove(&below);
@@ -243,7 +235,6 @@ fn remove(directory: &Path) {
     }
 }
 
-/// What a satellite below this process has in cgroups, for its reaper.
 #[cfg(feature = "cli")]
 pub(crate) struct LeftBy {
     parents: Vec<PathBuf>,
@@ -252,17 +243,16 @@ pub(crate) struct LeftBy {
 
 #[cfg(feature = "cli")]
 impl LeftBy {
-    /// Of the satellite with this process id, which is a child that was not waited for.
+    /// Finds the cgroups of the satellite with this process id, a child that was not waited for.
     pub(crate) fn satellite(pid: u32) -> Self {
         let read = |file| fs::read_to_string(file).unwrap_or_default();
         let own = own_directory(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
-        // We may have been moved to its leaf.
+        // The reaper may have been moved to the satellite's leaf cgroup.
         let above = own.iter().filter(|own| own.ends_with(LEAF)).filter_map(|own| own.ancestors().nth(2));
         let parents = above.map(Path::to_owned).chain(own.clone()).collect();
         Self { parents, prefix: format!("{PREFIX}{pid}-") }
     }
 
-    /// Kills what is in them. Whether nothing is left.
     pub(crate) fn end(&self) -> bool {
         let mut gone = true;
         for base in self.parents.iter().flat_map(|parent| directories(parent)) {
@@ -280,7 +270,6 @@ impl LeftBy {
     }
 }
 
-/// Removes what satellites left that were killed, where nothing is in it.
 fn sweep(parent: &Path) {
     for directory in directories(parent) {
         if id_of_dead(&directory).is_some() && !is_populated(&directory) {
@@ -289,7 +278,6 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// The mark of the satellite whose cgroup this is, if that satellite has ended.
 fn id_of_dead(directory: &Path) -> Option<&str> {
     let name = directory.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     let mut parts = name.splitn(3, '-');
@@ -298,12 +286,11 @@ fn id_of_dead(directory: &Path) -> Option<&str> {
     if Stat::read(pid).as_ref().is_some_and(is_it) { None } else { parts.next() }
 }
 
-/// Whether this is a cgroup of the satellite `id`, and that one has ended: anything else is a stranger's.
 pub(super) fn was_of(directory: &Path, id: &str) -> bool {
     id_of_dead(directory) == Some(id)
 }
 
-/// Kills all that is in a cgroup that a satellite left, and removes it once it is empty. Answers whether it is gone.
+/// Kills all members of a cgroup that a satellite left, and removes it once it is empty. Returns true if it is gone.
 pub(super) fn reclaim(directory: &Path) -> bool {
     if !directory.exists() {
         return true;
@@ -316,7 +303,6 @@ pub(super) fn reclaim(directory: &Path) -> bool {
     !directory.exists()
 }
 
-/// How many processes are in it and below.
 pub(super) fn population(directory: &Path) -> usize {
     let mut members = Vec::new();
     collect(directory, &mut members);
@@ -341,13 +327,11 @@ fn number_after(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Returns the directory of this process's cgroup, if one of version 2 is mounted.
 pub(crate) fn own_cgroup() -> Option<PathBuf> {
     let read = |file| fs::read_to_string(file).ok();
     own_directory(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)
 }
 
-/// The directory of this process's cgroup, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
 fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
     mounts.lines().find_map(|line| {
@@ -358,7 +342,7 @@ fn own_directory(mounts: &str, own: &str) -> Option<PathBuf> {
         if after.split(' ').next() != Some("cgroup2") {
             return None;
         }
-        // A container may see a part of the tree only.
+        // A container may see only a part of the hierarchy.
         let below = Path::new(own).strip_prefix(root).ok()?;
         Some(Path::new(point).join(below))
     })
@@ -404,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Where no cgroup can be made there is nothing to be tested.
+    // Skipped on machines where no cgroup can be created.
     #[test]
     fn who_ends_all_runs_does_not_end_itself() {
         let Ok(cgroups) = Cgroups::detect("of-a-test").map(Arc::new) else { return };

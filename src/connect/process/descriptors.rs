@@ -1,5 +1,5 @@
-//! The limit of open files: ours is raised, for every server costs four descriptors; a server starts with the one that
-//! we were started with.
+//! The limit of open files. The satellite raises its own, because every server uses four descriptors; servers start
+//! with the original limit.
 
 use std::io;
 #[cfg(feature = "cli")]
@@ -9,11 +9,14 @@ use std::sync::OnceLock;
 use nix::libc::rlim_t;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// The soft limit before it was raised.
 static AT_START: OnceLock<rlim_t> = OnceLock::new();
 
-/// Raises this process's soft limit of open files to the hard one, and answers the limit in force. Children started
-/// later get the soft limit back that was there before. Call it once, early.
+/// Raises this process's soft limit of open files to the hard one and returns the limit in force. Children started
+/// later get the original soft limit. Call it once, early.
+///
+/// # Errors
+///
+/// Fails if the limit cannot be read or set.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     AT_START.get_or_init(|| soft);
@@ -23,22 +26,21 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
-/// The limits to restore in a child, soft and hard, if ours were raised.
+/// Returns the soft and hard limit to restore in a child, if the limit was raised.
 pub(super) fn of_child() -> io::Result<Option<(rlim_t, rlim_t)>> {
     let Some(soft) = AT_START.get() else { return Ok(None) };
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(Some((hard.min(*soft), hard)))
 }
 
-/// Descriptors that clients' connections leave to the satellite itself: to start servers, to answer on the control socket,
-/// to write the journal. The kernel gives each new descriptor the lowest free number, so the number of a connection's
-/// descriptor says how many are left.
+/// Descriptors that client connections must leave to the satellite itself: to start servers, to answer on the control
+/// socket, to write the journal. The kernel gives each new descriptor the lowest free number, so the number of a
+/// connection's descriptor shows how many are left.
 #[cfg(feature = "cli")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DescriptorReserve {
-    /// The lowest number that is reserved.
     reserved: rlim_t,
-    /// The lowest number at which no connection is admitted, not even in the place of another one.
+    // The lowest number at which no connection is admitted, not even in exchange for another one.
     last: rlim_t,
 }
 
@@ -46,7 +48,6 @@ pub(crate) struct DescriptorReserve {
 impl DescriptorReserve {
     const MAX: rlim_t = 1024;
 
-    /// Returns the reserve under the limit of open files in force; none where the limit cannot be read.
     pub(crate) fn of_this_process() -> Self {
         Self::of_limit(getrlimit(Resource::RLIMIT_NOFILE).map_or(rlim_t::MAX, |(soft, _)| soft))
     }
@@ -57,12 +58,10 @@ impl DescriptorReserve {
         Self { reserved: limit - reserve, last: limit - reserve / 2 }
     }
 
-    /// Returns whether a connection with this descriptor uses the reserve.
     pub(crate) fn is_reserved(self, descriptor: RawFd) -> bool {
         number(descriptor) >= self.reserved
     }
 
-    /// Returns whether half of the reserve is in use.
     pub(crate) fn is_last(self, descriptor: RawFd) -> bool {
         number(descriptor) >= self.last
     }

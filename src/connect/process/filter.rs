@@ -1,7 +1,7 @@
-//! The filter of system calls for servers in a sandbox. It refuses two ways out that no namespace closes: `AF_VSOCK`
-//! sockets, which reach the hypervisor and other virtual machines and belong to no network namespace, and `io_uring`, which
-//! opens sockets past any such filter. Both fail with EPERM. A program of another architecture (32 bits) is killed, because
-//! its calls have other numbers.
+//! Seccomp filter for servers in a sandbox. It blocks two interfaces that no namespace covers: `AF_VSOCK` sockets,
+//! which reach the hypervisor and other virtual machines and belong to no network namespace, and `io_uring`, which
+//! opens sockets without passing a filter. Both fail with EPERM. A program of another architecture (32 bits) is killed,
+//! because its system calls have other numbers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,17 +17,16 @@ use seccompiler::{
 static PROGRAM: LazyLock<Result<BpfProgram, String>> =
     LazyLock::new(|| compile().map_err(|error| format!("cannot filter system calls: {error}")));
 
-/// The filter, compiled before the fork.
 #[derive(Clone, Copy)]
 pub(super) struct Filter(&'static BpfProgram);
 
 impl Filter {
-    /// Compiles it once. Fails on an architecture that it is not written for.
+    /// Compiles the filter once per process. Fails on architectures without support.
     pub(super) fn new() -> io::Result<Self> {
         PROGRAM.as_ref().map(Self).map_err(|why| io::Error::other(why.clone()))
     }
 
-    /// Applies it to the calling process and all that it starts. Async-signal-safe.
+    /// Applies the filter to the calling process and its descendants. Async-signal-safe.
     pub(super) fn apply(self) -> io::Result<()> {
         // Formatting the library's error may allocate, so only the errno is returned.
         apply_filter(self.0).map_err(|_| Errno::last().into())

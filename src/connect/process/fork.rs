@@ -1,5 +1,6 @@
-//! The one thread that forks. The kernel sends the parent-death signal when the *thread* that forked ends, and threads
-//! of a runtime's blocking pool end whenever they are idle: so there is one thread, and it lasts.
+//! The thread that forks all child processes. The kernel sends the parent-death signal when the *thread* that forked
+//! ends, and threads of a runtime's blocking pool end when they are idle. Therefore one dedicated thread forks, and it
+//! lives as long as its processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +21,7 @@ use super::spawn::Child;
 use super::tree::Tree;
 use super::userns::Mapper;
 
-/// A handle to the thread, which ends with its last handle. Every guard of a process holds one.
+/// Handle to the thread, which ends with its last handle. The guard of every process holds one.
 #[derive(Clone)]
 pub(super) struct ForkThread(mpsc::Sender<Order>);
 
@@ -31,7 +32,7 @@ struct Order {
     answer: oneshot::Sender<Result<Started, LaunchError>>,
 }
 
-/// A process that runs, and is killed if this is dropped.
+/// A running process, killed when this is dropped.
 pub(super) struct Started {
     pub(super) tree: Arc<Tree>,
     pub(super) guard: Guard,
@@ -48,7 +49,7 @@ impl ForkThread {
         Ok(Self(sender))
     }
 
-    /// Starts one process. Cancel-safe: one that nobody takes is killed.
+    /// Starts one process. Cancel-safe: a process whose result is not received is killed.
     pub(super) async fn launch(&self, launch: Launch, scanner: Scanner) -> Result<Started, LaunchError> {
         let (answer, answered) = oneshot::channel();
         let order = Order { launch, scanner, fork: self.clone(), answer };
@@ -58,10 +59,10 @@ impl ForkThread {
 }
 
 fn run(orders: &mpsc::Receiver<Order>, holds: &Arc<Holds>, mapper: Option<&Mapper>) {
-    // Other threads take the signals. A child starts with them blocked too, until our handlers are out of its way.
+    // Other threads handle the signals. A child also starts with them blocked, until it has reset the handlers.
     let _ = SigSet::all().thread_block();
     for order in orders {
-        // A panic that ended this thread would kill every server with it.
+        // A panic that ended this thread would kill all servers.
         let _ = catch_unwind(AssertUnwindSafe(|| order.carry_out(holds, mapper)));
     }
 }
@@ -72,7 +73,7 @@ impl Order {
         if answer.is_closed() {
             return;
         }
-        // Where the caller has just gone, the answer comes back and is dropped, and its guard with it.
+        // If the caller has gone, `send` returns the result, and dropping its guard kills the process.
         let _ = answer.send(start(launch, holds, mapper, scanner, fork));
     }
 }
@@ -91,7 +92,7 @@ fn start(
     let cgroup = holds.cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
     let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
     let mark = Mark::new(holds.satellite(), run);
-    // A server in a sandbox gets no variable that was not configured.
+    // The environment of a server in a sandbox contains configured variables only.
     if launch.confinement.is_none() {
         let (name, value) = mark.variable();
         launch.environment.insert(name.into(), value.into());
@@ -104,7 +105,7 @@ fn start(
     holds.take(&tree);
     let guard = Guard { tree: Arc::clone(&tree), holds: Arc::clone(holds), scanner, _fork: fork };
     if holds.is_closed() {
-        // Who ends everything may not have seen this one.
+        // `Holds::end_all` may have run before this tree was registered.
         return Err(LaunchError::Ending);
     }
     Ok(Started { tree, guard, stdin, stdout, stderr })

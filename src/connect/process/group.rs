@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! running ──→ ended ──→ reaped
-//!              │          └ its number may be anybody's: no signal any more
-//!              └ a zombie, which keeps the group's number from being used again
+//!              │          └ the number may be reused: no signal any more
+//!              └ a zombie, which keeps the group's number from being reused
 //! ```
 
 use std::io;
@@ -17,11 +17,10 @@ use rustix::process::{
     waitid,
 };
 
-/// A process that leads a group of its own, known by its pidfd.
 pub(super) struct Group {
     pid: Pid,
     pidfd: OwnedFd,
-    /// Held across every signal, so that none can be sent once the leader is reaped.
+    // Locked during every signal, so that none is sent after the leader was reaped.
     leader: Mutex<Leader>,
 }
 
@@ -33,8 +32,8 @@ enum Leader {
 }
 
 impl Group {
-    /// Takes charge of a child just started. Where that fails (no descriptor is left for the pidfd), the child and
-    /// what it has started are killed.
+    /// Takes over a child just started. If the pidfd cannot be opened (no descriptor is left), the child and its group
+    /// are killed.
     pub(super) fn of(pid: Pid) -> io::Result<Self> {
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { pid, pidfd, leader: Mutex::new(Leader::Running) }),
@@ -46,17 +45,14 @@ impl Group {
         }
     }
 
-    /// The leader's process id, which is the group's number.
     pub(super) fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Becomes readable when the leader ends.
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// How the leader ended, if it has.
     pub(super) fn end(&self) -> Option<ProcessEnd> {
         match *self.observed() {
             Leader::Running => None,
@@ -68,17 +64,15 @@ impl Group {
         matches!(*self.observed(), Leader::Reaped(_))
     }
 
-    /// SIGTERM to every member.
     pub(super) fn terminate(&self) {
         let leader = self.observed();
-        // The leader may have gone over to another group, and is then told alone. Never twice: there are servers that
-        // take a second SIGTERM for impatience.
+        // If the leader has moved to another group, it alone gets the signal. Never twice: some servers skip their
+        // shutdown on a second SIGTERM.
         if !matches!(*leader, Leader::Reaped(_)) && kill_process_group(self.pid, Signal::TERM).is_err() {
             let _ = pidfd_send_signal(&self.pidfd, Signal::TERM);
         }
     }
 
-    /// SIGKILL to every member, and to the leader wherever it is.
     pub(super) fn kill(&self) {
         let leader = self.observed();
         if !matches!(*leader, Leader::Reaped(_)) {
@@ -87,19 +81,18 @@ impl Group {
         }
     }
 
-    /// Lets go of an ended leader, and with it of the group's number. Does nothing to a running one.
+    /// Reaps an ended leader and thereby releases the group's number. Does nothing to a running leader.
     pub(super) fn reap(&self) {
         let mut leader = self.observed();
         if let Leader::Ended(end) = *leader {
-            // The group was found empty. A member that was forked behind the scan's back must not stay under a number
-            // that nobody watches any more.
+            // The group was found empty. A member that was forked unseen by the scan must not stay in a group that is
+            // no longer watched.
             let _ = kill_process_group(self.pid, Signal::KILL);
             let _ = self.wait(WaitIdOptions::empty());
             *leader = Leader::Reaped(end);
         }
     }
 
-    /// The leader's state as of now.
     fn observed(&self) -> MutexGuard<'_, Leader> {
         let mut leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
         if let Leader::Running = *leader {
@@ -109,7 +102,7 @@ impl Group {
                     let end = ProcessEnd { code: status.exit_status(), signal: status.terminating_signal() };
                     *leader = Leader::Ended(end);
                 }
-                // Somebody else in this process has reaped it, and how it ended is lost.
+                // Other code in this process has reaped the leader; its exit status is lost.
                 Err(_) => *leader = Leader::Reaped(ProcessEnd::default()),
             }
         }

@@ -1,4 +1,5 @@
-//! All trees of a connector: by what they are held, what they use, and how all of them are ended at once.
+//! The process trees of a connector: their cgroups and ledger, their resource usage, and how all of them are ended at
+//! once.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -15,35 +16,34 @@ use super::ledger::{Ledger, Satellite, boot_id, pid_namespace};
 use super::tree::Tree;
 use crate::data_dir::DataDir;
 
-/// Whether each run gets a cgroup of its own.
+/// Use of cgroups: one for each run, if any.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CgroupMode {
-    /// Where it can.
+    /// Use cgroups where they are available.
     #[default]
     Auto,
-    /// Never.
+    /// Use no cgroups.
     Off,
-    /// Where it cannot, nothing is started at all.
+    /// Fail if cgroups are not available.
     Required,
 }
 
-/// What a whole tree uses, as the kernel tells.
+/// Resource usage of a whole process tree, as measured by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Usage {
-    /// Resident memory, of all its processes.
+    /// Resident memory of all its processes, in bytes.
     pub rss_bytes: u64,
-    /// Processor time, user and system.
+    /// Processor time, user and system, in seconds.
     pub cpu_seconds: f64,
 }
 
 const PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) struct Holds {
-    /// Random: what our servers carry in their marks.
+    // Random id of the satellite, contained in the marks of its servers.
     id: String,
     cgroups: Option<Arc<Cgroups>>,
     cgroups_required: bool,
-    /// For people.
     pub(super) description: String,
     pub(super) ledger: Arc<Ledger>,
     trees: Mutex<HashMap<u64, Arc<Tree>>>,
@@ -52,7 +52,6 @@ pub(super) struct Holds {
 }
 
 impl Holds {
-    /// With a data directory there is a ledger in it. The error says what cannot be used.
     pub(super) fn new(mode: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
         let id: String = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', "");
         let cgroups = match mode {
@@ -105,18 +104,16 @@ impl Holds {
         &self.id
     }
 
-    /// Numbers what is started, for marks, cgroups and the ledger.
     pub(super) fn next_run(&self) -> u64 {
         self.last_run.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What the kernel limits for a whole tree.
     pub(super) fn controllers(&self) -> Controllers {
         self.cgroups.as_ref().map(|cgroups| cgroups.controllers).unwrap_or_default()
     }
 
-    /// A cgroup for a run; none where there are none, or no further one. An error where it is not to go without: it is
-    /// what limits the run, or it is required.
+    /// Creates a cgroup for a run. Returns `None` if cgroups are not in use or this one cannot be created. Fails
+    /// instead if cgroups are required or the run has cgroup limits.
     pub(super) fn cgroup(&self, run: u64, limits: CgroupLimits) -> io::Result<Option<Cgroup>> {
         let Some(cgroups) = &self.cgroups else { return Ok(None) };
         match cgroups.create(run, limits) {
@@ -137,12 +134,10 @@ impl Holds {
         self.trees().remove(&run);
     }
 
-    /// Nothing is started any more.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// What each tree uses, by the server's process id. Reads `/proc` once.
     pub(super) fn usage(&self) -> HashMap<u32, Usage> {
         let Ok(census) = Census::take() else { return HashMap::new() };
         let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second() as f64);
@@ -154,15 +149,14 @@ impl Holds {
         trees.into_iter().map(usage).collect()
     }
 
-    /// The process ids of the servers whose rows are not in the ledger yet.
     pub(super) fn unrecorded(&self) -> HashSet<u32> {
         let trees = self.trees();
         trees.values().filter(|tree| !self.ledger.is_recorded(tree.run)).map(|tree| tree.pid()).collect()
     }
 
-    /// Kills every tree at once, without grace, and whatever carries our mark, until nothing is left or it will not die.
-    /// Nothing is started afterwards. For a process that is about to end. What does not die within `patience` is left to
-    /// the kernel.
+    /// Kills every tree, and every process with this satellite's mark, without grace, before this process ends. No
+    /// process is started afterwards. Repeats until no process is left; after `patience` the rest is left to the
+    /// kernel.
     pub(super) fn end_all(&self, patience: Duration) {
         self.closed.store(true, Ordering::Release);
         let until = Instant::now() + patience;
@@ -175,7 +169,7 @@ impl Holds {
             for tree in &trees {
                 tree.kill();
             }
-            // One that fails for want of descriptors says nothing; the next one may.
+            // A census fails if descriptors are short; the next one may succeed.
             let census = Census::take();
             left |= census.is_err();
             if let Ok(census) = census {
@@ -184,7 +178,7 @@ impl Holds {
                     tree.kill_strays(&census);
                 }
                 let own = std::process::id();
-                // A satellite with a reaper above it adopts what its servers orphan, and has no other children.
+                // With a reaper above it, the satellite adopts orphans of its servers and has no other children.
                 let below = super::reaper_pid().map(|_| census.under(&HashSet::from([own]))).unwrap_or_default();
                 for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
                     let is_marked = || census.mark_of(stat.pid).is_some_and(|mark| mark.run_of(&self.id).is_some());

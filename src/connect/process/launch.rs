@@ -1,4 +1,4 @@
-//! What is started, how the child is prepared between fork and exec, and why it could not be started.
+//! Description of a process to be started, preparation of the child between fork and exec, and errors of a start.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -26,73 +26,59 @@ use super::spawn::{Child, Image, Stage};
 use super::userns::{self, Mapping};
 use crate::huge_pages;
 
-/// A process to be started. Not `Debug`: arguments and environment hold secrets.
+/// A process to be started. Not `Debug`: arguments and environment contain secrets.
 pub(in crate::connect) struct Launch {
-    /// The instance's name, for the ledger.
     pub(in crate::connect) instance: String,
-    /// A name to be found in the child's `PATH`, or a path.
     pub(in crate::connect) command: OsString,
-    /// Passed as they are, never through a shell.
+    /// Passed unchanged, never through a shell.
     pub(in crate::connect) args: Vec<OsString>,
-    /// The whole environment.
     pub(in crate::connect) environment: BTreeMap<OsString, OsString>,
-    /// The working directory; ours if none.
+    /// The working directory; by default that of the satellite.
     pub(in crate::connect) directory: Option<PathBuf>,
-    /// User and group to become, both of this number and without any other group; ours if none. Only root can.
+    /// User and group id to change to, without supplementary groups. Requires root. By default those of the satellite.
     pub(in crate::connect) user: Option<u32>,
-    /// Further words for a sandbox, before `args`: handed over in a file, so that nobody reads them in its argument list.
+    /// Further words for a sandbox, before `args`. Passed in a file, so that they do not show in the argument list of a
+    /// process.
     pub(in crate::connect) handed: Vec<OsString>,
-    /// What it is confined by, where `command` is a sandbox.
     pub(in crate::connect) confinement: Option<Confinement>,
-    /// Of all that the process starts, where the kernel counts for a cgroup.
     pub(in crate::connect) cgroup_limits: CgroupLimits,
 }
 
-/// What the child does to itself before it becomes a sandbox.
+/// Confinement that the child applies to itself before it executes a sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::connect) struct Confinement {
-    /// For people: `nsjail`, `bubblewrap`.
     pub(in crate::connect) sandbox: &'static str,
-    /// How many processes of the sandbox's own are between the leader and the server.
+    /// Number of generations from the leader to the server; 1 if the server is the leader's child.
     pub(in crate::connect) depth: usize,
-    /// User namespaces that may be made below the child's own: the sandbox's, and none for the server.
+    /// Maximum number of user namespaces below the child's own: the sandbox's, and none for the server.
     pub(in crate::connect) namespaces_below: u8,
-    /// Of each process, inherited by the server.
     pub(in crate::connect) limits: Limits,
-    /// Whether an end with this code after these words on stderr is one of the sandbox itself, which has started nothing.
+    /// Returns true if exit code and stderr are those of a failure of the sandbox itself, before it started the server.
     pub(in crate::connect) is_own_failure: fn(Option<i32>, &str) -> bool,
 }
 
-/// Why a process was not started: the reason alone, to be told after the command's name.
+/// Error of a process start. The message is the reason alone and follows the command's name.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::connect) enum LaunchError {
-    /// The working directory does not exist, is none, or may not be entered.
     #[error("working directory `{}`: {}", .0.display(), reason(.1))]
     Directory(PathBuf, #[source] io::Error),
-    /// The command does not exist or cannot be executed, or the system has run out of something.
     #[error("{}", reason(.0))]
     System(#[from] io::Error),
-    /// There is no cgroup for the process, and it may not run without one.
     #[error("no cgroup for it: {}", reason(.0))]
     Cgroup(#[source] io::Error),
-    /// The sandbox did not come up: what it says.
     #[error("the sandbox {sandbox} failed: {said}")]
     Sandbox { sandbox: &'static str, said: String },
-    /// Everything is being ended.
     #[error("the satellite is ending")]
     Ending,
-    /// The fork thread has ended, or could not finish this order.
     #[error("the thread that starts processes failed: restart the satellite")]
     Thread,
 }
 
 impl LaunchError {
-    /// Whether the command does not exist.
     pub(in crate::connect) fn is_missing(&self) -> bool {
         matches!(self, Self::System(error) if error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether the machine is at fault, so that the start can succeed later as it is.
     pub(in crate::connect) fn is_machine_fault(&self) -> bool {
         match self {
             Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
@@ -101,13 +87,12 @@ impl LaunchError {
     }
 }
 
-/// Whether an error is one of the machine: descriptors, memory, processes or disk space are short, or a disk fails.
+/// Returns true for errors of the machine: descriptors, memory, processes or disk space are short, or a disk fails.
 pub(in crate::connect) fn is_machine_fault(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::EAGAIN | Errno::ENOSPC | Errno::EIO))
 }
 
-/// What the system says, without the `(os error 2)` that means nothing to a reader, and with a cure where there is one.
 fn reason(error: &io::Error) -> String {
     let Some(errno) = error.raw_os_error().map(Errno::from_raw) else { return error.to_string() };
     let cure = match errno {
@@ -134,7 +119,7 @@ impl Launch {
         let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
         let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
         let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
-        // Only a sandbox is filtered: without one a server may do what the satellite may.
+        // Only a sandbox is filtered: without one a server has the rights of the satellite.
         let filter = self.confinement.map(|_| Filter::new()).transpose()?;
         let image = Image::new(args, self.environment.iter(), self.directory.as_deref())?;
         let preparation = Preparation {
@@ -153,7 +138,6 @@ impl Launch {
         })
     }
 
-    /// The words to hand over, in a file that exists nowhere.
     fn hand_over(&self) -> io::Result<Option<File>> {
         if self.handed.is_empty() {
             return Ok(None);
@@ -168,26 +152,22 @@ impl Launch {
     }
 }
 
-/// What a child does to itself between fork and exec.
 #[derive(Clone, Copy)]
 struct Preparation {
     parent: Pid,
-    /// The limits of open files to restore.
     descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
-    /// A descriptor that the program is to have.
     handed: Option<RawFd>,
     confinement: Option<Confinement>,
     mapping: Option<Mapping>,
     filter: Option<Filter>,
     user: Option<u32>,
-    /// The limit that marks the run.
     mark: Option<u64>,
 }
 
 impl Preparation {
     /// Runs in the child. Every call is async-signal-safe.
     fn carry_out(self) -> io::Result<()> {
-        // A session of its own has a group of its own, and no terminal that it could read from or type into.
+        // A new session has its own process group and no terminal to read from or write to.
         setsid()?;
         if let Some(mark) = self.mark {
             mark::set_limit(mark);
@@ -207,7 +187,7 @@ impl Preparation {
             set_thread_res_gid(group, group, group)?;
             set_thread_res_uid(user, user, user)?;
         }
-        // Again after the user namespace and the other user: a change of credentials may clear it.
+        // Repeated after the changes of user namespace and user, because a change of credentials may clear it.
         die_with(self.parent)?;
         set_no_new_privs()?;
         huge_pages::restore_in_child();
@@ -220,21 +200,21 @@ impl Preparation {
             keep_on_exec(handed)?;
         }
         reset_signals();
-        // Blocked since before the fork (see the fork thread), and let through only here: no handler of ours can run in
-        // the child.
+        // Blocked since before the fork (see the fork thread) and unblocked only here: no handler of the satellite can
+        // run in the child.
         Ok(SigSet::empty().thread_set_mask()?)
     }
 }
 
-/// Has the calling process killed when the thread that forked it ends.
+/// Makes the kernel kill the calling process when the thread that forked it ends.
 pub(super) fn die_with(parent: Pid) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     // A parent that ended before the line above sends no signal any more.
     if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
 }
 
-/// Marks every descriptor but the three standard ones. Ours are marked when they are opened; those of an embedding
-/// host may not be, and are no business of a server. Kernels before 5.11 cannot, which leaves what was there.
+/// Sets close-on-exec on every descriptor but the three standard ones. The satellite's have the flag already; those of
+/// an embedding host may not. No effect on kernels before 5.11.
 fn close_on_exec() {
     #[expect(unsafe_code, reason = "no wrapper of this system call exists that works on every libc")]
     // SAFETY: a system call on numbers only; it changes a flag of descriptors and closes none.
@@ -243,7 +223,6 @@ fn close_on_exec() {
     }
 }
 
-/// Undoes it for one.
 fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
     #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
     // SAFETY: it is open: a copy of a file that the forking thread holds until the child has executed.
@@ -251,9 +230,9 @@ fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
     Ok(fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty())).map(drop)?)
 }
 
-/// No namespace that a sandbox makes holds these: the keys of our session, which are inherited, and the abstract sockets
-/// of the machine, which belong to the network. Kernels that cannot (before Landlock's sixth version, 6.12) leave what was
-/// there.
+/// Leaves the session keyring, which is inherited, and blocks the machine's abstract sockets, which belong to the
+/// network namespace: no namespace of a sandbox covers them. No effect on kernels without support (Landlock version 6,
+/// Linux 6.12).
 fn leave_keys_and_sockets() {
     #[repr(C)]
     struct Ruleset {
@@ -265,25 +244,25 @@ fn leave_keys_and_sockets() {
     const ABSTRACT_SOCKETS_AND_SIGNALS: u64 = 3;
     let rules = Ruleset { files: 0, network: 0, scoped: ABSTRACT_SOCKETS_AND_SIGNALS };
     #[expect(unsafe_code, reason = "no wrapper of these system calls exists that does not allocate")]
-    // SAFETY: system calls on numbers and on a structure that outlives them; what they refuse has no effect.
+    // SAFETY: system calls on numbers and on a structure that outlives them; a failed call has no effect.
     unsafe {
         libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>());
         let ruleset = libc::syscall(libc::SYS_landlock_create_ruleset, &raw const rules, size_of::<Ruleset>(), 0);
         if ruleset >= 0 {
-            // It is closed by the exec.
+            // The exec closes it.
             libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0);
         }
     }
 }
 
-/// Gives every signal its default action. Exec does so for handlers, but an ignored signal stays ignored, and a
-/// program that was never told cannot know.
+/// Gives every signal its default action. Exec resets handlers, but an ignored signal stays ignored, which the program
+/// does not expect.
 fn reset_signals() {
     const LAST: libc::c_int = 64;
     for signal in 1..=LAST {
         #[expect(unsafe_code, reason = "the safe wrappers do not know the real-time signals")]
-        // SAFETY: `signal` is async-signal-safe, no handler is installed, and a number that cannot be changed is
-        // refused without effect.
+        // SAFETY: `signal` is async-signal-safe, no handler is installed, and a signal number that cannot be changed is
+        // rejected without effect.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
         }

@@ -1,13 +1,13 @@
-//! What runs, on paper: so that the next satellite on the same data directory finds what this one left if it is killed
-//! together with its reaper, and nothing else.
+//! The ledger: a file in the data directory that records the running processes. If a satellite is killed together with
+//! its reaper, the next satellite on the same data directory reads it and ends the processes that are left.
 //!
-//! A number is worth nothing by itself: a process is meant only if its start time is the same, in the same boot and PID
-//! namespace. What its leader has outlived carries the satellite's mark, or is in the satellite's cgroup. One line of
-//! JSON is written when something starts and one when it is gone; no `fsync`, because a machine that goes down takes the
-//! processes with it.
+//! A process id alone identifies no process: a row applies only if boot, PID namespace and start time match as well.
+//! Processes that outlive their leader are found by the satellite's mark or in the satellite's cgroup. One line of JSON
+//! is written when a process starts and one when its run has ended. There is no `fsync`, because a machine that goes
+//! down takes the processes with it.
 //!
-//! Rows are written by a thread of their own. A start waits for its row, no longer than [`WAIT_MAX`](crate::disk::WAIT_MAX);
-//! a process whose row is not written yet is shown in `status`.
+//! A thread writes the rows. A start waits for its row, at most [`WAIT_MAX`](crate::disk::WAIT_MAX); `status` shows a
+//! process whose row is not written yet.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs::{self, File};
@@ -25,33 +25,26 @@ use super::cgroup;
 use crate::data_dir::{Access, DataDir};
 use crate::disk::Saver;
 
-/// Its name in the data directory.
 const FILE: &str = "ledger";
 const FILE_MAX: u64 = 1 << 30;
-/// Lines about what is gone are cleared away when there are this many more than needed.
+// Number of superfluous lines at which the file is rewritten.
 const LINES_SPARE: usize = 1000;
-/// What does not die of SIGKILL within this is left to the kernel.
+// Time after which a process that did not die of SIGKILL is left to the kernel.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// One line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// The first: whose ledger it is.
     Satellite(Satellite),
-    /// A process was started.
     Started(Started),
-    /// In its sandbox.
     Inside(Inside),
-    /// Nothing of it is left.
     Ended { run: u64 },
 }
 
-/// Whose ledger it is, and in which world its numbers mean something.
+/// The satellite that writes a ledger: the first line. Its process ids are valid in this boot and PID namespace only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Satellite {
-    /// Random: what its servers carry in their marks.
     pub(super) id: String,
     pub(super) pid: u32,
     pub(super) boot_id: String,
@@ -74,20 +67,20 @@ struct Inside {
     start_time: u64,
 }
 
-/// What a killed satellite had left.
+/// Processes left by a killed satellite and ended by this one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// Processes that were killed.
+    /// Number of processes that were killed.
     pub processes: usize,
-    /// Whose they were.
+    /// Names of the instances that the processes belonged to.
     pub instances: Vec<String>,
-    /// The process id that the satellite had.
+    /// Process id of the killed satellite.
     pub satellite_pid: u32,
-    /// Processes that did not die in time.
+    /// Number of processes that did not die in time.
     pub left: usize,
 }
 
-/// The rows of what runs, and the thread that writes them. Without a data directory nothing is written.
+/// Rows of the running processes and the thread that writes them. Without a data directory nothing is written.
 #[derive(Default)]
 pub(super) struct Ledger(Option<Writing>);
 
@@ -96,14 +89,14 @@ struct Writing {
     saver: Saver,
 }
 
-/// The rows in memory. Never locked while the disk is waited for.
+/// Rows in memory. The lock is never held during disk I/O.
 #[derive(Default)]
 struct Rows {
     running: BTreeMap<u64, Row>,
-    /// Lines that are not written yet, numbered.
+    // Lines not written yet, with their sequence numbers.
     queue: VecDeque<(u64, Line)>,
     last: u64,
-    /// There were too many of them: all that runs is written anew instead.
+    // True after the queue overflowed: the next save writes all running rows anew.
     overflow: bool,
 }
 
@@ -125,7 +118,6 @@ impl Rows {
         }
     }
 
-    /// Lines up to `last` are written.
     fn written(&mut self, last: u64) {
         self.queue.retain(|(number, _)| *number > last);
         let waiting: HashSet<u64> = self.queue.iter().map(|(_, line)| line.run()).collect();
@@ -136,7 +128,6 @@ impl Rows {
 }
 
 impl Line {
-    /// The run that it is about; 0 for none.
     fn run(&self) -> u64 {
         match self {
             Self::Satellite(_) => 0,
@@ -145,31 +136,30 @@ impl Line {
     }
 }
 
-/// The file, as the thread that writes it has it.
 struct Open {
     directory: DataDir,
     satellite: Satellite,
-    /// None as long as there was no room to begin it.
+    // Absent until the disk had room to create the file.
     file: Option<File>,
     lines: usize,
-    /// The last write failed and may have left a part of a line.
+    // True if the last write failed and may have left a part of a line.
     torn: bool,
 }
 
 impl Ledger {
-    /// Begins a new one in place of what is there. A disk that does not take it is tried again. Fails where no thread can
-    /// be started.
+    /// Replaces the existing ledger by a new one. A failed write is retried. Fails only if the thread cannot be
+    /// started.
     pub(super) fn begin(directory: &DataDir, satellite: Satellite) -> io::Result<Self> {
         let rows = Arc::new(Mutex::new(Rows { overflow: true, ..Rows::default() }));
         let mut open = Open { directory: directory.clone(), satellite, file: None, lines: 0, torn: false };
         let shown = Arc::clone(&rows);
         let saver = Saver::start("ledger", move || open.save(&shown))?;
-        // An error is in the log, and each process is shown as not written down.
+        // A failed write is logged, and each process is shown as not recorded.
         let _ = saver.save();
         Ok(Self(Some(Writing { rows, saver })))
     }
 
-    /// Writes a process down, and waits for that. A disk that does not take it holds up no start.
+    /// Adds a process and waits until its row is written. A failed write is logged and does not prevent the start.
     pub(super) fn started(&self, run: u64, instance: &str, pid: u32) {
         let start_time = Stat::read(pid).map_or(0, |stat| stat.start_time);
         let line = Line::Started(Started { run, instance: instance.to_owned(), pid, start_time });
@@ -189,7 +179,7 @@ impl Ledger {
         self.add(Line::Ended { run });
     }
 
-    /// Whether all rows of a run are written. Without a data directory nothing is missing.
+    /// Returns true if all rows of a run are written, or if there is no data directory.
     pub(super) fn is_recorded(&self, run: u64) -> bool {
         let Some(writing) = &self.0 else { return true };
         writing.rows().running.get(&run).is_none_or(|row| row.is_written)
@@ -218,7 +208,6 @@ impl Writing {
 }
 
 impl Open {
-    /// Writes all that is not written yet.
     fn save(&mut self, rows: &Mutex<Rows>) -> io::Result<()> {
         let rows = || rows.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, lines, running, overflow) = {
@@ -254,7 +243,7 @@ impl Open {
             text.push(b'\n');
         }
         self.torn = true;
-        // In one write, so that a kill leaves a whole line or none.
+        // A single write, so that a kill leaves the whole line or nothing of it.
         file.write_all(&text)?;
         (self.torn, self.lines) = (false, self.lines + appended);
         rows().written(last);
@@ -262,7 +251,6 @@ impl Open {
     }
 }
 
-/// Writes it anew beside the old one and puts it in its place.
 fn rewrite(directory: &DataDir, satellite: &Satellite, running: &[Line]) -> io::Result<File> {
     let new = format!("{FILE}.new");
     let mut file = directory.create_file(&new)?;
@@ -276,18 +264,16 @@ fn rewrite(directory: &DataDir, satellite: &Satellite, running: &[Line]) -> io::
     directory.open_file(FILE, Access::Append)
 }
 
-/// The kernel's name for this run of the machine.
 pub(super) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// The name of the PID namespace that our numbers are of.
 pub(super) fn pid_namespace() -> String {
     fs::read_link("/proc/self/ns/pid").unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Ends what the ledger in `directory` says was left, and waits until it is gone. `None` if nothing was. The caller
-/// holds the lock of the directory, so whoever wrote the ledger is dead.
+/// Ends the processes recorded in the ledger of `directory` and waits until they are gone. Returns `None` if there were
+/// none. The caller holds the lock of the directory, so the satellite that wrote the ledger is dead.
 pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<Reclaimed>> {
     let Some(bytes) = directory.read(FILE, FILE_MAX)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -297,13 +283,12 @@ pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<Reclaimed>> {
     };
     let here = left.satellite.boot_id == boot_id() && left.satellite.pid_namespace == pid_namespace();
     if !here {
-        // The machine, or the container, went down meanwhile and took everything with it.
+        // The machine or the container has restarted since, so the processes are gone.
         return Ok(None);
     }
     left.end()
 }
 
-/// What a ledger says was there at its end.
 struct Left {
     satellite: Satellite,
     started: BTreeMap<u64, Started>,
@@ -340,7 +325,7 @@ impl Left {
             let cgroup_gone = cgroup.is_none_or(cgroup::reclaim);
             let found = match Census::take() {
                 Ok(census) => self.find(&census),
-                // The ledger is the only record: it is not given up before it was looked at.
+                // The ledger is the only record of the processes, so a failed census is retried.
                 Err(_) if Instant::now() < until => {
                     thread::sleep(PAUSE);
                     continue;
@@ -375,7 +360,6 @@ impl Left {
         Ok(Some(Reclaimed { processes, instances, satellite_pid: self.satellite.pid, left }))
     }
 
-    /// The live processes that are meant, each with its run if that is known.
     fn find(&self, census: &Census) -> Vec<(Stat, Option<u64>)> {
         let is_meant = |pid: u32, start_time: u64| census.get(pid).is_some_and(|stat| stat.start_time == start_time);
         let mut roots = BTreeMap::new();
@@ -427,7 +411,7 @@ mod tests {
     #[test]
     fn a_row_that_cannot_be_written_holds_up_nothing_and_is_written_later() {
         let directory = crate::data_dir::private_tempdir();
-        // Nothing can be written where a directory has the name of the unfinished file.
+        // Every write fails while a directory has the name of the unfinished file.
         let in_the_way = directory.path().join(format!("{FILE}.new"));
         fs::create_dir(&in_the_way).unwrap();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();

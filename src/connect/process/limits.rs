@@ -1,4 +1,4 @@
-//! Limits of a process that it takes from its parent and hands down to what it starts, and what its end says about them.
+//! Resource limits of a process, inherited by its descendants, and the diagnosis which limit ended it.
 
 use std::io;
 use std::pin::Pin;
@@ -12,40 +12,37 @@ use nix::libc;
 use nix::sys::resource::{Resource, setrlimit};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Per process, but for the number of processes, which is one of the user namespace.
+/// Resource limits; sizes are in bytes. They apply per process, except `processes` (processes and threads), which the
+/// kernel counts per user namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::connect) struct Limits {
-    /// Bytes.
     pub(in crate::connect) address_space: Option<u64>,
-    /// Seconds of processor time, for the process's whole life.
+    /// Seconds of processor time over the whole life of the process.
     pub(in crate::connect) cpu_seconds: Option<u64>,
-    /// Processes and threads.
     pub(in crate::connect) processes: Option<u64>,
-    /// Descriptors.
     pub(in crate::connect) open_files: Option<u64>,
-    /// Bytes.
     pub(in crate::connect) file_size: Option<u64>,
 }
 
 impl Limits {
-    /// Of the calling process. Async-signal-safe.
+    /// Sets the limits of the calling process. Async-signal-safe.
     pub(super) fn set(self) -> io::Result<()> {
         let set = |what, limit: Option<u64>, more: u64| match limit {
             Some(limit) => setrlimit(what, limit, limit.saturating_add(more)),
             None => Ok(()),
         };
         set(Resource::RLIMIT_AS, self.address_space, 0)?;
-        // SIGXCPU first, which says why; SIGKILL a second later for who does not listen.
+        // SIGXCPU first, which names the cause; a second later SIGKILL for a process that handles SIGXCPU.
         set(Resource::RLIMIT_CPU, self.cpu_seconds, 1)?;
         set(Resource::RLIMIT_NPROC, self.processes, 0)?;
         set(Resource::RLIMIT_NOFILE, self.open_files, 0)?;
         set(Resource::RLIMIT_FSIZE, self.file_size, 0)?;
-        // What a server had in memory is not written to a disk.
+        // No core dump: the server's memory may contain secrets and is not written to a disk.
         Ok(setrlimit(Resource::RLIMIT_CORE, 0, 0)?)
     }
 
-    /// Which of them ended a process, if one did. `cpu_seconds` is what it and its children used; `complained` says that
-    /// it spoke of a want of memory.
+    /// Returns the limit that ended a process, if one did. `cpu_seconds` is the processor time of the process and its
+    /// children; `complained` means that its stderr contained an out-of-memory message.
     pub(super) fn blamed(self, end: ProcessEnd, cpu_seconds: u64, complained: bool) -> Option<Limit> {
         let sure = |of| Some(Limit { of, suspected: false });
         let cpu = self.cpu_seconds.is_some_and(|limit| cpu_seconds >= limit);
@@ -53,7 +50,7 @@ impl Limits {
             Some(libc::SIGXCPU) if self.cpu_seconds.is_some() => sure(Limited::Cpu),
             Some(libc::SIGXFSZ) if self.file_size.is_some() => sure(Limited::FileSize),
             Some(libc::SIGKILL) if cpu => sure(Limited::Cpu),
-            // How a program ends that gets no memory is its own affair, and these are the ways in which they do.
+            // Programs that cannot allocate memory end in different ways; these signals are the usual ones.
             Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS | libc::SIGTRAP | libc::SIGILL)
                 if self.address_space.is_some() =>
             {
@@ -67,7 +64,7 @@ impl Limits {
     }
 }
 
-/// How runtimes say that they got no memory.
+// Out-of-memory messages of common runtimes.
 const COMPLAINTS: [&[u8]; 6] = [
     b"out of memory",
     b"Cannot allocate memory",
@@ -77,11 +74,11 @@ const COMPLAINTS: [&[u8]; 6] = [
     b"Out of memory",
 ];
 
-/// Listens to a server's stderr on its way, for a complaint about a want of memory.
+/// Reader of a server's stderr that searches the passing bytes for an out-of-memory message.
 pub(super) struct Overhearing<R> {
     reader: R,
     heard: Arc<AtomicBool>,
-    /// The end of what came before: a complaint may be cut in two.
+    // Last bytes of the previous read: a message may be split between two reads.
     tail: Vec<u8>,
 }
 

@@ -1,10 +1,10 @@
-//! The mark of a run, which everything that the run starts inherits: by it a process is found that has left its group, its
-//! session and its parent.
+//! The mark of a run, inherited by every process that the run starts. It identifies processes that have left their
+//! process group, session and parent.
 //!
-//! It is kept in two places. A variable of the environment names satellite and run in full; an exec with another
-//! environment loses it. A resource limit holds a number; fork, exec, `setsid` and a cleared environment keep it, and
-//! only a process that changes this very limit loses it. The limit is the one on uninterrupted real-time processor time
-//! (`RLIMIT_RTTIME`, in microseconds): the number is beyond a hundred thousand years, so it never takes effect.
+//! The mark is stored in two places. An environment variable contains satellite and run in full; an exec with another
+//! environment loses it. A resource limit contains a number; fork, exec, `setsid` and a cleared environment keep it,
+//! and only a process that changes this very limit loses it. The limit is `RLIMIT_RTTIME`, uninterrupted real-time
+//! processor time in microseconds: the number is beyond a hundred thousand years, so the limit never takes effect.
 
 use std::fs;
 
@@ -12,13 +12,11 @@ use nix::sys::resource::{Resource, setrlimit};
 
 use super::census::environment_variable;
 
-/// The variable's name.
 const VARIABLE: &str = "MCP_SATELLITE_RUN";
-/// The highest bit of each limit that is a mark. Below it are 30 bits of the satellite and 32 of the run.
+// Highest bit of every limit that is a mark. Below it are 30 bits of the satellite id and 32 bits of the run.
 const TAG: u64 = 1 << 62;
 const RUN_BITS: u32 = 32;
 
-/// The mark of one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mark {
     variable: String,
@@ -26,30 +24,26 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// The mark of this run of the satellite with this id.
     pub(super) fn new(satellite: &str, run: u64) -> Self {
         let limit = limit_base(satellite).map(|base| base | (run & u64::from(u32::MAX)));
         Self { variable: format!("{satellite}.{run}"), limit }
     }
 
-    /// The variable to be given to the run's first process.
     pub(super) fn variable(&self) -> (&'static str, &str) {
         (VARIABLE, &self.variable)
     }
 
-    /// The limit to be set in the run's first process.
     pub(super) fn limit(&self) -> Option<u64> {
         self.limit
     }
 }
 
-/// Sets the limit of the calling process. Async-signal-safe. A process without privileges cannot set it where it was
-/// started with a lower one: then there is only the variable.
+/// Sets the limit of the calling process. Async-signal-safe. Without privileges this fails if the process was started
+/// with a lower hard limit: then only the variable marks the run.
 pub(super) fn set_limit(limit: u64) {
     let _ = setrlimit(Resource::RLIMIT_RTTIME, limit, limit);
 }
 
-/// The mark that a process carries, as far as it can be read.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
     variable: Option<String>,
@@ -57,17 +51,15 @@ pub(super) struct Carried {
 }
 
 impl Carried {
-    /// Reads both places.
     pub(super) fn by(pid: u32) -> Self {
         Self { variable: environment_variable(pid, VARIABLE), limit: limit_of(pid) }
     }
 
-    /// Whether it is this run's.
     pub(super) fn is(&self, mark: &Mark) -> bool {
         self.variable.as_ref() == Some(&mark.variable) || (self.limit.is_some() && self.limit == mark.limit)
     }
 
-    /// Whether it is of this satellite, and of which run if that can be read.
+    /// Returns the run if the mark is one of `satellite`; the inner option is `None` if the run cannot be read.
     #[expect(clippy::option_option, reason = "another satellite's is no unknown run of this one")]
     pub(super) fn run_of(&self, satellite: &str) -> Option<Option<u64>> {
         let named = self.variable.as_ref().and_then(|variable| variable.strip_prefix(satellite)?.strip_prefix('.'));
@@ -78,7 +70,6 @@ impl Carried {
     }
 }
 
-/// Whether a process, which may be a zombie, carries the limit of this satellite.
 pub(super) fn has_limit_of(pid: u32, satellite: &str) -> bool {
     limit_of(pid).is_some_and(|limit| is_limit_of(limit, satellite))
 }
@@ -87,7 +78,6 @@ fn is_limit_of(limit: u64, satellite: &str) -> bool {
     limit_base(satellite).is_some_and(|base| limit >> RUN_BITS == base >> RUN_BITS)
 }
 
-/// The part of the limit that all runs of a satellite have in common; none if its id is no number.
 fn limit_base(satellite: &str) -> Option<u64> {
     const SATELLITE_BITS: u32 = 30;
     const HEX_DIGITS: usize = 15;
@@ -96,13 +86,12 @@ fn limit_base(satellite: &str) -> Option<u64> {
     Some(TAG | number << RUN_BITS)
 }
 
-/// The mark in a process's limits, which may be a zombie's or another user's; none if there is none.
+/// Reads the mark from a process's limits. Works for zombies and for processes of other users.
 fn limit_of(pid: u32) -> Option<u64> {
-    // Not by `prlimit`, which asks for a privilege that root does not have in a container.
+    // `prlimit` needs a privilege that root does not have in a container.
     parse(&fs::read_to_string(format!("/proc/{pid}/limits")).ok()?)
 }
 
-/// From a `/proc/PID/limits`: the hard limit behind the soft one.
 fn parse(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max realtime timeout"))?;
     let limit: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;

@@ -1,18 +1,18 @@
-//! Child processes: forked from one lasting thread, each the leader of a session of its own, and gone only when the whole
-//! tree that it started is.
+//! Child processes. One long-lived thread forks them; each leads a session of its own and is gone only when its whole
+//! process tree is gone.
 //!
-//! - `launch` says what is started, and prepares the child between fork and exec; `spawn` forks and executes; `userns`,
-//!   `limits` and `filter` confine it;
-//! - `fork` is the thread that does it;
-//! - `tree` is a leader and all that it started: how it is held, signalled and found; `group`, `cgroup` and `census` are
-//!   the means;
-//! - `scan` is the thread that finds out when a tree is empty, and only then reaps its leader;
-//! - `mark` is what all processes of a run inherit;
-//! - `holds` has all trees, `ledger` writes them down for the next satellite.
+//! - `launch` describes a process and prepares the child between fork and exec; `spawn` forks and executes; `userns`,
+//!   `limits` and `filter` confine the child;
+//! - `fork` is the thread that forks;
+//! - `tree` is a leader with its descendants: how it is held, signalled and found, by means of `group`, `cgroup` and
+//!   `census`;
+//! - `scan` is the thread that detects that a tree is empty, and only then reaps its leader;
+//! - `mark` is the mark that all processes of a run inherit;
+//! - `holds` contains all trees; `ledger` records them for the next satellite.
 //!
-//! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach a stranger
-//! under a recycled number; a member is signalled through a pidfd whose identity was checked; nobody waits for "any
-//! child", so nobody's status is stolen; a [`Link`] that is dropped has its tree killed before the drop returns.
+//! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach another
+//! process under a recycled number; a member is signalled through a pidfd whose identity was checked; no code waits for
+//! "any child", so no exit status is stolen; dropping a [`Link`] kills its tree before the drop returns.
 //!
 //! Linux only: it needs pidfds (5.4) and `/proc`.
 
@@ -49,7 +49,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
-// What the reaper needs.
+// Used by the reaper.
 #[cfg(feature = "cli")]
 pub(crate) use self::census::{Census, Stat, children_of};
 #[cfg(feature = "cli")]
@@ -71,15 +71,14 @@ use self::tree::Tree;
 pub(super) use self::userns::SERVER_ID;
 use crate::data_dir::DataDir;
 
-/// Between two looks into a sandbox that is coming up.
+// Pause between two checks whether the server in a sandbox has started.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// Of what is said before an end that comes at once, this much is looked at.
+// Maximum number of bytes of stderr that are read from a sandbox that ends at once.
 const SAID_MAX: u64 = 1024;
 
-/// The process above this one, where there is one that sees to what we leave.
+// Process id of the reaper, the parent of this process, if there is one.
 static REAPER: OnceLock<u32> = OnceLock::new();
 
-/// Says that `pid`, the parent of this process, is its reaper.
 #[cfg(feature = "cli")]
 pub(crate) fn set_reaper(pid: u32) {
     let _ = REAPER.set(pid);
@@ -89,7 +88,6 @@ fn reaper_pid() -> Option<u32> {
     REAPER.get().copied()
 }
 
-/// Starts processes. Clones share the threads behind it.
 #[derive(Clone)]
 pub(super) struct Processes {
     fork: ForkThread,
@@ -98,7 +96,6 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// With a data directory there is a ledger in it.
     pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
         if signals::are_ignored(Signal::SIGCHLD) {
             return Err(io::Error::other(
@@ -107,20 +104,17 @@ impl Processes {
         }
         let holds = Arc::new(Holds::new(cgroups, data_dir)?);
         let adopts = reaper_pid().map(|_| {
-            // A kernel without it leaves them to the reaper.
+            // On a kernel without subreapers, orphans go to the reaper.
             let _ = set_child_subreaper(true);
             holds.satellite().to_owned()
         });
         Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: Scanner::start(adopts)?, holds })
     }
 
-    /// Ends what the ledger in `data_dir` says was left by a satellite that was killed. The caller holds the directory's
-    /// lock. Blocks until it is gone.
     pub(super) fn reclaim(data_dir: &DataDir) -> io::Result<Option<Reclaimed>> {
         ledger::reclaim(data_dir)
     }
 
-    /// What the kernel limits for whole trees.
     pub(super) fn controllers(&self) -> Controllers {
         self.holds.controllers()
     }
@@ -129,23 +123,20 @@ impl Processes {
         self.holds.description.clone()
     }
 
-    /// What each tree uses, by the server's process id.
     pub(super) fn usage(&self) -> HashMap<u32, Usage> {
         self.holds.usage()
     }
 
-    /// The process ids of the servers whose rows are not in the ledger yet.
     pub(super) fn unrecorded(&self) -> HashSet<u32> {
         self.holds.unrecorded()
     }
 
-    /// Kills everything at once, for a process that is about to end. Blocks until it is gone, or `patience` is over.
     pub(super) fn end_all(&self, patience: Duration) {
         self.holds.end_all(patience);
     }
 
-    /// Starts one process; with a sandbox around it, waits until the server is there. Cancel-safe: one that nobody takes
-    /// is killed.
+    /// Starts a process; with a sandbox, waits until the server in it runs. Cancel-safe: a process whose link is not
+    /// received is killed.
     pub(super) async fn launch(&self, launch: Launch, identity: String) -> Result<Link, LaunchError> {
         let confinement = launch.confinement;
         let started = self.fork.launch(launch, self.scanner.clone()).await?;
@@ -161,7 +152,7 @@ impl Processes {
                     if is_own_failure(end.code, &words) {
                         return Err(LaunchError::Sandbox { sandbox, said: in_a_line(&words) });
                     }
-                    // It was the server that ended, before it was seen.
+                    // The server itself ended before it was seen.
                     break;
                 }
                 tokio::time::sleep(LOOK_PAUSE).await;
@@ -186,21 +177,18 @@ impl Processes {
     }
 }
 
-/// What is said before the end.
 async fn last_words(stderr: &mut pipe::Receiver) -> Vec<u8> {
     let mut said = Vec::new();
-    // Whoever else has the other end is not waited for.
+    // Another process may keep the pipe open, so the wait is bounded.
     let _ = tokio::time::timeout(Duration::from_millis(250), stderr.take(SAID_MAX).read_to_end(&mut said)).await;
     said
 }
 
-/// What a sandbox said, in one line.
 fn in_a_line(said: &str) -> String {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() { "it ended without a word".to_owned() } else { lines.join("; ") }
 }
 
-/// A leader's pidfd, which becomes readable when the leader ends.
 struct Leader(Arc<Tree>);
 
 impl AsRawFd for Leader {
@@ -225,7 +213,7 @@ struct ChildProcess {
     ended: AsyncFd<Leader>,
     scanner: Scanner,
     identity: String,
-    /// Whether it spoke of a want of memory.
+    // True once stderr contained an out-of-memory message.
     complained: Arc<AtomicBool>,
 }
 
@@ -251,15 +239,17 @@ impl Process for ChildProcess {
     fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
         Box::pin(async {
             loop {
-                // The kernel is asked only once it has news: this is polled for every message of the server.
+                // `waitid` is called only after a readiness event: this future is polled for every message of the
+                // server.
                 let Ok(mut readable) = self.ended.readable().await else {
-                    // The runtime that the pidfd is registered with is going: wait where no runtime is needed.
+                    // The runtime that the pidfd is registered with is shutting down: wait through the scanner, which
+                    // needs no runtime.
                     self.scanner.gone(&self.tree).await;
                     return self.tree.end().unwrap_or_default();
                 };
                 match self.tree.end() {
                     Some(end) => return end,
-                    // Cleared only where the pidfd is not readable, and readable it stays from the end on.
+                    // A spurious event: from the leader's end on the pidfd stays readable.
                     None => readable.clear_ready(),
                 }
             }
@@ -282,12 +272,11 @@ impl Process for ChildProcess {
     }
 }
 
-/// Owns a tree: dropping it kills the tree at once, and leaves the reaping to the scanner.
 struct Guard {
     tree: Arc<Tree>,
     holds: Arc<Holds>,
     scanner: Scanner,
-    /// The kernel kills the leader when the thread that forked it ends, so that thread lasts as long as this.
+    // The kernel kills the leader when the thread that forked it ends, so the guard keeps the thread alive.
     _fork: ForkThread,
 }
 

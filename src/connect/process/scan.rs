@@ -1,5 +1,6 @@
-//! The one thread that finds out when a tree is empty, and reaps its leader only then. A cgroup tells; for the others it
-//! reads `/proc`, once for all who wait. It also ends who has strayed from a tree that is to be killed.
+//! The thread that detects empty trees and reaps their leaders only then. A cgroup reports that it is empty; for other
+//! trees the thread reads `/proc`, once for all of them. It also kills processes that have left a tree that is being
+//! killed.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,36 +16,32 @@ use super::census::{Census, children_of};
 use super::mark::{self, Mark};
 use super::tree::{self, Tree};
 
-/// Between two rounds at least.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Between two rounds at least this many times what a round took, so that on a machine with very many processes the
-/// thread is mostly idle all the same.
+// Minimum pause as a multiple of the duration of a round, so that on a machine with very many processes the thread is
+// still mostly idle.
 const IDLE_SHARE: u32 = 4;
 
-/// The interval between two searches for adopted processes that have ended.
+// Interval between two searches for adopted processes that have ended.
 const ADOPTED_PAUSE: Duration = Duration::from_secs(1);
 
-/// After this many rounds in which nothing ended the pause grows, up to this.
+// Number of rounds without an ended process after which the pause grows, up to `PAUSE_MAX`.
 const QUIET_ROUNDS: u32 = 20;
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// A handle to the thread, which ends with its last handle and the last tree it was given.
+// Handle to the thread, which ends with its last handle and the last tree it watches.
 #[derive(Clone)]
 pub(super) struct Scanner(mpsc::Sender<Order>);
 
 enum Order {
-    /// Tell when nothing is left of it, and reap it.
     Watch(Watched),
-    /// SIGTERM to all of it.
     Terminate(Arc<Tree>),
-    /// SIGKILL to whoever carries this mark: its tree is gone.
     Sweep(Mark),
 }
 
 struct Watched {
     tree: Arc<Tree>,
-    /// Who wants to know; nobody, where a tree is only to be reaped.
+    // Receiver of the report; `None` if the tree is only to be reaped.
     tell: Option<oneshot::Sender<()>>,
 }
 
@@ -55,8 +52,8 @@ impl Watched {
 }
 
 impl Scanner {
-    /// Fails also where `/proc` cannot be read: a tree's end could then never be known. `adopts` is the id of the
-    /// satellite where this process adopts what its servers orphan, and so has to reap it.
+    /// Starts the thread. Fails if `/proc` cannot be read, because the end of a tree could then not be detected.
+    /// `adopts` is the satellite's id if this process is a subreaper and must reap the orphans of its servers.
     pub(super) fn start(adopts: Option<String>) -> io::Result<Self> {
         Census::take().map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc: {error}")))?;
         let (sender, orders) = mpsc::channel();
@@ -71,20 +68,21 @@ impl Scanner {
         if tree.is_let_go() {
             return;
         }
-        // A cgroup says so at once.
+        // With a cgroup the answer is immediate.
         if tree.is_empty(None) {
             return self.let_go(tree);
         }
         let (tell, told) = oneshot::channel();
         let _ = self.0.send(Order::Watch(Watched { tree: Arc::clone(tree), tell: Some(tell) }));
-        // Without a thread there is no telling, so the tree is made empty.
+        // The thread has ended: kill and reap the tree here.
         if told.await.is_err() {
             tree.kill();
             tree.reap();
         }
     }
 
-    /// Reaps an empty tree. Who has left its cgroup is looked for afterwards, so that nobody waits for that.
+    /// Reaps an empty tree. Processes that have left its cgroup are killed afterwards, so that no caller waits for the
+    /// search.
     fn let_go(&self, tree: &Tree) {
         tree.reap();
         if let Some(mark) = tree.mark_outside() {
@@ -92,12 +90,10 @@ impl Scanner {
         }
     }
 
-    /// Sends SIGTERM to every member.
     pub(super) fn terminate(&self, tree: &Arc<Tree>) {
         let _ = self.0.send(Order::Terminate(Arc::clone(tree)));
     }
 
-    /// Has a killed tree reaped once it is empty.
     pub(super) fn bury(&self, tree: Arc<Tree>) {
         let _ = self.0.send(Order::Watch(Watched { tree, tell: None }));
     }
@@ -108,13 +104,10 @@ struct Rounds {
     watched: Vec<Watched>,
     to_terminate: Vec<Arc<Tree>>,
     to_sweep: Vec<Mark>,
-    /// Rounds in which nothing has ended.
     quiet: u32,
-    /// Those that may have to be helped.
+    // Trees whose server may ignore SIGTERM, see `Tree::end_deaf_server`.
     terminating: Vec<Arc<Tree>>,
-    /// The satellite's id, where orphans are adopted.
     adopts: Option<String>,
-    /// When those were last reaped that have ended.
     reaped: Option<Instant>,
 }
 
@@ -139,18 +132,17 @@ impl Rounds {
             }
             self.watched.retain(|one| !one.is_given_up());
             let (began, before) = (Instant::now(), self.watched.len());
-            // A panic that ended this thread would leave every server that ends unreaped.
+            // A panic that ended this thread would leave every ended server unreaped.
             if catch_unwind(AssertUnwindSafe(|| self.round())).is_err() {
                 tracing::error!("the thread that looks after ended servers has panicked, and goes on");
             }
             self.quiet = if self.watched.len() == before { self.quiet + 1 } else { 0 };
-            // Who takes its whole grace, or never dies, is looked at less and less often.
+            // The pause grows for trees that use their whole grace period or never die.
             let pause = (PAUSE * (1 + self.quiet / QUIET_ROUNDS)).min(PAUSE_MAX);
             thread::sleep(pause.max(began.elapsed() * IDLE_SHARE));
         }
     }
 
-    /// The next order, or nothing for a while where orphans are to be reaped.
     fn next(&self, orders: &mpsc::Receiver<Order>) -> Result<Order, RecvTimeoutError> {
         match self.adopts {
             Some(_) => orders.recv_timeout(ADOPTED_PAUSE),
@@ -158,8 +150,8 @@ impl Rounds {
         }
     }
 
-    /// Reaps the adopted processes that have ended. The kernel gives orphans to the first thread; the leaders are children
-    /// of the thread that forks, and no other child carries the mark of this satellite.
+    /// Reaps the adopted processes that have ended. The kernel makes orphans children of the first thread; the leaders
+    /// are children of the fork thread, and no other child carries the mark of this satellite.
     fn reap_adopted(&mut self) {
         let Some(satellite) = &self.adopts else { return };
         self.reaped = Some(Instant::now());
@@ -188,14 +180,13 @@ impl Rounds {
         }
     }
 
-    /// Reaps the trees that are empty and tells who waits for them.
     fn round(&mut self) {
         self.terminating.retain(|tree| tree.end().is_none());
-        // Only those whose leader had ended before the census: after that no member can appear but from another member.
+        // Only trees whose leader had ended before the census: from then on only members can create new members.
         let ended = |one: &Watched| one.tree.end().is_some();
         let due: Vec<bool> = self.watched.iter().map(|one| ended(one) || one.tree.is_condemned()).collect();
         let in_question = self.watched.iter().zip(&due).any(|(one, due)| *due && one.tree.needs_census());
-        // One that fails for want of descriptors or memory says nothing; the next one may.
+        // A census fails if descriptors or memory are short; the next one may succeed.
         let asked = !self.terminating.is_empty() || !self.to_terminate.is_empty() || !self.to_sweep.is_empty();
         let census = (in_question || asked).then(Census::take).and_then(Result::ok);
         if let Some(census) = &census {
@@ -206,7 +197,7 @@ impl Rounds {
                 }
             }
             self.terminating.iter().for_each(|tree| tree.end_deaf_server(census));
-            // Until nobody is found: what is being killed may still have forked.
+            // Repeated until no process is found: a process may fork while it is being killed.
             self.to_sweep.retain(|mark| tree::kill_marked(census, mark));
         }
         let mut due = due.into_iter();

@@ -1,8 +1,8 @@
-//! What this process does with a signal, as the kernel tells.
+//! Signal dispositions of this process, read from `/proc`.
 
 use nix::sys::signal::Signal;
 
-/// Whether a signal is ignored: by whoever started this process (`nohup`), or by a host.
+/// Returns true if this process ignores the signal, for example because of `nohup` or an embedding host.
 pub(crate) fn are_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

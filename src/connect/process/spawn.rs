@@ -1,4 +1,4 @@
-//! Fork and exec by hand. The standard library's can start a process anywhere but *in* a cgroup, and to move one there
+//! Fork and exec without the standard library, which cannot start a process *in* a cgroup. Moving a process there
 //! afterwards costs eight milliseconds: the kernel waits until no thread of the machine is in the middle of a fork.
 
 use std::ffi::{CString, OsStr, OsString};
@@ -22,21 +22,22 @@ unsafe extern "C" {
     static mut environ: *const *const c_char;
 }
 
-/// What the constant of the same name is in the kernel's headers; libc's is too narrow for it.
+// Value of the kernel headers' constant of the same name; libc's type is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Every start waits for the one before it, and a file system may not answer: no longer than this.
+// Deadline for the child's exec, in case its file system does not respond: every start waits for the one before it.
 const EXEC_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a child is to become, in the form that exec takes. It holds secrets, so it is not `Debug`.
+/// Arguments, environment and directory of a child, in the form that exec takes. Not `Debug`, because it contains
+/// secrets.
 pub(super) struct Image {
-    /// The first is the program: a name to be found in the child's `PATH`, or a path.
+    // The first is the program: a name to be found in the child's `PATH`, or a path.
     args: Vec<CString>,
     environment: Vec<CString>,
     directory: Option<CString>,
 }
 
-/// A child that has executed its program. It is to be waited for by whoever has it.
+/// A child that has executed its program. The owner must wait for it.
 pub(super) struct Child {
     pub(super) pid: Pid,
     pub(super) stdin: OwnedFd,
@@ -44,17 +45,15 @@ pub(super) struct Child {
     pub(super) stderr: OwnedFd,
 }
 
-/// What a child was at when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// To become what it is to be.
+    /// Any step before or at exec, except entering the working directory.
     Becoming,
-    /// To enter its working directory.
     Entering,
 }
 
 impl Image {
-    /// An error says that a word has a NUL in it.
+    /// Fails if a word contains a NUL.
     pub(super) fn new<'a>(
         args: impl Iterator<Item = &'a OsStr>,
         environment: impl Iterator<Item = (&'a OsString, &'a OsString)>,
@@ -69,7 +68,8 @@ impl Image {
         })
     }
 
-    /// Forks into `cgroup`, has the child `prepare` itself, and executes. `prepare` may make async-signal-safe calls only.
+    /// Forks into `cgroup`, runs `prepare` in the child, and executes the program. `prepare` may make async-signal-safe
+    /// calls only.
     pub(super) fn spawn(
         &self,
         cgroup: Option<BorrowedFd<'_>>,
@@ -80,7 +80,7 @@ impl Image {
         let (stdout, its_stdout) = io::pipe().map_err(becoming)?;
         let (stderr, its_stderr) = io::pipe().map_err(becoming)?;
         let (failure, its_failure) = io::pipe().map_err(becoming)?;
-        // The originals are closed by this: while one is open here no end of a pipe is seen.
+        // `above_the_standard_ones` closes the originals: while one is open here, no reader sees the end of a pipe.
         let its_stdin = above_the_standard_ones(its_stdin.into()).map_err(becoming)?;
         let its_stdout = above_the_standard_ones(its_stdout.into()).map_err(becoming)?;
         let its_stderr = above_the_standard_ones(its_stderr.into()).map_err(becoming)?;
@@ -103,7 +103,8 @@ impl Image {
         drop((its_stdin, its_stdout, its_stderr, its_failure));
         if !speaks_within(&failure, EXEC_PATIENCE) {
             let _ = kill_process(pid, Signal::KILL);
-            // Perhaps it hangs in the kernel, and a wait would as well. It is not reaped, so the number stays its own.
+            // The child may hang in the kernel, and a wait here would hang as well. It is not reaped yet, so its number
+            // is not reused.
             let _ = thread::Builder::new().name("satellite-wait".into()).spawn(move || wait(pid));
             let why = "its program or directory is on a file system that does not answer";
             return Err(becoming(io::Error::new(io::ErrorKind::TimedOut, why)));
@@ -118,7 +119,7 @@ impl Image {
     }
 }
 
-/// Pointers into an [`Image`], made before the fork.
+/// Pointers into an [`Image`], collected before the fork because the child may not allocate.
 struct Becomes {
     standard: [RawFd; 3],
     failure: RawFd,
@@ -129,28 +130,26 @@ struct Becomes {
 }
 
 impl Becomes {
-    /// The child's way to exec.
     fn become_it(&self, prepare: impl Fn() -> io::Result<()>) -> ! {
         let (stage, error) = self.attempt(prepare);
         let [one, two, three, four] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
         let message = [stage as u8, one, two, three, four];
         #[expect(unsafe_code, reason = "the plain calls: this is between fork and exec")]
-        // SAFETY: `failure` is open and `message` as long as is said. `_exit` runs nothing of ours.
+        // SAFETY: `failure` is open and `message` has the length that is passed. `_exit` runs no code of this process.
         unsafe {
             libc::write(self.failure, message.as_ptr().cast(), message.len());
             libc::_exit(127)
         }
     }
 
-    /// Returns only if it failed.
     fn attempt(&self, prepare: impl Fn() -> io::Result<()>) -> (Stage, io::Error) {
-        // First of all: whatever this waits for, it does not outlive us.
+        // First of all, so that the child never outlives its parent, whatever it waits for.
         if let Err(error) = die_with(self.parent) {
             return (Stage::Becoming, error);
         }
         for (from, to) in self.standard.into_iter().zip(0..) {
             #[expect(unsafe_code, reason = "the plain call: the standard descriptors are nobody's to own")]
-            // SAFETY: both are numbers of descriptors, and what is closed by this was inherited.
+            // SAFETY: both are numbers of descriptors, and a descriptor closed by this was inherited.
             if unsafe { libc::dup2(from, to) } == -1 {
                 return (Stage::Becoming, io::Error::last_os_error());
             }
@@ -158,15 +157,15 @@ impl Becomes {
         if let Err(error) = prepare() {
             return (Stage::Becoming, error);
         }
-        // As the user that it has become: a directory that this user may not enter is an error.
+        // After the change of user: a directory that this user may not enter is an error.
         #[expect(unsafe_code, reason = "the path is a C string already, and nothing may be allocated here")]
-        // SAFETY: it is a C string of the image, which lives in this copy of the parent.
+        // SAFETY: it points to a C string of the image, which lives in this copy of the parent.
         if !self.directory.is_null() && unsafe { libc::chdir(self.directory) } == -1 {
             return (Stage::Entering, io::Error::last_os_error());
         }
         #[expect(unsafe_code, reason = "exec with a PATH of its own")]
         // SAFETY: both arrays end with a null pointer and point to C strings of the image. This process has one thread,
-        // so nobody else looks at its environment.
+        // so no other thread reads its environment.
         unsafe {
             environ = self.environment.as_ptr();
             libc::execvp(self.args[0], self.args.as_ptr());
@@ -175,7 +174,7 @@ impl Becomes {
     }
 }
 
-/// Forks, into a cgroup if there is one; `None` in the child.
+/// Forks, into a cgroup if there is one. Returns `None` in the child.
 ///
 /// # Safety
 ///
@@ -183,15 +182,15 @@ impl Becomes {
 #[expect(unsafe_code, reason = "there is no safe fork, and no other way to start a process in a cgroup")]
 unsafe fn fork(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
     let pid = match cgroup {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the conditions above.
         None => unsafe { libc::fork() },
         Some(cgroup) => {
-            // SAFETY: a structure of numbers, for which zero means nothing.
+            // SAFETY: a structure of integers, for which all zeros is valid and means "not set".
             let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
             args.flags = CLONE_INTO_CGROUP;
             args.exit_signal = u64::from(libc::SIGCHLD.unsigned_abs());
             args.cgroup = u64::from(cgroup.as_raw_fd().unsigned_abs());
-            // SAFETY: as the caller promises; without shared memory it is a fork.
+            // SAFETY: the caller guarantees the conditions above; without shared memory `clone3` is a fork.
             let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
             c_int::try_from(pid).unwrap_or(-1)
         }
@@ -199,10 +198,9 @@ unsafe fn fork(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
     if pid < 0 { Err(io::Error::last_os_error()) } else { Ok(Pid::from_raw(pid)) }
 }
 
-/// Starts a child in `cgroup` that ends at once. Whether that is possible is known only then.
 pub(super) fn try_cgroup(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     #[expect(unsafe_code, reason = "there is no other way to start a process in a cgroup")]
-    // SAFETY: the child does nothing but end.
+    // SAFETY: the child only exits.
     match unsafe { fork(Some(cgroup)) }? {
         Some(pid) => wait(pid),
         None => unsafe { libc::_exit(0) },
@@ -210,7 +208,6 @@ pub(super) fn try_cgroup(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the child has executed or failed within this time.
 fn speaks_within(failure: &PipeReader, patience: Duration) -> bool {
     let until = Instant::now() + patience;
     loop {
@@ -224,7 +221,7 @@ fn speaks_within(failure: &PipeReader, patience: Duration) -> bool {
     }
 }
 
-/// What the child has to say about its failure; nothing, if it has executed.
+/// Reads the child's failure from the pipe; returns `None` if the child has executed.
 fn told(mut failure: PipeReader) -> Option<(Stage, io::Error)> {
     let mut message = [0; 5];
     match failure.read_exact(&mut message) {
@@ -241,14 +238,15 @@ fn wait(pid: Pid) {
     while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED) {}
 }
 
-/// The descriptor under a number that is none of the three which the child replaces: a host may have closed its own.
+/// Moves a descriptor above the three standard ones, which the child replaces. A host may have closed its own, so that
+/// a pipe got their numbers.
 fn above_the_standard_ones(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     if descriptor.as_raw_fd() > libc::STDERR_FILENO {
         return Ok(descriptor);
     }
     let copy = fcntl(&descriptor, FcntlArg::F_DUPFD_CLOEXEC(libc::STDERR_FILENO + 1))?;
     #[expect(unsafe_code, reason = "fcntl answers a number")]
-    // SAFETY: the kernel has just given us this descriptor, and nobody else knows of it.
+    // SAFETY: the kernel has just created this descriptor, and no other code uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 

@@ -1,12 +1,12 @@
-//! The tree of a run: a leader, all that it started, and what holds them together.
+//! The process tree of a run: a leader, its descendants, and the means that holds them.
 //!
-//! | held by | members are | a kill is complete because |
+//! | held by | members | why a kill is complete |
 //! | --- | --- | --- |
-//! | cgroup | what the kernel lists | the kernel kills all of it in one act |
-//! | PID namespace | what is below its first process | the kernel kills all of it with that process |
-//! | group | the leader's group and session, their descendants, and who carries the run's mark | it is looked for until nobody is found |
+//! | cgroup | the processes that the kernel lists | the kernel kills all in one operation |
+//! | PID namespace | the processes below its first process | the kernel kills all with that process |
+//! | group | its group and session, descendants, processes with the mark | the search repeats until it finds none |
 //!
-//! No signal goes to a number: each member is held by a pidfd, and then asked once more whether it is one.
+//! No signal goes to a bare number: each member is held by a pidfd, and then checked once more.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,20 +24,18 @@ use super::ledger::Ledger;
 use super::limits::Limits;
 use super::mark::Mark;
 
-/// Above this an exit code of a sandbox is the signal that ended its server.
+// Exit codes of a sandbox above this value encode the signal that ended its server.
 const SIGNAL_BASE: i32 = 128;
 
 pub(super) struct Tree {
     pub(super) group: Group,
     pub(super) run: u64,
     cgroup: Option<Cgroup>,
-    /// The mark that its processes carry.
     mark: Mark,
     confinement: Option<Confinement>,
     inside: OnceLock<Inside>,
-    /// To be killed, whoever of it turns up.
+    // True once the tree is to be killed, including members found later.
     condemned: AtomicBool,
-    /// What can be known only until it is reaped.
     last: OnceLock<Last>,
     ledger: Arc<Ledger>,
 }
@@ -47,11 +45,10 @@ struct Last {
     killed_for_memory: bool,
 }
 
-/// What runs in a sandbox.
 struct Inside {
-    /// The first process of its PID namespace: with it all others die.
+    // The first process of the PID namespace; the kernel kills all others with it.
     init: Known,
-    /// The server, where that is another one.
+    // The server, if it is not the first process.
     server: Option<Known>,
 }
 
@@ -68,7 +65,6 @@ impl Tree {
         Self { group, run, cgroup, mark, confinement, inside, condemned, last, ledger }
     }
 
-    /// The server's process id.
     pub(super) fn pid(&self) -> u32 {
         let inside = self.inside.get();
         inside.map_or(self.group.pid(), |inside| inside.server.as_ref().unwrap_or(&inside.init).pid)
@@ -86,10 +82,9 @@ impl Tree {
         }
     }
 
-    /// How it ended, if its leader has.
     pub(super) fn end(&self) -> Option<ProcessEnd> {
         let end = self.group.end()?;
-        // A sandbox hands its server's end on as a code.
+        // A sandbox returns the signal that ended its server as an exit code.
         match end.code {
             Some(code) if self.confinement.is_some() && (SIGNAL_BASE + 1..=SIGNAL_BASE + 64).contains(&code) => {
                 Some(ProcessEnd { code: None, signal: Some(code - SIGNAL_BASE) })
@@ -98,7 +93,6 @@ impl Tree {
         }
     }
 
-    /// Looks for the server in its sandbox. Whether it is there yet.
     pub(super) fn look_inside(&self) -> std::io::Result<bool> {
         let Some(confinement) = self.confinement else { return Ok(true) };
         if self.inside.get().is_some() {
@@ -109,7 +103,7 @@ impl Tree {
             let parent = path[path.len() - 1];
             let children = match children_of(parent) {
                 Ok(children) => children,
-                // The sandbox has just ended: what it said is told by whoever looks.
+                // The sandbox has just ended; the caller reads its error message.
                 Err(_) if Stat::read(parent).is_none_or(|stat| !stat.alive) => return Ok(false),
                 Err(error) => return Err(error),
             };
@@ -129,8 +123,8 @@ impl Tree {
         Ok(true)
     }
 
-    /// SIGTERM to every member, once: there are servers that take a second one for impatience. A sandbox's own
-    /// processes are left out: they would take the server with them before its handler has run.
+    /// Sends SIGTERM to every member, once: some servers skip their shutdown on a second one. The sandbox's own
+    /// processes are left out: they would end the server before its handler has run.
     pub(super) fn terminate(&self, census: &Census) {
         let in_group = self.confinement.is_none();
         if in_group {
@@ -146,8 +140,8 @@ impl Tree {
         }
     }
 
-    /// SIGKILL to every member that can be reached at once. Who has strayed is found by the scanner, which kills until
-    /// nobody is left.
+    /// Sends SIGKILL to every member that can be reached at once. The scanner finds the others and kills until none is
+    /// left.
     pub(super) fn kill(&self) {
         self.condemned.store(true, Ordering::Release);
         if let Some(cgroup) = &self.cgroup {
@@ -163,7 +157,6 @@ impl Tree {
         self.condemned.load(Ordering::Acquire)
     }
 
-    /// Kills those of it that are still there.
     pub(super) fn kill_strays(&self, census: &Census) {
         self.kill();
         for member in self.members(census) {
@@ -171,13 +164,12 @@ impl Tree {
         }
     }
 
-    /// See [`Tree::end_deaf_server`].
     pub(super) fn may_be_deaf(&self) -> bool {
         self.confinement.is_some_and(|confinement| confinement.depth == 1)
     }
 
-    /// A server that is the first process of its PID namespace does not die of a SIGTERM that it does not handle, as it
-    /// would anywhere else: once it is alone it is ended as the kernel would have.
+    /// Ends a server that cannot die of SIGTERM. The first process of a PID namespace ignores a SIGTERM that it does
+    /// not handle; once it is alone it gets SIGKILL, as SIGTERM would end it anywhere else.
     pub(super) fn end_deaf_server(&self, census: &Census) {
         let Some(inside) = self.inside.get().filter(|inside| inside.server.is_none()) else { return };
         let sandbox = self.group.pid();
@@ -187,7 +179,7 @@ impl Tree {
         }
     }
 
-    /// Whether a member is left that is more than a zombie. Needs a census unless a cgroup holds it.
+    /// Returns true if all members are gone or zombies. Needs a census unless the tree has a cgroup.
     pub(super) fn is_empty(&self, census: Option<&Census>) -> bool {
         if self.group.end().is_none() {
             return false;
@@ -206,7 +198,6 @@ impl Tree {
         self.cgroup.is_none()
     }
 
-    /// Lets go of an ended leader, and with it of all that was kept for the run.
     pub(super) fn reap(&self) {
         if self.is_let_go() {
             return;
@@ -221,22 +212,21 @@ impl Tree {
         self.ledger.ended(self.run);
     }
 
-    /// Whether nothing of it is kept any more. A leader that somebody else has reaped is another matter.
+    /// Returns true after [`Tree::reap`]. False if other code in this process has reaped the leader.
     pub(super) fn is_let_go(&self) -> bool {
         self.last.get().is_some()
     }
 
-    /// The mark of a stray that has left the cgroup: a server without a sandbox may.
+    /// Returns the mark if processes may have left the cgroup, which a server without a sandbox can do.
     pub(super) fn mark_outside(&self) -> Option<&Mark> {
         (self.cgroup.is_some() && self.confinement.is_none()).then_some(&self.mark)
     }
 
-    /// The live members.
     pub(super) fn members(&self, census: &Census) -> Vec<Stat> {
         if let Some(cgroup) = &self.cgroup {
             return cgroup.members().into_iter().filter_map(|pid| census.get(pid).copied()).collect();
         }
-        // A number that is not held is nobody's.
+        // The number of a reaped leader may belong to another process.
         let leader = (!self.group.is_reaped()).then(|| self.group.pid());
         let near = census.under(&leader.into_iter().collect::<HashSet<u32>>());
         let is_marked = |pid| census.is_marked(pid, &self.mark);
@@ -244,7 +234,7 @@ impl Tree {
         census.all().filter(is_member).copied().collect()
     }
 
-    /// Resident memory in pages and processor time in clock ticks.
+    /// Returns resident memory in pages and processor time in clock ticks.
     pub(super) fn usage(&self, census: &Census) -> (u64, u64) {
         let members = self.members(census);
         let pages = members.iter().map(|member| member.rss_pages).sum();
@@ -255,7 +245,8 @@ impl Tree {
         (pages, ticks)
     }
 
-    /// Which limit ended it, if one did; known once it is reaped. `complained` says that it spoke of a want of memory.
+    /// Returns the limit that ended the server, if one did; known once it is reaped. `complained` means that its stderr
+    /// contained an out-of-memory message.
     pub(super) fn blamed(&self, complained: bool) -> Option<Limit> {
         let last = self.last.get()?;
         if last.killed_for_memory && self.end()?.signal == Some(Signal::KILL.as_raw()) {
@@ -265,7 +256,6 @@ impl Tree {
         limits.blamed(self.end()?, last.cpu_ticks / rustix::param::clock_ticks_per_second(), complained)
     }
 
-    /// For people: the sandbox, or `none`.
     pub(super) fn isolation(&self) -> &'static str {
         self.confinement.map_or("none", |confinement| confinement.sandbox)
     }
@@ -277,7 +267,6 @@ impl Tree {
     }
 }
 
-/// SIGKILL to whoever carries this mark. Whether there was anybody.
 pub(super) fn kill_marked(census: &Census, mark: &Mark) -> bool {
     let marked: Vec<Stat> =
         census.all().filter(|stat| stat.alive && census.is_marked(stat.pid, mark)).copied().collect();
@@ -287,14 +276,13 @@ pub(super) fn kill_marked(census: &Census, mark: &Mark) -> bool {
     !marked.is_empty()
 }
 
-/// To a process as it was counted, if it is that still.
 fn signal(member: Stat, signal: Signal) {
     if let Some(known) = Known::hold(member.pid, member.start_time) {
         known.signal(signal);
     }
 }
 
-/// Whether a process neither handles nor ignores SIGTERM.
+/// Returns true if a process neither handles nor ignores SIGTERM.
 fn is_deaf_to_term(pid: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
     let mask = |key: &str| {

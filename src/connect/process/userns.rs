@@ -1,10 +1,10 @@
-//! The user namespace that a sandbox is started in: made between fork and exec, one for each run, because the kernel
-//! counts processes against `RLIMIT_NPROC` by user *and* user namespace. In a namespace of its own an instance has a
-//! count of its own.
+//! The user namespace of a sandbox, created between fork and exec, one for each run: the kernel counts processes
+//! against `RLIMIT_NPROC` by user *and* user namespace, so an instance in its own namespace has its own count.
 //!
-//! Where the satellite is root, two users exist in it: root, as whom the sandbox mounts what only root can reach, and the
-//! one as whom the server runs, outside as well. Such a map can only be written from outside, by the thread here.
-//! Elsewhere there is one, ourselves, which the child writes down by itself; the sandbox makes another name of it.
+//! If the satellite is root, the namespace maps two users: root, as which the sandbox mounts files that only root can
+//! reach, and [`SERVER_ID`], as which the server runs, inside and outside. Only a process outside can write such a map:
+//! the thread in this module. Otherwise the namespace maps the satellite's own user, which the child writes itself; the
+//! sandbox gives that user another number.
 
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -18,26 +18,25 @@ use nix::sys::prctl::set_dumpable;
 use nix::sys::stat::Mode;
 use nix::unistd::{getegid, geteuid, getpid, read, write};
 
-/// Whom servers in a sandbox run as: user and group.
+/// User and group id of servers in a sandbox.
 pub(in crate::connect) const SERVER_ID: u32 = 99999;
 
-/// How a child gets its map, as numbers that can be carried over a fork.
+/// Pipes between a child and the mapper thread, as descriptor numbers that survive a fork.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
-    /// Its process id is written here,
+    // The child writes its process id here.
     ask: RawFd,
-    /// and comes back here with a 1 once its map is there, or a 0.
+    // The mapper writes the process id here, followed by 1 if the map is written, otherwise 0.
     answer: RawFd,
 }
 
-/// The thread that writes maps. It ends when this is dropped.
 pub(super) struct Mapper {
     ask: PipeWriter,
     answer: PipeReader,
 }
 
 impl Mapper {
-    /// `None` where the satellite is not root, and nobody needs it.
+    /// Starts the thread. Returns `None` if the satellite is not root, because the child then writes its map itself.
     pub(super) fn start() -> io::Result<Option<Self>> {
         if !geteuid().is_root() {
             return Ok(None);
@@ -48,7 +47,8 @@ impl Mapper {
         Ok(Some(Self { ask, answer }))
     }
 
-    /// What a child needs. The child lives no longer than the thread that forks it, which holds this.
+    /// Returns the descriptors for a child. They stay open: the child lives no longer than the forking thread, which
+    /// owns the mapper.
     pub(super) fn mapping(&self) -> Mapping {
         Mapping { ask: self.ask.as_raw_fd(), answer: self.answer.as_raw_fd() }
     }
@@ -59,7 +59,7 @@ fn run(mut questions: PipeReader, mut answers: PipeWriter) {
     while questions.read_exact(&mut pid).is_ok() {
         let process = u32::from_ne_bytes(pid);
         let map = format!("0 0 1\n{SERVER_ID} {SERVER_ID} 1\n");
-        // The process is ours and waits for this, so the number is its own.
+        // The process is a child of this one and waits for the answer, so its number cannot have been reused.
         let written =
             ["uid_map", "gid_map"].iter().all(|file| fs::write(format!("/proc/{process}/{file}"), &map).is_ok());
         let [one, two, three, four] = pid;
@@ -69,15 +69,15 @@ fn run(mut questions: PipeReader, mut answers: PipeWriter) {
     }
 }
 
-/// Enters a new user namespace, with at most `below` further ones in it. Runs between fork and exec: every call is
-/// async-signal-safe.
+/// Enters a new user namespace, in which at most `below` further ones can be created. Runs between fork and exec: every
+/// call is async-signal-safe.
 pub(super) fn enter(below: u8, mapping: Option<Mapping>) -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     unshare(CloneFlags::CLONE_NEWUSER)?;
     if let Some(mapping) = mapping {
         mapping.await_map()?;
     } else {
-        // A copy of a process that hides its memory hides these files, too. What it executes decides anew.
+        // A fork of a process that is not dumpable cannot write these files. The exec resets the flag.
         set_dumpable(true)?;
         put(c"/proc/self/setgroups", b"deny")?;
         put(c"/proc/self/uid_map", Line::map_to_root(user).bytes())?;
@@ -93,7 +93,7 @@ impl Mapping {
         let (ask, answer) = unsafe { (BorrowedFd::borrow_raw(self.ask), BorrowedFd::borrow_raw(self.answer)) };
         let own = getpid().as_raw().cast_unsigned().to_ne_bytes();
         write(ask, &own)?;
-        // The answer to a child that died waiting may still be in the pipe.
+        // The pipe may still contain the answer to a child that died while it waited.
         loop {
             let mut bytes = [0; 5];
             let mut got = 0;
@@ -117,7 +117,6 @@ fn put(path: &std::ffi::CStr, bytes: &[u8]) -> io::Result<()> {
     Ok(write(&file, bytes).map(drop)?)
 }
 
-/// `0 ID 1`, without an allocation.
 struct Line {
     bytes: [u8; 16],
     length: usize,

@@ -1,4 +1,4 @@
-//! How an instance's server is reached: where its requests go, and what each of them carries.
+//! Access to an instance's server: addresses, credentials and the headers of every request.
 
 use std::sync::Arc;
 
@@ -13,20 +13,16 @@ use reqwest::{Client, RequestBuilder, Url};
 use super::clients::Clients;
 use super::tokens::{Purse, Tokens};
 
-/// What a server's answers may be.
 const ANY_ANSWER: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
-/// The type of a stream of events.
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
-/// The type of a message or a batch.
 pub(super) const JSON: &str = "application/json";
-/// The type of a text for people.
 pub(super) const TEXT: &str = "text/plain";
 
 pub(super) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 pub(super) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Headers that are the protocol's or the connection's, and not for an instance to set.
+// Headers of the protocol or of the connection, which an instance cannot set.
 const RESERVED: [&str; 18] = [
     "accept",
     "accept-encoding",
@@ -48,30 +44,28 @@ const RESERVED: [&str; 18] = [
     "upgrade",
 ];
 
-/// Whether an instance's header of this name is left out of its requests.
+/// Returns true if a configured header of this name is left out of an instance's requests.
 pub fn is_reserved(header: &str) -> bool {
     RESERVED.iter().any(|reserved| reserved.eq_ignore_ascii_case(header))
 }
 
-/// A server's address and our credentials for it. They are made of one spec; new credentials are another `Access`.
+/// Addresses of a server and credentials for it, from one spec. New credentials make a new `Access`.
 pub(super) struct Access {
     client: Client,
-    /// With the instance's query parameters.
+    // Includes the instance's query parameters.
     url: Url,
-    /// It may be on the other side of a proxy than the server is.
     health: Option<(Client, Url)>,
-    /// The instance's, all of them sensitive.
+    // Headers of the instance, all marked as sensitive.
     headers: HeaderMap,
-    /// The instance's query parameters.
     query: Vec<(String, Secret)>,
-    /// None if its headers say who it is.
+    // Absent if the instance's headers contain a credential.
     purse: Option<Purse>,
     pub(super) mask: Mask,
     pub(super) policy: Arc<Policy>,
 }
 
 impl Access {
-    /// Fails where the spec cannot be used, and says why without showing a value.
+    /// Fails if the spec is not usable. The error contains no secret value.
     pub(super) fn new(spec: &InstanceSpec, clients: &Clients, tokens: &Arc<dyn Tokens>) -> Result<Self, FailureKind> {
         let bad = |why: String| FailureKind::BadAddress(spec.mask.apply(&why));
         let Target::Remote { url, health_url, .. } = &spec.target else {
@@ -112,41 +106,37 @@ impl Access {
         Ok(Self { client, url, health, headers, query, purse: Purse::of(spec, tokens), mask, policy })
     }
 
-    /// Where the token for a request to `url` comes from. It was issued for this server, and goes nowhere else.
+    /// Returns the source of tokens for a request to `url`: only for the origin of this server, for which tokens are
+    /// issued.
     pub(super) fn purse(&self, url: &Url) -> Option<&Purse> {
         self.purse.as_ref().filter(|_| url.origin() == self.url.origin())
     }
 
-    /// The configured address. It has a query, so it is not to be shown.
+    /// Returns the configured address. It contains the query and must not be shown.
     pub(super) fn url(&self) -> &Url {
         &self.url
     }
 
-    /// An address that the server named, with our parameters beside its own.
     pub(super) fn endpoint(&self, endpoint: &Url) -> Url {
         let mut url = endpoint.clone();
         extend(&mut url, &self.query);
         url
     }
 
-    /// A message for `url`.
     pub(super) fn post(&self, url: Url, body: Bytes) -> RequestBuilder {
         let request = self.client.post(url).headers(self.headers.clone());
         request.header(ACCEPT, ANY_ANSWER).header(CONTENT_TYPE, JSON).body(body)
     }
 
-    /// A stream of events from the configured address.
     pub(super) fn listen(&self) -> RequestBuilder {
         let request = self.client.get(self.url.clone()).headers(self.headers.clone());
         request.header(ACCEPT, EVENT_STREAM).header(CACHE_CONTROL, "no-store")
     }
 
-    /// The end of a session at the configured address.
     pub(super) fn delete(&self) -> RequestBuilder {
         self.client.delete(self.url.clone()).headers(self.headers.clone())
     }
 
-    /// The question whether the server is healthy, if it was configured.
     pub(super) fn probe(&self) -> Option<RequestBuilder> {
         let (client, url) = self.health.as_ref()?;
         let request = client.get(url.clone()).headers(self.headers.clone());
@@ -154,7 +144,6 @@ impl Access {
     }
 }
 
-/// `url` with these parameters, in the place of its own of the same names.
 fn extend(url: &mut Url, query: &[(String, Secret)]) {
     if query.is_empty() {
         return;

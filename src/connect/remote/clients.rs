@@ -1,8 +1,8 @@
 //! The HTTP clients that all lines share.
 //!
-//! One client would do, but two things are settled for a whole client in reqwest: how long connecting may take, and
-//! whether the proxies of the environment are asked. So there is one client for each combination that is in use, which is
-//! one or two; they share the certificates, the memory of TLS sessions and the lookups of names.
+//! reqwest fixes two settings for a whole client: the connect timeout, and the use of proxies from the environment. So
+//! there is one client for each combination in use, which is one or two; they share the certificates, the TLS session
+//! cache and the name lookups.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,34 +17,32 @@ use rustls::{ClientConfig, RootCertStore};
 use super::names::Names;
 use crate::http::{USER_AGENT, is_loopback};
 
-/// Node closes a connection that was idle for 5 s. A request that crosses that would look like a reset.
+// Node closes a connection that was idle for 5 s. A request sent at that moment would look like a connection reset.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// An idle connection, such as one that only listens, is asked this often whether its other end is there.
+// Idle time after which a connection, for example of a GET stream, is checked with keepalive probes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// The other end has not answered for this long: it is gone.
+// Time without acknowledgement after which a connection is considered dead.
 const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 
-/// What is settled for a whole client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Kind {
     connect_timeout: Duration,
-    /// Whether proxies are left out.
+    // True if no proxy is used.
     direct: bool,
 }
 
-/// Clients by what they are for.
 pub(crate) struct Clients {
     tls: ClientConfig,
     names: Names,
-    /// Without them no server that speaks TLS can be trusted.
+    // False if no CA certificates were found: then no TLS server can be trusted.
     has_roots: bool,
     known: Mutex<HashMap<Kind, Client>>,
 }
 
 impl Clients {
-    /// Reads the machine's certificates, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
+    /// Reads the machine's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
     pub(crate) fn new() -> io::Result<Self> {
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
@@ -59,19 +57,17 @@ impl Clients {
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let tls = tls.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
         let clients = Self { tls, names: Names::new(), has_roots, known: Mutex::default() };
-        // What cannot be made is told now, not by every instance.
+        // If no client can be built, fail now instead of for every instance.
         clients
             .client(Kind { connect_timeout: RemotePolicy::default().connect_timeout, direct: false })
             .map_err(io::Error::other)?;
         Ok(clients)
     }
 
-    /// The client for exchanges with `url`.
     pub(crate) fn of(&self, url: &Url, policy: &RemotePolicy) -> Result<Client, reqwest::Error> {
         self.client(Kind { connect_timeout: policy.connect_timeout, direct: is_loopback(url) })
     }
 
-    /// Whether a server that speaks TLS can be trusted at all.
     pub(crate) fn has_roots(&self) -> bool {
         self.has_roots
     }
@@ -85,9 +81,9 @@ impl Clients {
             .tls_backend_preconfigured(self.tls.clone())
             .dns_resolver(self.names.clone())
             .user_agent(USER_AGENT)
-            // Credentials would go where nobody has configured them to go.
+            // A redirect could send credentials to an origin that was not configured.
             .redirect(redirect::Policy::none())
-            // Whether something may be sent twice is not for a client to say.
+            // The session decides whether a message may be sent twice, not the client.
             .retry(retry::never())
             .http1_only()
             .connect_timeout(kind.connect_timeout)

@@ -1,7 +1,7 @@
-//! Server-sent events, read as the HTML standard says, with a limit on what is kept.
+//! Decoder for server-sent events (HTML standard) with a memory limit.
 //!
-//! Our own, because the limit is the point: a line without an end must not grow in memory, and a stream that is idle
-//! for days must hold none. `sse-stream`, which rmcp uses, has neither.
+//! The limit is the reason for an own decoder: an endless line must not grow in memory, and a stream that is idle for
+//! days must hold none. `sse-stream`, which rmcp uses, has neither property.
 
 use std::time::Duration;
 
@@ -11,52 +11,42 @@ use bytes::Bytes;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use memchr::memchr2;
 
-/// An event with data, or what the stream says of itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// Its type; none is `message`.
+    /// Event type; absent means `message`.
     pub(super) kind: Option<String>,
-    /// Its data lines, joined.
     pub(super) data: Bytes,
 }
 
-/// A shorter event is not counted: there are few at a time.
+/// Minimum size in bytes of an event that counts in the memory budget; shorter ones are few at a time.
 pub(super) const COUNTED_FROM: usize = 64 * 1024;
 
-/// An event that cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum EventError {
-    /// A line or the event is over the limit.
     TooLong,
-    /// There is no memory for it.
     NoMemory,
 }
 
-/// The state of one stream between two chunks.
 #[derive(Debug)]
 pub(super) struct Events {
     limit: usize,
     memory: Arc<ByteBudget>,
-    /// The memory of the event that is being read.
     share: ByteShare,
-    /// What has come and is not read yet.
     chunk: Bytes,
-    /// The beginning of a line whose end has not come.
     line: Vec<u8>,
     data: Option<Vec<u8>>,
     kind: Option<String>,
-    /// The id in the event that is being read.
     next_id: Option<Vec<u8>>,
     last_id: Option<Vec<u8>>,
     retry: Option<Duration>,
-    /// A line ended with CR: an LF now is the same end.
+    // True if the last line ended with CR: an LF now belongs to the same line end.
     after_cr: bool,
-    /// Nothing was read yet: a byte order mark may come.
+    // True before the first line, where a byte order mark may occur.
     at_start: bool,
 }
 
 impl Events {
-    /// A stream whose lines and events are at most `limit` bytes. Long ones count in `memory`.
+    /// Creates a decoder for lines and events of at most `limit` bytes. Long ones count in `memory`.
     pub(super) fn new(limit: usize, memory: &Arc<ByteBudget>) -> Self {
         Self {
             limit,
@@ -74,13 +64,11 @@ impl Events {
         }
     }
 
-    /// What came next. The chunk before has been read to its end.
     pub(super) fn push(&mut self, chunk: Bytes) {
         debug_assert!(self.chunk.is_empty(), "read with `next` until there is no more");
         self.chunk = chunk;
     }
 
-    /// The next event that is whole.
     pub(super) fn next(&mut self) -> Result<Option<Event>, EventError> {
         while !self.chunk.is_empty() {
             if std::mem::take(&mut self.after_cr) && self.chunk[0] == b'\n' {
@@ -113,29 +101,26 @@ impl Events {
             }
             self.give_back();
         }
-        // An empty rest would hold all that it is the rest of.
+        // An empty remainder would keep the buffer of the whole chunk.
         self.chunk = Bytes::new();
         Ok(None)
     }
 
-    /// The id with which the stream can be taken up again: of the last event that was whole.
     pub(super) fn last_id(&self) -> Option<&[u8]> {
         self.last_id.as_deref().filter(|id| !id.is_empty())
     }
 
-    /// How long the server wants us to wait before the stream is opened again.
+    /// Returns the pause before a reconnection that the server has requested.
     pub(super) fn retry(&self) -> Option<Duration> {
         self.retry
     }
 
-    /// Counts the memory of a long event, if there is as much.
     fn count(&mut self) -> Result<(), EventError> {
         let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
         let uncounted = bytes.saturating_sub(COUNTED_FROM + self.share.bytes());
         if uncounted == 0 || self.share.try_take(uncounted) { Ok(()) } else { Err(EventError::NoMemory) }
     }
 
-    /// Returns the memory of a line that was dropped, such as a long comment.
     fn give_back(&mut self) {
         let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
         let needed = bytes.saturating_sub(COUNTED_FROM);
@@ -175,13 +160,13 @@ impl Events {
                 let milliseconds = std::str::from_utf8(value).ok().and_then(|digits| digits.parse().ok());
                 self.retry = milliseconds.map(Duration::from_millis).or(self.retry);
             }
-            // Comments, which keep a connection alive, and what we do not know.
+            // Comments, which keep a connection alive, and unknown fields.
             _ => {}
         }
         Ok(None)
     }
 
-    /// At an empty line: the event, if it has data. One without says only its id.
+    /// Ends an event at an empty line. Returns `None` if it has no data; it may still have set the id.
     fn finish(&mut self) -> Option<Event> {
         if let Some(id) = self.next_id.take() {
             self.last_id = Some(id);
@@ -201,7 +186,6 @@ impl Events {
 mod tests {
     use super::*;
 
-    /// All events of a stream that comes in chunks of this size.
     fn read(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, Events), EventError> {
         let mut events = Events::new(limit, &ByteBudget::unlimited());
         let mut seen = Vec::new();

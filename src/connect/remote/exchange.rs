@@ -1,4 +1,4 @@
-//! One exchange over HTTP, and what all of a line's exchanges share.
+//! HTTP exchanges, and the state that all exchanges of a line share.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -28,54 +28,48 @@ use super::line::Telling;
 use super::message;
 use super::tokens::{Refusal, Tokens};
 
-/// The name of a session that is shorter is in everything, and no secret: somebody has counted.
+// Minimum length of a session id that is masked in messages. A shorter one is a counter: it occurs in ordinary text and
+// is no secret.
 const SESSION_ID_MIN: usize = 5;
 
-/// What an exchange has to tell its line.
 #[derive(Debug)]
 pub(super) enum News {
-    /// This is for the session.
     Of(Incoming),
-    /// A message for the session that nobody waited for on its stream: it may be the answer to another exchange.
+    /// A message of the server other than the awaited answer. It may answer the request of another exchange.
     Aside(Bytes, Option<u64>),
-    /// The request with this number was answered a while ago, not by the exchange that sent it.
+    /// The request with this number was answered a while ago on the stream of another exchange.
     Answered(u64),
-    /// The server has taken `notifications/initialized`.
     Initialized,
-    /// The stream of an HTTP+SSE server has named where messages go.
     Endpoint,
-    /// The stream of an HTTP+SSE server has come to nothing.
     Unopened(Failure),
-    /// A notification or an answer of ours was taken, or will not be.
     Told(Telling),
-    /// The exchange is over, and all of it was told.
     Done,
 }
 
-/// The way to the line, which takes one message at a time: a server that talks faster than it is listened to waits.
+/// Sender from an exchange to its line, with room for one message: a server that sends faster than the session reads
+/// has to wait.
 pub(super) struct Out {
     line: mpsc::Sender<News>,
-    /// The request whose exchange it is.
     of: Option<u64>,
 }
 
 impl Out {
     pub(super) async fn send(&mut self, news: News) {
-        // An error says that the line is gone, and with it, at the next await, this exchange.
+        // If the line is gone, this exchange is dropped at the next await.
         let _ = self.line.send(news).await;
     }
 
-    /// A text of the server with the answer in it that was waited for.
     pub(super) async fn answer(&mut self, text: Bytes) {
         self.messages(text, |message, of| News::Of(Incoming::Message { message, of })).await;
     }
 
-    /// Any other text of the server.
+    /// Sends any other text of the server.
     pub(super) async fn aside(&mut self, text: Bytes) {
         self.messages(text, News::Aside).await;
     }
 
-    /// One message, or a batch of them. What is no JSON is passed on for the session to count.
+    // Splits a batch into its messages. Text that is not JSON is passed on, because the session counts invalid
+    // messages.
     async fn messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> News) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
         match is_batch.then(|| message::messages(&text)).flatten() {
@@ -89,10 +83,9 @@ impl Out {
     }
 }
 
-/// One exchange, and which request it is for.
 type Exchange = BoxFuture<'static, (Option<u64>, News)>;
 
-/// What is under way on one line. It runs where the line is polled, so nothing of it outlives the line.
+/// Exchanges in progress on one line. They run while the line is polled, so none outlives the line.
 pub(super) struct Exchanges {
     running: FuturesUnordered<Abortable<Exchange>>,
     abandonable: Vec<(u64, AbortHandle)>,
@@ -115,7 +108,6 @@ impl Exchanges {
         }
     }
 
-    /// Begins an exchange; one with a number can be abandoned by it.
     pub(super) fn start<F>(&mut self, id: Option<u64>, exchange: impl FnOnce(Out) -> F)
     where
         F: Future<Output = News> + Send + 'static,
@@ -129,25 +121,22 @@ impl Exchanges {
         self.wake();
     }
 
-    /// Whether there is an exchange that `message` answers in its place.
     pub(super) fn answered_by(&self, message: &[u8]) -> Option<u64> {
         let id = (!self.abandonable.is_empty()).then(|| message::answered(message)).flatten()?;
         self.abandonable.iter().any(|(its, _)| *its == id).then_some(id)
     }
 
-    /// Drops an exchange, and with it its connection.
+    // Also drops the connection of the exchange.
     pub(super) fn abandon(&mut self, id: u64) {
         if let Some(at) = self.abandonable.iter().position(|(its, _)| *its == id) {
             self.abandonable.swap_remove(at).1.abort();
         }
     }
 
-    /// Drops all of them, and what they had still to tell.
     pub(super) fn abandon_all(&mut self) {
         *self = Self { waker: self.waker.take(), ..Self::new() };
     }
 
-    /// The line has something to do.
     pub(super) fn wake(&mut self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -156,7 +145,7 @@ impl Exchanges {
 
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<News> {
         loop {
-            // What an exchange told while it ran comes before its end.
+            // Messages that an exchange sent while it ran come before its result.
             let told = match self.receiver.poll_next_unpin(cx) {
                 Poll::Ready(news) => news,
                 Poll::Pending => self.ended.pop_front(),
@@ -170,7 +159,7 @@ impl Exchanges {
                     self.ended.push_back(news);
                 }
                 Poll::Ready(Some(Err(Aborted))) => {}
-                // One of them may have told something all the same.
+                // An exchange may have sent a message during this poll.
                 Poll::Ready(None) | Poll::Pending => match self.receiver.poll_next_unpin(cx) {
                     Poll::Ready(Some(news)) => return Poll::Ready(news),
                     Poll::Ready(None) | Poll::Pending => break,
@@ -182,7 +171,6 @@ impl Exchanges {
     }
 }
 
-/// What the exchanges of a line have in common, and change.
 pub(super) struct Session {
     clients: Arc<Clients>,
     tokens: Arc<dyn Tokens>,
@@ -192,11 +180,9 @@ pub(super) struct Session {
 
 struct State {
     access: Result<Arc<Access>, FailureKind>,
-    /// The server's name for the session.
     id: Option<HeaderValue>,
-    /// The protocol version, once it was agreed on.
     version: Option<HeaderValue>,
-    /// Where an HTTP+SSE server wants its messages.
+    // Endpoint for messages, named by an HTTP+SSE server.
     endpoint: Option<Url>,
 }
 
@@ -212,7 +198,6 @@ impl Session {
         Arc::new(Self { clients, tokens, memory, state })
     }
 
-    /// What every exchange that begins now goes by.
     pub(super) fn terms(&self) -> Result<Terms, Failure> {
         let state = self.state();
         let access = state.access.clone().map_err(Failure::unsent)?;
@@ -226,13 +211,13 @@ impl Session {
         self.state().access = access;
     }
 
-    /// The session begins with the answer to `initialize`, before a version was agreed on.
+    /// Stores the session id from the response to `initialize`. Ignored once a version is negotiated.
     pub(super) fn greeted(&self, headers: &HeaderMap) {
         let mut state = self.state();
         if let Some(id) = headers.get(SESSION_ID).filter(|_| state.version.is_none()) {
-            // A copy: the one that was sent holds all of the answer's head in memory.
+            // A copy: the original keeps the whole head of the response in memory.
             let Ok(mut id) = HeaderValue::from_bytes(id.as_bytes()) else { return };
-            // Who knows it can speak for us.
+            // The id is a secret, because it gives access to the session.
             id.set_sensitive(true);
             state.id = Some(id);
         }
@@ -251,22 +236,21 @@ impl Session {
     }
 }
 
-/// What one exchange goes by, from its beginning to its end.
+/// Snapshot of the session state for one exchange.
 pub(super) struct Terms {
     pub(super) access: Arc<Access>,
-    /// It belongs to no session.
+    // True for a request outside any session.
     alone: bool,
-    /// It begins what there is with the server: what is refused here is refused altogether.
+    // True before a version is negotiated: a refused token then concerns the server as a whole.
     greets: bool,
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     endpoint: Option<Url>,
-    /// The memory budget for messages of all servers.
     memory: Arc<ByteBudget>,
 }
 
 impl Terms {
-    /// The terms of a request that belongs to no session, whatever there is one for; `greets` if it is the first one.
+    /// Returns the terms of a request outside any session. `greets` is true for the first request to the server.
     pub(super) fn alone(self, greets: bool) -> Self {
         Self { alone: true, greets, id: None, version: None, ..self }
     }
@@ -275,17 +259,15 @@ impl Terms {
         self.alone
     }
 
-    /// Whether the server has given the session a name.
+    /// Returns true if the server has given the session an id or an endpoint.
     pub(super) fn names_session(&self) -> bool {
         !self.alone && (self.id.is_some() || self.endpoint.is_some())
     }
 
-    /// Whether a version was agreed on.
     pub(super) fn has_begun(&self) -> bool {
         self.version.is_some()
     }
 
-    /// A message on its way to the server.
     pub(super) fn post(&self, body: Bytes) -> RequestBuilder {
         let url = match &self.endpoint {
             Some(endpoint) => self.access.endpoint(endpoint),
@@ -294,7 +276,7 @@ impl Terms {
         self.access.post(url, body)
     }
 
-    /// Sends a request that belongs to the session, and waits for the beginning of its answer.
+    /// Sends a request of the session, and waits for the head of the response.
     pub(super) async fn ask(
         &self,
         mut request: RequestBuilder,
@@ -308,8 +290,8 @@ impl Terms {
         self.ask_alone(request, header_timeout).await
     }
 
-    /// Sends a request that belongs to no session. One that is refused for its token is sent once more with another one:
-    /// a server that refuses like that has not looked at it.
+    /// Sends a request outside any session. A request refused because of its token is sent once more with another
+    /// token: the server has not processed it.
     pub(super) async fn ask_alone(
         &self,
         request: RequestBuilder,
@@ -352,14 +334,14 @@ impl Terms {
         answer.map_err(|error| of_error(&error, &self.access))
     }
 
-    /// What an answer that is no success means: still the answer to request `id`, or a failure.
+    /// Interprets an error response: returns its messages if they answer request `id`, otherwise the failure.
     pub(super) async fn refusal(&self, response: Response, id: Option<u64>) -> Result<Vec<Bytes>, FailureKind> {
         let status = response.status();
         let kind = of_status(&response, &self.access);
         if !matches!(kind, FailureKind::Status { .. }) {
             return Err(kind);
         }
-        // What it says is only looked at where it makes a difference, and is not waited for without end.
+        // The body is read only where it makes a difference, and with a timeout.
         let speaks = match content_type(&response).as_deref() {
             Some(JSON) => status.is_client_error(),
             Some(TEXT) => status.is_client_error() && self.names_session(),
@@ -373,7 +355,7 @@ impl Terms {
         let body = body.ok().and_then(Result::ok).unwrap_or_default();
         let messages = message::messages(&body).unwrap_or_default();
         let in_session = id.filter(|_| self.version.is_some() && self.names_session());
-        // The server's own words for a session that it does not know, whatever request they are an answer to.
+        // A message that the session is unknown counts for any request.
         let is_told = in_session.is_some()
             && if messages.is_empty() {
                 message::says_session_not_found(&String::from_utf8_lossy(&body))
@@ -386,7 +368,7 @@ impl Terms {
         if !is_told && id.is_some_and(|id| messages.iter().any(|message| message::answers(message, id))) {
             return Ok(messages);
         }
-        // A server that has no sessions any more does not know the method, and says so about no request in particular.
+        // A server that no longer has sessions does not know the method, and returns an error without a request id.
         if let Some(id) = in_session
             && let Some(answer) = messages.iter().find_map(|message| message::unknown_method(message, id))
         {
@@ -395,9 +377,9 @@ impl Terms {
         let expired = match status {
             _ if is_told => true,
             StatusCode::NOT_FOUND => true,
-            // Who knows the session and takes the request for a bad one says so with its number. Who does not know the
-            // session says it in JSON-RPC about nothing or about a number of its own. What is said in plain words, or not
-            // at all, may be either.
+            // A server that knows the session and rejects the request returns an error with the request's id. A server
+            // that does not know the session returns a JSON-RPC error without id or with its own id. Plain text or an
+            // empty body can mean either.
             StatusCode::BAD_REQUEST => {
                 let begun = id.is_some() && self.version.is_some();
                 let speaks = if begun { message::is_error } else { message::is_error_about_nothing };
@@ -414,17 +396,16 @@ impl Terms {
         })
     }
 
-    /// What the server says of us: it may say the session's name, with which somebody else could speak for us.
+    /// Masks secrets and the session id in a message of the server. The id gives access to the session.
     fn told(&self, said: &str) -> String {
         let masked = self.access.mask.apply(said);
         match self.id.as_ref().and_then(|id| id.to_str().ok()).filter(|id| id.len() >= SESSION_ID_MIN) {
-            // After the mask: a secret with this in it would not be known for one any more.
+            // After the mask: a secret that contains the id would no longer be recognized.
             Some(id) => one_line(&masked.replace(id, "[session]")),
             None => one_line(&masked),
         }
     }
 
-    /// All of an answer that is not a stream.
     pub(super) async fn body(&self, mut response: Response) -> Result<Bytes, Failure> {
         let limit = self.line_max();
         let too_long = || Failure::sent(FailureKind::TooLong(limit));
@@ -451,7 +432,6 @@ impl Terms {
         Ok(if share.bytes() == 0 { whole } else { share.hold(whole) })
     }
 
-    /// Reads the events of a stream.
     pub(super) fn events(&self) -> Events {
         Events::new(self.line_max(), &self.memory)
     }
@@ -460,7 +440,6 @@ impl Terms {
         self.access.policy.session.line_max
     }
 
-    /// Returns the failure of a stream whose next event cannot be read.
     pub(super) fn unread(&self, error: &EventError) -> Failure {
         Failure::sent(match error {
             EventError::TooLong => FailureKind::TooLong(self.line_max()),
@@ -473,7 +452,8 @@ impl Terms {
     }
 }
 
-/// The request with this token. One that cannot be sent is as good as none: the server says so.
+/// Adds the token to a request. A token that is not a valid header value is left out, and the server rejects the
+/// request.
 fn bearing(mut request: Request, token: Option<&Secret>) -> Request {
     let value = token.and_then(|token| HeaderValue::from_str(&format!("Bearer {}", token.expose())).ok());
     if let Some(mut value) = value {
@@ -483,25 +463,25 @@ fn bearing(mut request: Request, token: Option<&Secret>) -> Request {
     request
 }
 
-/// What a body is, without its parameters, in lower case.
+/// Returns the media type of a response, without parameters, in lower case.
 pub(super) fn content_type(response: &Response) -> Option<String> {
     let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
     Some(value.split(';').next()?.trim().to_ascii_lowercase())
 }
 
-/// The head of an answer is read in one piece, and each header of it holds all of that. A stream that may be open for days
-/// does without.
+/// Drops the headers of a response: they share a buffer with the whole head, which a stream open for days would keep in
+/// memory.
 pub(super) fn forget_head(response: &mut Response) {
     *response.headers_mut() = HeaderMap::new();
 }
 
-/// The next event of a stream; `None` at its end, however it ended. May be dropped and called again.
+/// Returns the next event of a stream, or `None` at its end, regular or not. Cancel-safe.
 pub(super) async fn next_event(response: &mut Response, events: &mut Events) -> Result<Option<Event>, EventError> {
     loop {
         if let Some(event) = events.next()? {
             return Ok(Some(event));
         }
-        // A server that sends comments without a pause must not keep a thread for itself.
+        // A server that sends comments without a pause must not occupy a thread.
         tokio::task::consume_budget().await;
         match response.chunk().await {
             Ok(Some(chunk)) => events.push(chunk),

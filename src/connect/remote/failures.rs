@@ -1,4 +1,4 @@
-//! What went wrong, by type and never by text. Nothing that is said here shows an address's query, a header or a token.
+//! Classification of errors by type, never by text. No message contains an address's query, a header or a token.
 
 use std::error::Error;
 use std::io;
@@ -13,12 +13,10 @@ use reqwest::{Response, StatusCode, Url};
 use super::access::Access;
 use crate::http::pause;
 
-/// How many characters of somebody else's text are told.
+// Maximum number of characters of a foreign text in a message.
 const TEXT_MAX: usize = 200;
-/// How many of a type of content.
 const CONTENT_TYPE_MAX: usize = 64;
 
-/// Why there was no answer, or no more of it.
 pub(super) fn of_error(error: &reqwest::Error, access: &Access) -> Failure {
     let connecting = error.is_connect();
     let kind = if error.is_builder() {
@@ -43,7 +41,7 @@ fn cause(error: &reqwest::Error, connecting: bool, access: &Access) -> FailureKi
         if connecting && io.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
             return FailureKind::Refused;
         }
-        // What an `io::Error` was made of is not its source: that would be the source of what it was made of.
+        // The error inside an `io::Error` is not its `source()`, which is the source of the inner error.
         let inner = io.and_then(io::Error::get_ref).map(|inner| inner as &(dyn Error + 'static));
         match inner.or_else(|| last.source()) {
             Some(next) => last = next,
@@ -52,17 +50,16 @@ fn cause(error: &reqwest::Error, connecting: bool, access: &Access) -> FailureKi
     }
     FailureKind::Broken(match last.downcast_ref::<io::Error>() {
         Some(error) if error.raw_os_error().is_some() => error.kind().to_string(),
-        // Its own text would be the whole address.
+        // The text of this error would contain the whole address.
         _ if last.is::<reqwest::Error>() => "the exchange failed".to_owned(),
         _ => told(&last.to_string(), access),
     })
 }
 
-/// Why an answer with this status is none.
 pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
     let headers = response.headers();
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    // A client needs it whole, so it is masked and not cut.
+    // A client needs the whole challenge, so it is masked and not shortened.
     let challenge = || challenge(headers).map(|text| access.mask.apply(&text));
     match response.status() {
         StatusCode::UNAUTHORIZED => FailureKind::Unauthorized { challenge: challenge() },
@@ -82,7 +79,6 @@ pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
     }
 }
 
-/// A success that is no message, and what it says that it is.
 pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &Access) -> FailureKind {
     let text = content_type.and_then(|value| value.to_str().ok()).map(|text| told(text, access));
     let media_type = text.as_deref().and_then(|text| text.split(';').next()).map(str::trim);
@@ -90,30 +86,28 @@ pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &Access) -> Fa
     FailureKind::NotMcp { content_type: media_type.map(|shown| shown.chars().take(CONTENT_TYPE_MAX).collect()) }
 }
 
-/// A text that somebody else wrote: without our secrets, and fit for one line.
+/// Masks secrets in a foreign text and shortens it to one line.
 pub(super) fn told(text: &str, access: &Access) -> String {
     one_line(&access.mask.apply(text))
 }
 
-/// As much of a text as fits in a line.
 pub(super) fn one_line(text: &str) -> String {
     let clean = |character: char| if character.is_control() { ' ' } else { character };
     text.chars().take(TEXT_MAX).map(clean).collect()
 }
 
-/// When to come back, if the server says so.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     headers.get(RETRY_AFTER).and_then(|value| pause(value.to_str().ok()?, Timestamp::now()))
 }
 
-/// What a server asks for, as it was sent.
+/// Returns the `WWW-Authenticate` challenges, unmasked.
 pub(super) fn challenge(headers: &HeaderMap) -> Option<String> {
     let challenges: Vec<_> = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()).collect();
     (!challenges.is_empty()).then(|| challenges.join(", "))
 }
 
-/// An address without credentials and parameters. Many hosted servers have the credential in the path, so nothing is
-/// shown of the configured one that may be it.
+/// Formats an address without credentials and parameters. Many hosted servers have the credential in the path, so parts
+/// of the configured path that may be one are masked.
 fn shown(url: &Url, configured: &Url) -> String {
     let origin = url.origin().ascii_serialization();
     if url.path() == configured.path() {
@@ -127,7 +121,7 @@ fn shown(url: &Url, configured: &Url) -> String {
     format!("{origin}{}", path.join("/"))
 }
 
-/// Whether a part of a path is to be treated as a secret. One too many is no loss: who configures the server knows it.
+/// Returns true if a part of a path is treated as a secret. False positives do no harm: the operator knows the address.
 fn looks_secret(segment: &str, is_ours: bool) -> bool {
     let word = |byte: u8| !byte.is_ascii_digit() && !byte.is_ascii_uppercase();
     segment.len() >= 32 || segment.len() >= 8 && (is_ours || !segment.bytes().all(word))

@@ -1,5 +1,5 @@
-//! HTTP+SSE, as of 2024-11-05: a GET opens the one stream on which the server speaks, whose first event names where
-//! messages are to be posted. The session lasts as long as the stream.
+//! HTTP+SSE transport (2024-11-05): a GET opens the only stream of server messages, and its first event names the
+//! endpoint for POSTs. The session lasts as long as the stream.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use super::events::{Event, Events};
 use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
 use super::failures::{not_mcp, told};
 
-/// The stream, to its end.
 pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
     let opening = async {
         let terms = session.terms()?;
@@ -48,7 +47,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
 async fn open(terms: &Terms) -> Result<Response, Failure> {
     let response = terms.ask(terms.access.listen(), Some(terms.header_timeout())).await?;
     if !response.status().is_success() {
-        // Without a request there is no answer to it.
+        // Without a request id no message of the response can be an answer.
         let kind = terms.refusal(response, None).await.err().unwrap_or(FailureKind::NotMcp { content_type: None });
         return Err(Failure::sent(kind));
     }
@@ -58,7 +57,6 @@ async fn open(terms: &Terms) -> Result<Response, Failure> {
     }
 }
 
-/// Where messages go, once the server has said so.
 async fn endpoint(terms: &Terms, response: &mut Response, events: &mut Events) -> Result<Url, Failure> {
     loop {
         match next_event(response, events).await {
@@ -72,7 +70,7 @@ async fn endpoint(terms: &Terms, response: &mut Response, events: &mut Events) -
     }
 }
 
-/// Our credentials go to the origin that was configured for them, and to no other.
+/// Resolves the endpoint and requires the configured origin: credentials go to no other.
 fn resolve(endpoint: &str, access: &Access) -> Result<Url, FailureKind> {
     let home = access.url();
     let endpoint = home

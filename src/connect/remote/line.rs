@@ -1,5 +1,5 @@
-//! A line: what its session sends becomes exchanges, and what they bring goes to the session. Everything runs where the
-//! line is polled; there are no tasks.
+//! A line to a remote server. It starts an exchange for each message of the session and returns the server's messages
+//! to the session. Everything runs where the line is polled; there are no tasks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use super::streamable::LAST_WORDS;
 use super::tokens::Tokens;
 use super::{legacy, message, streamable};
 
-/// So many notifications of ours are on their way at once, each on a connection of its own, and as many answers.
+// Maximum number of notifications in flight, each on its own connection. The same number applies to responses.
 const TELLING_MAX: usize = 4;
-/// So many answers wait for their turn at most, with the answers and notifications that wait for the end of the handshake.
+// Maximum number of queued responses, including responses and notifications that wait for the end of the handshake.
 const UNTOLD_MAX: usize = 4096;
-/// So many notifications wait: of requests that were given up, and the oldest of those a server needs least.
+// Maximum number of queued notifications, mostly cancellations. Beyond it the oldest is dropped: a server needs it
+// least.
 const NOTIFICATIONS_MAX: usize = 256;
 
-/// A line to one server.
 pub(super) struct RemoteLine {
     transport: RemoteTransport,
     session: Arc<Session>,
@@ -33,34 +33,30 @@ pub(super) struct RemoteLine {
     gate: Gate,
     notifications: Lane,
     responses: Lane,
-    /// What is told before anything else.
     ready: VecDeque<Incoming>,
 }
 
-/// Messages that come to no answer. A server that does not take those of one kind still gets the others.
+/// Queue of messages that get no answer. Each kind has its own, so that a server that does not accept one kind still
+/// gets the other.
 #[derive(Default)]
 struct Lane {
-    /// They wait for their turn.
     untold: VecDeque<Bytes>,
     telling: usize,
 }
 
-/// Which of the two it is.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Telling {
     Notification,
     Response,
 }
 
-/// Whether messages can be posted.
 enum Gate {
-    /// Nothing was sent to an HTTP+SSE server yet.
+    /// The stream of an HTTP+SSE server is not opened yet.
     Untried,
-    /// Its stream is being opened, or `notifications/initialized` is on its way and nothing may overtake it: these wait.
+    /// The stream is being opened, or `notifications/initialized` is in flight and must not be overtaken. These
+    /// messages wait.
     Shut(VecDeque<Outgoing>),
-    /// They can.
     Open,
-    /// The session was ended by us.
     Closed,
 }
 
@@ -73,7 +69,7 @@ impl RemoteLine {
     ) -> Self {
         let (transport, gate) = match spec.target {
             Target::Remote { transport: RemoteTransport::Sse, .. } => (RemoteTransport::Sse, Gate::Untried),
-            // What is no remote server has no `Access` either, and fails by that.
+            // A spec without a remote target has no `Access`, so its requests fail.
             Target::Remote { .. } | Target::Stdio { .. } => (RemoteTransport::Http, Gate::Open),
         };
         let session = Session::new(spec, clients, tokens, memory);
@@ -98,7 +94,7 @@ impl RemoteLine {
                 }
                 RemoteTransport::Sse => self.exchanges.start(Some(id), |_| async move {
                     match deliver(&session, body, Some(id), header_timeout).await {
-                        // The answer comes on the stream.
+                        // The response arrives on the stream.
                         Ok(None) => News::Done,
                         Ok(Some(message)) => News::Of(Incoming::Message { message, of: Some(id) }),
                         Err(failure) => News::Of(Incoming::Failed { id, failure }),
@@ -117,7 +113,8 @@ impl RemoteLine {
         }
     }
 
-    /// A few at a time: a server that asks and asks must not have a connection for each of our answers.
+    /// Queues a message and sends a few at a time: a server that sends many requests must not get a connection for each
+    /// response.
     fn tell(&mut self, telling: Telling, body: Option<Bytes>) {
         let lane = self.lane(telling);
         lane.untold.extend(body);
@@ -133,7 +130,8 @@ impl RemoteLine {
         }
     }
 
-    /// How many notifications wait for the gate, and answers for that or their turn. The door bounds the requests.
+    /// Returns the number of notifications and responses that wait for the gate, plus the queued responses. The number
+    /// of requests is limited elsewhere.
     fn untold(&self) -> usize {
         let gate = if let Gate::Shut(waiting) = &self.gate {
             waiting.iter().filter(|message| is_telling(message)).count()
@@ -150,7 +148,8 @@ impl RemoteLine {
         }
     }
 
-    /// Waits for the gate to open. What is given up meanwhile must not make a flood of it.
+    /// Queues a message until the gate opens. The oldest notification is dropped beyond the limit, because cancelled
+    /// requests can produce many.
     fn wait(waiting: &mut VecDeque<Outgoing>, message: Outgoing) {
         let is_notification = |message: &Outgoing| matches!(message, Outgoing::Notification { .. });
         if is_notification(&message)
@@ -162,7 +161,6 @@ impl RemoteLine {
         waiting.push_back(message);
     }
 
-    /// The session is over, and what still waited for it to begin was never sent.
     fn lost(&mut self, failure: Failure) {
         self.unsent(&failure.kind);
         self.ready.push_back(Incoming::Lost(failure));
@@ -177,7 +175,6 @@ impl RemoteLine {
         }
     }
 
-    /// Messages can be posted: those that waited first, in their order.
     fn open(&mut self) {
         let Gate::Shut(mut waiting) = std::mem::replace(&mut self.gate, Gate::Open) else { return };
         while let Some(message) = waiting.pop_front() {
@@ -188,8 +185,8 @@ impl RemoteLine {
         }
     }
 
-    /// The stream of an HTTP+SSE server has come to nothing, so nothing that waited for it was sent. The next message is
-    /// another try.
+    /// Fails the waiting messages as unsent, because the stream of an HTTP+SSE server could not be opened. The next
+    /// message is another try.
     fn unopened(&mut self, failure: &Failure) {
         let Gate::Shut(waiting) = std::mem::replace(&mut self.gate, Gate::Untried) else { return };
         for message in waiting {
@@ -218,7 +215,6 @@ impl RemoteLine {
     }
 }
 
-/// Whether it comes to no answer.
 fn is_telling(message: &Outgoing) -> bool {
     matches!(message, Outgoing::Notification { .. } | Outgoing::Response { .. })
 }
@@ -236,7 +232,7 @@ impl Line for RemoteLine {
                 }
                 self.exchanges.abandon(abandoned);
             }
-            // A probe is no part of the session.
+            // A probe is not part of the session.
             (message @ Outgoing::Probe { .. }, _) | (message, Gate::Open) => self.start(message),
             (message, Gate::Shut(waiting)) => Self::wait(waiting, message),
             (message, Gate::Untried) => {
@@ -260,7 +256,7 @@ impl Line for RemoteLine {
                 News::Of(Incoming::Lost(failure)) => self.lost(failure),
                 News::Of(incoming) => return Poll::Ready(incoming),
                 News::Aside(message, of) => {
-                    // A server may answer here and never end the exchange that it was asked in.
+                    // A server may answer on this stream and never end the exchange of the request.
                     if let Some(id) = self.exchanges.answered_by(&message) {
                         self.exchanges.start(None, |_| async move {
                             sleep(LAST_WORDS).await;
@@ -289,7 +285,7 @@ impl Line for RemoteLine {
     }
 }
 
-/// Posts a message whose answer, if there is one, does not come this way; only a refusal may be the answer.
+/// Posts a message. The answer, if there is one, does not come in this response; only an error response may contain it.
 async fn deliver(
     session: &Session,
     body: Bytes,
@@ -314,7 +310,7 @@ async fn notify(session: Arc<Session>, telling: Telling, body: Bytes) -> News {
     News::Told(telling)
 }
 
-/// The server must have taken it before it is asked anything: some refuse what comes too early.
+/// Delivers `notifications/initialized` before the first request: some servers reject requests that arrive too early.
 async fn initialized(session: Arc<Session>, body: Bytes) -> News {
     match tell(&session, body).await {
         Ok(()) => News::Initialized,
@@ -327,8 +323,8 @@ async fn tell(session: &Session, body: Bytes) -> Result<(), Failure> {
     deliver(session, body, None, Some(header_timeout)).await.map(drop)
 }
 
-/// Whether a notification that was not taken says that the session is over. A server that has taken it and was slow, or
-/// broke off, is found out by the next request.
+/// Returns true if the failure of a notification means that the session is over. If the server received it and was slow
+/// or broke off, the next request shows whether the session is lost.
 fn ends_session(failure: &Failure) -> bool {
     match failure.kind {
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } | FailureKind::SessionExpired { .. } => true,
@@ -345,7 +341,7 @@ async fn probe(session: Arc<Session>, id: u64) -> News {
         if response.status().is_success() {
             Ok(())
         } else {
-            // It is no part of a session, so none can have expired.
+            // A probe has no session that could have expired.
             Err(Failure::sent(super::failures::of_status(&response, &terms.access)))
         }
     };

@@ -1,4 +1,4 @@
-//! As much of JSON-RPC as a line must know: which of the messages in a body is the answer that is waited for.
+//! JSON-RPC as far as a line needs it: detects which message of a body answers a request.
 
 use std::borrow::Cow;
 
@@ -7,10 +7,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-/// The code of a JSON-RPC error that says that a method is unknown.
 const METHOD_NOT_FOUND: i64 = -32601;
 
-/// The outside of a message.
 #[derive(Deserialize)]
 struct Outside<'a> {
     #[serde(borrow)]
@@ -24,7 +22,7 @@ struct Outside<'a> {
 }
 
 impl<'a> Outside<'a> {
-    /// serde would also read a struct from an array, so the first byte decides.
+    /// Parses the envelope. The first byte is checked because serde would also read the struct from an array.
     fn of(message: &'a [u8]) -> Option<Self> {
         let message = message.trim_ascii_start();
         (message.first() == Some(&b'{')).then(|| serde_json::from_slice(message).ok()).flatten()
@@ -35,27 +33,23 @@ impl<'a> Outside<'a> {
     }
 }
 
-/// The request of ours that this is the answer to.
+/// Returns the id of the request that this message answers.
 pub(super) fn answered(message: &[u8]) -> Option<u64> {
     Outside::of(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
 }
 
-/// Whether this is the answer to the request with this id.
 pub(super) fn answers(message: &[u8], id: u64) -> bool {
     answered(message) == Some(id)
 }
 
-/// Whether this is a JSON-RPC error.
 pub(super) fn is_error(message: &[u8]) -> bool {
     Outside::of(message).is_some_and(|outside| outside.is_error())
 }
 
-/// Whether this is a JSON-RPC error that is about no request in particular.
 pub(super) fn is_error_about_nothing(message: &[u8]) -> bool {
     Outside::of(message).is_some_and(|outside| outside.is_error() && outside.id.is_none())
 }
 
-/// What a JSON-RPC error says, in its own words.
 pub(super) fn complaint(message: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Refusal {
@@ -69,12 +63,11 @@ pub(super) fn complaint(message: &[u8]) -> Option<String> {
     Some(refusal.error.message).filter(|said| !said.trim().is_empty())
 }
 
-/// Whether these are the words of a server that does not know the session that a request named.
 pub(super) fn says_session_not_found(text: &str) -> bool {
     text.to_ascii_lowercase().contains("session not found")
 }
 
-/// A JSON-RPC error that says that the method is unknown, as the answer to request `id`.
+/// Converts a method-not-found error to an answer to request `id`.
 pub(super) fn unknown_method(message: &[u8], id: u64) -> Option<Bytes> {
     #[derive(Deserialize)]
     struct Refusal<'a> {
@@ -91,7 +84,7 @@ pub(super) fn unknown_method(message: &[u8], id: u64) -> Option<Bytes> {
     (code == METHOD_NOT_FOUND).then(|| format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into())
 }
 
-/// The messages of a text: one object, or those of a batch. `None` if it is not JSON.
+/// Splits a text into messages: one object, or the members of a batch. Returns `None` if it is not JSON.
 pub(super) fn messages(text: &Bytes) -> Option<Vec<Bytes>> {
     let trimmed = text.trim_ascii();
     match trimmed.first() {

@@ -1,4 +1,4 @@
-//! The connector for remote servers: streamable HTTP, and the older HTTP+SSE.
+//! Connector for remote servers: streamable HTTP, and the older HTTP+SSE.
 
 mod access;
 mod clients;
@@ -31,12 +31,12 @@ use self::clients::Clients;
 use self::line::RemoteLine;
 pub use self::tokens::{Holder, NoTokens, Refusal, Tokens};
 
-/// Reaches servers over HTTP and HTTPS.
+/// Connector for servers over HTTP and HTTPS.
 ///
-/// All lines of a connector and its clones share connections, as far as their `connect_timeout` is the same. TLS trusts
-/// the certificates of the machine, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name. Proxies are those of
-/// `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, but never for this machine's loopback. Redirects are not
-/// followed, and nothing is sent twice.
+/// All lines of a connector and its clones share connections, provided that their `connect_timeout` is the same. TLS
+/// trusts the certificates of the machine, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`. Proxies are those of
+/// `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, but never for the loopback interface. Redirects are not
+/// followed, and the HTTP client sends no request twice.
 #[derive(Clone)]
 pub struct RemoteConnector {
     clients: Arc<Clients>,
@@ -45,26 +45,29 @@ pub struct RemoteConnector {
 }
 
 impl RemoteConnector {
-    /// Reads the machine's certificates. Fails where no HTTP client can be made; a machine without certificates can
-    /// still reach servers that need none.
+    /// Creates a connector that trusts the machine's certificates. A machine without certificates can still reach
+    /// servers without TLS.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no HTTP client can be built.
     pub fn new() -> io::Result<Self> {
         let clients = Arc::new(Clients::new()?);
         Ok(Self { clients, tokens: Arc::new(NoTokens), memory: ByteBudget::unlimited() })
     }
 
-    /// The same, with tokens for servers whose instances bring none.
+    /// Sets the source of tokens for instances without a credential of their own.
     #[must_use]
     pub fn with_tokens(self, tokens: Arc<dyn Tokens>) -> Self {
         Self { tokens, ..self }
     }
 
-    /// Counts the long answers of all servers in `memory`. An answer for which there is no room is not read.
+    /// Sets the budget for the long answers of all servers. An answer that exceeds the budget is not read.
     #[must_use]
     pub fn with_memory(self, memory: Arc<ByteBudget>) -> Self {
         Self { memory, ..self }
     }
 
-    /// For whoever else asks the network in their name.
     #[cfg(feature = "cli")]
     pub(crate) fn clients(&self) -> Arc<Clients> {
         Arc::clone(&self.clients)

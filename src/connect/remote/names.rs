@@ -1,8 +1,8 @@
-//! Addresses of hosts, as the machine's own resolver knows them. It blocks a thread for as long as it takes (20 s and
-//! more with a name server that is silent) and cannot be called off, and the threads for that are everybody's: control
-//! socket, sandboxes and files wait for them, too. So a few names are looked up at once, and each of them once, for all
-//! who ask meanwhile. Names that have failed or were slow have a few places of their own, so that one team's dead hosts
-//! do not keep everybody else waiting.
+//! DNS lookups with the machine's resolver. A lookup blocks a thread for its whole duration (20 s and more with a
+//! silent name server) and cannot be cancelled, and the thread pool is shared with the control socket, sandboxes and
+//! files. Therefore only a few names are looked up at a time, and concurrent callers share the lookup of a name. Names
+//! that have failed or were slow have a few places of their own, so that the dead hosts of one team do not delay
+//! others.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -14,28 +14,26 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::task::spawn_blocking;
 
-/// So many lookups block a thread at once. The runtime has 512.
+// Maximum number of concurrent lookups, each of which blocks a thread. The runtime has 512.
 const LOOKUPS_MAX: usize = 32;
-/// And so many of names that have failed the last time, or were slow.
+// Maximum number of concurrent lookups of suspects: names whose last lookup failed or was slow.
 const SUSPECT_LOOKUPS_MAX: usize = 8;
-/// What takes longer is slow.
+// Duration above which a lookup is slow.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So many names are remembered for that. Beyond that all are forgotten: each costs one lookup to be known again.
+// Maximum number of remembered suspects. Beyond it all are forgotten, at the cost of one lookup for each.
 const SUSPECTS_MAX: usize = 4096;
 
-/// What is known of a name once it was looked up.
 type Answer = Result<Vec<SocketAddr>, Unresolved>;
 
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the name cannot be resolved")]
 struct Unresolved;
 
-/// One lookup: begun by the first who gets a place for it, and over when its thread says so.
+/// A shared lookup, started by the first caller that gets a permit and finished by its thread.
 type Lookup = OnceCell<watch::Receiver<Option<Answer>>>;
 
 type LookUp = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
-/// The resolver of all clients.
 #[derive(Clone)]
 pub(super) struct Names {
     look_up: Arc<LookUp>,
@@ -43,7 +41,7 @@ pub(super) struct Names {
     suspect_places: Arc<Semaphore>,
     suspects: Arc<Mutex<HashSet<String>>>,
     patience: Duration,
-    /// Lookups that somebody waits for, or a thread works on.
+    // Lookups that have a waiter or a running thread.
     lookups: Arc<Mutex<HashMap<String, Weak<Lookup>>>>,
 }
 
@@ -67,12 +65,10 @@ impl Names {
         self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a lookup of `host` waits for its turn.
     fn places(&self, host: &str) -> Arc<Semaphore> {
         Arc::clone(if self.suspects().contains(host) { &self.suspect_places } else { &self.places })
     }
 
-    /// Asks the machine, for as long as that takes.
     fn ask(&self, host: &str) -> Answer {
         let asked_at = Instant::now();
         let answer = (self.look_up)(host).map_err(|_| Unresolved);
@@ -88,7 +84,6 @@ impl Names {
         answer
     }
 
-    /// The lookup of `host` that is under way, or another.
     fn lookup(&self, host: &str) -> Arc<Lookup> {
         let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lookup) = lookups.get(host).and_then(Weak::upgrade) {
@@ -107,7 +102,8 @@ impl Names {
             let place = self.places(&host).acquire_owned().await.map_err(|_| Unresolved)?;
             let (told, answered) = watch::channel(None);
             let (names, kept) = (self.clone(), Arc::clone(&lookup));
-            // It ends when it ends, whoever has stopped waiting: until then it keeps its place, and its name.
+            // The thread runs to its end even if all callers have given up. Until then it keeps its permit and its
+            // entry in `lookups`.
             spawn_blocking(move || {
                 let _until_then = (place, kept);
                 told.send_replace(Some(names.ask(&host)));
@@ -142,7 +138,6 @@ mod tests {
 
     use super::*;
 
-    /// A resolver that says which name it is asked for, and answers when it is let go.
     fn slow() -> (Names, UnboundedReceiver<String>, mpsc::Sender<()>) {
         slower_than(Duration::MAX)
     }
@@ -171,7 +166,7 @@ mod tests {
         for _ in 0..LOOKUPS_MAX {
             asking.recv().await.unwrap();
         }
-        // Others get a thread; what would have begun before them has begun.
+        // This task gets a thread; a further lookup would have got one before it.
         spawn_blocking(|| {}).await.unwrap();
         assert!(asking.try_recv().is_err(), "more than {LOOKUPS_MAX} at once");
         for _ in 0..100 {

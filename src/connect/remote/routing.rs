@@ -1,5 +1,4 @@
-//! The headers of a request without a session, as HTTP can carry them: what is not plain ASCII goes in Base64, between
-//! marks that say so.
+//! Headers of a request without a session. A value that is not plain ASCII is encoded in Base64 between markers.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -13,20 +12,20 @@ const NAME: HeaderName = HeaderName::from_static("mcp-name");
 const PARAM: &str = "mcp-param-";
 const MARKS: (&str, &str) = ("=?base64?", "?=");
 
-/// What cannot be a header at all is left out, and its server says what it misses.
+/// Returns the headers of a request. A value that cannot be a header is left out, and the server reports it as missing.
 pub(super) fn headers(routing: &Routing) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     let Routing { version, method, name, params } = routing;
     let ours = [(PROTOCOL_VERSION, Some(&**version)), (METHOD, Some(&**method)), (NAME, name.as_deref())];
     let ours = ours.into_iter().filter_map(|(name, value)| {
         let mut value = spelled(value?)?;
-        // An address may hold a secret.
+        // The name may be an address that contains a secret.
         value.set_sensitive(name == NAME);
         Some((name, value))
     });
     let params = params.iter().filter_map(|(name, value)| {
         let name = HeaderName::from_bytes(format!("{PARAM}{name}").as_bytes()).ok()?;
         let mut value = spelled(value)?;
-        // It is somebody's argument.
+        // The value is an argument of a tool call and may be secret.
         value.set_sensitive(true);
         Some((name, value))
     });

@@ -1,9 +1,8 @@
-//! Streamable HTTP: every message is a POST, and its answer is JSON or a stream of events. As of 2025-03-26 to 2025-11-25
-//! there are sessions, and one GET listens for what the server says unasked. As of 2026-07-28 a request stands for itself:
-//! headers say what it is about, its stream is not continued where it breaks off, and its end is the end of the request.
+//! Streamable HTTP: every message is a POST, answered with JSON or an event stream. Versions 2025-03-26 to 2025-11-25
+//! have sessions, and one GET stream for messages that the server sends on its own. In version 2026-07-28 every request
+//! is stateless: headers describe it, a broken stream is not resumed, and the end of the stream ends the request.
 //!
-//! The GET is also how the death of a server is noticed when nobody calls: its stream ends, is opened again at once, and
-//! nobody is there.
+//! The GET stream also detects that an idle server has died: it ends, is reopened at once, and the connection fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +20,14 @@ use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next
 use super::failures::not_mcp;
 use super::{message, routing};
 
-/// After an answer its exchange should end; so long the connection is kept for that, to be used again.
+/// Time that a connection is kept after its answer. If the exchange ends in this time, the connection can be reused.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A stream that ends sooner than this is opened again later and later.
+// Minimum duration of a stream that is reopened without backoff.
 const QUICK: Duration = Duration::from_secs(10);
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(180);
 
-/// A request, to its answer or failure.
 pub(super) async fn request(
     session: Arc<Session>,
     id: u64,
@@ -93,10 +91,11 @@ async fn ask(
     }
 }
 
-/// Servers of the older transport refuse a POST to the address of their stream, one in this way and one in that.
+/// Adds a hint if the server may speak the older transport: such servers reject a POST to the address of their stream
+/// with one of these statuses.
 fn perhaps_older(kind: FailureKind) -> FailureKind {
     match kind {
-        // One that says why speaks JSON-RPC, and is none of them.
+        // A server that gives a reason speaks JSON-RPC and not the older transport.
         FailureKind::Status { status: 400 | 404 | 405, said: None } => {
             FailureKind::Handshake(format!("{kind}; if it speaks the older HTTP+SSE: transport = \"sse\""))
         }
@@ -104,7 +103,7 @@ fn perhaps_older(kind: FailureKind) -> FailureKind {
     }
 }
 
-/// The stream that a POST was answered with, and where it breaks off, what it is continued by, until the answer was in it.
+/// Reads the stream that answers a POST until it contains the answer. A stream that breaks off is resumed.
 async fn follow(
     session: &Session,
     mut terms: Terms,
@@ -140,7 +139,7 @@ async fn follow(
         let last_id = last_id.as_ref().ok_or_else(cut)?;
         sleep(pace.ended(began.elapsed(), events.retry())).await;
 
-        // The server has taken the request: a refusal of its continuation does not mean that it was not carried out.
+        // The server has accepted the request: a refused resumption does not mean that it was not executed.
         terms = session.terms().map_err(|failure| Failure::answering(failure.kind))?;
         let request = terms.access.listen().header(LAST_EVENT_ID, last_id);
         let resumed = terms.ask(request, Some(terms.header_timeout())).await;
@@ -163,7 +162,6 @@ async fn follow(
     }
 }
 
-/// What comes on a stream after its answer.
 async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out) {
     let until = Instant::now() + LAST_WORDS;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
@@ -173,12 +171,12 @@ async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out)
     }
 }
 
-/// The one GET that listens, for as long as the session lasts or until it turns out that the server has none.
+/// Listens on the GET stream until the session ends or the server turns out to have no such stream.
 pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
     let lost = |failure| News::Of(Incoming::Lost(failure));
     let mut pace = Pace::default();
     let mut last_id: Option<HeaderValue> = None;
-    // Until a stream was opened, whatever a server says to a GET is about GET, and not about the session.
+    // Until a stream was opened, an error response is about GET and not about the session.
     let mut opened = false;
     let mut broken = false;
     loop {
@@ -190,7 +188,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
         if let Some(last_id) = &last_id {
             request = request.header(LAST_EVENT_ID, last_id);
         }
-        // A server may begin its answer only when it has something to say.
+        // No header timeout: a server may send the head of its response only with its first message.
         let pause = match terms.ask(request, None).await {
             Ok(response) if response.status().is_success() && !is_stream(&response) => return News::Done,
             Ok(mut response) if response.status().is_success() => {
@@ -224,12 +222,12 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 Err(FailureKind::Status { status: 409, .. }) => pace.refused(None),
                 Ok(_) | Err(_) if !opened => return News::Done,
                 Ok(_) | Err(_) => {
-                    // Perhaps it does not know where we were.
+                    // The server may not know the last event id.
                     last_id = None;
                     pace.refused(None)
                 }
             },
-            // Perhaps the connection was an old one that the server was closing just then: once more, on another.
+            // The server may have closed a pooled connection at that moment: try once more, on another connection.
             Err(failure) if failure.sent && opened && !std::mem::replace(&mut broken, true) => Duration::ZERO,
             Err(failure) if failure.sent && !opened => pace.refused(None),
             Err(failure) => return lost(failure),
@@ -240,12 +238,12 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
     }
 }
 
-/// The end of the session, if the server has a name for it.
+/// Ends the session with DELETE, if the server has an id for it.
 pub(super) async fn close(session: Arc<Session>) -> News {
     if let Ok(terms) = session.terms()
         && terms.names_session()
     {
-        // Whatever comes of it, the session is over for us.
+        // The session is over on this side, whatever the result.
         let _ = terms.ask(terms.access.delete(), Some(terms.access.policy.remote.close_timeout)).await;
     }
     News::Of(Incoming::Closed)
@@ -259,21 +257,19 @@ fn resumption(events: &Events) -> Option<HeaderValue> {
     HeaderValue::from_bytes(events.last_id()?).ok()
 }
 
-/// How soon a stream that has ended is opened again: at once, and if that does not help, later and later.
+/// Backoff for reopening a stream: at once first, then with growing pauses.
 #[derive(Default)]
 struct Pace {
-    /// How often in a row it did not help.
     quick: u32,
 }
 
 impl Pace {
-    /// It ended after this time; the server may have said how long to wait.
+    /// Returns the pause after a stream that lasted this long. `retry` is the pause requested by the server.
     fn ended(&mut self, lasted: Duration, retry: Option<Duration>) -> Duration {
         self.quick = if lasted < QUICK { self.quick.saturating_add(1) } else { 0 };
         self.pause().max(retry.unwrap_or_default()).min(BACKOFF_MAX)
     }
 
-    /// It was not opened; the server may have said how long to wait.
     fn refused(&mut self, retry_after: Option<Duration>) -> Duration {
         self.quick = self.quick.max(1).saturating_add(1);
         self.pause().max(retry_after.unwrap_or_default())

@@ -1,5 +1,5 @@
-//! Where tokens come from that nobody has configured: an authorization that was given once, and is renewed while the
-//! server is used. The line asks for one with each request, and once more when a server has refused the one it had.
+//! Tokens that are not configured: they come from an authorization that was given once and is renewed while the server
+//! is in use. The line gets a token for each request, and another one after a server has refused a token.
 
 use std::sync::Arc;
 
@@ -10,42 +10,47 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
 
-/// Whose token is meant, and for which server.
+/// Instance and server that a token belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The instance: nobody else's token is ever given for it.
+    /// Id of the instance. The token is never used for another one.
     pub id: InstanceId,
-    /// What it is called.
+    /// Name of the instance.
     pub name: Arc<str>,
-    /// Its server, without a query.
+    /// Address of the server, without query.
     pub url: String,
 }
 
-/// A request that a server has refused for its token.
+/// A request that a server has refused because of its token.
 #[derive(Debug)]
 pub struct Refusal {
-    /// 401 or 403.
+    /// HTTP status: 401 or 403.
     pub status: u16,
-    /// What it was sent with.
+    /// Token of the request, if it had one.
     pub used: Option<Secret>,
-    /// `WWW-Authenticate`, as it was sent: it may echo the token.
+    /// Value of `WWW-Authenticate`, unmasked: it may echo the token.
     pub challenge: Option<String>,
-    /// Whether it was to begin what there is with the server (`initialize`, `server/discover`): not one call alone.
+    /// True for the first request to the server (`initialize`, `server/discover`): the refusal then concerns more than
+    /// a single call.
     pub first: bool,
-    /// Whether it was refused before, with another token: it is not sent once more.
+    /// True if the request was refused before, with another token. It is not sent again.
     pub again: bool,
 }
 
-/// Has the tokens of instances that bring none of their own.
+/// Source of tokens for instances without a credential of their own.
 pub trait Tokens: Send + Sync + 'static {
-    /// The one that there is. It is asked for with each request, so it waits for nothing.
+    /// Returns the current token. Called for each request, so it must not block.
     fn token(&self, holder: &Holder) -> Option<Secret>;
 
-    /// Another one, with which the request is sent once more; none where that is not its business; or why there is none.
+    /// Returns another token, with which the request is sent once more, or `None` if this source does not handle the
+    /// refusal.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the reason why there is no token.
     fn another(&self, holder: &Holder, refusal: Refusal) -> BoxFuture<'static, Result<Option<Secret>, FailureKind>>;
 }
 
-/// Where one instance's tokens come from.
 pub(super) struct Purse {
     holder: Holder,
     tokens: Arc<dyn Tokens>,
@@ -65,7 +70,7 @@ impl Purse {
     }
 }
 
-/// Nobody has any.
+/// A source without any tokens.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTokens;
 
@@ -80,7 +85,7 @@ impl Tokens for NoTokens {
 }
 
 impl Holder {
-    /// An instance that may have a token: one of a remote server that brings no credential of its own where a token goes.
+    /// Returns the holder for an instance of a remote server that has no `Authorization` header of its own.
     pub fn of(spec: &InstanceSpec) -> Option<Self> {
         let Target::Remote { url, .. } = &spec.target else { return None };
         let brings_its_own = spec.headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"));

@@ -1,4 +1,4 @@
-//! Simulated servers in process, as a [`Connector`]: thousands at once, in paused time if wanted.
+//! Simulated servers within this process, as a [`Connector`]: thousands at once, if required in paused time.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,47 +20,48 @@ use super::rmcp_server;
 use super::script::Script;
 use super::server::{Env, Server};
 
-/// What a pipe holds, in bytes; taken only as it is used.
+// Capacity of a pipe in bytes, allocated only as it is used.
 const PIPE_SIZE: usize = 4096;
 
-/// Simulated process ids start here, where few real ones are.
+// Simulated process ids start at a number that real processes rarely have.
 static NEXT_PID: AtomicU32 = AtomicU32::new(1_000_000);
 
-/// Who answers.
+/// Implementation of a simulated server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ServerKind {
-    /// The hand-written one: everything a script can say, in one task.
+    /// The hand-written server, which supports the whole script, in one task.
     #[default]
     Responder,
-    /// rmcp's server, for comparison: the default tools, lifetimes and signals of a script, and none of its other faults.
+    /// The server of rmcp, for comparison. It supports the default tools, lifetimes and signals of a script, but no
+    /// other faults.
     Rmcp,
 }
 
-/// What one opening of an instance comes to. Of a remote one it is the script; the rest is its endpoint's.
+/// Plan for one start of an instance. For a remote instance only the script applies; the rest is set at its endpoint.
 #[derive(Debug, Clone)]
 pub struct SimPlan {
-    /// What the server does.
+    /// Behaviour of the server.
     pub script: Arc<Script>,
-    /// Who answers.
+    /// Implementation of the server.
     pub kind: ServerKind,
-    /// Fails the opening, as where a command is missing.
+    /// Error of the start, as for a missing command.
     pub open_error: Option<String>,
-    /// How long the opening takes, whether it fails or not.
+    /// Duration of the start, successful or not.
     pub open_delay: Duration,
 }
 
 impl SimPlan {
-    /// The script, started at once.
+    /// Creates a plan that starts the script at once.
     pub fn new(script: impl Into<Arc<Script>>) -> Self {
         Self { script: script.into(), kind: ServerKind::Responder, open_error: None, open_delay: Duration::ZERO }
     }
 
-    /// The script, started at once and served by rmcp.
+    /// Creates a plan that starts the script at once, served by rmcp.
     pub fn rmcp(script: impl Into<Arc<Script>>) -> Self {
         Self { kind: ServerKind::Rmcp, ..Self::new(script) }
     }
 
-    /// No server: the opening fails for this reason.
+    /// Creates a plan without a server: the start fails for this reason.
     pub fn fails(why: impl Into<String>) -> Self {
         Self { open_error: Some(why.into()), ..Self::new(Script::default()) }
     }
@@ -74,7 +75,8 @@ impl From<Script> for SimPlan {
 
 type Planner = dyn Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync;
 
-/// Starts simulated servers. A clone is the same connector: keep one to count and to hurt what the other has started.
+/// Connector that starts simulated servers. Clones share their servers: keep one to count and disturb the servers that
+/// the other started.
 #[derive(Clone)]
 pub struct SimConnector {
     plan: Arc<Planner>,
@@ -83,54 +85,54 @@ pub struct SimConnector {
 }
 
 impl SimConnector {
-    /// Every instance follows the same script.
+    /// Creates a connector with the same script for every instance.
     pub fn new(script: impl Into<Arc<Script>>) -> Self {
         let plan = SimPlan::new(script);
         Self::with(move |_, _| plan.clone())
     }
 
-    /// Each run of each instance follows a plan of its own.
+    /// Creates a connector with a plan for each run of each instance.
     pub fn with(plan: impl Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync + 'static) -> Self {
         Self { plan: Arc::new(plan), census: Arc::default(), remote: Arc::default() }
     }
 
-    /// Its remote servers remember nothing of what is over, so that it may live for long.
+    /// Makes the remote endpoints keep no history, so that the connector can run for long.
     #[must_use]
     pub fn forgetful(self) -> Self {
         Self { remote: Arc::new(endpoint::World::forgetful()), ..self }
     }
 
-    /// Servers that are there now, those included of which only a grandchild is left.
+    /// Returns the number of servers that exist now, including those of which only a grandchild is left.
     pub fn alive(&self) -> usize {
         self.census.books().alive
     }
 
-    /// Servers ever started.
+    /// Returns the number of servers ever started.
     pub fn opened(&self) -> u64 {
         self.census.books().opened
     }
 
-    /// How often a server was started for an instance that still had one, or a line made beside another.
+    /// Returns how often a server was started for an instance that still had one, or a line created beside another.
     pub fn overlaps(&self) -> u64 {
         self.census.books().overlaps + self.remote.overlaps()
     }
 
-    /// The server of an instance, the latest if there are several.
+    /// Returns the server of an instance, the latest if there are several.
     pub fn handle(&self, id: &InstanceId) -> Option<SimHandle> {
         self.census.books().there.get(id)?.last().cloned().map(SimHandle)
     }
 
-    /// The far end of a remote instance, which is there from the beginning and outlives its sessions.
+    /// Returns the endpoint of a remote instance, which exists from the beginning and outlives its sessions.
     pub fn remote(&self, id: &InstanceId) -> SimRemote {
         SimRemote(self.remote.endpoint(id))
     }
 
-    /// Lines to remote servers that are there now, connected or not.
+    /// Returns the number of lines to remote servers that exist now, connected or not.
     pub fn lines(&self) -> usize {
         self.remote.lines()
     }
 
-    /// The most handshakes with remote servers that were under way at once.
+    /// Returns the highest number of concurrent handshakes with remote servers.
     pub fn handshakes_max(&self) -> usize {
         self.remote.attempts_max()
     }
@@ -140,7 +142,7 @@ impl SimConnector {
         let control = Arc::new(Control::simulated(&script, Arc::downgrade(&self.census), spec.id.clone()));
         self.census.enter(spec.id.clone(), Arc::clone(&control));
 
-        // Two, not the two directions of one: closing stdin must leave stdout open.
+        // Two pipes instead of the two directions of one: closing stdin must leave stdout open.
         let (writer, stdin) = duplex(PIPE_SIZE);
         let (stdout, reader) = duplex(PIPE_SIZE);
         let (stderr, stderr_reader) =
@@ -200,22 +202,22 @@ impl Connector for SimConnector {
     }
 }
 
-/// A way to hurt one server from outside, as a crash, the kernel or a bug of its own would.
+/// Control of a server from outside: simulates a crash, the kernel, or a bug.
 #[derive(Clone)]
 pub struct SimHandle(Arc<Control>);
 
 impl SimHandle {
-    /// It ends with this code.
+    /// Ends the server with this exit code.
     pub fn exit(&self, code: i32) {
         self.0.finish(ProcessEnd { code: Some(code), signal: None });
     }
 
-    /// It ends by this signal.
+    /// Ends the server by this signal.
     pub fn signal(&self, signal: i32) {
         self.0.finish(ProcessEnd { code: None, signal: Some(signal) });
     }
 
-    /// It stays, and never does anything again but end by a signal that it does not handle. Not for
+    /// Freezes the server: it exists, but does nothing except end by a signal that it does not handle. Not for
     /// [`ServerKind::Rmcp`].
     pub fn freeze(&self) {
         self.0.freeze();
@@ -257,7 +259,6 @@ impl Drop for KillOnDrop {
     }
 }
 
-/// All servers of one connector.
 #[derive(Default)]
 pub(super) struct Census(Mutex<Books>);
 
@@ -281,7 +282,6 @@ impl Census {
         }
     }
 
-    /// This one is gone.
     pub(super) fn strike(&self, id: &InstanceId, gone: &Control) {
         let mut books = self.books();
         let Some(there) = books.there.get_mut(id) else { return };

@@ -1,5 +1,5 @@
-//! What an operating system knows of a process, for one that is simulated: whether it is there, how it ended, and which
-//! signals it was sent.
+//! State of a simulated process as an operating system would have it: whether it exists, how it ended, and which
+//! signals it got.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
@@ -15,14 +15,10 @@ use super::script::{Grandchild, Script};
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
-/// What becomes of a SIGTERM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnSigterm {
-    /// It ends the process, as it does where nobody handles it.
     Default,
-    /// The server is told.
     Handle,
-    /// Nothing.
     Ignore,
 }
 
@@ -36,15 +32,12 @@ impl OnSigterm {
     }
 }
 
-/// One process, as it is seen from outside.
 pub(super) struct Control {
     on_sigterm: OnSigterm,
     state: Mutex<State>,
-    /// The server's task.
     server: AtomicWaker,
-    /// Those who wait for its end.
     changed: Notify,
-    /// Where it is to be struck off once it is gone.
+    // Registry from which the process is removed once it is gone.
     census: Option<(Weak<Census>, InstanceId)>,
 }
 
@@ -63,13 +56,12 @@ impl State {
 }
 
 impl Control {
-    /// Of a simulated process, its grandchild included.
     pub(super) fn simulated(script: &Script, census: Weak<Census>, id: InstanceId) -> Self {
         let state = State { grandchild: script.grandchild, ..State::default() };
         Self { census: Some((census, id)), state: Mutex::new(state), ..Self::of_process(script) }
     }
 
-    /// Of this process: only for what its engine must be told.
+    /// Creates the control of this process, which only reports signals to its engine.
     pub(super) fn of_process(script: &Script) -> Self {
         Self {
             on_sigterm: OnSigterm::of(script),
@@ -80,7 +72,6 @@ impl Control {
         }
     }
 
-    /// From now on wakes the server's task at every change.
     pub(super) fn register(&self, waker: &Waker) {
         self.server.register(waker);
     }
@@ -93,12 +84,11 @@ impl Control {
         self.state().frozen
     }
 
-    /// Whether it was sent a SIGTERM that it handles, since it was last asked.
     pub(super) fn take_sigterm(&self) -> bool {
         std::mem::take(&mut self.state().sigterm)
     }
 
-    /// The leader has ended; only the first end counts.
+    /// Records the end of the leader; only the first one counts.
     pub(super) fn finish(&self, end: ProcessEnd) {
         self.change(|state| {
             state.end.get_or_insert(end);
@@ -109,7 +99,6 @@ impl Control {
         self.change(|state| state.frozen = true);
     }
 
-    /// SIGTERM to the group.
     pub(super) fn terminate(&self) {
         self.change(|state| {
             if state.grandchild == Some(Grandchild::Plain) {
@@ -125,7 +114,6 @@ impl Control {
         });
     }
 
-    /// SIGKILL to everything.
     pub(super) fn kill(&self) {
         self.change(|state| {
             state.grandchild = None;
@@ -141,14 +129,13 @@ impl Control {
         self.until(|state| state.gone().then_some(())).await;
     }
 
-    /// Resolves at a SIGTERM that it handles.
     pub(super) async fn sigterm(&self) {
         self.until(|state| state.sigterm.then_some(())).await;
     }
 
     async fn until<T>(&self, found: impl Fn(&State) -> Option<T>) -> T {
         loop {
-            // Hears of every change from here on, also of one between the look and the wait.
+            // Created before the check, so that a change in between is not missed.
             let changed = self.changed.notified();
             if let Some(found) = found(&self.state()) {
                 return found;
@@ -177,7 +164,7 @@ impl Control {
     }
 }
 
-/// Ends the process where its task is dropped before it has said how it ended: a runtime that shut down, or a panic.
+/// Ends the process if its task is dropped without a result, because the runtime shut down or the task panicked.
 pub(super) struct TaskGuard(pub(super) Arc<Control>);
 
 impl Drop for TaskGuard {

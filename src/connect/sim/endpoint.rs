@@ -1,5 +1,5 @@
-//! The far end of a simulated remote server: it outlives sessions, is hurt and healed from a test, and remembers when
-//! what came. See [`RemoteLine`](super::remote) for the line in front of it.
+//! Endpoint of a simulated remote server. It outlives sessions, can be made to fail and to recover by a test, and
+//! records which messages it received when. See [`RemoteLine`](super::remote) for the line to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem;
@@ -17,34 +17,34 @@ use tokio::time::Instant;
 
 use super::script::Script;
 
-/// How an endpoint answers, as data: it may be changed at any time. The default serves its script at once and takes
-/// every credential. All that it does not say is the script's business, of which each session is a server of its own.
+/// Behaviour of an endpoint as data, which can be changed at any time. The default serves its script without delay and
+/// accepts every credential. Everything else is the behaviour of the script; each session has its own server.
 #[derive(Debug, Clone, Default)]
 pub struct Manner {
-    /// What serves the sessions that are opened from now on; by default what the connector's plan says.
+    /// Script of the sessions opened from now on; by default that of the connector's plan.
     pub script: Option<Arc<Script>>,
-    /// Every exchange comes to this.
+    /// Failure of every exchange, while it is set.
     pub down: Option<FailureKind>,
-    /// The next requests and health checks come to these, one each, before `down` is asked.
+    /// Failures of the next requests and health checks, one each. They take precedence over `down`.
     pub fails_next: VecDeque<FailureKind>,
-    /// How long the first exchange of a line takes more than another: name, connection, TLS. Where that is more than the
-    /// policy's `connect_timeout`, it fails at that.
+    /// Additional delay of the first exchange of a line: name lookup, connection, TLS. If it is longer than the
+    /// policy's `connect_timeout`, the exchange fails after that timeout.
     pub connect_delay: Duration,
-    /// How long a message is on its way.
+    /// Transit time of a message.
     pub delay: Duration,
-    /// Varies both by up to this fraction either way, from 0 to 1.
+    /// Random variation of both delays, as a fraction from 0 to 1 either way.
     pub jitter: f64,
-    /// The seed of that chance.
+    /// Seed of the random variation.
     pub seed: u64,
-    /// A header that every exchange must bring, or it is refused.
+    /// Header and value that every exchange must contain.
     pub wants: Option<(String, Secret)>,
-    /// How it is refused: by default with 401.
+    /// Failure of an exchange without that header; by default status 401.
     pub refuses: Option<FailureKind>,
-    /// Methods that it takes and never answers. `*` is every one, and the health check and the end of a session too.
+    /// Methods that are accepted and never answered. `*` means every method, the health check and the end of a session.
     pub silent_on: BTreeSet<&'static str>,
-    /// Methods that it does not know.
+    /// Methods that are answered with a method-not-found error.
     pub unknown: BTreeSet<&'static str>,
-    /// What a GET of the `health_url` comes to, where that is a failure.
+    /// Failure of a GET of the `health_url`, if it fails.
     pub unhealthy: Option<FailureKind>,
 }
 
@@ -53,7 +53,6 @@ impl Manner {
         self.silent_on.contains(method) || self.silent_on.contains("*")
     }
 
-    /// How these credentials are refused, if they are.
     fn refuses(&self, spec: &InstanceSpec) -> Option<FailureKind> {
         let (name, wanted) = self.wants.as_ref()?;
         let given = spec.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
@@ -62,7 +61,7 @@ impl Manner {
     }
 }
 
-/// Whether the server may have got a message that came to this.
+/// Creates a failure, marked as sent if the server may have received a message that failed in this way.
 pub(super) fn failure(kind: FailureKind) -> Failure {
     match kind {
         FailureKind::Dns
@@ -96,40 +95,39 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
     }
 }
 
-/// One `initialize` of a client.
+/// A handshake of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// The run that made it.
+    /// Run that sent it.
     pub run: Run,
-    /// When it was sent.
+    /// Time of sending.
     pub began: Instant,
-    /// When it was over, if it is.
+    /// Time of its end, if it has ended.
     pub ended: Option<Instant>,
-    /// Whether it made a session.
+    /// True if it succeeded.
     pub succeeded: bool,
 }
 
-/// What became of the sessions of an endpoint.
+/// Session counters of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sessions {
-    /// Ever made.
+    /// Sessions created.
     pub opened: u64,
-    /// Ended by the client tidily (DELETE).
+    /// Sessions ended by the client with DELETE.
     pub closed: u64,
-    /// Left behind by a client that is gone.
+    /// Sessions left behind by a client that is gone.
     pub dropped: u64,
-    /// Forgotten by the server before that.
+    /// Sessions forgotten by the server before that.
     pub forgotten: u64,
 }
 
 impl Sessions {
-    /// Those that are there now, with their client.
+    /// Returns the number of sessions that exist now, with their client.
     pub fn open(self) -> u64 {
         self.opened - self.closed - self.dropped - self.forgotten
     }
 }
 
-/// All endpoints of one connector.
 #[derive(Default)]
 pub(super) struct World {
     endpoints: Mutex<HashMap<InstanceId, Arc<Endpoint>>>,
@@ -137,27 +135,24 @@ pub(super) struct World {
     forgetful: bool,
 }
 
-/// What is under way in all of them together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Flights {
     lines: usize,
-    /// How often a line was made to an endpoint that had one.
+    // Number of lines created to an endpoint that already had one.
     overlaps: u64,
     attempts: usize,
     attempts_max: usize,
 }
 
 impl World {
-    /// One whose endpoints remember nothing of what is over.
     pub(super) fn forgetful() -> Self {
         Self { forgetful: true, ..Self::default() }
     }
 
-    /// The endpoint of an instance, which is there from the first time that anybody asks for it.
     pub(super) fn endpoint(self: &Arc<Self>, id: &InstanceId) -> Arc<Endpoint> {
         let mut endpoints = unpoisoned(&self.endpoints);
         let endpoint = endpoints.entry(id.clone()).or_insert_with(|| {
-            // The world holds its endpoints; they need of it only what they count in.
+            // The world owns its endpoints; they need it only for its counters.
             let (changed, world) = (Notify::new(), Arc::downgrade(self));
             Arc::new(Endpoint { state: Mutex::default(), changed, world, forgetful: self.forgetful })
         });
@@ -177,10 +172,9 @@ impl World {
     }
 }
 
-/// One endpoint.
 pub(super) struct Endpoint {
     state: Mutex<State>,
-    /// A message has come, or an attempt is over.
+    // Notified when a message arrives or an attempt ends.
     changed: Notify,
     world: Weak<World>,
     forgetful: bool,
@@ -189,12 +183,10 @@ pub(super) struct Endpoint {
 #[derive(Default)]
 struct State {
     manner: Manner,
-    /// Lines to it, by number.
     seats: BTreeMap<u64, Seat>,
     lines: u64,
-    /// Sessions that it knows, by number.
     known: BTreeSet<u64>,
-    /// With which HTTP status it refuses another; 404 unless a test says so.
+    // HTTP status for an unknown session; by default 404.
     expired_status: Option<u16>,
     sessions: Sessions,
     attempts: Vec<Attempt>,
@@ -202,37 +194,27 @@ struct State {
     log: Vec<(Instant, Reach, Box<str>)>,
 }
 
-/// How far a message got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reach {
-    /// It was to be sent.
     Tried,
-    /// It got to the endpoint, which may have refused it.
     Received,
-    /// It was handed to the server of its session.
     Served,
 }
 
-/// Where a line hears of what is done to its endpoint.
 #[derive(Default)]
 struct Seat {
     waker: Option<Waker>,
     news: VecDeque<News>,
 }
 
-/// What is done to every line of an endpoint.
 #[derive(Debug, Clone)]
 pub(super) enum News {
-    /// What is under way breaks off.
     Cut,
-    /// The session is lost.
     Lost(FailureKind),
-    /// The server says this unasked.
     Said(Bytes),
 }
 
 impl Endpoint {
-    /// A new line, by its number.
     pub(super) fn enter(&self) -> u64 {
         let mut state = self.state();
         if let Some(world) = self.world.upgrade() {
@@ -246,7 +228,6 @@ impl Endpoint {
         line
     }
 
-    /// That line is gone, and with it the client of this session.
     pub(super) fn leave(&self, line: u64, session: Option<u64>) {
         if let Some(world) = self.world.upgrade() {
             unpoisoned(&world.flights).lines -= 1;
@@ -258,7 +239,6 @@ impl Endpoint {
         }
     }
 
-    /// From now on wakes this line's task when something is done to the endpoint.
     pub(super) fn register(&self, line: u64, waker: &Waker) {
         if let Some(seat) = self.state().seats.get_mut(&line) {
             seat.waker = Some(waker.clone());
@@ -270,7 +250,6 @@ impl Endpoint {
         waker.inspect(Waker::wake_by_ref);
     }
 
-    /// What was done since this line asked last.
     pub(super) fn news(&self, line: u64) -> VecDeque<News> {
         self.state().seats.get_mut(&line).map(|seat| mem::take(&mut seat.news)).unwrap_or_default()
     }
@@ -279,14 +258,14 @@ impl Endpoint {
         of(&mut self.state().manner)
     }
 
-    /// What the next exchange comes to, where it is not for the server of its session to say.
+    /// Returns the configured failure of the next exchange, if there is one.
     pub(super) fn fails(&self, is_asked: bool) -> Option<FailureKind> {
         let manner = &mut self.state().manner;
         let next = if is_asked { manner.fails_next.pop_front() } else { None };
         next.or_else(|| manner.down.clone())
     }
 
-    /// Why a message that has arrived is refused, if it is. `session` is what it names, if it names one.
+    /// Returns the failure with which an arrived message is refused, if it is. `session` is the session that it names.
     pub(super) fn refuses(&self, spec: &InstanceSpec, session: Option<u64>) -> Option<FailureKind> {
         let state = self.state();
         let unknown = session.is_some_and(|session| !state.known.contains(&session));
@@ -301,7 +280,6 @@ impl Endpoint {
         self.changed.notify_waiters();
     }
 
-    /// A handshake was sent; gives its number.
     pub(super) fn attempt_began(&self, run: Run, now: Instant) -> usize {
         if let Some(world) = self.world.upgrade() {
             let mut flights = unpoisoned(&world.flights);
@@ -328,7 +306,6 @@ impl Endpoint {
         self.changed.notify_waiters();
     }
 
-    /// A session is made; gives its number.
     pub(super) fn session_opened(&self) -> u64 {
         let mut state = self.state();
         state.sessions.opened += 1;
@@ -337,7 +314,6 @@ impl Endpoint {
         number
     }
 
-    /// Its client has ended it.
     pub(super) fn session_closed(&self, session: u64) {
         let mut state = self.state();
         if state.known.remove(&session) {
@@ -345,7 +321,6 @@ impl Endpoint {
         }
     }
 
-    /// The server behind it has ended by itself.
     pub(super) fn session_forgotten(&self, session: u64) {
         let mut state = self.state();
         if state.known.remove(&session) {
@@ -377,27 +352,27 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A way to hurt and to heal one endpoint, and to see what it has seen.
+/// Control of an endpoint for tests: makes it fail and recover, and returns what it has received.
 #[derive(Clone)]
 pub struct SimRemote(pub(super) Arc<Endpoint>);
 
 impl SimRemote {
-    /// Changes how it answers from now on.
+    /// Changes the behaviour from now on.
     pub fn change(&self, change: impl FnOnce(&mut Manner)) {
         self.0.manner(change);
     }
 
-    /// It cannot be reached from now on. Its sessions and what it works on are not touched.
+    /// Makes the endpoint unreachable from now on. Sessions and exchanges in progress are not affected.
     pub fn down(&self, kind: FailureKind) {
         self.change(|manner| manner.down = Some(kind));
     }
 
-    /// It can be reached again.
+    /// Makes the endpoint reachable again.
     pub fn up(&self) {
         self.change(|manner| manner.down = None);
     }
 
-    /// The server is killed: it cannot be reached from now on, what was under way breaks off, and its sessions are
+    /// Kills the server: it is unreachable from now on, exchanges in progress break off, and its sessions are
     /// forgotten.
     pub fn kill(&self, kind: FailureKind) {
         self.down(kind);
@@ -405,35 +380,35 @@ impl SimRemote {
         self.cut();
     }
 
-    /// It forgets its sessions, and answers what names one with this HTTP status (404 or 400).
+    /// Forgets all sessions. A message that names one gets this HTTP status (404 or 400).
     pub fn expire(&self, status: u16) {
         self.0.forget_all(status);
     }
 
-    /// The answers to what is under way break off. What was asked may have been done.
+    /// Breaks off the exchanges in progress. Their requests may have been executed.
     pub fn cut(&self) {
         self.0.tell(&News::Cut);
     }
 
-    /// Every line to it finds its session lost, whatever was asked.
+    /// Reports to every line that its session is lost, without a request.
     pub fn lose(&self, kind: FailureKind) {
         self.0.tell(&News::Lost(kind));
     }
 
-    /// Every client is told this unasked: one JSON-RPC message.
+    /// Sends a JSON-RPC message to every client, without a request.
     pub fn say(&self, message: impl Into<Bytes>) {
         self.0.tell(&News::Said(message.into()));
     }
 
-    /// The next exchanges come to these, one each.
+    /// Sets the failures of the next requests and health checks, one each.
     pub fn fail_next(&self, kinds: impl IntoIterator<Item = FailureKind>) {
         self.change(|manner| manner.fails_next = kinds.into_iter().collect());
     }
 
-    /// Waits until what it has seen is as wanted.
+    /// Waits until `seen` returns true.
     pub async fn until(&self, mut seen: impl FnMut(&Self) -> bool) {
         loop {
-            // Hears of every change from here on, also of one between the look and the wait.
+            // Created before the check, so that a change in between is not missed.
             let changed = self.0.changed.notified();
             if seen(self) {
                 return;
@@ -442,39 +417,39 @@ impl SimRemote {
         }
     }
 
-    /// Every handshake so far.
+    /// Returns the handshakes so far.
     pub fn attempts(&self) -> Vec<Attempt> {
         self.0.state().attempts.clone()
     }
 
-    /// How often a handshake was sent while another was under way.
+    /// Returns how often a handshake was sent while another was in progress.
     pub fn overlaps(&self) -> u64 {
         self.0.state().overlaps
     }
 
-    /// What became of its sessions.
+    /// Returns the session counters.
     pub fn sessions(&self) -> Sessions {
         self.0.state().sessions
     }
 
-    /// When messages of this method were sent to it, also those that could not get there. `GET` is a health check by URL,
-    /// `DELETE` the end of a session, and `tools/call echo` a call of that tool.
+    /// Returns the times at which messages of this method were sent, including those that could not be delivered. `GET`
+    /// is a health check by URL, `DELETE` the end of a session, and `tools/call echo` a call of that tool.
     pub fn tried(&self, method: &str) -> Vec<Instant> {
         self.seen(Reach::Tried, method)
     }
 
-    /// When it received them, whatever it did with them.
+    /// Returns the times at which the endpoint received such messages, whatever it did with them.
     pub fn received(&self, method: &str) -> Vec<Instant> {
         self.seen(Reach::Received, method)
     }
 
-    /// When the server of a session was given them: such a call may have been carried out, no other was.
+    /// Returns the times at which the server of a session got such messages. Only these may have been executed.
     pub fn served(&self, method: &str) -> Vec<Instant> {
         self.seen(Reach::Served, method)
     }
 
     fn seen(&self, reach: Reach, method: &str) -> Vec<Instant> {
-        // `tools/call` is every tool's.
+        // `tools/call` matches the calls of all tools.
         let is_it = |what: &str| what == method || what.split_once(' ').is_some_and(|(kind, _)| kind == method);
         let state = self.0.state();
         state.log.iter().filter(|(_, got, what)| *got == reach && is_it(what)).map(|(at, ..)| *at).collect()

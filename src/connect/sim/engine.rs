@@ -1,4 +1,4 @@
-//! Runs a simulated server on its pipes: one task, one timer, no buffer while there is nothing to keep in it.
+//! Runs a simulated server on its pipes: one task, one timer, and no buffer while there is no data.
 
 use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
@@ -12,24 +12,22 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::control::Control;
 use super::server::{Phase, Server};
 
-/// Answers queued for a slow reader; over it nothing more is read, in bytes.
+// Size of queued answers in bytes above which nothing more is read.
 const QUEUE_MAX: usize = 1024 * 1024;
 
-/// A longer line on stdin ends the server, in bytes.
+// Maximum length of a line on stdin in bytes; a longer one ends the server.
 const LINE_MAX: usize = 64 * 1024 * 1024;
 
-/// What is read at once. It lives on the stack, and only while bytes are there.
+// Size of one read in bytes. The buffer is on the stack, and only while bytes are there.
 const CHUNK: usize = 4096;
 
-/// The three pipes of a process, from the inside.
 pub(super) struct Pipes<R, W, E> {
-    /// Closed once it has ended or broken.
+    /// Absent once it has ended or broken.
     pub(super) stdin: Option<R>,
     pub(super) stdout: W,
     pub(super) stderr: Option<E>,
 }
 
-/// Serves until the server ends, or is ended from outside.
 pub(super) async fn run<R, W, E>(pipes: &mut Pipes<R, W, E>, server: Server, control: &Control) -> ProcessEnd
 where
     R: AsyncRead + Unpin,
@@ -45,7 +43,6 @@ struct Engine<'a, R, W, E> {
     pipes: &'a mut Pipes<R, W, E>,
     server: Server,
     control: &'a Control,
-    /// The beginning of a line whose end has not come.
     partial: Vec<u8>,
 }
 
@@ -64,7 +61,7 @@ where
             if self.control.frozen() {
                 return Poll::Pending;
             }
-            // Like a program that blocks in a write to stderr: it does nothing else until somebody has read it.
+            // Like a program that blocks in a write to stderr: it does nothing else until the output is read.
             if let Some(stderr) = &mut self.pipes.stderr {
                 ready!(write(stderr, &mut self.server.err, cx));
             }
@@ -78,7 +75,7 @@ where
             }
             let written = write(&mut self.pipes.stdout, &mut self.server.out, cx);
             match self.server.phase {
-                // What it had written before it ended is still read.
+                // Output from before the end is still delivered.
                 Phase::Ended(end) => return written.map(|()| end),
                 Phase::Hung => return Poll::Pending,
                 Phase::Starting => {}
@@ -96,7 +93,6 @@ where
         }
     }
 
-    /// Ready if something was read: a line, a part of one, or the end.
     fn read(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<()> {
         let Some(stdin) = &mut self.pipes.stdin else { return Poll::Pending };
         let mut chunk = [MaybeUninit::uninit(); CHUNK];
@@ -130,13 +126,13 @@ where
     }
 }
 
-/// Writes what is queued. Ready once the other side has all of it, or has gone away.
+/// Writes the queue. Ready once all of it is written, or the reader is gone.
 fn write(pipe: &mut (impl AsyncWrite + Unpin), queue: &mut BytesMut, cx: &mut Context<'_>) -> Poll<()> {
     let mut pipe = Pin::new(pipe);
     while !queue.is_empty() {
         match ready!(pipe.as_mut().poll_write(cx, queue)) {
             Ok(written) if written > 0 => queue.advance(written),
-            // Nobody will ever read it.
+            // The reader is gone.
             _ => queue.clear(),
         }
     }

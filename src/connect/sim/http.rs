@@ -1,8 +1,9 @@
-//! The simulated server over streamable HTTP, in a process of its own: thousands of sessions against one address, and
-//! they all end when it is killed.
+//! The simulated server over streamable HTTP, in its own process: thousands of sessions at one address, which all end
+//! when the process is killed.
 //!
-//! A session is a [`Server`] and who waits for its answers. It has no task: whoever waits (a POST for its answer, a GET
-//! for what is said unasked) does what is due meanwhile, so an idle session is a few hundred bytes.
+//! A session consists of a [`Server`] and the requests that wait for its answers. It has no task: the waiting requests
+//! (a POST for its answer, a GET for other messages) perform the due actions, so an idle session takes a few hundred
+//! bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -38,64 +39,69 @@ use super::wire::{Call, INVALID_REQUEST, Message, PARSE_ERROR, parse};
 const SESSION: &str = "mcp-session-id";
 const VERSION: &str = "mcp-protocol-version";
 
-/// Who asks, where a client says so: what one instance does is then told from what another does.
+// Header that names the client's instance, if a client sends it. Separates the instances in the statistics.
 const INSTANCE: &str = "x-instance";
 
-/// What a session says unasked is kept for a listener that has not come yet, up to so many messages.
+// Maximum number of messages kept while no GET stream is open.
 const UNASKED_MAX: usize = 64;
 
-/// A longer message ends in 413, in bytes.
+// Maximum size of a message in bytes; a longer one gets status 413.
 const BODY_MAX: usize = 64 * 1024 * 1024;
 
-/// How the server is reached and answers.
+/// Options of the HTTP server.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// Where it listens; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free one.
     pub address: SocketAddr,
-    /// The path of the endpoint.
+    /// Path of the endpoint.
     pub path: String,
-    /// The form of an answer to a POST.
+    /// Form of the answer to a POST.
     pub answers: Answers,
-    /// Whether a GET opens a stream; otherwise it is answered with 405.
+    /// True if a GET opens a stream; otherwise it gets status 405.
     pub get_stream: bool,
 }
 
-/// See [`HttpOptions::answers`].
+/// Form of answers, see [`HttpOptions::answers`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Answers {
-    /// One JSON object. What is said on the way, as progress is, goes to the GET stream.
+    /// A JSON object. Messages on the way, such as progress, go to the GET stream.
     #[default]
     Json,
     /// A stream of events that ends with the answer.
     Sse,
 }
 
-/// What the server has seen since it was started: a GET of `/stats` asks for it.
+/// Statistics since the start of the server, returned by a GET of `/stats`.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub struct HttpStats {
-    /// Sessions that are there.
+    /// Number of open sessions.
     pub sessions: usize,
-    /// GET streams that are open.
+    /// Number of open GET streams.
     pub streams: u64,
-    /// POSTs that are not answered to the end.
+    /// Number of POSTs without a complete answer.
     pub posts_open: u64,
-    /// `initialize` requests.
+    /// Number of `initialize` requests.
     pub initializes: usize,
-    /// When each came, in milliseconds since the server listens.
+    /// Arrival time of each `initialize`, in milliseconds since the server listens.
     pub initialized_at_ms: Vec<u64>,
-    /// Different values of the header `x-instance` among them.
+    /// Number of different values of the header `x-instance` in `initialize` requests.
     pub instances: usize,
-    /// `initialize` requests that came while another one of the same `x-instance` was not answered yet.
+    /// Number of `initialize` requests that arrived while another one of the same `x-instance` was unanswered.
     pub overlaps: u64,
-    /// Requests of a session that is not known here.
+    /// Number of requests that named an unknown session.
     pub strangers: u64,
 }
 
-/// Serves the script over streamable HTTP, each session for itself, and returns the code to exit with once one of them
-/// has ended the server. Where the script ends it by a signal it does not return. `listening` is told the address.
+/// Serves the script over streamable HTTP, with a separate server for each session. Returns the exit code once one of
+/// the servers has ended; if the script ends it by a signal, the process ends instead. Calls `listening` with the
+/// address.
 ///
-/// What a script says of stdin, stdout, stderr, SIGTERM and grandchildren means nothing here.
+/// Settings of the script for stdin, stdout, stderr, SIGTERM and grandchildren have no effect.
+///
+/// # Errors
+///
+/// Fails if the server cannot listen on the address.
 pub async fn serve_http(script: Script, options: HttpOptions, listening: impl FnOnce(SocketAddr)) -> io::Result<i32> {
     let (script, start_delay) = over_http(script);
     if script.exit_before_handshake {
@@ -104,7 +110,7 @@ pub async fn serve_http(script: Script, options: HttpOptions, listening: impl Fn
     tokio::time::sleep(start_delay).await;
     let listener = TcpListener::bind(options.address).await?;
     let address = listener.local_addr()?;
-    // An answer in two packets must not wait for the acknowledgement of the first.
+    // Without this, an answer in two packets would wait for the acknowledgement of the first.
     let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
 
     let (end, mut ended) = watch::channel(None);
@@ -130,7 +136,6 @@ pub async fn serve_http(script: Script, options: HttpOptions, listening: impl Fn
     }
 }
 
-/// The script without what is not to be had over HTTP, and how long it takes before it listens.
 fn over_http(script: Script) -> (Script, Duration) {
     let start_delay = script.start_delay;
     let script = Script {
@@ -159,7 +164,7 @@ struct Endpoint {
     answers: Answers,
     get_stream: bool,
     began: Instant,
-    /// Another in every process: nobody must find the session of a server that is gone.
+    // Random for each process, so that session ids of an ended process are not valid.
     birth: u64,
     opened: AtomicU64,
     books: Mutex<Books>,
@@ -169,7 +174,7 @@ struct Endpoint {
 #[derive(Default)]
 struct Books {
     sessions: HashMap<String, Arc<Session>>,
-    /// By `x-instance`: its `initialize` requests that are not answered yet.
+    // By `x-instance`: number of unanswered `initialize` requests.
     shaking: HashMap<Box<str>, u64>,
     told: HttpStats,
 }
@@ -208,7 +213,6 @@ impl Endpoint {
         session
     }
 
-    /// The session that a request names, or the refusal of one that names none that is here.
     fn session(&self, headers: &HeaderMap) -> Result<Arc<Session>, Refusal> {
         let Some(id) = headers.get(SESSION).and_then(|id| id.to_str().ok()) else {
             return Err(Refusal(StatusCode::BAD_REQUEST, "no session id"));
@@ -229,11 +233,9 @@ struct Session {
     changed: Notify,
 }
 
-/// What goes between a session's server and its clients.
 struct Exchange {
     server: Server,
     waiting: Vec<Waiting>,
-    /// Requests so far, to tell those who wait apart.
     asked: u64,
     unasked: VecDeque<Bytes>,
     listened_to: bool,
@@ -248,7 +250,6 @@ struct Waiting {
     answered: bool,
 }
 
-/// As much of what a server says as is needed to see for whom it is.
 #[derive(Deserialize)]
 struct Said<'a> {
     #[serde(borrow)]
@@ -269,7 +270,6 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is what is wanted, and does what is due meanwhile.
     async fn until<T>(&self, mut wanted: impl FnMut(&mut Exchange) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
@@ -288,7 +288,6 @@ impl Session {
         }
     }
 
-    /// Does what is due and hands over what was said; answers when there is more to do.
     fn turn(&self, exchange: &mut Exchange) -> Option<Instant> {
         exchange.server.due(Instant::now());
         if !exchange.server.out.is_empty() {
@@ -305,13 +304,12 @@ impl Session {
         }
     }
 
-    /// A notification or an answer from the client.
     fn tell(&self, body: &[u8]) {
         let mut exchange = self.exchange();
         if exchange.server.phase == Phase::Serving {
             exchange.server.line(Instant::now(), body);
             self.turn(&mut exchange);
-            // It may have something to do that nobody waits for yet.
+            // The server may have set a timer that the waiting requests do not include yet.
             self.changed.notify_waiters();
         }
     }
@@ -359,7 +357,7 @@ impl Exchange {
                     waiting.answered |= id.is_some();
                     waiting.messages.push_back(message);
                 }
-                // An answer that nobody waits for any more.
+                // An answer to a request that was given up.
                 None if id.is_some() => {}
                 None => {
                     self.unasked.truncate(UNASKED_MAX - 1);
@@ -370,16 +368,15 @@ impl Exchange {
     }
 }
 
-/// A request that waits for its answer. Who gives up leaves nothing.
+/// A request that waits for its answer. Dropping it removes it from the session.
 struct Ask {
     session: Arc<Session>,
     number: u64,
-    /// Whose handshake it is.
     shaking: Option<Box<str>>,
 }
 
 impl Ask {
-    /// The next message, and whether it is the answer; none where the session was closed.
+    /// Returns the next message and whether it is the answer; `None` if the session was closed.
     async fn next(&self) -> Option<(Bytes, bool)> {
         let wanted = |exchange: &mut Exchange| {
             let waiting = exchange.waiting.iter_mut().find(|waiting| waiting.number == self.number)?;
@@ -403,7 +400,6 @@ impl Drop for Ask {
     }
 }
 
-/// A GET stream that is open.
 struct Listening(Arc<Session>);
 
 impl Drop for Listening {
@@ -450,7 +446,6 @@ async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body:
 }
 
 impl Endpoint {
-    /// Notes an `initialize`, and whose it is.
     fn shaken(&self, headers: &HeaderMap) -> Option<Box<str>> {
         let after = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let instance = headers.get(INSTANCE).and_then(|instance| instance.to_str().ok());
@@ -522,7 +517,6 @@ async fn close(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Res
     }
 }
 
-/// What a strict server asks of every request.
 fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), Refusal> {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let accept = value("accept");
@@ -536,7 +530,6 @@ fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), Refusal> {
     }
 }
 
-/// What is said to a request that is not taken.
 struct Refusal(StatusCode, &'static str);
 
 impl IntoResponse for Refusal {

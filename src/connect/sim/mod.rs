@@ -1,20 +1,20 @@
-//! A simulated MCP server: one script, three bodies.
+//! A simulated MCP server: one script in three forms.
 //!
 //! ```text
-//!            Script ──> Server (what is answered when: pure, time is an argument)
+//!            Script ──> Server (which answer when: no I/O, time is an argument)
 //!                          │
 //!                        Engine (one task: reads, writes, one timer, signals)
 //!                 ┌────────┴─────────┐
 //!           SimConnector        serve_stdio              SimConnector, ServerKind::Rmcp
 //!      in process, 10,000 at   a real process with      the same tools served by rmcp, as
-//!      once, in paused time    real faults              the yardstick of the benches
+//!      once, in paused time    real faults              the baseline of the benches
 //! ```
 //!
 //! A remote server has the same answers behind a line of messages instead of pipes (`remote`), and an endpoint that
-//! outlives its sessions (`endpoint`), which a test hurts and heals.
+//! outlives its sessions (`endpoint`) and is changed by tests.
 //!
-//! The first two share the engine, so that what is learned from a fleet in paused time holds for processes. All time is
-//! tokio's, all chance is drawn from the script's seed.
+//! The first two share the engine, so that results of a fleet in paused time hold for processes. All time is tokio's,
+//! all random numbers derive from the script's seed.
 
 mod connector;
 mod control;

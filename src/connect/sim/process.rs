@@ -1,4 +1,4 @@
-//! The simulated server as a real process, where the faults are real: exit codes, signals, a grandchild left behind.
+//! The simulated server as a real process, with real faults: exit codes, signals, an orphaned grandchild.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,17 +18,17 @@ use super::engine::{self, Pipes};
 use super::script::{Grandchild, Script};
 use super::server::{Env, Server};
 
-/// Where the process could not be made what its script says.
+// Exit code if the process could not be set up for its script.
 const EX_OSERR: i32 = 71;
 
-/// A grandchild that nobody finds ends by itself after this many seconds.
+// Lifetime in seconds of a grandchild that is not killed.
 const GRANDCHILD_SECONDS: &str = "3600";
 
-/// Serves the script over stdin and stdout, and returns the code to exit with. Where the script ends the server by a
-/// signal it does not return: the signal has ended this process.
+/// Serves the script over stdin and stdout, and returns the exit code. If the script ends the server by a signal, the
+/// signal ends this process and the function does not return.
 ///
-/// Exit with [`std::process::exit`]: a read of stdin or a write to stderr that blocks in another thread must not keep
-/// the process. Chance is drawn as for run 0: give each process a seed of its own.
+/// Exit with [`std::process::exit`]: a blocking read of stdin or write to stderr in another thread must not keep the
+/// process alive. Random numbers are drawn as for run 0: give each process its own seed.
 pub async fn serve_stdio(script: Script) -> i32 {
     let script = Arc::new(script);
     match serve(script).await {
@@ -63,8 +63,8 @@ async fn serve(script: Arc<Script>) -> io::Result<i32> {
     })
 }
 
-/// A pipe is read without a thread. Only a pipe: it is between us and whoever started us, while a terminal or a file may
-/// be shared with others who would not like it to be non-blocking.
+/// Opens stdin; a pipe is read without a thread. A terminal or a file may be shared with other processes and must not
+/// become non-blocking.
 fn stdin() -> Box<dyn AsyncRead + Send + Unpin> {
     let pipe = io::stdin().as_fd().try_clone_to_owned().and_then(pipe::Receiver::from_owned_fd);
     pipe.map_or_else(|_| Box::new(tokio::io::stdin()) as _, |pipe| Box::new(pipe) as _)
@@ -75,9 +75,10 @@ fn stdout() -> Box<dyn AsyncWrite + Send + Unpin> {
     pipe.map_or_else(|_| Box::new(tokio::io::stdout()) as _, |pipe| Box::new(pipe) as _)
 }
 
-/// Starts a process that nobody waits for. It keeps stdout and stderr open, as what package runners leave behind does.
+/// Starts a process that is not waited for. It keeps stdout and stderr open, as processes that package runners leave
+/// behind do.
 fn spawn(grandchild: Grandchild) -> io::Result<()> {
-    // What is ignored stays ignored in the program that takes the shell's place, and in what the shell forks.
+    // An ignored signal stays ignored in the program that replaces the shell, and in processes that the shell forks.
     const STUBBORN: &str = "trap '' TERM; exec sleep \"$0\"";
     const ORPHANED: &str = "trap '' TERM; sleep \"$0\" &";
     let (line, between): (&[&str], bool) = match grandchild {
@@ -85,21 +86,21 @@ fn spawn(grandchild: Grandchild) -> io::Result<()> {
         Grandchild::IgnoreTerm => (&["sh", "-c", STUBBORN], false),
         Grandchild::Setsid => (&["setsid", "sleep"], false),
         Grandchild::DoubleFork => (&["sh", "-c", ORPHANED], true),
-        // The shell is no leader of a group, so `setsid` takes its place and does not fork.
+        // The shell is no leader of a group, so `setsid` replaces it without a fork.
         Grandchild::Daemon => (&["setsid", "sh", "-c", ORPHANED], true),
     };
     let mut child = Command::new(line[0]).args(&line[1..]).arg(GRANDCHILD_SECONDS).stdin(Stdio::null()).spawn()?;
-    // The one that forks and ends leaves no zombie.
+    // The process that forks and ends is reaped here.
     if between { child.wait().map(drop) } else { Ok(()) }
 }
 
-/// Ends this process by a signal. Where that is not to be had (it is ignored, as SIGPIPE is, or handled), gives the code
-/// that a shell would.
+/// Ends this process by a signal. If that has no effect because the signal is ignored (as SIGPIPE is) or handled,
+/// returns the exit code of a shell, 128 + `number`.
 pub(super) fn die_by(number: i32) -> i32 {
-    // A segmentation fault on purpose should leave no core file in somebody's directory.
+    // An intended segmentation fault should leave no core file in the working directory.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok(signal) = Signal::try_from(number) {
-        // Twice: the first SIGSEGV only meets Rust's handler for stack overflows, which then takes itself away.
+        // Twice: the first SIGSEGV only reaches Rust's handler for stack overflows, which then removes itself.
         let _ = raise(signal).and_then(|()| raise(signal));
     }
     128 + number

@@ -1,5 +1,5 @@
-//! A [`Line`] to a simulated endpoint: what a connector for remote servers does, without a network. It has no task and
-//! one timer, so that thousands run in paused time. Each session is served by a [`Server`] of its own.
+//! A [`Line`] to a simulated endpoint, in place of the connector for remote servers and without a network. It has no
+//! task and one timer, so that thousands run in paused time. Each session is served by its own [`Server`].
 //!
 //! ```text
 //! send ──connect_delay, delay──> arrives ──> refused, expired, silent, or Server ──> Message
@@ -28,66 +28,58 @@ use super::script::{Dice, Script, Speaks};
 use super::server::{Env, Phase, Server};
 use super::wire::{Call, METHOD_NOT_FOUND, Message, parse, put_answer, put_error};
 
-/// The client's end of one session.
 pub(super) struct RemoteLine {
     endpoint: Arc<Endpoint>,
-    /// Its number at the endpoint.
     number: u64,
     spec: Arc<InstanceSpec>,
     run: Run,
-    /// What serves its session, unless the endpoint says otherwise.
+    // Script of its sessions, unless the endpoint sets another.
     script: Arc<Script>,
     dice: Dice,
     connected: bool,
     session: Option<Session>,
-    /// What serves requests that belong to no session, once there was one.
+    // Server of requests without a session, created by the first one.
     alone: Option<Server>,
-    /// What is not taken yet.
     inbox: VecDeque<Incoming>,
-    /// Requests and probes that are neither answered nor abandoned.
+    // Requests and probes that are neither answered nor abandoned.
     open: BTreeMap<u64, Exchange>,
-    /// By when they arrive; what was sent first comes first.
+    // Messages in transit, by arrival time and order of sending.
     travelling: BTreeMap<(Instant, u64), Letter>,
     sent: u64,
-    /// Nothing overtakes what arrives then.
+    // Earliest arrival of later messages: none overtakes `notifications/initialized`.
     not_before: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// A session is there once its handshake was answered: until then it has no number.
+/// A session. It has no number until its handshake was answered.
 struct Session {
     number: Option<u64>,
     server: Server,
 }
 
 struct Exchange {
-    /// When an answer must have begun, and after how long that is.
+    // Time by which the response must begin, and the timeout that led to it.
     deadline: Option<(Instant, Duration)>,
-    /// The handshake that it is.
+    // Number of the handshake attempt, if it is one.
     attempt: Option<usize>,
-    /// It belongs to no session.
     alone: bool,
 }
 
-/// A message under way.
 struct Letter {
     what: What,
     body: Bytes,
-    /// It comes to this.
     fails: Option<FailureKind>,
 }
 
 enum What {
     Request(u64),
-    /// One that belongs to no session.
     Alone(u64),
     Probe(u64),
     Initialized,
     Notification,
     Close,
-    /// The endpoint has it, and its server has not started yet.
+    /// The endpoint has received the message, and its server has not started yet.
     Queued,
-    /// Nobody has confirmed the end of the session in time.
     Unconfirmed,
 }
 
@@ -142,7 +134,7 @@ impl RemoteLine {
         self.put(at, Letter { what, body, fails });
     }
 
-    /// How long the way to the endpoint is, or how long until it is found too long.
+    /// Returns the transit time, or the connect timeout if connecting takes longer.
     fn travel(&mut self, fails: &mut Option<FailureKind>) -> Duration {
         let (connect, delay, jitter) =
             self.endpoint.manner(|manner| (manner.connect_delay, manner.delay, manner.jitter));
@@ -176,7 +168,6 @@ impl RemoteLine {
         self.endpoint.note(now, reach, &what);
     }
 
-    /// Does all that is due.
     fn advance(&mut self, now: Instant) {
         for news in self.endpoint.news(self.number) {
             match news {
@@ -199,7 +190,6 @@ impl RemoteLine {
         }
     }
 
-    /// When something is due again.
     fn next(&self) -> Option<Instant> {
         let arrival = self.travelling.keys().next().map(|(at, _)| *at);
         let servers = self.session.as_ref().map(|session| &session.server).into_iter().chain(&self.alone);
@@ -244,7 +234,7 @@ impl RemoteLine {
         let (silent, unknown) =
             self.endpoint.manner(|manner| (manner.is_silent_on(method), manner.unknown.contains(method)));
         match what {
-            // Whoever ends a session does not wait for long to hear that it is ended.
+            // A client waits for the confirmation of the end of a session for a limited time only.
             What::Close if silent => {
                 let at = now + self.spec.policy.remote.close_timeout;
                 self.put(at, Letter { what: What::Unconfirmed, body, fails: None });
@@ -276,9 +266,9 @@ impl RemoteLine {
                 self.hand_over(now, &what, body);
             }
             What::Alone(_) => {
-                // Of a handshake that was refused nothing is left.
+                // A refused handshake leaves no session.
                 self.session.take_if(|session| session.number.is_none());
-                // Another server behind the same address: nobody is told, and it knows of nothing.
+                // Another script is another server at the same address, without the state of the first one.
                 let script = self.served_by();
                 if self.alone.as_ref().is_none_or(|server| !Arc::ptr_eq(&server.script, &script)) {
                     self.alone = Some(self.server(now));
@@ -303,7 +293,6 @@ impl RemoteLine {
         Server::new(self.served_by(), Env::Spec(Arc::clone(&self.spec)), self.run, now)
     }
 
-    /// Why the endpoint does not take it, if it does not.
     fn refused(&self, what: &What, body: &[u8]) -> Option<FailureKind> {
         let session = self.session.as_ref().and_then(|session| session.number);
         let is_handshake = Parsed::of(body).method == "initialize";
@@ -313,14 +302,14 @@ impl RemoteLine {
                 self.endpoint.refuses(&self.spec, None).or(unhealthy)
             }
             What::Request(_) if is_handshake => self.endpoint.refuses(&self.spec, None),
-            // For a server with sessions it names none.
+            // For a server with sessions, the request lacks a session id.
             What::Alone(_) => {
                 let said = Some("no session id".to_owned());
                 let knows_none = self.served_by().speaks == Speaks::Sessions;
                 let refused = knows_none.then_some(FailureKind::Status { status: 400, said });
                 self.endpoint.refuses(&self.spec, None).or(refused)
             }
-            // Only a handshake makes a session, and all else needs one.
+            // Only a handshake creates a session, and all other messages need one.
             What::Request(_) | What::Initialized | What::Notification if session.is_none() => {
                 self.endpoint.refuses(&self.spec, None).or(Some(FailureKind::status(400)))
             }
@@ -338,7 +327,7 @@ impl RemoteLine {
         );
         match what {
             What::Request(id) | What::Alone(id) | What::Probe(id) => self.failed(now, *id, kind),
-            // A server that is busy misses what it is told, which says nothing about the session.
+            // A busy server misses notifications, which has no effect on the session.
             What::Notification if is_busy => {}
             What::Notification | What::Initialized => self.inbox.push_back(Incoming::Lost(failure(kind))),
             What::Close => self.inbox.push_back(Incoming::Closed),
@@ -360,12 +349,11 @@ impl RemoteLine {
         self.serve(now);
     }
 
-    /// Lets the server do what is due, and takes what it says.
     fn serve(&mut self, now: Instant) {
         self.serve_alone(now);
         let Some(session) = &mut self.session else { return };
         session.server.due(now);
-        // What it says on stderr nobody hears.
+        // Output on stderr is dropped.
         session.server.err.clear();
         let said = mem::take(&mut session.server.out).freeze();
         let has_ended = matches!(session.server.phase, Phase::Ended(_));
@@ -373,7 +361,7 @@ impl RemoteLine {
             self.said(now, line);
         }
         if let Some(session) = self.session.as_mut().filter(|_| has_ended) {
-            // Its process is started again by whoever runs it, and knows nothing of its sessions then.
+            // Its operator restarts the process, which then has no sessions.
             session.server.phase = Phase::Hung;
             let _ = session.number.inspect(|number| self.endpoint.session_forgotten(*number));
             self.cut(now);
@@ -391,7 +379,7 @@ impl RemoteLine {
         }
         for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match stream_of(line) {
-                // What it says on the way it says on the stream of a request, or nobody hears it.
+                // A message on the way belongs to the stream of an open request; otherwise it is dropped.
                 Some(id) if self.open.contains_key(&id) => {
                     let message = Bytes::copy_from_slice(line);
                     self.inbox.push_back(Incoming::Message { message, of: Some(id) });
@@ -402,14 +390,13 @@ impl RemoteLine {
         }
     }
 
-    /// The server, or the endpoint for it, has said this.
     fn said(&mut self, now: Instant, line: &[u8]) {
         let message = Parsed::of(line);
         if !message.method.is_empty() {
             let message = Bytes::copy_from_slice(line);
             return self.inbox.push_back(Incoming::Message { message, of: None });
         }
-        // No JSON-RPC, or an answer that nobody waits for any more.
+        // Not JSON-RPC, or an answer to a request that was given up.
         let Some(id) = message.id.filter(|id| self.open.contains_key(id)) else { return };
         let limit = self.spec.policy.session.line_max;
         if line.len() > limit {
@@ -427,7 +414,7 @@ impl RemoteLine {
         self.inbox.push_back(Incoming::Message { message: Bytes::copy_from_slice(line), of: Some(id) });
     }
 
-    /// The end of an exchange says that nobody waits for its answer any more.
+    /// Ends an exchange. Without a session this cancels the request.
     fn closed(&mut self, now: Instant, id: u64) {
         let is_alone = self.open.get(&id).is_some_and(|exchange| exchange.alone);
         if let Some(server) = self.alone.as_mut().filter(|_| is_alone) {
@@ -444,7 +431,7 @@ impl RemoteLine {
         }
     }
 
-    /// Whether somebody has waited for this until now.
+    /// Removes an open exchange. Returns false if it was removed before.
     fn settle(&mut self, now: Instant, id: u64, succeeded: bool) -> bool {
         let Some(exchange) = self.open.remove(&id) else { return false };
         if let Some(attempt) = exchange.attempt {
@@ -453,7 +440,7 @@ impl RemoteLine {
         true
     }
 
-    /// Every connection breaks. What cannot connect has none.
+    /// Breaks every connection. Messages that will fail to connect have none and are not affected.
     fn cut(&mut self, now: Instant) {
         self.connected = false;
         let whole = mem::take(&mut self.travelling);
@@ -472,7 +459,7 @@ impl RemoteLine {
         for letter in cut.into_values() {
             self.undelivered(now, &letter.what, FailureKind::Cut);
         }
-        // The older transport has one stream for all, and a session that ends with it.
+        // The older transport has one stream for all messages, and the session ends with it.
         let is_sse = matches!(self.spec.target, Target::Remote { transport: RemoteTransport::Sse, .. });
         if is_sse && self.session.as_ref().is_some_and(|session| session.number.is_some()) {
             self.inbox.push_back(Incoming::Lost(failure(FailureKind::Cut)));
@@ -483,7 +470,7 @@ impl RemoteLine {
 impl Line for RemoteLine {
     fn send(&mut self, message: Outgoing) {
         let now = Instant::now();
-        // What has happened before this was sent happens before it.
+        // Events before the time of sending are processed first.
         self.advance(now);
         match message {
             Outgoing::Request { id, body, header_timeout, routing } => {
@@ -509,7 +496,7 @@ impl Line for RemoteLine {
             Outgoing::Close if self.session.is_none() => self.inbox.push_back(Incoming::Closed),
             Outgoing::Close => self.post(now, What::Close, Bytes::new()),
         }
-        // What takes no time has arrived.
+        // Messages without transit time have arrived.
         self.advance(now);
         self.endpoint.wake(self.number);
     }
@@ -545,7 +532,6 @@ impl Drop for RemoteLine {
     }
 }
 
-/// What must be known of a message to carry it.
 #[derive(Default)]
 struct Parsed<'a> {
     id: Option<u64>,
@@ -554,7 +540,7 @@ struct Parsed<'a> {
     is_error: bool,
 }
 
-/// The request on whose stream a server without sessions says this, if it is no answer.
+/// Returns the request on whose stream a server without sessions sends a notification.
 fn stream_of(line: &[u8]) -> Option<u64> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -578,7 +564,6 @@ fn stream_of(line: &[u8]) -> Option<u64> {
     about.token.or_else(|| about.meta?.to)?.get().parse().ok()
 }
 
-/// Whether an answer is an error.
 #[derive(Deserialize)]
 struct Refusal<'a> {
     #[serde(borrow)]
@@ -599,7 +584,6 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// As it is noted.
     fn name(&self) -> Cow<'_, str> {
         match &self.tool {
             Some(tool) => format!("{} {tool}", self.method).into(),

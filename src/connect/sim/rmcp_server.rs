@@ -1,4 +1,5 @@
-//! The same tools served by rmcp: the yardstick for what the hand-written server saves, and a second opinion on the wire.
+//! The same tools served by rmcp: the baseline that shows the savings of the hand-written server, and a second
+//! implementation of the protocol.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,7 +23,6 @@ use super::script::{Dice, Script};
 use super::tools;
 use super::wire::{Add, Sleep};
 
-/// Serves until the server ends, or is ended from outside.
 pub(super) async fn run(
     stdin: DuplexStream,
     stdout: DuplexStream,
@@ -113,7 +113,6 @@ impl ServerHandler for RmcpServer {
     }
 }
 
-/// Sleeps as asked, with progress on the way where the caller wants it.
 async fn late(asked: &Sleep, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
     let total = Duration::from_millis(asked.ms);
     let progress = async {

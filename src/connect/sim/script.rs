@@ -1,4 +1,4 @@
-//! What a simulated server does, as data. The default is a healthy server with three tools.
+//! Script of a simulated server: its behaviour as data. The default is a healthy server with three tools.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct Script {
-    /// Its name in `serverInfo`
+    /// Name in `serverInfo`
     #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().name))]
     pub name: String,
-    /// Its version in `serverInfo` (the flag is `--server-version`)
+    /// Version in `serverInfo` (the flag is `--server-version`)
     #[cfg_attr(feature = "cli", arg(long = "server-version", id = "server_version", value_name = "VERSION", default_value_t = Self::default().version))]
     pub version: String,
     /// The protocol version it answers; by default the offered one, where that is known
@@ -51,7 +51,7 @@ pub struct Script {
     /// Offer no tools capability, and know no tools methods
     #[cfg_attr(feature = "cli", arg(long))]
     pub no_tools_capability: bool,
-    /// The seed of all chance
+    /// The seed of all random numbers
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub seed: u64,
     /// Vary each delay and lifetime by up to this fraction either way, from 0 to 1
@@ -72,7 +72,7 @@ pub struct Script {
     /// Answer `initialize` with a JSON-RPC error of this message
     #[cfg_attr(feature = "cli", arg(long))]
     pub handshake_error: Option<String>,
-    /// The code of that, and of its refusal by a server that has no `initialize`
+    /// The code of that error, and of the refusal of `initialize` by a server without sessions
     #[cfg_attr(feature = "cli", arg(long, allow_negative_numbers = true))]
     pub handshake_code: Option<i32>,
     /// End, by `exit_signal` or `exit_code`, once `initialize` was refused
@@ -143,7 +143,7 @@ pub struct Script {
     /// Lines on stdout before each answer that are not JSON, or JSON but not JSON-RPC
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub garbage_lines: usize,
-    /// The same at the start
+    /// Such lines on stdout at the start
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stdout_garbage_at_start: usize,
     /// Answers before each answer that nobody waits for: so many to a request that was answered before, and so many to
@@ -178,13 +178,14 @@ pub enum Speaks {
     /// Up to 2025-11-25: a session begins with `initialize`.
     #[default]
     Sessions,
-    /// 2026-07-28: every request stands for itself.
+    /// 2026-07-28: every request is stateless.
     Stateless,
-    /// Either: over a pipe the one in which it is spoken to first.
+    /// Both; over a pipe the era of the first request.
     Both,
 }
 
-/// What a server starts and leaves behind. A simulated one is there, for `gone()`, until a signal reaches it.
+/// Process that a server starts and leaves behind. In the simulation it exists, for `gone()`, until a signal reaches
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
@@ -197,7 +198,7 @@ pub enum Grandchild {
     Setsid,
     /// An orphan from its first moment: forked by a process that has ended. Ignores SIGTERM.
     DoubleFork,
-    /// Both, as a daemon is. Ignores SIGTERM.
+    /// Double fork and a session of its own, as a daemon has. Ignores SIGTERM.
     Daemon,
 }
 
@@ -256,7 +257,6 @@ impl Default for Script {
 }
 
 impl Script {
-    /// How it ends where the script ends it.
     pub(super) fn end(&self) -> ProcessEnd {
         match self.exit_signal {
             Some(signal) => ProcessEnd { code: None, signal: Some(signal) },
@@ -264,7 +264,8 @@ impl Script {
         }
     }
 
-    /// Whether anything is ever written to stderr. Where not, a simulated server has none, and ten thousand save a pipe.
+    /// Returns true if the script writes to stderr. Without, a simulated server has no stderr, so ten thousand save a
+    /// pipe each.
     pub(super) fn writes_stderr(&self) -> bool {
         self.stderr_lines_per_second > 0
             || self.stderr_bytes_per_second > 0
@@ -273,7 +274,7 @@ impl Script {
     }
 }
 
-/// All chance of one run: the same seed and run draw the same.
+/// Random numbers of one run: the same seed and run produce the same sequence.
 pub(super) struct Dice {
     seed: u64,
     run: Run,
@@ -285,7 +286,7 @@ impl Dice {
         Self { seed, run, drawn: 0 }
     }
 
-    /// `duration`, give or take up to the fraction `jitter`.
+    /// Varies `duration` randomly by up to the fraction `jitter` either way.
     pub(super) fn vary(&mut self, duration: Duration, jitter: f64) -> Duration {
         if jitter <= 0.0 || duration.is_zero() {
             return duration;

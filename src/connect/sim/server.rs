@@ -1,6 +1,6 @@
-//! What a simulated server answers, and when: a script, lines in, lines out. Pure: no I/O, and time is an argument, so
-//! the same server runs in ten thousand copies in paused time and as a real process. One line is handled at a time,
-//! without allocating for it unless its answer is late.
+//! Behaviour of a simulated server: executes a script, reads lines and writes lines. It does no I/O and takes the time
+//! as an argument, so the same server runs in ten thousand copies in paused time and as a real process. It handles one
+//! line at a time, without allocation unless the answer is delayed.
 //!
 //! ```text
 //! Starting ──start_delay──> Serving ──hang_after──> Hung
@@ -28,19 +28,19 @@ use super::wire::{
     put_text,
 };
 
-/// The versions that it knows; the last is answered where an unknown one is offered.
+/// Supported protocol versions. The last one is the answer to an unknown version.
 pub(super) const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-/// What `big` gives at most.
+// Maximum size of the text of `big` in bytes.
 const BIG_MAX: usize = 256 * 1024 * 1024;
 
-/// Cancelled ids that `received` remembers.
+// Maximum number of cancelled ids that `received` reports.
 const CANCELLED_MAX: usize = 1024;
 
-/// Lines at a higher rate than one in this time are printed several at once.
+// Minimum interval between outputs on stderr; at a higher rate several lines are written at once.
 const CHATTER_TICK: Duration = Duration::from_millis(10);
 
-/// Its output by the byte comes this often, and never more at once than for twice as long.
+// Interval of outputs measured in bytes. At most the amount of two intervals is written at once.
 const FLOOD_TICK: Duration = Duration::from_millis(10);
 const FLOOD_LINE: [u8; 1024] = {
     let mut line = [b'#'; 1024];
@@ -48,19 +48,16 @@ const FLOOD_LINE: [u8; 1024] = {
     line
 };
 
-/// An id that no client has come to.
+// A request id that no client uses.
 const NEVER_ASKED: &str = "4611686018427387904";
 
 const SIGKILL: i32 = 9;
 
-/// Alternately no JSON, and JSON that is not JSON-RPC.
+// Lines that are not JSON, and JSON that is not JSON-RPC.
 const GARBAGE: [&str; 5] = ["npm warn deprecated", r#"{"level":"info"}"#, r#"{"jsonrpc":"2.0","#, "[1,2]", "42"];
 
-/// Where the values of environment variables come from.
 pub(super) enum Env {
-    /// What the process would have been given.
     Spec(Arc<InstanceSpec>),
-    /// What the process was given.
     Process,
 }
 
@@ -73,26 +70,19 @@ impl Env {
     }
 }
 
-/// Where it is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Reads nothing yet.
     Starting,
-    /// Reads and answers.
     Serving,
-    /// Alive, and will never read or answer again.
+    /// Alive, but never reads or answers again.
     Hung,
-    /// Ends so, once what it has written is read.
+    /// Ends this way once its output is read.
     Ended(ProcessEnd),
 }
 
-/// One server.
 pub(super) struct Server {
-    /// Written to stdout and not yet taken.
     pub(super) out: BytesMut,
-    /// Written to stderr and not yet taken.
     pub(super) err: BytesMut,
-    /// Where it is in its life.
     pub(super) phase: Phase,
     pub(super) script: Arc<Script>,
     env: Env,
@@ -109,17 +99,16 @@ pub(super) struct Server {
     pings: u64,
     initialized: u64,
     cancelled: Vec<Box<str>>,
-    /// The id that was answered last, where the script has use for it.
+    // Id of the last answer, if the script uses it.
     answered: Option<Box<str>>,
-    /// The era in which it was spoken to first, and which streams it has open in that without sessions.
     pub(super) alone: Alone,
-    /// What calls have made it keep.
+    // Memory that calls have allocated for good (`grow_per_call`).
     kept: Vec<Vec<u8>>,
 }
 
 struct Timer {
     at: Instant,
-    /// Breaks ties: what was set first comes first.
+    // Order of creation, for timers of the same time.
     order: u64,
     event: Event,
 }
@@ -127,7 +116,7 @@ struct Timer {
 enum Event {
     Started,
     Chatter,
-    /// Since then nothing was said.
+    /// Contains the time of the previous output.
     Flood(Instant),
     MoreTools,
     End(ProcessEnd),
@@ -135,14 +124,12 @@ enum Event {
     Progress(Box<Progress>),
 }
 
-/// An answer that is late.
 struct Answer {
     id: Box<str>,
     ignore_cancel: bool,
     line: BytesMut,
 }
 
-/// The next of several progress notifications.
 struct Progress {
     id: Box<str>,
     ignore_cancel: bool,
@@ -153,7 +140,6 @@ struct Progress {
 }
 
 impl Server {
-    /// A server that has just been started.
     pub(super) fn new(script: Arc<Script>, env: Env, run: Run, now: Instant) -> Self {
         let mut server = Self {
             out: BytesMut::new(),
@@ -210,12 +196,10 @@ impl Server {
         self.phase = if self.script.exit_before_handshake { Phase::Ended(self.script.end()) } else { Phase::Serving };
     }
 
-    /// When it next does something by itself.
     pub(super) fn next(&self) -> Option<Instant> {
         self.timers.peek().map(|timer| timer.at)
     }
 
-    /// Does what is due, in order.
     pub(super) fn due(&mut self, now: Instant) {
         while matches!(self.phase, Phase::Starting | Phase::Serving) && self.next().is_some_and(|at| at <= now) {
             let Some(timer) = self.timers.pop() else { return };
@@ -253,7 +237,6 @@ impl Server {
         }
     }
 
-    /// Begins a shutdown: it was sent a SIGTERM, and handles it.
     pub(super) fn terminate(&mut self, now: Instant) {
         if !self.stopping {
             self.stopping = true;
@@ -263,7 +246,6 @@ impl Server {
         }
     }
 
-    /// Its stdin was closed.
     pub(super) fn eof(&mut self, now: Instant) {
         match (self.script.ignore_eof, self.script.sigterm_delay) {
             (true, _) => {}
@@ -306,7 +288,7 @@ impl Server {
         }
     }
 
-    /// What comes before an answer, if it must not simply come.
+    /// Writes the garbage lines and stray answers that the script puts before an answer.
     fn before_answer(&mut self, id: &str) {
         self.garbage(self.script.garbage_lines);
         for _ in 0..self.script.stray_answers {
@@ -321,7 +303,6 @@ impl Server {
         }
     }
 
-    /// Handles one line from stdin.
     pub(super) fn line(&mut self, now: Instant, line: &[u8]) {
         let line = line.trim_ascii();
         if line.is_empty() {
@@ -353,7 +334,7 @@ impl Server {
             (Some(method), Some(id)) => self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}")),
             (Some("notifications/initialized"), None) => self.initialized(now),
             (Some("notifications/cancelled"), None) => self.cancel(message.params),
-            // Other notifications, and answers: this server asks nothing.
+            // Other notifications, and responses: this server sends no requests.
             (Some(_), None) | (None, Some(_)) => {}
             (None, None) => self.refuse(RawValue::NULL, INVALID_REQUEST, "neither a request nor an answer"),
         }
@@ -457,7 +438,7 @@ impl Server {
         let Ok(call) = parse::<Call<'_>>(params) else {
             return self.refuse(id, INVALID_PARAMS, "tools/call needs a name");
         };
-        // Asking what was received changes nothing, and works whatever the script does to calls.
+        // `received` changes nothing, and works whatever the script does to calls.
         if call.name == "received" {
             return self.received(id);
         }
@@ -618,7 +599,7 @@ impl PartialOrd for Timer {
     }
 }
 
-/// The earliest is the greatest, as the heap wants it.
+/// Reverse order: the heap returns the greatest timer first.
 impl Ord for Timer {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))

@@ -1,5 +1,5 @@
-//! What a simulated server does without sessions: it says what it is whenever it is asked, asks by results, and tells what
-//! has changed on streams that were asked for.
+//! A simulated server without sessions: answers `server/discover`, requests input through results, and reports changes
+//! on subscription streams.
 
 use std::sync::Arc;
 
@@ -17,24 +17,23 @@ use super::wire::{self, Ask, Call, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_F
 const UNSUPPORTED_VERSION: i32 = -32022;
 const MISSING_CAPABILITY: i32 = -32021;
 
-/// What a server knows of its client in the era without sessions, which is little.
 #[derive(Default)]
 pub(super) struct Alone {
-    /// The era in which it was spoken to first.
+    // Era of the first request.
     era: Option<Era>,
-    /// The streams on which it tells what has changed: their requests, as sent.
+    // Request ids of the open subscription streams, as sent.
     streams: Vec<Box<str>>,
 }
 
 impl Alone {
-    /// Nobody listens there any more.
     pub(super) fn leave(&mut self, stream: &str) {
         self.streams.retain(|open| **open != *stream);
     }
 }
 
 impl Server {
-    /// Whether a request is seen to with this: it is of this era, or of the wrong one.
+    /// Handles a request if it belongs to this era or to the wrong one. Returns false if the request is left to the
+    /// common code.
     pub(super) fn is_settled(&mut self, now: Instant, method: &str, id: &RawValue, params: Option<&RawValue>) -> bool {
         let speaks = self.script.speaks;
         if speaks == Speaks::Sessions {
@@ -43,7 +42,7 @@ impl Server {
         let alone = parse::<wire::Alone<'_>>(params).unwrap_or_default();
         let envelope = alone.meta.as_ref().filter(|meta| meta.version.is_some());
         let asked = if envelope.is_some() && method != "initialize" { Era::Stateless } else { Era::Sessions };
-        // As the libraries have it: the first request decides, but who only asks what it is decides nothing.
+        // As in the libraries, the first request decides the era of a connection.
         let era = match speaks {
             Speaks::Both => *self.alone.era.get_or_insert(asked),
             Speaks::Stateless | Speaks::Sessions => Era::Stateless,
@@ -74,7 +73,6 @@ impl Server {
         }
     }
 
-    /// Somebody wants a session, or asks as if there were one.
     fn refuse_session(&mut self, method: &str, id: &RawValue) {
         let script = Arc::clone(&self.script);
         if method == "initialize" {
@@ -99,7 +97,7 @@ impl Server {
         match method {
             "server/discover" => self.discovered(now, id),
             "subscriptions/listen" => self.listen(id, alone.notifications),
-            // They went with the sessions.
+            // These methods exist only with sessions.
             "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe" => {
                 self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}"));
             }
@@ -134,7 +132,7 @@ impl Server {
         });
         let delay = self.vary(script.handshake_delay);
         self.answer_in(now, delay, id, |line| line.put_slice(format!("\"result\":{result}").as_bytes()));
-        // What begins with a session elsewhere begins with this here.
+        // Without sessions, discovery takes the place of `notifications/initialized`.
         self.initialized(now);
     }
 
@@ -148,7 +146,6 @@ impl Server {
         self.alone.streams.push(id.get().into());
     }
 
-    /// Says so in whatever way its client hears it.
     pub(super) fn tools_changed(&mut self) {
         if self.script.speaks == Speaks::Sessions || self.alone.era == Some(Era::Sessions) {
             self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
@@ -162,7 +159,7 @@ impl Server {
         }
     }
 
-    /// Asks for input as often as it is told, each time with another state, and answers with what it was given last.
+    /// Requests input `rounds` times, each time with another state, and then answers with the last input.
     fn ask(&mut self, id: &RawValue, call: &Call<'_>, alone: &wire::Alone<'_>, capabilities: &RawValue) {
         let arguments = call.arguments.map_or("{}", RawValue::get);
         let Ok(Ask { rounds, method }) = serde_json::from_str::<Ask<'_>>(arguments) else {

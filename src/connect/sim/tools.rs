@@ -1,4 +1,4 @@
-//! What a simulated server lists: its tools, and resources and prompts that are there only to be listed.
+//! Lists of a simulated server: its tools, and resources and prompts that can only be listed.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ const ECHO: &str = r#"{"name":"echo","description":"Answers with what it is give
 const ADD: &str = r#"{"name":"add","description":"Adds two numbers","inputSchema":{"type":"object","properties":{"a":{"type":"number"},"b":{"type":"number"}},"required":["a","b"]},"annotations":{"readOnlyHint":true,"idempotentHint":true}}"#;
 const SLEEP: &str = r#"{"name":"sleep","description":"Answers late, with progress on the way","inputSchema":{"type":"object","properties":{"ms":{"type":"integer"},"progress_every_ms":{"type":"integer"},"ignore_cancel":{"type":"boolean"}},"required":["ms"]}}"#;
 
-/// Listed only where the script says so.
+// Tools that are listed only with `all_tools`.
 const SPECIAL: [&str; 7] = [
     r#"{"name":"big","description":"Answers with a text of so many bytes","inputSchema":{"type":"object","properties":{"bytes":{"type":"integer"}},"required":["bytes"]}}"#,
     r#"{"name":"fail","description":"Answers with a JSON-RPC error","inputSchema":{"type":"object","properties":{"message":{"type":"string"}}}}"#,
@@ -21,7 +21,6 @@ const SPECIAL: [&str; 7] = [
     r#"{"name":"received","description":"Answers with what the server has received so far","inputSchema":{"type":"object"}}"#,
 ];
 
-/// What there are lists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ListOf {
     Tools,
@@ -31,7 +30,6 @@ pub(super) enum ListOf {
 }
 
 impl ListOf {
-    /// The list that this method asks for, if the server has it.
     pub(super) fn asked_by(method: &str, script: &Script) -> Option<Self> {
         let (of, has_it) = match method {
             "tools/list" => (Self::Tools, !script.no_tools_capability),
@@ -43,7 +41,6 @@ impl ListOf {
         has_it.then_some(of)
     }
 
-    /// What it is called in an answer.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tools => "tools",
@@ -53,7 +50,6 @@ impl ListOf {
         }
     }
 
-    /// How long it is. `more` is what tools it has gained since it started.
     pub(super) fn count(self, script: &Script, more: usize) -> usize {
         match self {
             Self::Tools => count(script, more),
@@ -63,7 +59,6 @@ impl ListOf {
         }
     }
 
-    /// The entry at `index`, as JSON.
     pub(super) fn entry(self, script: &Script, more: usize, index: usize) -> Cow<'static, str> {
         let number = index + 1;
         match self {
@@ -81,7 +76,6 @@ fn has_resources(script: &Script) -> bool {
     script.resources + script.resource_templates > 0 || script.resources_error
 }
 
-/// What the server says that it can do, as JSON.
 pub(super) fn put_capabilities(line: &mut BytesMut, script: &Script) {
     const CHANGES: &str = r#"":{"listChanged":true}"#;
     let all =
@@ -95,12 +89,10 @@ pub(super) fn put_capabilities(line: &mut BytesMut, script: &Script) {
     line.put_u8(b'}');
 }
 
-/// How many tools a server lists, of the ordinary ones and in all. `more` is what it has gained since it started.
 pub(super) fn count(script: &Script, more: usize) -> usize {
     script.tools + more + if script.all_tools { SPECIAL.len() } else { 0 }
 }
 
-/// The definition of the tool at `index` in the list, as JSON.
 pub(super) fn definition(script: &Script, more: usize, index: usize) -> Cow<'static, str> {
     match (index, index.checked_sub(script.tools + more)) {
         (_, Some(special)) => SPECIAL.get(special).copied().unwrap_or_default().into(),
@@ -115,7 +107,6 @@ pub(super) fn definition(script: &Script, more: usize, index: usize) -> Cow<'sta
     }
 }
 
-/// Whether `name` is one of the numbered tools that the server has.
 pub(super) fn is_numbered(script: &Script, more: usize, name: &str) -> bool {
     let number = name.strip_prefix("tool_").and_then(|number| number.parse::<usize>().ok());
     number.is_some_and(|number| (4..=script.tools + more).contains(&number))

@@ -1,4 +1,4 @@
-//! What comes over a simulated server's wire, read without copying, and what goes, written without building it first.
+//! Messages of a simulated server: read without copying, and written without intermediate values.
 
 use std::borrow::Cow;
 
@@ -12,10 +12,10 @@ pub(super) const METHOD_NOT_FOUND: i32 = -32601;
 pub(super) const INVALID_PARAMS: i32 = -32602;
 pub(super) const INTERNAL_ERROR: i32 = -32603;
 
-/// Room made for an answer, in bytes: most need no more, and so one allocation.
+// Initial capacity for an answer in bytes: enough for most, so that they need one allocation.
 const ANSWER_SIZE: usize = 256;
 
-/// A string that is borrowed from its line where it can be: inside an `Option`, serde copies a bare `Cow`.
+/// A string that borrows from its line if possible: inside an `Option`, serde copies a bare `Cow`.
 #[derive(Deserialize)]
 #[serde(transparent)]
 pub(super) struct Text<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
@@ -67,7 +67,6 @@ pub(super) struct Meta<'a> {
     pub(super) progress_token: Option<&'a RawValue>,
 }
 
-/// What only requests without a session have.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Alone<'a> {
@@ -89,7 +88,6 @@ pub(super) struct Envelope<'a> {
     pub(super) capabilities: Option<&'a RawValue>,
 }
 
-/// The arguments of `ask`.
 #[derive(Deserialize)]
 pub(super) struct Ask<'a> {
     #[serde(default = "one")]
@@ -148,7 +146,7 @@ pub(super) struct Variable {
 }
 
 impl Add {
-    /// The sum as JSON: whole where both are and it fits.
+    /// Returns the sum as JSON: an integer if both numbers are integers and it fits.
     pub(super) fn sum(&self) -> String {
         let whole = self.a.as_i64().zip(self.b.as_i64()).and_then(|(a, b)| a.checked_add(b));
         let real = || self.a.as_f64().zip(self.b.as_f64()).map(|(a, b)| serde_json::Value::from(a + b));
@@ -170,7 +168,7 @@ pub(super) fn put_answer(line: &mut BytesMut, id: &RawValue, body: impl FnOnce(&
 }
 
 pub(super) fn put_text(line: &mut BytesMut, text: &str) {
-    // A buffer in memory takes everything, and a string is always JSON.
+    // Writing to memory cannot fail, and a string is always valid JSON.
     let _ = serde_json::to_writer(line.writer(), text);
 }
 
@@ -194,7 +192,7 @@ pub(super) fn put_result(line: &mut BytesMut, text: &str, structured: Option<&st
     line.put_u8(b'}');
 }
 
-/// A result whose text is as long as `length` says, given the length of the rest of the line.
+/// Writes a result with a text of the length that `length` returns, given the length of the rest of the line.
 pub(super) fn put_filled(line: &mut BytesMut, length: impl FnOnce(usize) -> usize) {
     const BEFORE: &[u8] = b"\"result\":{\"content\":[{\"type\":\"text\",\"text\":\"";
     const AFTER: &[u8] = b"\"}]}";

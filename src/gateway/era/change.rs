@@ -1,5 +1,4 @@
-//! What a message of one era becomes in the other. Only what has the same meaning in both is changed; the rest stays as it
-//! was sent.
+//! Translates messages between the eras. Only parts with an equivalent are changed; the rest stays as it was sent.
 
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::remote::ServerInfo;
@@ -12,12 +11,11 @@ use super::{SERVED, terms};
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 pub(crate) const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 pub(crate) const INTERNAL_ERROR: i64 = -32603;
-/// A resource that is not there, until 2025-11-25.
+// Code for a missing resource up to 2025-11-25.
 const RESOURCE_NOT_FOUND: i64 = -32002;
-/// The user has to go somewhere first, in 2025-11-25.
+// Code of 2025-11-25 for a request that needs the user to open a URL first.
 pub(crate) const URL_ELICITATION_REQUIRED: i64 = -32042;
 
-/// The same request for a server with sessions: without what only the other era says in each of them.
 pub(crate) fn for_sessions(message: &Message) -> Result<Message, Malformed> {
     let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, Pairs::read(params)?))) else {
         return Ok(message.clone());
@@ -30,8 +28,8 @@ pub(crate) fn for_sessions(message: &Message) -> Result<Message, Malformed> {
     Message::read(spliced(message.text(), params, &pairs.written()).into())
 }
 
-/// The result of `server/discover`, of what a server said of itself in either era. What it speaks is what is spoken here:
-/// its clients have to do with us.
+/// Builds the result of `server/discover` from a server's description in either era. The versions are those that the
+/// satellite supports, because clients talk to the satellite.
 pub(crate) fn discovery(server: &ServerInfo) -> String {
     let greeting = Pairs::read(server.greeting.get()).unwrap_or_default();
     let mut told = match server.era {
@@ -40,7 +38,7 @@ pub(crate) fn discovery(server: &ServerInfo) -> String {
             let mut told = greeting;
             let info = told.get("serverInfo").map(str::to_owned);
             let capabilities = told.get("capabilities").and_then(Pairs::read).map(|mut capabilities| {
-                // Other than those of an extension of the same name.
+                // The stateless era has an extension of the same name with another meaning.
                 capabilities.remove(&["tasks"]);
                 capabilities.written()
             });
@@ -56,14 +54,14 @@ pub(crate) fn discovery(server: &ServerInfo) -> String {
     completed(&told.written(), "server/discover", None)
 }
 
-/// The result of `initialize`, of what a server said of itself in either era, at a version that its client speaks.
+/// Builds the result of `initialize` from a server's description in either era, with the negotiated version.
 pub(crate) fn introduction(server: &ServerInfo, version: &str) -> String {
     if server.era == Era::Sessions {
         return respelled(server.greeting.get(), &["protocolVersion"], |_| version.to_owned());
     }
     let mut told = Pairs::read(server.greeting.get()).unwrap_or_default();
     let named = told.get("_meta").and_then(|meta| member(meta, SERVER_INFO)).map(str::to_owned);
-    // A server need not say who it is in this era, and must in the other.
+    // The name is optional in the stateless era and required in the other.
     let nobody = || format!(r#"{{"name":{},"version":{}}}"#, quoted(&server.name), quoted(&server.version));
     told.set("protocolVersion", quoted(version));
     told.set("serverInfo", named.unwrap_or_else(nobody));
@@ -71,7 +69,6 @@ pub(crate) fn introduction(server: &ServerInfo, version: &str) -> String {
     told.written()
 }
 
-/// What is said of itself by something of ours that has these capabilities.
 pub(crate) fn own_discovery(capabilities: &str, instructions: &str) -> String {
     let result = format!(
         r#"{{"supportedVersions":{},"capabilities":{capabilities},"instructions":{}}}"#,
@@ -81,24 +78,20 @@ pub(crate) fn own_discovery(capabilities: &str, instructions: &str) -> String {
     completed(&result, "server/discover", Some(&own_info()))
 }
 
-/// What we say of ourselves.
 pub(crate) fn own_info() -> String {
     format!(r#"{{"name":"mcp-satellite","version":{}}}"#, quoted(env!("CARGO_PKG_VERSION")))
 }
 
-/// What a server with sessions said of itself, as results of the other era name it.
 pub(crate) fn info_of(server: &ServerInfo) -> Option<&str> {
     member(server.greeting.get(), "serverInfo")
 }
 
-/// `_meta` with another member.
 fn with_meta(meta: Option<&str>, name: &str, value: String) -> String {
     let mut meta = meta.and_then(Pairs::read).unwrap_or_default();
     meta.set(name, value);
     meta.written()
 }
 
-/// Results that say how long they may be kept.
 fn is_cacheable(method: &str) -> bool {
     matches!(
         method,
@@ -111,8 +104,8 @@ fn is_cacheable(method: &str) -> bool {
     )
 }
 
-/// A result with all that the era without sessions has in every one; what it says already stays. `server` is who is named
-/// as its author where it names nobody.
+/// Adds the members that every stateless result must have; existing ones are kept. `server` is added as server info if
+/// the result has none.
 pub(crate) fn completed(result: &str, method: &str, server: Option<&str>) -> String {
     let Some(mut pairs) = Pairs::read(result) else { return result.to_owned() };
     let mut more = Vec::new();
@@ -145,7 +138,7 @@ fn is_complete(result: &Pairs<'_>) -> bool {
     result.get("resultType").is_none_or(|kind| kind == r#""complete""#)
 }
 
-/// The code that an error has in the era without sessions. `of_ours` are those of the satellite itself.
+/// Translates an error code to the stateless era. `of_ours` means that the satellite created the error.
 pub(crate) fn code(code: i64, of_ours: bool) -> i64 {
     match code {
         RESOURCE_NOT_FOUND => INVALID_PARAMS,
@@ -155,7 +148,6 @@ pub(crate) fn code(code: i64, of_ours: bool) -> i64 {
     }
 }
 
-/// A notification for one subscription.
 pub(crate) fn tagged(message: &Message, id: &str) -> Option<String> {
     let params = message.params();
     let mut pairs = match params {
@@ -233,7 +225,7 @@ mod tests {
         let (name, meta) = (json!({"name": "w"}), json!({SERVER_INFO: {"name": "w"}, "y": 1}));
         let all = json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": name, "x": 1.5, "_meta": meta});
         assert_eq!(told, all);
-        // One that does not say who it is.
+        // A server without a name.
         let told = value(&introduction(&server(Era::Stateless, r#"{"capabilities":{}}"#), "2025-11-25"));
         assert_eq!(told["serverInfo"], json!({"name": "n", "version": "1"}));
     }

@@ -1,5 +1,5 @@
-//! Headers that repeat what stands in the body, so that whoever routes by them need not read it. Where they say something
-//! else, somebody could be led astray: the request is refused.
+//! Headers that repeat parts of the body, so that proxies can route without reading it. A request is rejected if they
+//! differ from the body, because a proxy and a server could interpret it differently.
 
 use axum::http::{HeaderMap, HeaderName};
 use base64::Engine as _;
@@ -12,7 +12,6 @@ use super::super::tools::raw::Pairs;
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
-/// The value of a header that may be there once.
 pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, String> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else { return Ok(None) };
@@ -22,7 +21,6 @@ pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Op
     first.to_str().map(Some).map_err(|_| format!("the header `{name}` has characters that no header may have"))
 }
 
-/// What a value stands for: some cannot be written in a header as they are.
 fn decoded(value: &str) -> Option<String> {
     match value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
         Some(coded) => String::from_utf8(BASE64_STANDARD.decode(coded).ok()?).ok(),
@@ -30,7 +28,6 @@ fn decoded(value: &str) -> Option<String> {
     }
 }
 
-/// Where in the params stands what `Mcp-Name` repeats.
 fn named_by(method: &str) -> Option<&'static str> {
     match method {
         "tools/call" | "prompts/get" => Some("name"),
@@ -40,7 +37,7 @@ fn named_by(method: &str) -> Option<&'static str> {
     }
 }
 
-/// Holds the headers that every request has against its body. An error says what does not fit.
+/// Compares the headers that every request must have with its body. The error describes the difference.
 pub(super) fn check(method: &str, params: &Pairs<'_>, headers: &HeaderMap) -> Result<(), String> {
     match single(headers, &METHOD)? {
         None => return Err("the header Mcp-Method is missing".to_owned()),
@@ -51,7 +48,7 @@ pub(super) fn check(method: &str, params: &Pairs<'_>, headers: &HeaderMap) -> Re
     }
     let Some(member) = named_by(method) else { return Ok(()) };
     let body = params.once(member).map_err(|_| format!("`{member}` is there twice"))?;
-    // What is no text is for the server to refuse.
+    // The server rejects a name that is not a string.
     let Some(body) = body.and_then(|body| serde_json::from_str::<String>(body).ok()) else { return Ok(()) };
     let header =
         single(headers, &NAME)?.ok_or_else(|| format!("the header Mcp-Name is missing; `{member}` stands in it"))?;
@@ -59,9 +56,9 @@ pub(super) fn check(method: &str, params: &Pairs<'_>, headers: &HeaderMap) -> Re
     if header == body { Ok(()) } else { Err(format!("the header Mcp-Name is `{header}`, and `{member}` is `{body}`")) }
 }
 
-/// Holds the headers that repeat a tool's arguments against them. `definition` is the tool's, as it is listed.
+/// Compares the headers that repeat a tool's arguments with the arguments. `definition` is the tool's JSON text.
 pub(crate) fn check_arguments(definition: &str, params: Option<&str>, headers: &HeaderMap) -> Result<(), String> {
-    // A definition that must not be used is used by no client.
+    // Clients do not use a tool with an invalid definition.
     let Ok(mirrors) = mirror::of_tool(definition) else { return Ok(()) };
     let arguments = params.and_then(|params| member(params, "arguments")).unwrap_or("{}");
     mirrors.iter().try_for_each(|mirror| check_argument(mirror, arguments, headers))
@@ -69,7 +66,7 @@ pub(crate) fn check_arguments(definition: &str, params: Option<&str>, headers: &
 
 fn check_argument(mirror: &Mirror, arguments: &str, headers: &HeaderMap) -> Result<(), String> {
     let header = &mirror.header;
-    // A name that no header has no client can send.
+    // A client cannot send an invalid header name.
     let Ok(full) = HeaderName::try_from(format!("mcp-param-{header}")) else { return Ok(()) };
     match (single(headers, &full)?, mirror.value(arguments)) {
         (None, None) => Ok(()),

@@ -1,5 +1,5 @@
-//! The two eras of the protocol: until 2025-11-25 a client opens a session by `initialize`; since 2026-07-28 every request
-//! says by itself what it must be known of it, and there are no sessions. Both are served on the same paths. Pure.
+//! The two eras of the protocol: up to 2025-11-25 a client opens a session with `initialize`; since 2026-07-28 every
+//! request is self-contained and there are no sessions ("stateless"). Both are served on the same paths. Pure.
 
 pub(crate) mod change;
 pub(crate) mod headers;
@@ -12,33 +12,31 @@ use mcp_satellite_actors::rpc::{Message, member};
 use super::face::RpcError;
 use super::reply::SESSION_ID;
 
-/// The newest version of those with sessions.
+// Newest version with sessions.
 pub(crate) const NEWEST: &str = "2025-11-25";
 
-/// Every version that is spoken here.
+// Supported versions.
 pub(crate) const SERVED: [&str; 5] = [STATELESS_VERSION, NEWEST, "2025-06-18", "2025-03-26", "2024-11-05"];
 
 pub(crate) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// What headers and body say of each other does not fit.
+// Headers and body contradict each other.
 pub(crate) const HEADER_MISMATCH: i64 = -32020;
-/// What a request needs its client does not offer.
+// The client does not offer a capability that the request needs.
 pub(crate) const MISSING_CAPABILITY: i64 = -32021;
-/// The version of a request is none that is spoken here.
+// The version of the request is not supported.
 pub(crate) const UNSUPPORTED_VERSION: i64 = -32022;
 
-/// Whether a protocol version is one of those with sessions that are spoken here.
 pub(crate) fn has_sessions(version: &str) -> bool {
     version != STATELESS_VERSION && SERVED.contains(&version)
 }
 
-/// What is spoken with a client: what both it and the server speak, as old as the older of them. A version that is not
-/// known here is offered by nobody else: the server's is spoken.
+/// Negotiates a version with sessions: the older one of the client's and the server's. For an unknown or stateless
+/// version of the client it is the server's.
 pub(crate) fn agreed(client: &str, server: &str) -> String {
     if has_sessions(client) { client.min(server).to_owned() } else { server.to_owned() }
 }
 
-/// Why a request of the stateless era is not looked at any further.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     pub(crate) status: StatusCode,
@@ -51,10 +49,9 @@ impl Wrong {
     }
 }
 
-/// The version that a message gives itself, as JSON text.
 fn own_version(message: &Message) -> Option<&str> {
     let params = message.params()?;
-    // A name may be spelled with escapes, so a text with one is looked into as well.
+    // The name may be written with escapes, so a text with an escape is parsed, too.
     let may_have = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
     if !may_have(terms::VERSION) && !may_have("\\u") {
         return None;
@@ -62,35 +59,34 @@ fn own_version(message: &Message) -> Option<&str> {
     member(member(params, "_meta")?, terms::VERSION)
 }
 
-/// Whether a message is one of the era without sessions: it says so itself, or in its header, and is not in a session.
+/// Returns true for a stateless request: `_meta` names such a version, or the header does and there is no session.
 pub(crate) fn is_stateless(message: &Message, headers: &HeaderMap) -> bool {
     let (Some(method), own) = (message.method(), own_version(message)) else { return false };
     if let Some(own) = own {
         return serde_json::from_str::<String>(own).map_or(true, |own| !has_sessions(&own));
     }
-    // A client of the other era may offer any version in it.
+    // A client with sessions may offer any version in `initialize`.
     if method == "initialize" || headers.contains_key(SESSION_ID) {
         return false;
     }
     method == "server/discover" || is_stateless_header(headers)
 }
 
-/// Whether the version in a request's header is none of those with sessions.
 pub(crate) fn is_stateless_header(headers: &HeaderMap) -> bool {
     headers.get(PROTOCOL_VERSION).is_some_and(|version| !version.to_str().is_ok_and(has_sessions))
 }
 
-/// What the other era has and this one has not. A server of the other era would understand it all the same.
+/// Returns true for methods that the stateless era has removed. They must be rejected here, because a server with
+/// sessions would accept them.
 pub(crate) fn is_removed(method: &str) -> bool {
     matches!(method, "initialize" | "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe")
 }
 
-/// Methods that may be answered by asking for more.
+/// Returns true for methods that a server may answer with questions.
 pub(crate) fn may_ask_back(method: &str) -> bool {
     matches!(method, "tools/call" | "prompts/get" | "resources/read")
 }
 
-/// The status of an answer that is an error with this code.
 pub(crate) fn status_of(code: i64) -> StatusCode {
     match code {
         HEADER_MISMATCH | MISSING_CAPABILITY | UNSUPPORTED_VERSION => StatusCode::BAD_REQUEST,

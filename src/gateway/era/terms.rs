@@ -1,4 +1,4 @@
-//! What a request of the era without sessions says in its `_meta` of itself and its client.
+//! The terms of a stateless request: version, client and log level from its `_meta`.
 
 use axum::http::HeaderMap;
 use mcp_satellite_actors::model::era::STATELESS_VERSION;
@@ -15,17 +15,14 @@ pub(crate) const INFO: &str = "io.modelcontextprotocol/clientInfo";
 pub(crate) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 pub(crate) const LEVEL: &str = "io.modelcontextprotocol/logLevel";
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Terms {
-    /// Who asks.
     pub(crate) client: Greeting,
-    /// From which level on it wants to hear what is logged on its behalf; it hears nothing without.
+    // Minimum level of log messages on behalf of the request; without one the client receives none.
     pub(crate) level: Option<Level>,
 }
 
 impl Terms {
-    /// Reads them, and holds the headers against what they say.
     pub(crate) fn read(message: &Message, given: &HeaderMap) -> Result<Self, Wrong> {
         let twice = |_| Wrong::bad(INVALID_PARAMS, "a member of `_meta` or of `params` is there twice");
         let params = message.params().and_then(Pairs::read).unwrap_or_default();
@@ -68,7 +65,6 @@ impl Terms {
     }
 }
 
-/// What a client is told that asks for a version that is not spoken here.
 fn unsupported(version: &str) -> Wrong {
     let data = format!(r#"{{"supported":{},"requested":{}}}"#, written(&SERVED), written(&version));
     let mut wrong = Wrong::bad(UNSUPPORTED_VERSION, "this protocol version is not spoken here");
@@ -76,7 +72,7 @@ fn unsupported(version: &str) -> Wrong {
     wrong
 }
 
-/// Whether a client that has these capabilities can be asked this; if not, what it lacks.
+/// Returns the capability that the client lacks to answer a question; `None` if it can answer.
 pub(crate) fn lacks(client: &Greeting, question: &Message) -> Option<&'static str> {
     let capabilities = &*client.facts.capabilities;
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
@@ -88,7 +84,7 @@ pub(crate) fn lacks(client: &Greeting, question: &Message) -> Option<&'static st
         ],
         "elicitation/create" => {
             let by_url = asks("mode") == Some("\"url\"");
-            // One that says nothing of modes knows forms.
+            // A client without modes supports forms.
             let only_url = has(&["elicitation", "url"]) && !has(&["elicitation", "form"]);
             return match (has(&["elicitation"]), by_url) {
                 (false, _) => Some("elicitation"),
@@ -97,7 +93,7 @@ pub(crate) fn lacks(client: &Greeting, question: &Message) -> Option<&'static st
             };
         }
         "roots/list" => &[(true, "roots", &["roots"])],
-        // There is no other way to ask it anything.
+        // The stateless era has no other questions.
         _ => return Some("this method"),
     };
     needed.iter().find(|(is_needed, _, path)| *is_needed && !has(path)).map(|(_, what, _)| *what)

@@ -1,5 +1,5 @@
-//! One desk for each user with clients in flat mode: the picture that they share, what each of them has read, and the one
-//! watcher that tells them what is new. It is there as long as the last of them.
+//! The shared state of one user's clients in flat mode: the current lists, the lists that each client has read, and one
+//! watcher that notifies them of changes. It exists as long as the user has such clients.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,30 +15,30 @@ use crate::gateway::session::Session;
 use crate::gateway::session::guest::words;
 use crate::gateway::tools::{Caller, Callers};
 
-/// What is different for so long is told. A server that is started again in less was never away.
+// Only changes that last this long are announced, so a quick restart of a server is not.
 const SETTLED_AFTER: Duration = Duration::from_millis(250);
-/// A desk to which only guests come is kept for so long after the last of them.
+// Time for which the state is kept after the last stateless request.
 const LINGERS: Duration = Duration::from_secs(60);
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Desk {
     team: TeamId,
     user: UserId,
-    /// Held while a new one is made, so that it is made once.
+    // Locked while a new picture is built, so that concurrent requests build it once.
     picture: tokio::sync::Mutex<Option<Arc<Picture>>>,
     clients: Mutex<HashMap<u64, Client>>,
-    /// When a guest was here last, as long as others may follow.
+    // Time of the last stateless request, while a task waits to remove the state.
     visited_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
 struct Client {
     session: Arc<Session>,
-    /// What it knows of, of each [`Thing`]: what it has read, or was told that it is new. Who has never read a list is told
-    /// nothing of it.
+    // Per `Thing`, the list that the client has read or was notified of. A client that has never read a list gets no
+    // notification about it.
     told: [Option<Arc<Part>>; 3],
-    /// What it has read: it goes on with those names until it reads others.
+    // Per `Thing`, the list that the client has read. Its names stay valid for the client until it reads a newer
+    // one.
     read: [Option<Arc<Part>>; 3],
 }
 
@@ -53,24 +53,24 @@ impl Desk {
     }
 
     fn clients(&self) -> MutexGuard<'_, HashMap<u64, Client>> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this caller is offered: one picture for all, as long as that is the same.
+    /// Returns the picture for this caller; builds a new one if its servers have changed. `None` if the runtime is
+    /// shutting down.
     pub(super) async fn picture(&self, caller: Caller) -> Option<Arc<Picture>> {
         let mut held = self.picture.lock().await;
         if let Some(picture) = held.as_ref().filter(|picture| picture.is_of(&caller)) {
             return Some(picture.clone());
         }
         let (offered, before) = (caller.offered(), held.clone());
-        // An error says that the satellite ends.
+        // The runtime is shutting down.
         let made = tokio::task::spawn_blocking(move || Picture::of(offered, before.as_deref())).await.ok()?;
         *held = Some(Arc::new(made));
         held.clone()
     }
 
-    /// A client has read this.
     pub(super) fn read(&self, session: &Session, thing: Thing, part: &Arc<Part>) {
         if let Some(client) = self.clients().get_mut(&session.number()) {
             client.told[thing as usize] = Some(part.clone());
@@ -78,16 +78,16 @@ impl Desk {
         }
     }
 
-    /// What a client has read last.
     pub(super) fn known_to(&self, session: &Session, thing: Thing) -> Option<Arc<Part>> {
         self.clients().get(&session.number())?.read[thing as usize].clone()
     }
 
-    /// Tells every client what is other than it knows; false if the picture is one of before by now, and nothing was told.
+    /// Notifies clients of lists that differ from what they know. Returns false, without notifying, if the picture is
+    /// outdated.
     fn tell(&self, picture: &Picture, is_now: impl FnOnce() -> bool) -> bool {
         let mut news = Vec::new();
         let mut clients = self.clients();
-        // Asked while nobody can say what it has read: who has read a newer one is not told of this one as well.
+        // Checked under the lock: a client that reads a newer list meanwhile must not be notified of this one.
         if !is_now() {
             return false;
         }
@@ -129,7 +129,7 @@ impl Desk {
                 () = sleep_until(settled_at.unwrap_or_else(Instant::now)), if settled_at.is_some() => {
                     let Some(picture) = self.picture(caller).await else { return };
                     let is_now = || picture.is_of(&callers.of(runtime.snapshot(), &self.team, &self.user));
-                    // Else it goes round again at once: it has been different for long enough.
+                    // An outdated picture is rebuilt at once, because `settled_at` is still set.
                     if self.tell(&picture, is_now) {
                         (seen, settled_at) = (Some(picture), None);
                     }
@@ -147,7 +147,6 @@ fn list_changed(thing: Thing) -> &'static str {
     }
 }
 
-/// A task that ends with what it belongs to.
 #[derive(Debug)]
 struct Watcher(JoinHandle<()>);
 
@@ -159,17 +158,15 @@ impl Drop for Watcher {
 
 type ByUser = HashMap<(TeamId, UserId), (Arc<Desk>, Watcher)>;
 
-/// The desks of those who have clients here.
 #[derive(Debug, Default)]
 pub(super) struct Desks(Mutex<ByUser>);
 
 impl Desks {
     fn desks(&self) -> MutexGuard<'_, ByUser> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client comes.
     pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
         let desk = Self::desk(&mut self.desks(), session.user(), runtime, callers);
         let client = Client { session: session.clone(), told: Default::default(), read: Default::default() };
@@ -177,7 +174,7 @@ impl Desks {
         desk
     }
 
-    /// A guest comes, for one request. Others may follow: the desk stays for a while.
+    /// Returns the state for a stateless request, and keeps it for [`LINGERS`].
     pub(super) fn visited(self: &Arc<Self>, user: &User, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
         let desk = Self::desk(&mut self.desks(), user, runtime, callers);
         let is_first = desk.visited_at().replace(Instant::now()).is_none();
@@ -197,7 +194,7 @@ impl Desks {
         desk.clone()
     }
 
-    /// Waits until no guest has come for a while, and takes the desk away if nobody else sits there.
+    /// Waits until no stateless request has come for [`LINGERS`], and removes the state if it has no clients.
     async fn linger(desks: Weak<Self>, desk: Arc<Desk>) {
         loop {
             let Some(until) = desk.visited_at().map(|at| at + LINGERS) else { return };
@@ -218,13 +215,11 @@ impl Desks {
         }
     }
 
-    /// The desk of a user, if there is one.
     pub(super) fn known(&self, user: &User) -> Option<Arc<Desk>> {
         let key = (user.team.clone(), user.user.clone());
         self.desks().get(&key).map(|(desk, _)| desk.clone())
     }
 
-    /// A client goes; with the last one the watcher.
     pub(super) fn leave(&self, session: &Session) {
         let key = (session.user().team.clone(), session.user().user.clone());
         let mut desks = self.desks();
@@ -239,7 +234,6 @@ impl Desks {
         }
     }
 
-    /// The desk of a client; none of one that has gone.
     pub(super) fn of(&self, session: &Session) -> Option<Arc<Desk>> {
         self.known(session.user())
     }

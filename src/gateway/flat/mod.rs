@@ -1,10 +1,11 @@
-//! `/mcp?mode=flat`: the tools of all of a caller's servers themselves, in one list, and so their prompts and resources.
-//! A request goes on to the server whose the thing is, under the name that it knows; nothing else of it is touched.
+//! The endpoint `/mcp?mode=flat`: the tools, prompts and resources of all of a caller's servers, each kind in one list.
+//! A request is passed on to the server that owns the item, under the server's own name for it; the rest of the request
+//! is unchanged.
 //!
 //! ```text
 //! snapshot ──> Picture (one for all clients of a user) ──> lists
-//!    │            └── whose is `git__log`? ──> runtime.relay ──> the server's own answer
-//!    └──> the user's watcher ──> what is different for 250 ms ──> list_changed
+//!    │            └── owner of `git__log`? ──> runtime.relay ──> the server's own answer
+//!    └──> the user's watcher ──> changes that last 250 ms ──> list_changed
 //! ```
 
 mod desk;
@@ -36,7 +37,7 @@ use super::tools::raw::{place, with};
 use super::tools::resources::SEPARATOR;
 use super::tools::{Caller, Callers};
 
-/// Code of a resource that is not there, as the protocol has it.
+// Error code of the protocol for a missing resource.
 const RESOURCE_NOT_FOUND: i64 = -32002;
 
 const CAPABILITIES: &str = r#"{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"listChanged":true},"completions":{}}"#;
@@ -46,7 +47,7 @@ The name of a tool or a prompt begins with its server's name and two underscores
 server's name and a bar. Only what belongs to servers that are online is listed. When a call fails, the last sentence \
 of its text says what can be done.";
 
-/// See the module.
+/// The flat endpoint, for all users.
 #[derive(Debug)]
 pub struct Flat {
     runtime: RuntimeHandle,
@@ -55,7 +56,7 @@ pub struct Flat {
 }
 
 impl Flat {
-    /// Over these servers.
+    /// Creates the endpoint for the instances of `runtime`.
     pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
         Self { runtime, callers, desks: Arc::default() }
     }
@@ -72,7 +73,6 @@ impl Flat {
         aggregated(INSTRUCTIONS, &self.callers.of(self.runtime.snapshot(), &user.team, &user.user))
     }
 
-    /// The definition of a tool, as it is listed now.
     pub(super) fn definition(self: &Arc<Self>, user: Arc<User>, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         let (flat, tool) = (self.clone(), tool.to_owned());
         async move {
@@ -86,7 +86,6 @@ impl Flat {
         .boxed()
     }
 
-    /// A guest is told which lists change from now on.
     pub(super) fn listen(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -107,7 +106,7 @@ impl Flat {
 
     pub(super) fn began(&self, session: &Arc<Session>) {
         self.desks.enter(session, &self.runtime, &self.callers);
-        // One that had to make room for another may have ended before it began here.
+        // The session may have been evicted before this call.
         if session.ended().is_some() {
             self.desks.leave(session);
         }
@@ -125,7 +124,7 @@ impl Flat {
             } else if let Some(desk) = flat.desks.of(&session) {
                 desk
             } else {
-                // A session that has just ended has no desk, and gets no answer.
+                // The session has just ended.
                 return Answer::Withdrawn;
             };
             let method = call.message.method().unwrap_or_default();
@@ -170,7 +169,6 @@ impl Flat {
         })
     }
 
-    /// Whom a request is for, and where in it that is said.
     async fn addressee(&self, desk: &Desk, session: &Session, message: &Message) -> Result<Addressee, Refusal> {
         let text = message.text();
         let said = |path: &[&str]| place(text, path).map(|(_, said)| said);
@@ -198,8 +196,9 @@ impl Flat {
         Ok(Addressee { place, id, own, is_tool: thing == Thing::Tools })
     }
 
-    /// Whose a name is: as this client has read it, for by now it may be another's; or as things are now. What belongs to
-    /// a server that is not there is its all the same, so that a call says why it is not there.
+    /// Finds the owner of a name: in the list that this client has read, because the name may belong to another server
+    /// by now; else in the current lists. The tools of a server that is not online are found, too, so that the call
+    /// returns the reason.
     async fn named(
         &self,
         desk: &Desk,
@@ -219,7 +218,6 @@ impl Flat {
             .ok_or_else(|| Refusal::not_found(what, name))
     }
 
-    /// Passes a request on, with the name that its server knows.
     async fn pass_on(&self, call: Call, addressee: Addressee) -> Answer {
         let Addressee { place, id, own, is_tool } = addressee;
         let method = call.message.method().unwrap_or_default().to_owned();
@@ -243,18 +241,16 @@ impl Flat {
     }
 }
 
-/// The server that a request is for.
 struct Addressee {
-    /// Where in the request stands what it is about.
+    // Range of the name in the text of the request.
     place: Range<usize>,
     id: InstanceId,
-    /// What its server calls that.
     own: String,
     is_tool: bool,
 }
 
-/// Whose resource this is: the server's that was called so where this client has read it, for by now that may be another
-/// one; or is called so now.
+/// Finds the owner of a resource: by the labels that this client has read, because they may belong to another server by
+/// now; else by the current names.
 fn resource(desk: &Desk, session: &Session, caller: &Caller, uri: &str) -> Result<(InstanceId, String), Refusal> {
     let read = desk.known_to(session, Thing::Resources);
     if let Some((id, own)) = read.as_ref().and_then(|part| part.split(uri)) {
@@ -267,7 +263,6 @@ fn resource(desk: &Desk, session: &Session, caller: &Caller, uri: &str) -> Resul
     }
 }
 
-/// Whose a name would be if all servers were there.
 fn absent(caller: &Caller, thing: Thing, name: &str) -> Option<(InstanceId, String)> {
     let away = caller.servers().filter(|(_, view)| view.offered().is_none());
     let mut guess = None;

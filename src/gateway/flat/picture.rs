@@ -1,5 +1,4 @@
-//! One picture of everything that a caller is offered: what is listed, whose each thing is, and whether two pictures
-//! differ.
+//! The merged lists of all servers of a caller, with the owner of each item.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,39 +11,38 @@ use crate::gateway::tools::raw::respelled;
 use crate::gateway::tools::resources::{SEPARATOR, UI, described, qualified};
 use crate::gateway::tools::{Caller, Offered};
 
-/// What clients read lists of, and are told the changes of.
+/// Kinds of items that clients list and get change notifications for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thing {
-    /// Tools.
+    /// The tools.
     Tools,
-    /// Resources and their templates.
+    /// Resources and resource templates.
     Resources,
-    /// Prompts.
+    /// The prompts.
     Prompts,
 }
 
 impl Thing {
-    /// In the order in which they are told.
+    /// Kinds in the order of their notifications.
     pub const ALL: [Self; 3] = [Self::Tools, Self::Resources, Self::Prompts];
 }
 
-/// Everything that a caller is offered at one moment.
+/// The merged lists of a caller at one moment.
 #[derive(Debug)]
 pub struct Picture {
     offered: Offered,
-    /// Of each [`Thing`]. What has not changed is shared with the picture before.
+    // Per `Thing`. Unchanged parts are shared with the previous picture.
     parts: [Arc<Part>; 3],
 }
 
-/// The things of one kind.
+/// The items of one kind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// The results of the requests that list them.
+    // Results of the list requests.
     lists: Vec<String>,
-    /// Whose each name is, and by what name its server knows it. Of resources, whose are known by their addresses, they are
-    /// the labels.
+    // Owner and original name by merged name. For resources the keys are the labels of the servers.
     owners: HashMap<String, (InstanceId, Box<str>)>,
-    /// Bytes of the longest name: nothing longer is looked for.
+    // Length of the longest name in bytes: a longer text cannot be a name.
     longest: usize,
 }
 
@@ -54,26 +52,27 @@ impl Part {
         Self { lists, owners, longest }
     }
 
-    /// Whose thing this is, and by what name its server knows it.
+    /// Returns the owner of an item and the owner's name for it.
     pub fn owner(&self, name: &str) -> Option<(&InstanceId, &str)> {
         self.owners.get(name).map(|(id, name)| (id, &**name))
     }
 
-    /// Takes `server|uri` apart at the first bar before which a label stands: whose it is, and what is behind that.
+    /// Splits `server|uri` at the first bar that follows a label. Returns the owner and the rest.
     pub fn split<'t>(&self, address: &'t str) -> Option<(&InstanceId, &'t str)> {
         let whose = |at: usize| Some((self.owner(&address[..at])?.0, &address[at + SEPARATOR.len_utf8()..]));
         let bars = address.match_indices(SEPARATOR).map(|(at, _)| at);
         bars.take_while(|at| *at <= self.longest).find_map(whose)
     }
 
-    /// Whether a client that has read the one knows nothing of the other.
+    /// Returns true if the lists differ.
     pub fn differs(&self, other: &Self) -> bool {
         self.lists != other.lists
     }
 }
 
 impl Picture {
-    /// Of what is offered, which may be much: it is not made where others wait. `before` is the last one, if there is one.
+    /// Builds the lists. Long lists take time, so this belongs on a blocking thread. Parts equal to those of `before`
+    /// are shared.
     pub fn of(offered: Offered, before: Option<&Self>) -> Self {
         let parts = Thing::ALL.map(|thing| {
             let part = match thing {
@@ -91,38 +90,38 @@ impl Picture {
         Self { offered, parts }
     }
 
-    /// Whether it is what a new one for this caller would be.
+    /// Returns true if a new picture for this caller would be equal.
     pub fn is_of(&self, caller: &Caller) -> bool {
         self.offered.is_of(caller)
     }
 
-    /// The things of one kind.
+    /// Returns the items of one kind.
     pub fn part(&self, thing: Thing) -> &Arc<Part> {
         &self.parts[thing as usize]
     }
 
-    /// The result of `tools/list`.
+    /// Returns the result of `tools/list`.
     pub fn tools(&self) -> &str {
         &self.part(Thing::Tools).lists[0]
     }
 
-    /// The result of `prompts/list`.
+    /// Returns the result of `prompts/list`.
     pub fn prompts(&self) -> &str {
         &self.part(Thing::Prompts).lists[0]
     }
 
-    /// The result of `resources/list`.
+    /// Returns the result of `resources/list`.
     pub fn resources(&self) -> &str {
         &self.part(Thing::Resources).lists[0]
     }
 
-    /// The result of `resources/templates/list`.
+    /// Returns the result of `resources/templates/list`.
     pub fn resource_templates(&self) -> &str {
         &self.part(Thing::Resources).lists[1]
     }
 }
 
-/// What is called by a name, which is made one that every client takes.
+/// Merges items with names; the merged names are valid for every client.
 fn named(offered: &Offered, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &str)>) -> Part {
     let mut things = Vec::new();
     for (label, spec, catalogue) in offered.each() {
@@ -131,7 +130,7 @@ fn named(offered: &Offered, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &s
     let pairs: Vec<(&str, &str)> = things.iter().map(|(label, _, name, _)| (*label, *name)).collect();
     let (mut definitions, mut owners) = (Vec::with_capacity(things.len()), HashMap::with_capacity(things.len()));
     for ((label, id, name, raw), flat) in things.into_iter().zip(names::flat(&pairs)) {
-        // A server that lists a name twice means the first: no client takes two of one name.
+        // If a server lists a name twice, the first counts: clients reject duplicate names.
         if owners.contains_key(&flat) {
             continue;
         }
@@ -142,7 +141,7 @@ fn named(offered: &Offered, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &s
     Part::new(vec![result(list, &definitions)], owners)
 }
 
-/// What is known by an address, before which stands whose it is.
+/// Merges items with addresses, which get the server's label as a prefix.
 fn addressed(offered: &Offered) -> Part {
     let entries = |name: &str, key: &str, of: fn(&Catalogue) -> &[Entry]| {
         let mut definitions = Vec::new();
@@ -187,7 +186,7 @@ mod tests {
 
     #[test]
     fn an_address_that_is_nothing_but_bars_is_not_looked_up_at_each_of_them() {
-        // As many look-ups of such texts would take hours.
+        // A lookup at each bar would take hours.
         assert_eq!(split(&part(&["git", "a|b"]), &"|".repeat(4 * 1024 * 1024)), None);
     }
 }

@@ -1,5 +1,4 @@
-//! A request without a session: what it says of itself, where it goes, and who is told of it. The other half of the
-//! [front](super).
+//! Stateless requests: the part of the [front](super) that handles requests without a session.
 
 use std::sync::Arc;
 
@@ -23,7 +22,6 @@ use super::super::tools::raw;
 use super::super::visit::{self, Guest, Visit};
 use super::{CROWDED_PAUSE, Checked, Front, Memory, Refused, Settings, TEXT_MAX, cut, no, not_allowed, one};
 
-/// A guest that listens, as long as it does.
 struct Present {
     front: Arc<Front>,
     session: Arc<Session>,
@@ -38,7 +36,6 @@ impl Drop for Present {
 }
 
 impl Front {
-    /// A request without a session.
     pub(super) async fn visited(
         self: &Arc<Self>,
         settings: &Settings,
@@ -49,7 +46,7 @@ impl Front {
         manner: Manner,
     ) -> Checked<Response> {
         let Some(id) = message.id().filter(|_| message.kind() == Kind::Request) else {
-            // This era has no notification of a client that means anything over HTTP.
+            // No client notification of this era has a meaning over HTTP.
             return Ok(reply::empty(StatusCode::ACCEPTED));
         };
         let id: Arc<str> = id.into();
@@ -75,7 +72,7 @@ impl Front {
         });
         if let Some(visit) = waits {
             visit.resumed(&message);
-            // What it holds of its user's limits it has held all the time.
+            // The parked call has kept its own share of the user's budget.
             drop(memory);
             return Ok(visit::round(visit, id, manner, self.work.token()).await);
         }
@@ -102,13 +99,13 @@ impl Front {
         let full =
             |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), change::INTERNAL_ERROR, "there are no random numbers");
         let guest = Guest::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
-        // A reload that has looked through the guests meanwhile has not seen this one.
+        // The token may have been revoked between the check and the insertion into the table.
         self.stands(settings, &guest.session.opening.pass, parts)?;
         let visit = Visit::begin(guest, message, manner.timeout, admission, memory);
         Ok(visit::round(visit, id, manner, self.work.token()).await)
     }
 
-    /// A guest that listens. It counts as a session of its user.
+    /// Answers `subscriptions/listen`. The subscription counts as a session of its user.
     async fn listened(
         self: &Arc<Self>,
         settings: &Settings,
@@ -145,7 +142,7 @@ impl Front {
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
         };
         tokio::spawn(async move {
-            // What is said at its end is read by whoever still listens.
+            // The last event is read by the listener that is still attached.
             session.abandoned(call, Duration::ZERO).await;
             drop((open, present));
         });
@@ -153,7 +150,6 @@ impl Front {
     }
 }
 
-/// Without sessions there is nothing but to ask.
 pub(super) fn in_a_session(headers: &HeaderMap) -> Checked<()> {
     let is_elsewhere = !headers.contains_key(SESSION_ID) && era::is_stateless_header(headers);
     if is_elsewhere { Err(not_allowed("POST")) } else { Ok(()) }

@@ -1,13 +1,13 @@
-//! Finds tools by a few words, misspelled ones too. What is looked through is an index of each server's catalogue, made
-//! when it is first asked for and kept as long as that catalogue is: one that changes is read anew, and no other.
+//! Finds tools by a few words, misspelled ones too. Each catalogue has an index, created at the first search and kept
+//! as long as the catalogue: a changed catalogue is indexed anew, the others are not.
 //!
 //! ```text
 //! score = 0.40 · name + 0.35 · description + 0.25 · server
-//! each of them = Σ weight · nearness of the nearest word / Σ weight, over the words that were asked for
+//! each part = Σ weight · similarity of the most similar word / Σ weight, over the words of the query
 //! ```
 //!
-//! A word weighs the more the fewer of the caller's tools it fits. Slips are looked for only where a word is nobody's as
-//! it is written.
+//! A word that matches fewer of the caller's tools has a larger weight. Misspellings are considered only for a word
+//! that matches no tool as written.
 
 mod text;
 
@@ -24,28 +24,26 @@ use self::text::{Shape, Word, nearness, nearness_of_slips, squeezed};
 const NAME: f32 = 0.40;
 const DESCRIPTION: f32 = 0.35;
 const SERVER: f32 = 0.25;
-/// How much of what a name is worth does not depend on how much of it was asked for.
+// Part of the name's score that does not depend on how many of its words the query contains.
 const NAME_BASE: f32 = 0.85;
-/// What scores less was not found.
+// Minimum score of a hit.
 const SCORE_MIN: f32 = 0.05;
-/// So much of a description is looked through, in bytes.
+// Maximum part of a description that is indexed, in bytes.
 const DESCRIPTION_MAX: usize = 8 * 1024;
-/// So many words of a question are looked for.
 const WORDS_MAX: usize = 24;
-/// So many words are tried in the place of one that is misspelled.
+// Maximum number of corrections that are tried for a misspelled word.
 const MEANT_MAX: usize = 16;
-/// So many tools are kept indexed before all is forgotten and what is asked for is read anew.
+// Number of indexed tools at which all indexes are dropped, to be created again on demand.
 const INDEXED_TOOLS_MAX: usize = 200_000;
 
-/// The words of one server's tools.
+/// Index of the words in one server's tools.
 #[derive(Debug)]
 pub struct CatalogueIndex {
-    /// Ordered by their text.
+    // Sorted by text.
     terms: Vec<Term>,
     tools: Vec<Indexed>,
 }
 
-/// One word, and the tools that it stands in.
 #[derive(Debug)]
 struct Term {
     text: Box<str>,
@@ -54,18 +52,16 @@ struct Term {
     in_descriptions: Box<[u32]>,
 }
 
-/// One tool.
 #[derive(Debug)]
 struct Indexed {
     name: Box<str>,
-    /// Its name's letters and digits.
+    // Letters and digits of the name.
     squeezed: Box<str>,
-    /// Of how many words its name is made.
     words: usize,
 }
 
 impl CatalogueIndex {
-    /// Reads the names and descriptions of all tools.
+    /// Indexes the names and descriptions of all tools.
     pub fn new(catalogue: &Catalogue) -> Self {
         let mut places: HashMap<String, (Vec<u32>, Vec<u32>)> = HashMap::new();
         let mut tools = Vec::with_capacity(catalogue.tools.len());
@@ -100,9 +96,9 @@ impl CatalogueIndex {
         Self { terms, tools }
     }
 
-    /// Tells each word that is the same as `asked` or of its family, and how near it is.
+    /// Calls `tell` with each indexed word that is similar to `asked`, and the similarity.
     fn related(&self, asked: &str, tell: &mut dyn FnMut(&Term, f32)) {
-        // All of them begin with the same letters: those that a stem or a beginning must share.
+        // All similar words share this prefix, the shortest that a stem or prefix match requires.
         let letters = asked.chars().count();
         let shared = text::shortest_beginning(letters).min(letters).min(5);
         let start: String = asked.chars().take(shared).collect();
@@ -115,7 +111,7 @@ impl CatalogueIndex {
         }
     }
 
-    /// Tells each word of which `asked` may be a misspelling, and how near it is.
+    /// Calls `tell` with each indexed word of which `asked` may be a misspelling, and the similarity.
     fn misspelled(&self, asked: (&str, Shape), tell: &mut dyn FnMut(&Term, f32)) {
         for term in &self.terms {
             let near = nearness_of_slips(asked, (&term.text, term.shape));
@@ -126,7 +122,6 @@ impl CatalogueIndex {
     }
 }
 
-/// What a tool says of itself for people: its title and its description.
 fn description(tool: &Tool) -> String {
     let Ok(fields) = serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(tool.raw.get()) else {
         return String::new();
@@ -139,25 +134,25 @@ fn description(tool: &Tool) -> String {
     told
 }
 
-/// The indexes of the catalogues that are there. One lives as long as its catalogue.
+/// Cache of catalogue indexes. An index lives as long as its catalogue.
 #[derive(Debug, Default)]
 pub struct Indexes {
     kept: Mutex<Kept>,
-    /// Who makes some holds it, so that those who ask at the same time make none twice.
+    // Held while indexes are created, so that concurrent searches do not create them twice.
     making: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// By address, which is not given to another catalogue as long as it is held here.
+    // By address of the catalogue. The weak pointer keeps the allocation, so no other catalogue gets the same address.
     by_address: HashMap<usize, (Weak<Catalogue>, Arc<CatalogueIndex>)>,
     tools: usize,
-    /// At this many it is looked which of them are still needed.
+    // Number of indexes at which those of dropped catalogues are removed.
     tidy_at: usize,
 }
 
 impl Indexes {
-    /// The index of a catalogue, made now if there is none.
+    /// Returns the index of a catalogue; creates it if necessary.
     pub fn of(&self, catalogue: &Arc<Catalogue>) -> Arc<CatalogueIndex> {
         if let Some(index) = self.known(catalogue) {
             return index;
@@ -170,8 +165,8 @@ impl Indexes {
         index
     }
 
-    /// The indexes of all of these. What is not there yet is made on a thread for such work: a thousand tools take longer
-    /// than others can be kept waiting.
+    /// Returns the indexes of all `catalogues`. Creates missing ones on a blocking thread, because a thousand tools
+    /// take too long for an async task. Returns an empty list if the runtime is shutting down.
     pub async fn ready(self: &Arc<Self>, catalogues: Vec<Arc<Catalogue>>) -> Vec<Arc<CatalogueIndex>> {
         let known = |of: &Self| catalogues.iter().map(|catalogue| of.known(catalogue)).collect::<Option<Vec<_>>>();
         if let Some(all) = known(self) {
@@ -183,7 +178,7 @@ impl Indexes {
         }
         let indexes = self.clone();
         let make = move || catalogues.iter().map(|catalogue| indexes.of(catalogue)).collect();
-        // An error says that the satellite ends: nothing is found any more.
+        // The runtime is shutting down.
         tokio::task::spawn_blocking(make).await.unwrap_or_default()
     }
 
@@ -191,18 +186,18 @@ impl Indexes {
         self.kept().by_address.get(&address(catalogue)).map(|(_, index)| index.clone())
     }
 
-    /// How many there are.
+    /// Returns the number of cached indexes.
     pub fn len(&self) -> usize {
         self.kept().by_address.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if no index is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
-        // Whoever panicked with it in hand has left a map that is whole.
+        // A panic leaves the map consistent, so a poisoned lock is still usable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -226,36 +221,36 @@ impl Kept {
     }
 }
 
-/// One of the caller's servers, with its tools.
+/// A server of the caller with its tools.
 #[derive(Debug, Clone)]
 pub struct Shelf<'a> {
-    /// What the server is called.
+    /// Label of the server.
     pub label: &'a str,
-    /// Its tools.
+    /// Index of its tools.
     pub index: Arc<CatalogueIndex>,
 }
 
-/// One tool that was found.
+/// A tool that matches a query.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hit {
-    /// On which shelf.
+    /// Position of the server among the shelves.
     pub shelf: usize,
-    /// Which tool of that catalogue.
+    /// Position of the tool in the catalogue.
     pub tool: usize,
-    /// From 0 to 1.
+    /// Score from 0 to 1.
     pub score: f32,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hits {
-    /// The best, the best first.
+    /// The best hits, in descending order.
     pub best: Vec<Hit>,
-    /// How many there are in all.
+    /// Number of all hits.
     pub total: usize,
 }
 
-/// Looks for tools. A question without a word finds all, ordered by their paths.
+/// Searches for tools and returns at most `limit` hits. A query without words matches all tools, sorted by path.
 pub fn search(question: &str, shelves: &[Shelf<'_>], limit: usize) -> Hits {
     let question = Question::read(question);
     let mut found = if question.words.is_empty() { all(shelves) } else { question.answer(shelves) };
@@ -283,34 +278,30 @@ fn all(shelves: &[Shelf<'_>]) -> Vec<Hit> {
     shelves.iter().enumerate().flat_map(of).collect()
 }
 
-/// What is asked.
 struct Question {
-    /// Every text that is looked for, once.
+    // Distinct texts of all words.
     texts: Vec<String>,
     words: Vec<Asked>,
-    /// All of its letters and digits.
     squeezed: String,
 }
 
-/// One word of a question: positions among its texts.
+// A word of a query, as positions in `Question::texts`.
 struct Asked {
     whole: usize,
     parts: Vec<usize>,
 }
 
-/// How near each text of a question comes to one tool.
 #[derive(Debug, Clone, Copy, Default)]
 struct Near {
     name: f32,
     description: f32,
 }
 
-/// The tools of one shelf in which something was found.
 struct Page {
     shelf: usize,
-    /// Of each text of the question.
+    // Per text of the query.
     server: Vec<f32>,
-    /// For each tool, of each text of the question; empty if none of its tools has any.
+    // Per tool and text of the query; empty if no tool matches.
     near: Vec<Near>,
 }
 
@@ -388,13 +379,12 @@ impl Question {
         hits
     }
 
-    /// Whether it is a tool's very name, with or without its server's.
     fn names(&self, label: &str, tool: &Indexed) -> bool {
         let Some(rest) = self.squeezed.strip_suffix(&*tool.squeezed) else { return false };
         !tool.squeezed.is_empty() && (rest.is_empty() || rest == label)
     }
 
-    /// What each word weighs: the logarithm of how rarely it is found.
+    /// Returns the weight of each word: the logarithm of its inverse frequency.
     fn weights(&self, shelves: &[Shelf<'_>], pages: &[Page]) -> Vec<f32> {
         let tools: usize = shelves.iter().map(|shelf| shelf.index.tools.len()).sum();
         let weight = |word: &Asked| {
@@ -409,7 +399,7 @@ impl Question {
                 };
                 if page.near.is_empty() { 0 } else { (0..tools).filter(near).count() }
             };
-            // What nobody has says as little of one tool as of another; it counts as if one had it.
+            // A word without a match counts as if one tool had it.
             let fitting = pages.iter().map(fits).sum::<usize>().max(1) as f32;
             (1.0 + (tools as f32 - fitting + 0.5) / (fitting + 0.5)).ln()
         };
@@ -436,7 +426,6 @@ impl Question {
     }
 }
 
-/// The words that one that is nobody's may be a misspelling of, with how near they are, the nearest first.
 fn meant(text: &str, shelves: &[Shelf<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
     let asked = (text, Shape::of(text));
     let mut words: HashMap<String, f32> = HashMap::new();
@@ -458,7 +447,7 @@ fn meant(text: &str, shelves: &[Shelf<'_>], labels: &[Vec<Word>]) -> Vec<(String
 }
 
 impl Asked {
-    /// As near as it comes as a whole or, on the average, in its parts.
+    /// Returns the similarity of the whole word or the average of its parts, whichever is larger.
     fn near(&self, text: impl Fn(usize) -> f32) -> f32 {
         let whole = text(self.whole);
         if self.parts.is_empty() {
@@ -469,11 +458,9 @@ impl Asked {
     }
 }
 
-/// Tells the words of an index that are near to one, each with how near it is.
 type Terms<'t> = &'t mut dyn FnMut(&CatalogueIndex, &mut dyn FnMut(&Term, f32));
 
 impl Page {
-    /// Looks for one text of a question, and says whether it was found.
     fn look(
         &mut self,
         text: usize,

@@ -1,31 +1,27 @@
-//! Words: how a text comes apart into them, and how near one is to another.
+//! Splits text into words and computes the similarity of two words.
 
 use std::ops::Range;
 
-/// A longer word is nobody's: part of a key, an address or an image.
+// Characters. A longer run is ignored: it is part of a key, an address or an image.
 const LETTERS_MAX: usize = 40;
 
-/// Dropped from what is asked, unless nothing else is asked.
+// Words that are ignored in a query that has other words, sorted.
 const STOP_WORDS: [&str; 33] = [
     "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "for", "from", "how", "i", "in", "into", "is", "it",
     "me", "my", "of", "on", "or", "please", "that", "the", "this", "to", "tool", "tools", "want", "which", "with",
 ];
 
-/// Whether a word says nothing of what is looked for.
 pub(super) fn is_stop_word(word: &str) -> bool {
     STOP_WORDS.binary_search(&word).is_ok()
 }
 
-/// One word, in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Word {
-    /// `github`
     pub(super) whole: String,
-    /// `git` and `hub` where it was written `GitHub`; none if it is of one piece.
+    /// The parts `git` and `hub` if it was written `GitHub`; empty if it has a single part.
     pub(super) parts: Vec<String>,
 }
 
-/// The words of a text: what is between anything that is no letter and no digit.
 pub(super) fn words(text: &str) -> Vec<Word> {
     let runs = text.split(|letter: char| !letter.is_alphanumeric());
     let fits = |run: &&str| !run.is_empty() && run.chars().nth(LETTERS_MAX).is_none();
@@ -37,7 +33,6 @@ pub(super) fn words(text: &str) -> Vec<Word> {
         .collect()
 }
 
-/// `readFile2` → `read`, `File`, `2`; `HTTPServer` → `HTTP`, `Server`.
 fn pieces(run: &str) -> impl Iterator<Item = Range<usize>> {
     let letters: Vec<(usize, char)> = run.char_indices().collect();
     let mut starts = vec![0];
@@ -55,17 +50,15 @@ fn pieces(run: &str) -> impl Iterator<Item = Range<usize>> {
     (1..starts.len()).map(move |at| starts[at - 1]..starts[at])
 }
 
-/// The letters and digits of a text, in lower case: two names that differ only in how they are written are the same.
+/// Returns the letters and digits of a text in lower case. Names that differ only in notation become equal.
 pub(super) fn squeezed(text: &str) -> String {
     text.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
-/// A word of an index, or one that is looked for, with what is known of it at a glance.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// How many letters it has.
     pub(super) letters: usize,
-    /// Which letters it has: one bit each, some of them sharing one.
+    // Bit set of the letters; some letters share a bit.
     mask: u64,
 }
 
@@ -80,29 +73,26 @@ impl Shape {
         Self { letters: word.chars().count(), mask }
     }
 
-    /// Whether so many slips can make one of the other: each changes the length by one at most, and two letters.
+    /// Returns true if so many slips may turn one word into the other: a slip changes the length by at most one and the
+    /// set by at most two letters.
     fn may_be(self, other: Self, slips: u32) -> bool {
         self.letters.abs_diff(other.letters) <= slips as usize && (self.mask ^ other.mask).count_ones() <= 2 * slips
     }
 }
 
-/// The same word.
+// Similarities: equal; one is a prefix of the other; one stem (`directory`, `directories`); one or two slips (a letter
+// wrong, missing or extra, or two letters swapped).
 const SAME: f32 = 1.0;
-/// One is how the other begins.
 const BEGINNING: f32 = 0.9;
-/// Two words of one stem: `directory` and `directories`.
 const STEM: f32 = 0.8;
-/// One slip: a letter wrong, missing, too many, or two of them swapped.
 const ONE_SLIP: f32 = 0.8;
-/// Two slips.
 const TWO_SLIPS: f32 = 0.6;
 
-/// How much of a word its beginning must be at least.
+/// Returns the minimum length of a prefix that counts as similar to a word of `letters` letters.
 pub(super) fn shortest_beginning(letters: usize) -> usize {
     letters.div_ceil(2).max(3)
 }
 
-/// How near two words are as they are written; `shared` is the number of letters with which both begin.
 fn by_beginning(one: usize, other: usize, shared: usize) -> f32 {
     let (short, long) = (one.min(other), one.max(other));
     if shared == long {
@@ -116,13 +106,11 @@ fn by_beginning(one: usize, other: usize, shared: usize) -> f32 {
     }
 }
 
-/// How near a word is to one that was asked for, if that one is spelled well: 1 for the same, 0 for another.
 pub(super) fn nearness(asked: &str, word: &str) -> f32 {
     let shared = asked.chars().zip(word.chars()).take_while(|(one, other)| one == other).count();
     by_beginning(asked.chars().count(), word.chars().count(), shared)
 }
 
-/// How near a word is to one that nobody knows, and that may be misspelled.
 pub(super) fn nearness_of_slips(asked: (&str, Shape), word: (&str, Shape)) -> f32 {
     let slips = match asked.1.letters {
         0..4 => return 0.0,

@@ -1,6 +1,6 @@
-//! A client of the era without sessions is a guest: it is there for one request, is found by what is said on behalf of that
-//! request, and nobody can name it. What it is asked is not put to it at once: the answer to its request says what is
-//! asked, and the request is made again with what it answers.
+//! Guests: sessions that represent a stateless client for one request or subscription. Messages on behalf of the
+//! request find the guest by its number; clients cannot refer to it. Questions to a guest are part of the response, and
+//! the client repeats its request with the answers.
 
 use std::sync::Arc;
 
@@ -18,36 +18,29 @@ use super::super::tools::raw::{Pairs, quoted};
 use super::super::wishes::Level;
 use super::{Asked, ENDED, Session, State};
 
-/// For how long a client comes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Until its session ends.
     Session,
-    /// For one request.
     Request {
-        /// Of the request.
         method: Box<str>,
-        /// From which level on it hears what is logged; nothing of it without.
+        // Minimum level of log messages; `None` for none.
         level: Option<Level>,
     },
-    /// For as long as it listens.
     Listening {
-        /// Minimum level of the endpoint's own log notifications; `None` for none.
+        // Minimum level of the endpoint's own log messages; `None` for none.
         level: Option<Level>,
     },
 }
 
-/// What a guest listens for, and under which id.
 #[derive(Debug)]
 pub(super) struct Hearing {
-    /// As JSON text.
+    // Id of the request, as JSON text.
     id: Arc<str>,
     filter: Filter,
     _kept: ByteShare,
 }
 
 impl State {
-    /// Keeps a question of a server to a guest. Returns it if there is no room for it.
     pub(super) fn keep(&mut self, of: Source, question: Question, mut kept: ByteShare) -> Option<Question> {
         if !kept.try_take(question.message().text().len()) {
             return Some(question);
@@ -58,7 +51,6 @@ impl State {
         None
     }
 
-    /// The answer to what is not answered when its session ends.
     pub(super) fn last_words(&self) -> Answer {
         match &self.hearing {
             Some(Hearing { id, .. }) => {
@@ -71,19 +63,17 @@ impl State {
     }
 }
 
-/// The name of a question in what a request is answered with and made again with.
 fn key(number: u64) -> String {
     format!("input-{number}")
 }
 
 impl Session {
-    /// Whether it is there for one request.
     pub(crate) fn is_guest(&self) -> bool {
         self.opening.presence != Presence::Session
     }
 
-    /// Passes on what a server says: on behalf of `call`, if that is one of this client's. A guest hears only what belongs to
-    /// its request, or what it listens for.
+    /// Passes a server's message on: on behalf of `call`, if that is a call of this client. A guest receives only
+    /// messages that belong to its request or match its subscription.
     pub(crate) fn hear(&self, call: Option<u64>, message: &Message) {
         let method = message.method().unwrap_or_default();
         match &self.opening.presence {
@@ -102,7 +92,8 @@ impl Session {
                 }
             }
             Presence::Listening { level } => {
-                // Servers log on behalf of requests; what is logged for a listener is ours, and comes only to `/mcp`.
+                // Servers log on behalf of requests; log messages for a subscriber come from the satellite and only on
+                // `/mcp`.
                 let is_notice = method == "notifications/message"
                     && self.opening.endpoint == Endpoint::Tools
                     && level.is_some_and(|from| Level::of(message).is_none_or(|level| from <= level));
@@ -117,12 +108,10 @@ impl Session {
         }
     }
 
-    /// A guest's request begins, or is made again: with this progress token.
     pub(crate) fn asks_with(&self, token: Option<&str>) {
         self.state().token = token.map(Into::into);
     }
 
-    /// Passes on what a server says of how far it is.
     pub(crate) fn progress(&self, call: u64, message: &Message) {
         if !self.is_guest() {
             return self.say(Some(call), &[message.text()]);
@@ -134,7 +123,6 @@ impl Session {
         self.unless_slow(said);
     }
 
-    /// Whether its client can be asked this on behalf of a call; if not, why.
     pub(crate) fn answers(&self, question: &Message) -> Result<(), String> {
         let (method, client) = (question.method().unwrap_or_default(), &self.opening.greeting);
         let why = match &self.opening.presence {
@@ -150,8 +138,7 @@ impl Session {
         Err(why)
     }
 
-    /// It begins to hear what it listens for: what was agreed on is the first that is said. False if there is no room to
-    /// keep it.
+    /// Starts a subscription by sending the acknowledgement. Returns false if there is no memory for the filter.
     #[must_use]
     pub(crate) fn agree(&self, id: &Arc<str>, filter: Filter) -> bool {
         let params =
@@ -169,7 +156,6 @@ impl Session {
         true
     }
 
-    /// Waits until a guest is asked something.
     pub(crate) async fn asked(&self) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -181,7 +167,6 @@ impl Session {
         }
     }
 
-    /// What a guest is asked, as `inputRequests`.
     pub(crate) fn input_requests(&self) -> String {
         let state = self.state();
         let mut asked: Vec<_> = state.questions.iter().collect();
@@ -196,21 +181,21 @@ impl Session {
         format!("{{{}}}", requests.join(","))
     }
 
-    /// What a guest has answered: the servers are told. What is no answer, or to what nobody asks any more, is left out.
+    /// Passes the answers of a repeated request to the servers. Malformed answers and those to unknown questions are
+    /// ignored.
     pub(in crate::gateway) fn answered_with(&self, responses: &Pairs<'_>) {
         for (name, value) in responses.iter().filter(|(_, value)| value.starts_with('{')) {
             let number = name.strip_prefix("input-").and_then(|number| number.parse().ok());
             let asked = number.and_then(|number: u64| self.state().questions.remove(&number));
             let Some(asked) = asked else { continue };
             let answer = joined(&[r#"{"jsonrpc":"2.0","id":0,"result":"#, value, "}"]);
-            // What was read once can be read again.
+            // The text is derived from a valid message and stays valid.
             if let Ok(answer) = Message::read(answer) {
                 asked.question.answer(answer);
             }
         }
     }
 
-    /// Nobody will answer what is asked: the servers are told why.
     pub(crate) fn decline_all(&self, why: &str) {
         let questions = std::mem::take(&mut self.state().questions);
         for asked in questions.into_values() {
@@ -219,7 +204,7 @@ impl Session {
     }
 }
 
-/// What we say ourselves, to be heard as what servers say.
+/// Returns a message of the satellite, to be sent like those of servers.
 pub(crate) fn words(text: &'static str) -> Option<Message> {
     Message::read(Bytes::from_static(text.as_bytes())).ok()
 }

@@ -1,4 +1,4 @@
-//! What a meta-tool is given, read member by member, so that what is wrong is told with the member's name.
+//! Reads the arguments of the six tools member by member, so that an error can name the member.
 
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -6,12 +6,10 @@ use serde_json::value::RawValue;
 use super::raw::{Members, members};
 use crate::gateway::refusal::Refusal;
 
-/// The arguments of one call.
 #[derive(Debug)]
 pub(super) struct Arguments<'a>(Members<'a>);
 
 impl<'a> Arguments<'a> {
-    /// Reads an object, or nothing; no member of it may be unknown.
     pub(super) fn read(json: Option<&'a str>, known: &[&str]) -> Result<Self, Refusal> {
         let json = json.unwrap_or("{}");
         let members = members(json).ok_or_else(|| Refusal::bad_input("the arguments of a tool are a JSON object"))?;
@@ -25,19 +23,18 @@ impl<'a> Arguments<'a> {
         Ok(Self(members))
     }
 
-    /// A member as sent; null counts as not given.
+    /// Returns a member as sent; null counts as absent.
     pub(super) fn raw(&self, name: &str) -> Option<&'a RawValue> {
         self.0.get(name).copied().filter(|value| value.get() != "null")
     }
 
-    /// A member, if it is there; `what` it must be.
+    /// Returns a member if it is present. `what` describes the expected value, for the error.
     pub(super) fn optional<T: DeserializeOwned>(&self, name: &str, what: &str) -> Result<Option<T>, Refusal> {
         let Some(value) = self.raw(name) else { return Ok(None) };
         let value = serde_json::from_str(value.get());
         value.map(Some).map_err(|_| Refusal::bad_input(format!("`{name}` must be {what}")))
     }
 
-    /// A text that must be there.
     pub(super) fn text(&self, name: &str) -> Result<String, Refusal> {
         let text = self.optional(name, "a string")?;
         text.ok_or_else(|| Refusal::bad_input(format!("`{name}` is missing")))

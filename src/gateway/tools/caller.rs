@@ -1,4 +1,4 @@
-//! What a caller sees: its own instances in one snapshot. What is another user's does not exist.
+//! The instances that a caller can see: its own ones in one snapshot. Instances of other users are reported as missing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,22 +11,21 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use crate::gateway::names::{self, Found, Names, Register};
 use crate::gateway::refusal::Refusal;
 
-/// Somebody who asks, and when.
+/// A user together with a snapshot.
 #[derive(Debug, Clone)]
 pub struct Caller {
     snapshot: Arc<Snapshot>,
     directory: Arc<Directory>,
 }
 
-/// What is installed for a user, and by what names. Calls look things up in it; it is made anew when something is
-/// installed, configured or taken away.
+/// Installed servers of a user and their names. Rebuilt when one is installed, configured or removed; calls only look
+/// up names.
 #[derive(Debug)]
 struct Directory {
     team: TeamId,
     user: UserId,
-    /// Ordered by installation.
+    // Sorted by installation.
     own: Vec<Arc<InstanceSpec>>,
-    /// What each of them is called in lists.
     labels: Vec<String>,
     register: Register,
 }
@@ -39,7 +38,6 @@ impl Directory {
         Self { team: team.clone(), user: user.clone(), own, labels, register }
     }
 
-    /// Whether it is what it would be if it was made now.
     fn is_of(&self, snapshot: &Snapshot) -> bool {
         let now = snapshot.user(&self.team, &self.user).map(|view| Arc::as_ptr(&view.spec));
         now.eq(self.own.iter().map(Arc::as_ptr))
@@ -47,24 +45,30 @@ impl Directory {
 }
 
 impl Caller {
-    /// This user of this team, with what is there now.
+    /// Creates a caller from a user and a snapshot.
     pub fn new(snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> Self {
         let directory = Arc::new(Directory::new(&snapshot, team, user));
         Self { snapshot, directory }
     }
 
-    /// Its servers, ordered by their installations, each with what it is called.
+    /// Returns the user's servers with their labels, sorted by installation.
     pub fn servers(&self) -> impl Iterator<Item = (&str, &Arc<InstanceView>)> {
         let Directory { labels, own, .. } = &*self.directory;
         labels.iter().zip(own).filter_map(|(label, spec)| Some((&**label, self.snapshot.get(&spec.id)?)))
     }
 
-    /// The server of this name.
+    /// Returns the server of this name.
+    ///
+    /// # Errors
+    /// No server or several servers have this name.
     pub fn server(&self, name: &str) -> Result<&Arc<InstanceView>, Refusal> {
         self.taken(self.directory.register.find(name), name)
     }
 
-    /// The server and what of it `text` means, which is written as `form`: `server:tool` or `server|uri`.
+    /// Splits `text` into the server and the rest. `form` describes it in errors: `server:tool` or `server|uri`.
+    ///
+    /// # Errors
+    /// The text has no separator, or its first part names no server or several.
     pub fn part<'t>(
         &self,
         text: &'t str,
@@ -77,7 +81,7 @@ impl Caller {
         Ok((self.taken(found, label)?, label, rest))
     }
 
-    /// What it is offered now.
+    /// Returns the catalogues of the user's servers in this snapshot.
     pub fn offered(&self) -> Offered {
         let catalogue = |view: &Arc<InstanceView>| view.offered().cloned();
         let catalogues =
@@ -95,7 +99,7 @@ impl Caller {
                 Err(Refusal::ambiguous(name, &labels))
             }
             Found::None => {
-                // All are looked at, whether one is found or not: how long it takes tells nobody what there is.
+                // All instances are compared in any case, so that the response time does not reveal which ones exist.
                 let others = self.snapshot.iter().filter(|view| named(&view.spec).is(name)).count();
                 if others > 0 {
                     tracing::warn!(
@@ -111,23 +115,23 @@ impl Caller {
     }
 }
 
-/// What somebody is offered, and by what names. Nothing that is made of it changes before it does.
+/// Catalogues and labels of a caller's servers at one moment. Immutable, so that derived data can be cached with it.
 #[derive(Debug, Clone)]
 pub struct Offered {
     directory: Arc<Directory>,
-    /// Of each of its servers, if it is there.
+    // In the order of the directory; `None` for a server that offers nothing now.
     catalogues: Box<[Option<Arc<Catalogue>>]>,
 }
 
 impl Offered {
-    /// Each server that is there, with what it is called and what it has.
+    /// Returns label, specification and catalogue of each server that offers something now.
     pub fn each(&self) -> impl Iterator<Item = (&str, &InstanceSpec, &Arc<Catalogue>)> {
         let Directory { labels, own, .. } = &*self.directory;
         let servers = labels.iter().zip(own).zip(&self.catalogues);
         servers.filter_map(|((label, spec), catalogue)| Some((&**label, &**spec, catalogue.as_ref()?)))
     }
 
-    /// Whether it is what this caller is offered.
+    /// Returns true if the caller's snapshot offers the same.
     pub fn is_of(&self, caller: &Caller) -> bool {
         let address = |catalogue: Option<&Arc<Catalogue>>| catalogue.map(Arc::as_ptr);
         let now = |spec: &Arc<InstanceSpec>| address(caller.snapshot.get(&spec.id).and_then(|view| view.offered()));
@@ -140,25 +144,25 @@ fn named(spec: &InstanceSpec) -> Names<'_> {
     Names { server: spec.server.as_str(), installation: spec.id.installation.as_str(), full: &spec.name }
 }
 
-/// The callers of late, so that a call costs the same however much is installed.
+/// Cache of recent callers, so that the cost of a call does not depend on the number of instances.
 #[derive(Debug, Default)]
 pub struct Callers(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// With the snapshot in which each was last seen to be true.
+    // With the last snapshot for which the directory was valid.
     by_user: HashMap<(TeamId, UserId), (Weak<Snapshot>, Arc<Directory>)>,
-    /// At this many those are forgotten who have not asked of late.
+    // Size at which users without a current snapshot are removed.
     tidy_at: usize,
 }
 
 impl Callers {
-    /// This user of this team, with what is there now.
+    /// Returns the caller for a user and a snapshot.
     pub fn of(&self, snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> Caller {
         let key = (team.clone(), user.clone());
         let known = self.known().by_user.get(&key).cloned();
         let directory = match known {
-            // An address is not given to another snapshot as long as it is held here.
+            // The weak pointer keeps the allocation, so no other snapshot gets the same address.
             Some((seen, directory)) if seen.as_ptr() == Arc::as_ptr(&snapshot) => {
                 return Caller { snapshot, directory };
             }
@@ -171,18 +175,18 @@ impl Callers {
         Caller { snapshot, directory }
     }
 
-    /// How many are known.
+    /// Returns the number of cached users.
     pub fn len(&self) -> usize {
         self.known().by_user.len()
     }
 
-    /// Whether none is known.
+    /// Returns true if no user is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        // Whoever panicked with it in hand has left a map that is whole.
+        // A panic leaves the map consistent, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

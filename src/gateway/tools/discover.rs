@@ -1,4 +1,4 @@
-//! `discover_mcp_tools`: the tools that fit a few words, with what a model needs to call them.
+//! The tool `discover_mcp_tools`: searches the caller's tools and returns what a model needs to call them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,6 @@ struct Discovered<'a> {
     search_time_ms: f64,
 }
 
-/// A tool, for somebody who may call it.
 #[derive(Serialize)]
 struct Offer<'a> {
     tool_path: String,
@@ -44,7 +43,6 @@ struct Offer<'a> {
     meta: Option<Box<RawValue>>,
 }
 
-/// The result of the tool.
 pub(super) async fn discover(
     caller: &Caller,
     indexes: &Arc<Indexes>,

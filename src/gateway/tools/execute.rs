@@ -1,5 +1,5 @@
-//! `execute_mcp_tool`: a tool of a server, by its path. The server's result is the answer, unchanged; so are its
-//! errors, and progress, questions and cancellations go both ways as if the tool had been called directly.
+//! The tool `execute_mcp_tool`: calls a tool of a server by its path. The server's result or error is returned
+//! unchanged; progress, questions and cancellations are passed on as in a direct call.
 
 use std::sync::Arc;
 
@@ -20,26 +20,22 @@ use crate::gateway::face::{Answer, Call};
 use crate::gateway::forward::forward;
 use crate::gateway::refusal::Refusal;
 
-/// A call of a meta-tool that goes on to a server.
 #[derive(Debug)]
 pub(super) struct Asked<'a> {
-    /// What the meta-tool is given.
+    // Arguments of the outer tool.
     pub arguments: Option<&'a str>,
-    /// What the client says beside it, its progress token too: members of the params, and their JSON text.
+    // Other members of the params as JSON text, for example `_meta` with the progress token.
     pub beside: Vec<(&'static str, &'a str)>,
-    /// Who asks.
     pub origin: Origin,
-    /// The client's own cancellation, if it comes.
+    // Receiver of the client's own cancellation.
     pub withdrawn: oneshot::Receiver<Message>,
-    /// How long it may take, if that is not left to the instance.
+    // Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
-    /// The era of what stands beside.
+    // Era of the members in `beside`.
     pub era: Era,
-    /// What the client says of itself.
     pub client: Arc<ClientFacts>,
 }
 
-/// Answers `execute_mcp_tool`.
 pub(super) async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Refusal> {
     let arguments = Arguments::read(asked.arguments, &["tool_path", "arguments"])?;
     let path = arguments.text("tool_path")?;
@@ -57,17 +53,14 @@ pub(super) async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Ask
     }
 }
 
-/// What is passed on.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Passed<'a> {
-    /// A call of this tool.
     Tool(&'a str),
-    /// Reading, which may be repeated.
     Resource,
 }
 
-/// Sends a request of ours to a server for the client, whose progress token it carries; the server's answer, or none if
-/// the client takes its own request back.
+/// Sends a request of the satellite to a server on behalf of the client. Returns the server's answer, or
+/// [`Answer::Withdrawn`] if the client cancels its own request.
 pub(super) async fn pass_on(
     runtime: &RuntimeHandle,
     view: &Arc<InstanceView>,
@@ -79,7 +72,7 @@ pub(super) async fn pass_on(
     let Asked { arguments: _, beside, origin, withdrawn, timeout, era, client } = asked;
     let params = params.iter().map(|(name, value)| (*name, &**value)).chain(beside);
     let params: Vec<String> = params.map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    // Its id is replaced on the way.
+    // `relay` replaces the id.
     let text = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{{{}}}}}"#, params.join(","));
     let message = Message::read(Bytes::from(text)).map_err(|why| CallError::BadInput(why.to_string()))?;
     let (repeatable, tool) = match passed {

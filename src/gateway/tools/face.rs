@@ -1,4 +1,4 @@
-//! `/mcp`: a server of our own, whose tools are the six.
+//! The endpoint `/mcp`: an MCP server of the satellite itself with six tools.
 
 use std::sync::Arc;
 
@@ -21,7 +21,6 @@ use crate::gateway::wishes::Level;
 
 const CAPABILITIES: &str = r#"{"tools":{},"logging":{}}"#;
 
-/// The answer of a server of our own to `initialize`. `capabilities` are JSON text.
 pub(in crate::gateway) fn welcome(greeting: &Greeting, capabilities: &str, instructions: &str) -> Welcome {
     let version = era::agreed(&greeting.version, era::NEWEST);
     let result = format!(
@@ -33,13 +32,12 @@ pub(in crate::gateway) fn welcome(greeting: &Greeting, capabilities: &str, instr
     Welcome { result, version }
 }
 
-/// A method that is not served here.
 pub(in crate::gateway) fn unknown(method: Option<&str>) -> Answer {
     let method = method.unwrap_or_default();
     Answer::Error(RpcError::new(METHOD_NOT_FOUND, format!("there is no method `{method}` here")))
 }
 
-/// A whole list, which has no second page: a cursor is not one of ours.
+/// Returns a list that has a single page; any cursor is unknown.
 pub(in crate::gateway) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> Answer {
     match params.and_then(|params| member(params, "cursor")) {
         None | Some("null") => Answer::Result(list()),
@@ -47,13 +45,13 @@ pub(in crate::gateway) fn whole(params: Option<&str>, list: impl FnOnce() -> Str
     }
 }
 
-/// A notification of a client that stands before several servers. What it says of a question goes to the server that
-/// has asked; all else is about nothing that they know.
+/// Handles a notification from a client of several servers. Progress on a question goes to the server that asked; all
+/// other notifications concern no server.
 pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &Session, message: &Message) {
     let Some(token) = message.token().filter(|_| message.method() == Some("notifications/progress")) else { return };
     let Some((of, theirs)) = session.question(token) else { return };
     let told = Message::read(joined(&message.told_as(&theirs)));
-    // What was read once can be read again.
+    // The text is derived from a valid message and stays valid.
     let passed = told.map(|told| runtime.tell(&of.id, told));
     if let Ok(Err(error)) = passed {
         tracing::debug!(session_id = session.public_id(), %error, "a client's progress was not passed on");
@@ -83,10 +81,9 @@ impl Tools {
         self.listen(session);
     }
 
-    /// A client hears from now on which servers are lost and return.
     pub(in crate::gateway) fn listen(&self, session: &Arc<Session>) {
         self.notices.enter(session, &self.runtime, &self.callers);
-        // One that had to make room for another may have ended before it began here.
+        // The session may have been evicted before this call.
         if session.ended().is_some() {
             self.notices.leave(session);
         }

@@ -1,5 +1,5 @@
-//! The six tools behind which `/mcp` keeps everything of a caller, so that a client's context is not filled. Four of them
-//! answer from a snapshot; `execute_mcp_tool` and `read_mcp_resource` pass a request on to a server.
+//! The six tools of `/mcp`. They give access to all servers of a caller without filling the client's context with their
+//! tools. Four tools answer from a snapshot; `execute_mcp_tool` and `read_mcp_resource` pass a request on to a server.
 //!
 //! ```text
 //! tools/call ──> Caller (its own instances, now) ──> discover, list… ──> Result
@@ -36,7 +36,7 @@ use super::face::{Answer, Call, RpcError};
 use super::refusal::INVALID_PARAMS;
 use super::search::Indexes;
 
-/// The six tools, for everybody.
+/// The six tools, for all users.
 #[derive(Debug)]
 pub struct Tools {
     runtime: RuntimeHandle,
@@ -46,7 +46,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Over these servers.
+    /// Creates the tools for the instances of `runtime`.
     pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
         Self { runtime, callers, indexes: Arc::default(), notices: Notices::default() }
     }
@@ -63,7 +63,7 @@ impl Tools {
             return Answer::Error(RpcError::new(INVALID_PARAMS, "`name` is missing, or not a string"));
         };
         let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
-        // What belongs to the call and not to its tool goes on with it.
+        // Members that belong to the call, not to the tool, are passed on.
         let beside = ["_meta", "inputResponses", "requestState"];
         let beside = beside.into_iter().filter_map(|name| Some((name, params.get(name)?.get()))).collect();
         let asked = || Asked {
@@ -93,7 +93,7 @@ impl Tools {
         answered.unwrap_or_else(|refusal| Answer::Result(refusal.result()))
     }
 
-    /// Reads the tools of this user for its first question, on a thread where that holds nobody up.
+    /// Indexes the tools of this user in the background, before the first search.
     fn warm(&self, team: &TeamId, user: &UserId) {
         let (indexes, caller) = (self.indexes.clone(), self.caller(team, user));
         let catalogues = caller.offered().each().map(|(_, _, catalogue)| catalogue.clone()).collect();
@@ -108,7 +108,6 @@ struct Told<'a, C: Serialize> {
     structured_content: &'a RawValue,
 }
 
-/// The result of a tool: the same as data and, for clients that know no data, as text.
 fn structured(data: &impl Serialize) -> String {
     #[derive(Serialize)]
     struct Text<'a> {
@@ -119,7 +118,6 @@ fn structured(data: &impl Serialize) -> String {
     raw::written(&Told { content: [Text { r#type: "text", text: data.get() }], structured_content: &data })
 }
 
-/// With content of its own beside the data.
 fn structured_with(content: &impl Serialize, data: &impl Serialize) -> String {
     let data = raw::raw(raw::written(data));
     raw::written(&Told { content, structured_content: &data })

@@ -1,8 +1,9 @@
 //! Sends `notifications/message` to clients of the six tools when one of their servers is lost or returns. The list of
 //! the six tools does not change.
 //!
-//! There is one watcher for each user with such clients. A server is lost when it was online and has not been for
-//! [`LOST_AFTER`]. At most [`NOTICES_MAX`] notices are sent in [`NOTICES_WINDOW`]; what is still true after that is sent then.
+//! There is one watcher for each user with such clients. A server is lost if it was online and has not been for
+//! [`LOST_AFTER`]. At most [`NOTICES_MAX`] notices are sent in [`NOTICES_WINDOW`]; later ones are delayed and sent only
+//! if they are still true.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,14 +22,13 @@ use crate::gateway::session::Session;
 use crate::gateway::session::guest::Presence;
 use crate::gateway::wishes::Level;
 
-/// A server that is online again in less was never away.
+// Shorter interruptions are not reported.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 const NOTICES_MAX: usize = 20;
 const NOTICES_WINDOW: Duration = Duration::from_secs(60);
-/// Snapshots may follow each other quickly; the watcher looks at one in so much time.
+// Minimum time between two looks at the snapshots.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A server that was lost or has returned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Notice {
     level: Level,
@@ -37,7 +37,6 @@ struct Notice {
     message: String,
 }
 
-/// A server as it is in a snapshot.
 struct Seen<'a> {
     id: &'a InstanceId,
     label: &'a str,
@@ -45,7 +44,6 @@ struct Seen<'a> {
     message: Option<&'a str>,
 }
 
-/// The server states that were announced to the clients of one user.
 #[derive(Debug, Default)]
 struct Known {
     servers: HashMap<InstanceId, Told>,
@@ -54,14 +52,14 @@ struct Known {
 
 #[derive(Debug)]
 struct Told {
-    /// Whether it is online, as far as the clients know; `None` while it starts for the first time.
+    // True if the clients were told that it is online; `None` during its first start.
     online: Option<bool>,
-    /// Since when the actual state differs from the announced one.
+    // Time since which the actual state differs from the announced one.
     differs_since: Option<Instant>,
 }
 
 impl Known {
-    /// Returns the notices that are due, and when to look again. A server that was not known before is not news.
+    /// Returns the notices that are due, and when to look again. A server seen for the first time causes no notice.
     fn look<'a>(&mut self, seen: impl Iterator<Item = Seen<'a>>, now: Instant) -> (Vec<Notice>, Option<Instant>) {
         let (mut notices, mut again_at) = (Vec::new(), None::<Instant>);
         let mut known = std::mem::take(&mut self.servers);
@@ -122,7 +120,6 @@ impl Notice {
     }
 }
 
-/// The clients of one user, each with its minimum log level.
 #[derive(Debug, Default)]
 struct Clients(Mutex<Sessions>);
 
@@ -130,7 +127,7 @@ type Sessions = HashMap<u64, (Arc<Session>, Option<Level>)>;
 
 impl Clients {
     fn all(&self) -> MutexGuard<'_, Sessions> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,17 +143,15 @@ impl Clients {
 
 type ByUser = HashMap<(TeamId, UserId), (Arc<Clients>, AbortOnDropHandle<()>)>;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Notices(Mutex<ByUser>);
 
 impl Notices {
     fn users(&self) -> MutexGuard<'_, ByUser> {
-        // Nothing is called in between that could leave it half changed.
+        // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client connects: a session, or a client without one that listens and names a log level.
     pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) {
         let level = match &session.opening.presence {
             Presence::Session => None,
@@ -167,7 +162,7 @@ impl Notices {
         let mut users = self.users();
         let (clients, _) = users.entry(key.clone()).or_insert_with(|| {
             let clients = Arc::<Clients>::default();
-            // Seen now: what is lost before the watcher first runs is news.
+            // Look now, so that a loss before the watcher first runs is reported.
             let mut known = Known::default();
             known.look(seen(&callers.of(runtime.snapshot(), &key.0, &key.1)), Instant::now());
             let watcher = watch(known, clients.clone(), runtime.clone(), callers.clone(), key);
@@ -176,7 +171,6 @@ impl Notices {
         clients.all().insert(session.number(), (session.clone(), level));
     }
 
-    /// Sets the minimum log level of a client.
     pub(super) fn hear_from(&self, session: &Session, level: Level) {
         if let Some((clients, _)) = self.users().get(&key_of(session))
             && let Some((_, from)) = clients.all().get_mut(&session.number())
@@ -185,7 +179,6 @@ impl Notices {
         }
     }
 
-    /// A client is gone; with the last one the watcher.
     pub(super) fn leave(&self, session: &Session) {
         let (key, mut users) = (key_of(session), self.users());
         let is_empty = users.get(&key).is_some_and(|(clients, _)| {
@@ -234,7 +227,6 @@ async fn watch(
 mod tests {
     use super::*;
 
-    /// Looks at servers `(name, status)` so many milliseconds after the start.
     fn look(
         known: &mut Known,
         start: Instant,

@@ -1,4 +1,4 @@
-//! JSON that stays as it was sent, but for a place or two.
+//! JSON text that is changed in a few places and otherwise stays as it was sent.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,65 +10,58 @@ use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// The members of an object, as sent. Of two of one name the last is meant, as most readers have it.
+/// Members of an object, as sent. Of members with equal names the last one counts, as for most readers.
 pub(super) type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
 
-/// None if it is no object, or one that cannot be read.
 pub(super) fn members(json: &str) -> Option<Members<'_>> {
     serde_json::from_str(json).ok()
 }
 
-/// The members of an object in their order, each as it is written, so that some can be taken out or put in and the rest
-/// stays as it was.
+/// Members of an object in their order and notation, so that single members can be changed.
 #[derive(Debug, Default)]
 pub(in crate::gateway) struct Pairs<'a>(Vec<Pair<'a>>);
 
 #[derive(Debug)]
 struct Pair<'a> {
-    /// With its quotes.
+    // Name with its quotes.
     written: Cow<'a, str>,
-    /// None if it is no text: nobody knows it by that.
+    // Decoded name; `None` if it is not valid text, so that no lookup matches it.
     name: Option<Cow<'a, str>>,
     value: Cow<'a, str>,
 }
 
-/// A member is there twice: two readers could take two of them.
+/// Error: a member is present twice. Two readers could disagree on its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gateway) struct Twice;
 
 impl<'a> Pairs<'a> {
-    /// None if it is no object.
     pub(in crate::gateway) fn read(json: &'a str) -> Option<Self> {
-        // An array is read by nobody as an object, here neither.
+        // Serde also accepts an array as an object.
         if !json.trim_ascii_start().starts_with('{') {
             return None;
         }
         serde_json::from_str(json).ok()
     }
 
-    /// The value of a member, as it is written; of two of one name the last, as most readers have it.
+    /// Returns the value of a member as written. Of members with equal names the last one counts, as for most readers.
     pub(in crate::gateway) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().rev().find(|pair| pair.is(name)).map(|pair| &*pair.value)
     }
 
-    /// The value of a member that may be there once.
     pub(in crate::gateway) fn once(&self, name: &str) -> Result<Option<&str>, Twice> {
         let mut found = self.0.iter().filter(|pair| pair.is(name));
         let first = found.next();
         if found.next().is_some() { Err(Twice) } else { Ok(first.map(|pair| &*pair.value)) }
     }
 
-    /// The names that can be read, with their values.
     pub(in crate::gateway) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().filter_map(|pair| Some((pair.name.as_deref()?, &*pair.value)))
     }
 
-    /// Takes all members of these names out.
     pub(in crate::gateway) fn remove(&mut self, names: &[&str]) {
         self.0.retain(|pair| !names.iter().any(|name| pair.is(name)));
     }
 
-    /// Gives a member another value; it is put in where there is none.
     pub(in crate::gateway) fn set(&mut self, name: &str, value: String) {
         match self.0.iter_mut().rev().find(|pair| pair.is(name)) {
             Some(pair) => pair.value = Cow::Owned(value),
@@ -80,7 +73,6 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    /// The object, as text.
     pub(in crate::gateway) fn written(&self) -> String {
         let members: Vec<String> = self.0.iter().map(|pair| format!("{}:{}", pair.written, pair.value)).collect();
         format!("{{{}}}", members.join(","))
@@ -121,25 +113,22 @@ impl<'de> Deserialize<'de> for Pairs<'de> {
     }
 }
 
-/// The same text, with something else in the place of a part of it, which is a slice of it.
 pub(in crate::gateway) fn spliced(text: &str, part: &str, instead: &str) -> String {
     let start = part.as_ptr() as usize - text.as_ptr() as usize;
     [&text[..start], instead, &text[start + part.len()..]].concat()
 }
 
-/// The string at the end of a path of names: where it stands, quotes and all, and what it says.
+/// Finds the string at the end of a path of member names. Returns its range, with the quotes, and its decoded value.
 pub(in crate::gateway) fn place(json: &str, path: &[&str]) -> Option<(Range<usize>, String)> {
     let value = path.iter().try_fold(json, |json, name| member(json, name))?;
     let start = value.as_ptr() as usize - json.as_ptr() as usize;
     Some((start..start + value.len(), serde_json::from_str(value).ok()?))
 }
 
-/// The same text, with another string in a place.
 pub(in crate::gateway) fn with(json: &str, place: &Range<usize>, text: &str) -> String {
     [&json[..place.start], &quoted(text), &json[place.end..]].concat()
 }
 
-/// The same text, with the string at the end of a path spelled anew; unchanged if there is none.
 pub(in crate::gateway) fn respelled(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
     match place(json, path) {
         Some((place, text)) => with(json, &place, &spell(&text)),
@@ -147,17 +136,16 @@ pub(in crate::gateway) fn respelled(json: &str, path: &[&str], spell: impl FnOnc
     }
 }
 
-/// A text as a JSON string.
 pub(in crate::gateway) fn quoted(text: &str) -> String {
     written(&text)
 }
 
-/// A text that is JSON. (One that is not, by a fault of ours, becomes null.)
+/// Wraps JSON text. Invalid text, which would be a bug, becomes null.
 pub(super) fn raw(json: String) -> Box<RawValue> {
     RawValue::from_string(json).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-/// JSON text. What is written here has string keys and no infinite numbers, and so can be written.
+/// Serializes a value. The types used here have string keys and finite numbers, so this does not fail.
 pub(in crate::gateway) fn written(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
 }

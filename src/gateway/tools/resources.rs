@@ -1,4 +1,5 @@
-//! `list_mcp_resources` and `read_mcp_resource`: what the caller's servers have to be read, by `server|uri`.
+//! The tools `list_mcp_resources` and `read_mcp_resource`: the resources of the caller's servers, addressed as
+//! `server|uri`.
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::catalogue::Entry;
@@ -14,14 +15,14 @@ use super::{structured, structured_with};
 use crate::gateway::face::Answer;
 use crate::gateway::refusal::Refusal;
 
-/// Where a tool or a resource names the resource that shows it.
+// Path of the member in which a tool or resource names the resource of its user interface.
 pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
 
-/// What stands between a server and a URI.
+// Separator between server and URI.
 pub(in crate::gateway) const SEPARATOR: char = '|';
 
-/// A definition in a list of all: as its server describes it, but for its address, which is its `key`, and the address of
-/// what shows it.
+/// Returns a definition for the list of all servers: as its server wrote it, but with qualified URIs in the member
+/// `key` and in the path `UI`.
 pub(in crate::gateway) fn described(label: &str, raw: &str, key: &str) -> String {
     let spell = |uri: &str| qualified(label, uri);
     respelled(&respelled(raw, &[key], spell), &UI, spell)
@@ -33,13 +34,11 @@ struct Resources {
     resource_templates: Vec<Box<RawValue>>,
 }
 
-/// How a resource is called in a list of all.
 pub(in crate::gateway) fn qualified(label: &str, uri: &str) -> String {
     format!("{label}{SEPARATOR}{uri}")
 }
 
-/// The result of `list_mcp_resources`: what is offered now, as its servers describe it, but for the URIs. There may be
-/// much of it: it is written where nobody waits for the thread.
+/// Answers `list_mcp_resources`. Runs on a blocking thread, because the list may be long.
 pub(super) async fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Refusal> {
     Arguments::read(arguments, &[])?;
     let offered = caller.offered();
@@ -60,7 +59,7 @@ impl Resources {
     }
 }
 
-/// Answers `read_mcp_resource`: the server is asked each time.
+/// Answers `read_mcp_resource`. Contents are not cached.
 pub(super) async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Refusal> {
     let uri = Arguments::read(asked.arguments, &["uri"])?.text("uri")?;
     let (view, label, uri) = caller.part(&uri, SEPARATOR, "server|uri")?;
@@ -70,7 +69,7 @@ pub(super) async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<
         Ok(Answer::Message(answer)) => {
             let outcome = answer.outcome().unwrap_or_default();
             match answer.kind() {
-                // The client is asked for more, and asks again.
+                // The client has to answer a question and then repeats its request.
                 Kind::Result if is_question(outcome) => Ok(Answer::Message(answer)),
                 Kind::Result => contents(outcome).map(Answer::Result),
                 Kind::Error | Kind::Request | Kind::Notification => Err(refused(outcome)),
@@ -80,7 +79,6 @@ pub(super) async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<
     }
 }
 
-/// What was read, as the result of a tool.
 fn contents(result: &str) -> Result<String, Refusal> {
     #[derive(Serialize)]
     struct Contents<'a> {
@@ -100,12 +98,10 @@ fn contents(result: &str) -> Result<String, Refusal> {
     Ok(structured_with(&blocks, &Contents { contents }))
 }
 
-/// Whether a result is none yet.
 fn is_question(result: &str) -> bool {
     member(result, "resultType").is_some_and(|kind| kind == r#""input_required""#)
 }
 
-/// The server's own error.
 fn refused(error: &str) -> Refusal {
     let told = members(error).unwrap_or_default();
     let message = told.get("message").and_then(|message| serde_json::from_str::<String>(message.get()).ok());

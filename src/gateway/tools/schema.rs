@@ -1,6 +1,6 @@
-//! What the six tools say of themselves.
+//! Instructions and definitions of the six tools.
 
-/// How a model is told to use them.
+/// Instructions for the model.
 pub const INSTRUCTIONS: &str = "This endpoint stands in front of several MCP servers. \
 1. Find a tool: call discover_mcp_tools with a few words of what you want to do; spelling need not be exact. \
 2. Run it: call execute_mcp_tool with the tool_path that was found and arguments that fit its input_schema. \
@@ -65,7 +65,7 @@ mod tests {
             assert!(annotations.read_only_hint.is_some() && annotations.open_world_hint.is_some(), "{}", tool.name);
             assert!(tool.description.is_some(), "{}", tool.name);
             assert_eq!(tool.input_schema["additionalProperties"], json!(false), "{}", tool.name);
-            // A result that is a server's own fits no schema of ours.
+            // Results of a server's own tool follow no schema of ours.
             assert_eq!(tool.output_schema.is_none(), tool.name == "execute_mcp_tool");
         }
     }

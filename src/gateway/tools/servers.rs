@@ -1,4 +1,4 @@
-//! `list_servers` and `reconnect_server`: how the caller's servers are, and a new start for one.
+//! The tools `list_servers` and `reconnect_server`: the states of the caller's servers, and the restart of one.
 
 use std::time::Instant;
 
@@ -21,7 +21,6 @@ struct Servers {
     servers: Vec<Server>,
 }
 
-/// What does not apply is left out.
 #[derive(Serialize)]
 struct Server {
     name: String,
@@ -51,8 +50,7 @@ struct Server {
     tool_count: usize,
 }
 
-/// The result of `list_servers`. A run knows when it began by the clock that timers go by, `now`; people know it by
-/// `today`.
+/// Answers `list_servers`. `now` is the monotonic clock of the runtime, `today` the wall clock of the same moment.
 pub(super) fn list(
     caller: &Caller,
     arguments: Option<&str>,
@@ -76,7 +74,7 @@ impl Server {
         };
         let age = |at: Instant| now.saturating_duration_since(at);
         let connected_at = view.initialized_at.filter(|_| connected).and_then(|at| today.checked_sub(age(at)).ok());
-        // Nothing is known in more detail than this of when it began.
+        // The age is exact to the second only.
         let to_seconds = |at: Timestamp| Timestamp::from_second(at.as_second()).ok();
         Self {
             name: name.to_owned(),
@@ -91,7 +89,7 @@ impl Server {
             next_retry_ms: view.next_retry_at.map(|at| milliseconds(at.saturating_duration_since(now))),
             health: view.health,
             last_check_at: view.counters.last_check(),
-            // Of a process nobody counts them.
+            // Processes have no health checks.
             consecutive_health_failures: (connected && view.spec.is_remote()).then(|| view.counters.failed_checks()),
             degraded: view.health == Health::Degraded,
             dormant: view.dormant,
@@ -101,7 +99,7 @@ impl Server {
     }
 }
 
-/// An address without what may be a secret: who asks, and what it asks with.
+/// Returns a URL without user info, query and fragment, which may contain secrets.
 fn shown(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
@@ -114,8 +112,7 @@ fn milliseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Answers `reconnect_server`. A process is started again. What a person has stopped stays so: a model may ask, and no
-/// more.
+/// Answers `reconnect_server`; a process is restarted. A server that a person has stopped stays stopped.
 pub(super) async fn reconnect(
     runtime: &RuntimeHandle,
     caller: &Caller,
@@ -139,7 +136,6 @@ pub(super) async fn reconnect(
     Ok(structured(&Reconnected { success, status, status_message }))
 }
 
-/// Of the server of this full name.
 fn stopped(name: &str) -> Refusal {
     let message = format!("`{name}` is stopped: a person has done that, and `satellite start {name}` undoes it");
     let mut refusal = Refusal::new("refused", message).then("Ask the user whether it should run.");

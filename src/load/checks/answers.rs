@@ -1,4 +1,5 @@
-//! Each caller gets its own answer, once. Every call says what no other call says, and the same must come back.
+//! Check of [`Invariant::OwnAnswer`]: each caller gets the response to its own call, exactly once. Each call contains a
+//! unique token, which the response must repeat.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use super::Broken;
 use crate::load::types::Invariant;
 
-/// What one caller asked and got. Each caller has its own, so that nobody waits for a lock.
+/// Tokens of the calls of one caller. Each caller has its own instance, so that no lock is needed.
 #[derive(Debug, Default)]
 pub struct Answers {
     open: HashSet<Box<str>>,
@@ -14,29 +15,29 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// A caller that has asked nothing.
+    /// Creates an instance without calls.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A call with this token is made.
+    /// Records a call with this token.
     pub fn asked(&mut self, token: &str) {
         if !self.open.insert(token.into()) {
             self.wrong.push(format!("the harness asked {token} twice"));
         }
     }
 
-    /// The call with this token was answered so.
+    /// Records the response to the call with this token.
     pub fn answered(&mut self, token: &str, said: &str) {
         self.settled(token);
         if said != token {
-            // What came instead may be of any length.
+            // A wrong response may have any length.
             let said: String = said.chars().take(60).collect();
             self.wrong.push(format!("the call {token} got the answer `{said}`"));
         }
     }
 
-    /// The call with this token ended with an error.
+    /// Records that the call with this token ended with an error.
     pub fn failed(&mut self, token: &str) {
         self.settled(token);
     }

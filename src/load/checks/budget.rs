@@ -1,9 +1,9 @@
-//! No restart beyond a budget. Between two starts of an instance lies an end; an end that nobody asked for is charged, and
-//! the charge that fills the window is followed by no start. So in less than a window there are at most as many starts as
-//! crashes are allowed, and one more for each end that was asked for or charged to somebody else.
+//! Check of [`Invariant::RestartBudget`]. Each restart of an instance follows an end. An unexpected end is charged to
+//! the budget of the instance, and no start follows the end that exhausts the budget. So within a window there are at
+//! most as many starts as crashes are allowed, plus one for each end that was requested or caused by another part.
 //!
-//! And no giving up before it: whoever is given up has had as many charged ends in a window as are allowed, each of which
-//! was told and had a start before it.
+//! Conversely, an instance that failed permanently must have had as many charged ends in a window as are allowed, each
+//! reported by an event and preceded by a start.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use mcp_satellite_actors::model::policy::RestartPolicy;
 use super::Broken;
 use crate::load::types::{Invariant, Nth};
 
-/// What excuses a start may be told so much later than the start itself: events are sent in batches.
+// Delay between a start and the event that excuses it: events are sent in batches.
 const LATE: Duration = Duration::from_secs(10);
-/// Events and starts are timed by two clocks that began within this.
+// Maximum difference between the clocks of events and starts.
 const SKEW: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Budget {
     policy: RestartPolicy,
     instances: Vec<Record>,
-    /// Starts that are not judged yet, by time.
+    // Starts to be checked, in the order of their time.
     due: VecDeque<(Duration, Nth)>,
-    /// After a hole in the events.
+    // End of the period in which ends may be unknown because events were lost.
     deaf_until: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Record {
     starts: VecDeque<Duration>,
-    /// Charged ends.
+    // Ends charged to the budget.
     ends: VecDeque<Duration>,
     excuses: VecDeque<Duration>,
     pardons: VecDeque<Duration>,
@@ -60,7 +60,6 @@ impl Budget {
         }
     }
 
-    /// It has ended unasked, which is charged to it.
     pub(super) fn ended(&mut self, at: Duration, nth: Nth) {
         let window = self.policy.window;
         if let Some(record) = self.record(nth) {
@@ -71,18 +70,18 @@ impl Budget {
         }
     }
 
-    /// It is given up; its last end was told before.
+    // The event of the last end precedes this one.
     pub(super) fn gave_up(&mut self, at: Duration, nth: Nth, broken: &mut Broken) {
         if self.deaf_until.is_some_and(|until| at < until) {
             return;
         }
         let RestartPolicy { window, max_crashes, .. } = self.policy;
         let Some(Record { starts, ends, pardons, .. }) = self.record(nth) else { return };
-        // Of a pardon it is told twice: what was charged between may be forgiven or not.
+        // Each pardon is recorded twice. Ends between the two records may be forgiven or not.
         let pardon = pardons.iter().rev().filter(|pardon| **pardon <= at).nth(1).copied().unwrap_or_default();
         let counts = |time: &&Duration| **time <= at + SKEW && **time + window + SKEW > at && **time + SKEW >= pardon;
         let told = ends.iter().filter(counts).count();
-        // The start before the first of these ends may be older.
+        // The start before the first of these ends may be older than the window.
         let charged = told.min(starts.iter().filter(counts).count() + 1);
         if charged < max_crashes {
             let window = humantime::format_duration(window);
@@ -91,7 +90,7 @@ impl Budget {
         }
     }
 
-    /// Ends may have been told that nobody has heard of: how many there were is not known for a window.
+    // Events of ends may have been lost, so permanent failures are not checked for a window.
     pub(super) fn deafened(&mut self, at: Duration) {
         self.deaf_until = Some(at + self.policy.window);
     }
@@ -102,7 +101,7 @@ impl Budget {
         }
     }
 
-    /// Judges the starts that nothing will excuse any more: it is now at least `now`.
+    // Checks the starts that no later event can excuse. The current time is at least `now`.
     pub(super) fn settle(&mut self, now: Duration, broken: &mut Broken) {
         while let Some((at, nth)) = self.due.front().copied().filter(|(at, _)| *at + LATE <= now) {
             self.due.pop_front();
@@ -116,11 +115,11 @@ impl Budget {
         }
     }
 
-    /// Whether the start at `at` was one too many. Starts of an instance are judged in order.
+    // Starts of an instance are checked in order.
     fn judge(&mut self, at: Duration, nth: Nth, broken: &mut Broken) {
         let RestartPolicy { window, max_crashes, .. } = self.policy;
         let Some(Record { starts, excuses, pardons, .. }) = self.record(nth) else { return };
-        // What is a window old is older than every start that is still to be judged together with one before it.
+        // Times older than a window do not matter for this start or any later one.
         let old = |time: &Duration| *time + window + SKEW <= at;
         for times in [&mut *starts, &mut *excuses] {
             while times.front().is_some_and(old) {
@@ -128,7 +127,7 @@ impl Budget {
             }
         }
         let pardon = pardons.iter().rev().find(|pardon| **pardon <= at).copied();
-        // Each is told twice: see `gave_up`.
+        // Each pardon is recorded twice; see `gave_up`.
         while pardons.get(1).is_some_and(|second| pardon.is_some_and(|last| *second < last)) {
             pardons.pop_front();
         }

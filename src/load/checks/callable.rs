@@ -1,5 +1,5 @@
-//! What is online can be called: a call to it is answered, by the server if need be with an error, or its status or its
-//! process changes. No fault excuses it, since the status says that there is none.
+//! Check of [`Invariant::OnlineIsCallable`]: a call to an instance shown as online returns a result or an error of the
+//! server, or the status or process of the instance changes. Faults are no excuse, because the status shows none.
 
 use super::Broken;
 use crate::load::types::{Answered, Invariant, Probe};
@@ -7,7 +7,7 @@ use crate::load::types::{Answered, Invariant, Probe};
 pub(super) fn probed(probe: &Probe, broken: &mut Broken) {
     match &probe.answer {
         Answered::Text(said) if **said != *probe.token => {
-            // What came instead may be of any length.
+            // A wrong response may have any length.
             let said: String = said.chars().take(60).collect();
             let what = format!("the probe {} got the answer `{said}`", probe.token);
             broken.push(Invariant::OwnAnswer, probe.at, Some(probe.nth), what);

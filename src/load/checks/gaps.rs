@@ -1,5 +1,5 @@
-//! Events are numbered without a gap, from 1 to the last that was numbered, or a drop event says which are gone. It comes
-//! after the gap that it explains, and says nothing of events that came.
+//! Check of [`Invariant::NoGap`]: events are numbered from 1 without gaps, except for those that a drop event names.
+//! The drop event follows the gap and must not name events that were delivered.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::load::types::{End, Invariant};
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
     last: u64,
-    /// First, last, and when it was noticed: numbers that nobody has explained so far.
+    // Missing events: first number, last number, and time of detection.
     holes: Vec<(u64, u64, Duration)>,
 }
 
 impl Gaps {
-    /// Whether numbers are missing before this one.
+    /// Records an event. Returns true if events before it are missing.
     pub(super) fn told(&mut self, at: Duration, envelope: &Envelope, broken: &mut Broken) -> bool {
         let (seq, last) = (envelope.seq, self.last);
         if seq <= last {
@@ -39,7 +39,7 @@ impl Gaps {
         self.holes.push((from, to, at));
     }
 
-    /// Event `seq` says so. It is believed only of what is missing by then.
+    // A drop event may only name events that are missing and were not named before.
     fn dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut Broken) {
         if from > to || to >= seq {
             let what = format!("event {seq} says that events {from} to {to} were dropped, which cannot be by then");
@@ -67,7 +67,7 @@ impl Gaps {
     }
 
     pub(super) fn finish(mut self, end: &End, broken: &mut Broken) {
-        // What the runtime itself knows to be lost is told below.
+        // Events that the runtime itself reports as lost are handled below.
         if end.events_emitted > self.last + end.events_lost as u64 {
             self.gap(self.last + 1, end.events_emitted, end.at);
         }
@@ -85,7 +85,7 @@ impl Gaps {
     }
 }
 
-/// What is left of a hole without the numbers of a range.
+// Removes the numbers `from..=to` from a gap and returns the remaining gaps.
 fn without((first, last): (u64, u64), from: u64, to: u64) -> Vec<(u64, u64)> {
     if to < first || from > last {
         return vec![(first, last)];

@@ -1,13 +1,13 @@
-//! Memory is back after the faults: an instance takes hardly more than before them.
+//! Check of [`Invariant::MemoryBack`]: an instance needs hardly more memory after the faults than before.
 
 use super::Broken;
 use crate::load::measure;
 use crate::load::scenario::Limits;
 use crate::load::types::{End, Invariant};
 
-/// So much the process as a whole may have grown without an instance keeping anything: the books of the harness are in the
-/// same process, a queue keeps its room, and an allocator gives back what it holds late and in large pieces. A fleet that
-/// is small beside it is not judged by a multiple.
+// Growth of the whole process, in bytes, that is no leak: the harness keeps its own data in the process, queues keep
+// their capacity, and the allocator returns memory late and in large pieces. The check cannot judge fleets that are
+// small compared to this.
 const FLOOR: f64 = (48 << 20) as f64;
 
 pub(super) fn finish(end: &End, limits: &Limits, broken: &mut Broken) {
@@ -28,7 +28,7 @@ fn is_broken(end: &End, limits: &Limits) -> bool {
     after > (limits.growth * before).max(before + FLOOR)
 }
 
-/// Why memory that has not grown beyond all bounds proves nothing, if that is so.
+// Returns the reason why the check proves nothing, if there is one.
 pub(super) fn not_checked(end: &End, limits: &Limits) -> Option<String> {
     if end.memory_before == 0 {
         return Some("memory cannot be read here".to_owned());

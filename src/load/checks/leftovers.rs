@@ -1,4 +1,4 @@
-//! Nothing is left when the runtime has ended.
+//! Check of [`Invariant::NothingLeft`]: no resources are left after the end of the runtime.
 
 use super::Broken;
 use crate::load::types::{End, Invariant, Left};

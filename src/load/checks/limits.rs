@@ -1,4 +1,4 @@
-//! What a scenario asks for beyond what must always hold. The numbers are measured by others.
+//! Checks of the limits that a scenario sets. The measurements are made elsewhere.
 
 use std::time::Duration;
 
@@ -6,31 +6,30 @@ use super::super::measure::Latency;
 use crate::load::scenario::Limits;
 use crate::load::types::{Invariant, Nth, Sample, Violation};
 
-/// One value of each sample.
 type Curve = fn(&Sample) -> u64;
 
-/// With fewer calls than this a 99th percentile says nothing.
+// Minimum number of calls for a meaningful 99th percentile.
 const CALLS_MIN: u64 = 500;
-/// A run that is shorter shows how the harness and its allocator warm up, and not what grows with time. By the machine's
-/// clock, also where time is virtual: an allocator gives memory back by that.
+// Minimum duration in real time. In a shorter run growth is only the warm-up of the harness and its allocator, which
+// returns memory by real time even if the time of the run is virtual.
 const FLAT_MIN: Duration = Duration::from_secs(600);
 
-/// Windows in which the least memory is looked for.
+// Number of windows; the minimum of each window counts.
 const WINDOWS: u64 = 9;
 
-/// Share of the pairs of windows of which the later one must be higher for a growth to be steady. With nine windows that
-/// happens by chance in fewer than 1 of 100 runs.
+// Share of the pairs of windows in which the later one must be higher for growth to be steady. With nine windows that
+// happens by chance in less than 1 % of runs.
 const RISING_PAIRS_MIN: f64 = 5.0 / 6.0;
 
-/// Share of the CPU time used by other programs, in percent, from which the machine counts as starved.
+// CPU time used by other programs, in percent of all cores, from which the machine counts as overloaded.
 const STARVED_PERCENT: u64 = 60;
 
-/// Samples so long before and after a broken promise count, too: a late answer may be due to the load just before it.
+// Period around a violation in which CPU time counts: load just before it can also delay a response.
 const STARVED_BEFORE_MS: u64 = 5_000;
 const STARVED_AFTER_MS: u64 = 2_000;
 
-/// Whether somebody came back too late: `took` from the fault at `at` on, where its policy made it wait for `delay` and its
-/// handshake takes `handshake`.
+/// Returns a violation if the recovery from the fault at `at` was too slow. `took` may be at most the restart delay of
+/// the policy, plus the handshake, plus the slack of the limits.
 pub fn recovery(
     limits: &Limits,
     nth: Nth,
@@ -49,8 +48,8 @@ pub fn recovery(
     })
 }
 
-/// Whether calls to teams that no fault befell were slower than the same teams' calls before the faults. A call that failed
-/// or was not made was slower than any. With too few of either nothing can be said, and the error says so.
+/// Checks that calls to teams without a fault were not slower after a large fault than before the first fault. A call
+/// that failed or was not made counts as slower than all others. Returns an error if there are too few calls.
 pub(super) fn neighbours(
     limits: &Limits,
     at: Duration,
@@ -74,7 +73,7 @@ pub(super) fn neighbours(
             before.as_secs_f64() * 1e3
         ),
     };
-    // Of all, those that failed behind those that were answered.
+    // Percentile over all calls, with the failed ones after the successful ones.
     let share = 0.99 * calls as f64 / storm.len().max(1) as f64;
     if share > 1.0 {
         return Ok(Some(told(&format!("{failed} of {calls} calls to teams that no fault befell failed"))));
@@ -84,10 +83,9 @@ pub(super) fn neighbours(
     Ok((during > before.mul_f64(times)).then(|| told(&took)))
 }
 
-/// A call that failed where nothing was wrong: its server was online, and was not to be called. `why` is what its caller was
-/// told.
+/// Creates the violation for a failed call that no fault of its team explains. `why` is the error of the caller.
 pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
-    // It may be of any length.
+    // The error may have any length.
     let why: String = why.chars().take(200).collect();
     Violation {
         invariant: Invariant::OnlineIsCallable,
@@ -102,9 +100,10 @@ pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
 /// equal length, and the minimum of each window counts: a burst of calls raises the memory that an allocator holds for
 /// a while, but only a leak raises its floor. The growth is the median slope between all pairs of windows, so a single
 /// burst, even at the end, does not count. Growth counts only if it is steady, which means that the later window is
-/// higher in [`RISING_PAIRS_MIN`] of all pairs (Kendall's trend test): the calls in flight, and the descriptors of their
-/// connections, rise and fall over minutes. The first two fifths are left out: memory grows there when each instance
-/// restarts for the first time. The error is the reason why there is no result, such as a run that was too short.
+/// higher in [`RISING_PAIRS_MIN`] of all pairs (Kendall's trend test): the calls in flight, and the descriptors of
+/// their connections, rise and fall over minutes. The first two fifths are left out: memory grows there when each
+/// instance restarts for the first time. The error is the reason why there is no result, such as a run that was too
+/// short.
 pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Result<Vec<Violation>, String> {
     let Some(share) = limits.flat else { return Ok(Vec::new()) };
     let end = samples.last().map_or(0, |sample| sample.at_ms);
@@ -147,8 +146,8 @@ pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Resul
     Ok(violations)
 }
 
-/// Returns the share of the machine's CPU time, in percent, that other programs used while a promise was broken, if that
-/// was so much that the machine, and not the satellite, may have been late. Only promises about time can be broken by that.
+/// Returns the CPU time that other programs used around a violation, in percent of all cores, if it was high enough to
+/// have delayed the satellite. Only invariants about time can be violated by such a delay.
 pub(super) fn starved(violation: &Violation, samples: &[Sample]) -> Option<u64> {
     if !matches!(violation.invariant, Invariant::Recovery | Invariant::Neighbours | Invariant::OnlineIsCallable) {
         return None;

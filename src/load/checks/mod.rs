@@ -1,6 +1,6 @@
-//! What must hold, watched from outside. Each promise has a checker of its own that is fed with what was seen: events as
-//! a sink gets them, starts as a connector counts them, answers as callers got them. None of them has a clock, a lock or
-//! a way into the runtime, so a checker can be wrong but not blind to what it was fed.
+//! Checks of the invariants from outside the runtime. Each invariant has its own check, which receives only
+//! observations: events as a sink receives them, starts as a connector counts them, responses as callers receive them.
+//! The checks have no clock, no lock and no access to the runtime.
 
 mod answers;
 mod budget;
@@ -26,10 +26,10 @@ use super::types::{CallFindings, Checked, End, Invariant, Nth, Pardon, Probe, Sa
 pub use answers::Answers;
 pub use limits::{recovery, unexcused};
 
-/// As many violations are kept; what is over is counted.
+// Maximum number of violations kept; the rest is only counted.
 const KEPT_MAX: usize = 100_000;
 
-/// What a look is at, of each promise.
+// Unit in which the checks of each invariant are counted.
 const LOOKED_AT: [(Invariant, &str); 10] = [
     (Invariant::OwnAnswer, "answers"),
     (Invariant::OnlineIsCallable, "probes"),
@@ -43,7 +43,7 @@ const LOOKED_AT: [(Invariant, &str); 10] = [
     (Invariant::Flat, "samples"),
 ];
 
-/// All checkers of a run.
+/// Checks of a run, with their observations so far.
 #[derive(Debug)]
 pub struct Judge {
     limits: Limits,
@@ -51,16 +51,15 @@ pub struct Judge {
     transitions: transitions::Transitions,
     budget: budget::Budget,
     teams: Vec<TeamNo>,
-    /// The first event's: the run began with it.
+    // Timestamp of the first event, the time origin of all events.
     origin: Option<Timestamp>,
-    /// How often each promise was looked at.
+    // Number of checks.
     looks: BTreeMap<Invariant, u64>,
-    /// Why what was asked for could not be judged.
+    // Reasons why an invariant could not be checked.
     not_checked: BTreeMap<Invariant, String>,
     broken: Broken,
 }
 
-/// What was found so far.
 #[derive(Debug, Default)]
 struct Broken {
     violations: Vec<Violation>,
@@ -79,7 +78,7 @@ impl Broken {
 }
 
 impl Judge {
-    /// For a fleet, by the team of each instance, that is held to this budget.
+    /// Creates the checks for a fleet, given by the team of each instance, with this restart budget and these limits.
     pub fn new(fleet: &[TeamNo], budget: &RestartPolicy, limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
@@ -94,7 +93,7 @@ impl Judge {
         }
     }
 
-    /// A sink was given this event and takes it. Events that it does not take, so that they come again, are not told.
+    /// Records an event that the sink accepted. Rejected events must not be recorded: they will be sent again.
     pub fn told(&mut self, envelope: &Envelope) {
         let at = self.since_origin(envelope.timestamp);
         self.looked(Invariant::NoGap, 1);
@@ -110,7 +109,7 @@ impl Judge {
                     *self.looks.entry(Invariant::LegalTransitions).or_default() += 1;
                     self.transitions.changed(at, nth, *status, broken);
                 }
-                // Ends that are charged to nobody, each followed by a start.
+                // These ends are not charged to the budget, and a start follows each of them.
                 Event::Dormant { .. } | Event::Stopped { .. } => self.budget.excuse(at, nth),
                 Event::Crashed { .. } | Event::Exited { .. } => self.budget.ended(at, nth),
                 Event::PermanentlyFailed { .. } => self.budget.gave_up(at, nth, broken),
@@ -120,21 +119,22 @@ impl Judge {
         self.budget.settle(at, broken);
     }
 
-    /// The runtime has asked for a process. Connections to remote servers are no starts: they have no budget.
+    /// Records a start of a process. Connections to remote servers do not count: they have no restart budget.
     pub fn started(&mut self, nth: Nth, _run: Run, at: Duration) {
         self.looked(Invariant::RestartBudget, 1);
         self.budget.started(at, nth);
     }
 
-    /// Somebody is about to be given a new start: told before it is asked for, and once more when it was granted, so that
-    /// no start of the time between is charged to the wrong side. Of a team's panic only before.
+    /// Records a new restart budget. Callers record an instance's pardon twice, before the request and after its
+    /// completion, so that a start between the two can be assigned to either side. They record the panic of a team only
+    /// once, before it.
     ///
-    /// A wake needs no pardon: the event that told of the sleep is one.
+    /// A wake-up needs no pardon: the event of the earlier sleep excuses the start.
     pub fn pardoned(&mut self, whom: Pardon, at: Duration) {
         match whom {
             Pardon::Instance(nth) => self.budget.pardoned(at, nth),
             Pardon::Team(team) => {
-                // What it ran is started again, once, and not charged; what it showed is shown anew.
+                // Each instance of the team is started once without a charge, and its status is published anew.
                 for nth in (0..).zip(&self.teams).filter(|(_, of)| **of == team).map(|(nth, _)| Nth(nth)) {
                     self.budget.excuse(at, nth);
                     self.transitions.excuse(at, nth);
@@ -143,23 +143,24 @@ impl Judge {
         }
     }
 
-    /// Somebody has looked whether what is shown as online can be called.
+    /// Records the result of a probe.
     pub fn probed(&mut self, probe: &Probe) {
         self.looked(Invariant::OnlineIsCallable, 1);
         callable::probed(probe, &mut self.broken);
     }
 
-    /// A caller has ended, and this is what it got.
+    /// Adds the results of a caller.
     pub fn answers(&mut self, answers: Answers) {
         answers.settle(&mut self.broken);
     }
 
-    /// So often somebody has looked whether a promise is kept: for those whose looks are not made here.
+    /// Adds to the number of checks of an invariant that is checked elsewhere.
     pub fn looked(&mut self, invariant: Invariant, times: u64) {
         *self.looks.entry(invariant).or_default() += times;
     }
 
-    /// The calls of the run, and those before the faults to teams that a fault of many did not befall.
+    /// Checks the calls of the run. `neighbours_quiet` contains the calls before the first fault to teams that no large
+    /// fault hits.
     pub fn calls(&mut self, at: Duration, calls: &CallFindings, neighbours_quiet: &Latency) {
         self.looked(Invariant::OwnAnswer, calls.answered);
         if self.limits.neighbours.is_some() {
@@ -172,7 +173,7 @@ impl Judge {
         }
     }
 
-    /// The curves of the run, which took so long by the machine's clock.
+    /// Checks the samples of the run. `took` is its duration in real time.
     pub fn curves(&mut self, samples: &[Sample], took: Duration) {
         if self.limits.flat.is_some() {
             self.looked(Invariant::Flat, samples.len() as u64);
@@ -183,7 +184,7 @@ impl Judge {
         }
     }
 
-    /// How much each promise was looked at, as far as it was asked for.
+    /// Returns the number of checks of each invariant that the scenario requires.
     pub fn checked(&self, end: &End) -> Vec<Checked> {
         let checked = |(invariant, at)| {
             let (looks, why) = match invariant {
@@ -202,7 +203,7 @@ impl Judge {
         LOOKED_AT.into_iter().filter(is_asked_for).map(checked).collect()
     }
 
-    /// A promise whose numbers others have: [`recovery`], [`unexcused`].
+    /// Adds violations found elsewhere, such as those of [`recovery`] and [`unexcused`].
     pub fn found(&mut self, violations: impl IntoIterator<Item = Violation>) {
         for violation in violations {
             self.broken.count += 1;
@@ -210,8 +211,8 @@ impl Judge {
         }
     }
 
-    /// Takes back what broke while other programs used most of the machine's CPU time: the machine may have been late, and not
-    /// the satellite. The promise counts as not checked then, with the reason.
+    /// Removes violations that occurred while other programs used most of the CPU time: the machine, not the satellite,
+    /// may have been late. The invariant then counts as not checked, with this reason.
     pub fn excuse_starved(&mut self, samples: &[Sample]) {
         let mut excused: BTreeMap<Invariant, (u64, u64)> = BTreeMap::new();
         self.broken.violations.retain(|violation| {
@@ -227,12 +228,12 @@ impl Judge {
         }
     }
 
-    /// How often a promise was broken so far.
+    /// Returns the number of violations so far.
     pub fn count(&self) -> u64 {
         self.broken.count
     }
 
-    /// All that was found, by time.
+    /// Performs the final checks and returns all violations in the order of their time.
     pub fn finish(self, end: &End) -> Vec<Violation> {
         let Self { limits, gaps, budget, mut broken, .. } = self;
         gaps.finish(end, &mut broken);

@@ -1,4 +1,4 @@
-//! Each checker catches what breaks its promise, alone, and says nothing of a run in which all is well.
+//! Each check finds a violation of its own invariant only, and none in a correct run.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::limits::{flat, neighbours};
 use super::*;
 use crate::load::types::{Answered, Left};
 
-/// A run of three instances in two teams, told as it happens.
+// Simulated history of three instances in two teams.
 struct Told {
     judge: Judge,
     seq: u64,
@@ -28,7 +28,7 @@ impl Told {
         Self { judge, seq: 1, now_ms: 0 }
     }
 
-    /// With all three online.
+    // All three instances are online.
     fn up() -> Self {
         let mut told = Self::new();
         for nth in 0..3 {
@@ -74,7 +74,7 @@ impl Told {
         self.judge.started(Nth(nth), Run(1), at);
     }
 
-    /// Ends unasked and is started again.
+    // Unexpected end and restart.
     fn again(&mut self, nth: u32) {
         self.status(nth, Connecting);
         self.start(nth);
@@ -99,7 +99,6 @@ impl Told {
         }
     }
 
-    /// What was broken, each with what is said of it.
     fn broken_at(self, end: impl FnOnce(&mut End)) -> Vec<(Invariant, String)> {
         let mut last = self.end();
         end(&mut last);
@@ -175,7 +174,7 @@ fn a_number_that_is_missing_is_caught_and_one_that_is_explained_is_not() {
     let missing = told.broken();
     assert_eq!(said(&missing, Invariant::NoGap), "event 19 is missing, and no event says why");
 
-    // Explained at once, later, and in two parts.
+    // Drop events right after the gap, later, and in two parts.
     let mut told = Told::up();
     told.seq = 24;
     told.dropped(19, 23);
@@ -209,7 +208,7 @@ fn a_number_that_comes_again_is_caught() {
 fn events_that_are_lost_at_the_end_are_caught() {
     let lost = |end: &mut End| (end.events_lost, end.events_emitted) = (3, end.events_emitted + 3);
     assert_eq!(said(&Told::up().broken_at(lost), Invariant::NoGap), "3 events were lost at the end");
-    // Also where the runtime itself knows nothing of it.
+    // The runtime does not report the loss.
     let silent = Told::up().broken_at(|end| end.events_emitted += 2);
     assert_eq!(said(&silent, Invariant::NoGap), "events 19 to 20 (2) are missing, and no event says why");
 }
@@ -487,7 +486,7 @@ fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
         told.judge.found(recovery(&Limits::default(), Nth(4), millis(60_000), millis(5000), millis(1000), millis(50)));
         let sample = |at: u64| Sample {
             at_ms: at * 1000,
-            // The machine is busy only while the server recovers.
+            // Other programs use the CPU only during the recovery.
             foreign_cpu_percent: if (55..=67).contains(&at) { foreign_cpu_percent } else { 0 },
             ..Sample::default()
         };
@@ -538,11 +537,11 @@ fn memory_and_descriptors_that_grow_with_time_are_caught() {
             |at: u64| Sample { at_ms: at * 1000, rss: rss(at), descriptors: descriptors(at), ..Sample::default() };
         flat(&limits, &(0..=600).map(sample).collect::<Vec<_>>(), Duration::from_secs(600)).unwrap()
     };
-    // Warming up, and a peak here and there, are no growth.
+    // A warm-up and single peaks are no growth.
     assert_eq!(run(|at| if at < 100 { 0 } else { 1000 + at % 7 * 2 }, |at| 50 + u32::from(at == 590) * 900), []);
-    // Nor is a burst at the end, which the allocator gives back slowly.
+    // A burst at the end, whose memory the allocator returns slowly, is no growth.
     assert_eq!(run(|at| if at < 500 { 1000 } else { 1400 - (at - 500) }, |_| 50), []);
-    // Nor are waves, such as the descriptors of the connections of calls in flight have.
+    // Waves are no growth, such as the descriptors of the connections of calls in flight.
     let waves = |at: u64| [144, 153, 142, 119, 127, 141, 173, 190, 191][((at.max(240) - 240) / 41).min(8) as usize];
     assert_eq!(run(|_| 1000, waves), []);
     let leaking = run(|at| 100_000 + at * 100, |_| 50);

@@ -1,4 +1,4 @@
-//! Statuses change by legal transitions, in order: from one status of an instance to its next there is a cause.
+//! Check of [`Invariant::LegalTransitions`]: the status of an instance changes by legal transitions only, in order.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use mcp_satellite_actors::model::status::Status::{
 use super::Broken;
 use crate::load::types::{Invariant, Nth};
 
-/// An excuse that was not used by then is none any more: it would hide what comes later.
+// Lifetime of an unused excuse. A longer one would hide a later violation.
 const EXCUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Where each status may lead. Written down here and not asked of the runtime, so that a runtime that allows itself one more
-/// is caught; a test says where the two differ. A status may also be told again, with other words about it.
+// Independent of the runtime's own table, so that an additional transition in the runtime is detected; a test compares
+// the two. A status may also be repeated with another message.
 pub(super) const LEGAL: [(Status, &[Status]); Status::ALL.len()] = [
     (AwaitingUserConfig, &[AwaitingUserConfig, Provisioning, Offline]),
     (Provisioning, &[AwaitingUserConfig, CommandReceived, Online, Offline, Error]),
@@ -74,7 +74,7 @@ pub(super) const LEGAL: [(Status, &[Status]); Status::ALL.len()] = [
 pub(super) struct Transitions {
     legal: [[bool; Status::ALL.len()]; Status::ALL.len()],
     chains: Vec<Chain>,
-    /// Grows with each loss of events: what was known before it proves nothing.
+    // Incremented when events are lost: the earlier status of an instance is then unknown.
     epoch: u32,
 }
 
@@ -89,7 +89,7 @@ impl Transitions {
     pub(super) fn new(instances: usize) -> Self {
         let mut legal = [[false; Status::ALL.len()]; Status::ALL.len()];
         for (status, next) in LEGAL {
-            // With other words about it.
+            // The same status with another message.
             legal[status as usize][status as usize] = true;
             for to in next {
                 legal[status as usize][*to as usize] = true;
@@ -98,12 +98,11 @@ impl Transitions {
         Self { legal, chains: vec![Chain::default(); instances], epoch: 0 }
     }
 
-    /// Events are missing.
     pub(super) fn begin_anew(&mut self) {
         self.epoch += 1;
     }
 
-    /// Its supervisor has died: what follows is what its successor makes of it.
+    /// Excuses one illegal transition: the instance's supervisor panicked, and its successor publishes a new status.
     pub(super) fn excuse(&mut self, at: Duration, nth: Nth) {
         if let Some(chain) = self.chains.get_mut(nth.0 as usize) {
             chain.excused_until = Some(at + EXCUSE_MAX);

@@ -1,4 +1,4 @@
-//! Calls as a host of the runtime makes them.
+//! Calls through the runtime's handle, as an embedding program makes them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use serde_json::value::to_raw_value;
 use super::Caller;
 use crate::load::types::{Answered, PlannedCall};
 
-/// Calls servers through the runtime's handle.
 pub(crate) struct Direct {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) ids: Arc<[InstanceId]>,
@@ -47,7 +46,7 @@ fn fate(fate: mcp_satellite_actors::model::exit::Fate) -> String {
     .to_owned()
 }
 
-/// What a result of `echo` says: its text is JSON, here that of a string.
+/// Converts a result of the tool `echo`. The tool encodes its text as JSON, here a string.
 pub(crate) fn said(result: &str) -> Answered {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -1,6 +1,6 @@
-//! Calls as an MCP client makes them: the endpoint of a satellite stands in front of the runtime, and every user has a
-//! session at it over HTTP. A session calls through `execute_mcp_tool`, on as many connections as it has calls under way.
-//! All sessions count their requests from 1, as clients do, so that a mix-up of ids would show.
+//! Calls as MCP clients make them: through a satellite's endpoint over HTTP. Each user has one session, which calls
+//! `execute_mcp_tool` and uses one connection per call in flight. All sessions number their requests from 1, as clients
+//! do, so that mixed-up ids are detected.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,21 +31,20 @@ use crate::gateway::{self, Gateway, Settings};
 use crate::load::fleet::Fleet;
 use crate::load::types::{Answered, PlannedCall};
 
-/// Sessions that are opened at once.
+// Concurrent session starts.
 const OPENING: usize = 32;
-/// A client gives up so long after the deadline of its call, which the endpoint knows too.
+// Time that a client waits beyond the deadline of its call. The endpoint enforces the same deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A connection that nobody has used for so long is closed.
+// Time after which an idle connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// What a session may take to be opened.
 const OPEN_MAX: Duration = Duration::from_secs(30);
-/// An answer that is longer is none of ours.
+// Limit for a response body: the harness never expects a longer one.
 const ANSWER_MAX: usize = 16 << 20;
 
 const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"load","version":"0"}}}"#;
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
-/// What of an endpoint there must be before the runtime is.
+/// Parts of the endpoint that must exist before the runtime starts.
 pub(crate) struct Lobby {
     sessions: Arc<Sessions>,
     rooms: Arc<Rooms>,
@@ -57,12 +56,11 @@ impl Lobby {
         Self { rooms: Arc::new(Rooms::new(Arc::clone(&sessions))), sessions }
     }
 
-    /// Where the servers' own messages go.
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {
         self.rooms.clone()
     }
 
-    /// Opens the endpoint, and a session at it for each user of the fleet. `deadline` is that of a call.
+    /// Starts the endpoint and opens a session for each user of the fleet. `deadline` is the timeout of a call.
     pub(crate) async fn open(
         &self,
         runtime: &RuntimeHandle,
@@ -84,7 +82,7 @@ impl Lobby {
             flat: false,
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        // Nothing is limited but the time of a call: it is the runtime that is put under load.
+        // Only the time of a call is limited: the run measures the runtime, not the limits of the endpoint.
         let limits = GatewayLimits {
             requests_per_second: 0,
             calls_per_user_max: 0,
@@ -118,19 +116,18 @@ impl Lobby {
     }
 }
 
-/// An endpoint with all its clients.
+/// Running endpoint and its clients.
 pub(crate) struct Door {
     gateway: Gateway,
     clients: Arc<Clients>,
 }
 
 impl Door {
-    /// Its clients, as one that calls for whoever an instance belongs to.
+    // Uses the session of the user to whom the called instance belongs.
     pub(crate) fn caller(&self) -> Arc<dyn Caller> {
         self.clients.clone()
     }
 
-    /// Sends everybody home.
     pub(crate) async fn close(self) {
         self.gateway.drain().await;
         for session in self.clients.sessions.values() {
@@ -181,7 +178,7 @@ fn failed(fate: Option<String>, why: &dyn std::fmt::Display) -> Answered {
     Answered::Failed { fate, why: why.to_string() }
 }
 
-/// What an answer to `tools/call` says: the server's result or error, or why the satellite has none.
+// Parses the response to `tools/call`.
 fn read(body: &[u8]) -> Answered {
     #[derive(Deserialize)]
     struct Message<'a> {
@@ -212,7 +209,7 @@ fn read(body: &[u8]) -> Answered {
         fate: Option<String>,
     }
     let Ok(text) = std::str::from_utf8(body) else { return failed(None, &"the answer is no text") };
-    // In a stream what comes last is the answer; keep-alives and progress come before it.
+    // In an event stream the response is the last message, after keep-alives and progress.
     let message = if text.trim_start().starts_with('{') {
         text
     } else {
@@ -235,13 +232,12 @@ fn read(body: &[u8]) -> Answered {
     }
 }
 
-/// One MCP session.
 struct Session {
     address: SocketAddr,
-    /// All of a request before the length of its body.
+    // Request line and headers, without the length of the body.
     head: String,
     next: AtomicU64,
-    /// Connections on which nothing is under way, and since when: what was used last is used next.
+    // Idle connections, each with the time of its last use. The most recent one is used next.
     idle: Mutex<Vec<(Instant, BufReader<TcpStream>)>>,
 }
 
@@ -249,12 +245,11 @@ struct Reply {
     status: u16,
     session: Option<String>,
     body: Vec<u8>,
-    /// Whether more can be asked on the same connection.
+    // False if the server closes the connection after this response.
     stays: bool,
 }
 
 impl Session {
-    /// Shakes hands.
     async fn open(address: SocketAddr, token: &str) -> io::Result<Self> {
         let head = format!(
             "POST /mcp HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\n\
@@ -281,7 +276,8 @@ impl Session {
         let request = format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len());
         let kept = self.idle().pop();
         if let Some((_, mut kept)) = kept {
-            // One that was idle may have been closed, and then nobody has read the request.
+            // The server may have closed the idle connection before it read the request; then send it on a new
+            // connection.
             if kept.get_mut().write_all(request.as_bytes()).await.is_ok() && !kept.fill_buf().await?.is_empty() {
                 return self.reply(kept).await;
             }
@@ -297,7 +293,7 @@ impl Session {
         let reply = reply(&mut stream).await?;
         if reply.stays {
             let mut idle = self.idle();
-            // Who has once had many calls at a time does not keep a connection for each.
+            // Close the connections that a burst of calls has left.
             idle.retain(|(since, _)| since.elapsed() < IDLE_MAX);
             idle.push((Instant::now(), stream));
         }
@@ -305,7 +301,6 @@ impl Session {
     }
 }
 
-/// Reads a response to its end.
 async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<Reply> {
     let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "the endpoint's answer is no HTTP");
     let status = line(stream).await?;
@@ -337,7 +332,7 @@ async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<Reply> {
     Ok(Reply { status, session, body, stays })
 }
 
-/// Without its end.
+// Without the line break.
 async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
     let mut line = String::new();
     if stream.read_line(&mut line).await? == 0 {

@@ -1,4 +1,4 @@
-//! Who calls: open and closed loops, and somebody who looks whether what is shown as online can be called.
+//! Callers: open and closed loops, and a prober that calls instances shown as online.
 
 mod direct;
 mod http;
@@ -25,27 +25,24 @@ pub(crate) use direct::Direct;
 pub(crate) use http::{Door, Lobby};
 pub(crate) use prober::Prober;
 
-/// A way to the servers.
+/// Path of calls to the servers.
 pub(crate) trait Caller: Send + Sync {
-    /// Makes a call and waits for what comes of it.
     fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered>;
 }
 
-/// How long calls may go on beyond their own deadlines, when no more are made, before they count as never answered.
+// Time after the deadline of a call until it counts as never answered, once no more calls are made.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// After a fault of many its neighbours are looked at for so long.
+// Period after a large fault in which calls to other teams are measured.
 const NEIGHBOURS: Duration = Duration::from_secs(3);
 
-/// Where the calls come from.
 pub(crate) enum Sources {
-    /// One that does not wait for answers, and how many of its calls may be under way at once.
+    // Open loop: calls do not wait for responses. The number limits the calls in flight.
     Open(Box<CallSource>, usize),
-    /// Callers that wait for theirs.
+    // Closed loop: one source per caller, which waits for its response.
     Closed(Vec<CallSource>),
 }
 
-/// Numbers that others look at while it runs.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) ended: AtomicU64,
@@ -53,68 +50,62 @@ pub(crate) struct Tally {
     pub(crate) in_flight: AtomicU64,
 }
 
-/// What of the run a call belongs to.
+/// Periods of the load, which classify calls.
 pub(crate) struct Times {
-    /// When the load begins.
     pub(crate) from: Duration,
-    /// No more calls are made then.
+    // No calls are made from this time on.
     pub(crate) until: Duration,
-    /// When the first fault comes, at the latest after the share of the run that is to be quiet.
+    // First fault, or the end of the load without faults.
     pub(crate) quiet_until: Duration,
-    /// Faults of many at once, and the teams that they befall.
+    // Large faults, each with the teams that it hits.
     pub(crate) storms: Vec<(Duration, HashSet<TeamNo>)>,
-    /// Teams that no fault befalls in the whole run.
+    // Teams without a fault during the whole run.
     pub(crate) untouched: HashSet<TeamNo>,
 }
 
 impl Times {
-    /// Whether it was made just after a fault of many that has not befallen its own team.
+    /// Returns true if a call at this time follows shortly after a large fault that does not hit the called team.
     fn is_beside_a_storm(&self, at: Duration, team: TeamNo) -> bool {
         self.storms.iter().any(|(from, hit)| *from <= at && at < *from + NEIGHBOURS && !hit.contains(&team))
     }
 
-    /// Whether no fault of many ever befalls it, while there are such faults.
+    /// Returns true if there are large faults and none of them ever hits the team.
     fn is_neighbour(&self, team: TeamNo) -> bool {
         !self.storms.is_empty() && self.storms.iter().all(|(_, hit)| !hit.contains(&team))
     }
 }
 
-/// Makes all calls and keeps what came of them: one task, however many call.
+/// Task that makes all calls and collects their results.
 pub(crate) struct Desk {
     pub(crate) caller: Arc<dyn Caller>,
     pub(crate) clock: Clock,
     pub(crate) shape: FleetShape,
     pub(crate) times: Times,
     pub(crate) tally: Arc<Tally>,
-    /// The deadline of each call.
     pub(crate) timeout: Duration,
     pub(crate) stop: CancellationToken,
 }
 
-/// What came of all calls.
 #[derive(Default)]
 pub(crate) struct Calls {
     pub(crate) findings: CallFindings,
     pub(crate) answers: Answers,
-    /// Quiet calls to those that are later the neighbours of a fault.
+    // Calls before the first fault to the teams that no large fault hits.
     pub(crate) neighbours_quiet: Latency,
-    /// Calls that failed where nothing was wrong.
+    // Failed calls before the first fault, or to teams without a fault during the whole run.
     pub(crate) unexcused: Vec<Violation>,
 }
 
-/// A call that is over.
 struct Done {
     call: PlannedCall,
-    /// When it was to be made.
     planned: Duration,
-    /// Nothing if it was not made.
+    // Outcome and latency; `None` if the call was not made.
     came_of_it: Option<(Answered, Duration)>,
-    /// Whose it was, where callers wait for theirs.
+    // Index of the caller in a closed loop.
     source: usize,
 }
 
 impl Desk {
-    /// Until the time is over or it is stopped, and everything is answered.
     pub(crate) async fn run(self, sources: Sources) -> Calls {
         let mut calls = Calls::default();
         let mut under_way = JoinSet::new();
@@ -125,11 +116,11 @@ impl Desk {
                 }
                 Sources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
             }
-            // Until then there is load, if only of those who have nothing to ask.
+            // Keep the load period even if no source has another call.
             self.over().await;
             self.clock.now().saturating_sub(self.times.from)
         };
-        // Who waits for an answer that never comes makes no more calls, and holds up nobody for ever.
+        // A closed-loop caller that never gets its response must not block the run.
         let took = tokio::select! {
             biased;
             took = made => took,
@@ -140,7 +131,7 @@ impl Desk {
         calls
     }
 
-    /// No more calls are made.
+    // Waits for the end of the load.
     async fn over(&self) {
         tokio::select! {
             biased;
@@ -149,7 +140,7 @@ impl Desk {
         }
     }
 
-    /// What is not answered then never will be.
+    // Waits until a call in flight counts as never answered.
     async fn patience(&self) {
         self.over().await;
         sleep(self.timeout + PATIENCE).await;
@@ -230,12 +221,11 @@ impl Desk {
             tally.in_flight.fetch_add(1, Ordering::Relaxed);
             let answered = caller.call(&call).await;
             tally.in_flight.fetch_sub(1, Ordering::Relaxed);
-            // From when it was to be made: a harness that is late does not make a server fast.
+            // Measured from the planned time: a delay in the harness must not make a server look faster.
             Done { call, planned, came_of_it: Some((answered, at.elapsed())), source }
         });
     }
 
-    /// Waits for what is under way.
     async fn rest(&self, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
         let longest = self.clock.instant(self.clock.now().max(self.times.until)) + self.timeout + PATIENCE;
         while let Ok(Some(done)) = timeout_at(longest, under_way.join_next()).await {
@@ -245,7 +235,7 @@ impl Desk {
     }
 
     fn settle(&self, done: Result<Done, tokio::task::JoinError>, calls: &mut Calls) {
-        // A caller that panics has answered nobody: its token stays open.
+        // A caller that panicked received no response: its token stays open.
         let Ok(Done { call, planned, came_of_it, .. }) = done else { return };
         let Some((answered, took)) = came_of_it else { return calls.answers.failed(&call.token) };
         let findings = &mut calls.findings;

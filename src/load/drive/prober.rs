@@ -1,5 +1,6 @@
-//! Looks whether what is shown as online can be called: somebody at random, again and again. No fault excuses a failure;
-//! only that the status, the process or the connection is another one by the time at which a silent server is found out.
+//! Prober: it repeatedly calls a random instance that is shown as online. No fault excuses a failed call. A failure is
+//! excused only if the status, process or connection of the instance changes within the time in which the runtime must
+//! detect a silent server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +21,13 @@ use crate::load::fleet::Fleet;
 use crate::load::recorder::Recorder;
 use crate::load::types::{Answered, Nth, PlannedCall, Probe};
 
-/// Looks that are under way at once; there is none beyond it.
+// Maximum number of concurrent probes; further ones are skipped.
 const PROBES_MAX: usize = 256;
-/// Between two questions of the same look.
+// Pause between the attempts of a probe.
 const AGAIN_AFTER: Duration = Duration::from_millis(250);
-/// How much later than by its policy a silent server may be found out.
+// Tolerance for the detection of a silent server, beyond the times of its policy.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// See the module.
 #[derive(Clone)]
 pub(crate) struct Prober {
     pub(crate) caller: Arc<dyn Caller>,
@@ -35,16 +35,16 @@ pub(crate) struct Prober {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) policy: Arc<Policy>,
-    /// The longest deadline of other calls.
+    // Longest timeout of the other calls.
     pub(crate) timeout: Duration,
     pub(crate) seed: Seed,
-    /// Between two looks.
+    // Interval between probes.
     pub(crate) every: Duration,
     pub(crate) stop: CancellationToken,
 }
 
 impl Prober {
-    /// Until it is stopped, and the last look is over.
+    // Stops when `stop` is cancelled and the probes in flight have ended.
     pub(crate) async fn run(self) {
         let mut chance = self.seed.stream("probe", 0);
         let mut looks = JoinSet::new();
@@ -55,7 +55,7 @@ impl Prober {
                 () = sleep(self.every) => {}
             }
             while looks.try_join_next().is_some() {}
-            // Drawn in any case, so that the next one does not depend on this one.
+            // Draw in any case, so that later draws do not depend on the status of this instance.
             let nth = Nth(chance.random_range(0..u32::try_from(self.fleet.ids.len()).unwrap_or(u32::MAX).max(1)));
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online);
             if let Some(view) = view.filter(|_| looks.len() < PROBES_MAX) {
@@ -66,7 +66,8 @@ impl Prober {
         while looks.join_next().await.is_some() {}
     }
 
-    /// Calls each of them that is online, and gives those that have answered. Ends early when it is stopped.
+    /// Calls each of these instances that is online and returns those that answered. Stops early if the prober is
+    /// stopped.
     pub(crate) async fn ask(&self, whom: Vec<Nth>) -> Vec<Nth> {
         let now = self.recorder.clock.now().as_millis();
         let ask = |nth: Nth| async move {
@@ -78,11 +79,11 @@ impl Prober {
         asked.take_until(self.stop.cancelled()).filter_map(futures::future::ready).collect().await
     }
 
-    /// Whether it has answered.
+    // Returns true if the instance answered.
     async fn look(&self, nth: Nth, before: &InstanceView, name: &str) -> bool {
         let at = self.recorder.clock.now();
         let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
-        // A call is an excuse for silence until its deadline.
+        // A call in flight counts as activity until its deadline.
         let deadline = session.request_timeout.max(self.timeout);
         let patience = deadline + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + SLACK;
         let deadline = Instant::now() + patience;
@@ -98,7 +99,7 @@ impl Prober {
                 token: format!("{:x}-probe-{name}-{attempt}", self.seed.0).into(),
                 timeout: session.request_timeout,
             };
-            // Beyond its own deadline a call is not waited for, whoever forgets it.
+            // Stop waiting if the runtime loses the call.
             let answer = timeout(patience, self.caller.call(&call)).await;
             let answer = answer.unwrap_or_else(|_| Answered::Failed { fate: None, why: "no answer at all".to_owned() });
             let moved = moved();

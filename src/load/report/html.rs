@@ -1,5 +1,4 @@
-//! The page of a run: one file that needs nothing from anywhere. The verdict comes first, then eight numbers, then plots,
-//! then everything.
+//! HTML report: one self-contained file with the verdict, eight headline figures, plots and all tables.
 
 use std::fmt::Write;
 
@@ -12,9 +11,9 @@ use crate::load::measure::Latency;
 use crate::load::scenario::fault_name;
 use crate::load::types::{Findings, Sample};
 
-/// Points of a curve: more than that no screen shows.
+// Maximum points of a curve; a screen cannot show more.
 const POINTS_MAX: usize = 600;
-/// Marks on an axis of time: what happens more often than that is no event of its own.
+// Maximum marks on a time axis; more frequent faults are not worth a mark.
 const MARKS_MAX: usize = 24;
 
 const STYLE: &str = include_str!("page.css");
@@ -26,7 +25,7 @@ const ORANGE: Colour = (0xf7, 0x67, 0x07);
 const VIOLET: Colour = (0x97, 0x75, 0xfa);
 const TEAL: Colour = (0x0c, 0xa6, 0x78);
 
-/// Writes it.
+/// Renders the results as an HTML page.
 pub fn html(findings: &Findings) -> String {
     let mut page = Page(String::new());
     page.head(findings);
@@ -41,7 +40,7 @@ pub fn html(findings: &Findings) -> String {
 
 struct Page(String);
 
-/// Writing to a string does not fail.
+// Writing to a `String` cannot fail.
 macro_rules! put {
     ($page:expr, $($what:tt)*) => {{ let _ = write!($page.0, $($what)*); }};
 }
@@ -133,7 +132,7 @@ impl Page {
 
         let layers = statuses(&buckets);
         self.plot(Width::Full, "Servers by status", &legend(&layers), plots::stack(Width::Full, &times, &layers));
-        // Before all were online for the first time nobody is missing.
+        // Skip the start of the fleet: instances that were never online are not missing.
         let up = buckets.iter().position(|bucket| bucket[0].at_ms as f64 > findings.all_online_ms).unwrap_or(0);
         let mut ill = statuses(&buckets[up..]);
         ill.retain(|layer| !WELL.contains(&layer.name.as_str()));
@@ -152,7 +151,7 @@ impl Page {
         self.plot(Width::Full, "Calls that end, a second", &legend(&calls), drawn);
         let memory = plots::lines(Width::Half, &bare, &one(BLUE, of(|sample| sample.rss as f64)), Unit::Bytes);
         self.plot(Width::Half, "Memory of this process", &[], memory);
-        // A fleet in virtual time opens none.
+        // Virtual runs open no descriptors.
         if findings.mode != "virtual" {
             let descriptors = one(TEAL, of(|sample| f64::from(sample.descriptors)));
             let drawn = plots::lines(Width::Half, &bare, &descriptors, Unit::Count);
@@ -186,7 +185,7 @@ impl Page {
     }
 
     fn table(&mut self, Table { title, head, rows }: &Table) {
-        // What is no table of numbers reads from the left.
+        // A table with long cells contains text, which is aligned to the left.
         let numbers = rows.iter().flatten().all(|cell| cell.len() < 32);
         let class = if numbers { "" } else { " class=\"words\"" };
         put!(self, "<section>\n<h2>{title}</h2>\n<table{class}>\n");
@@ -220,15 +219,16 @@ impl Page {
     }
 }
 
-/// What can be called, of the names of layers.
+// Names of the layers with instances that can be called.
 const WELL: [&str; 2] = ["online", "online, asleep"];
 
-/// A layer for each status that somebody had, the good ones at the bottom. Of the looks that share a point the worst counts.
+/// Returns a layer for each status that occurred, from healthy at the bottom to failed. Of the samples that share a
+/// point, the one with the fewest online instances counts.
 fn statuses(buckets: &[&[Sample]]) -> Vec<Curve> {
     let online = |sample: &Sample| sample.by_status[place(Status::Online)];
     let worst: Vec<&Sample> =
         buckets.iter().filter_map(|bucket| bucket.iter().min_by_key(|sample| online(sample))).collect();
-    // Who sleeps is online but for the moment in which it was stopped: no layer may be less than nothing.
+    // A dormant instance is online, except while it is being stopped: a layer must not become negative.
     let asleep = |sample: &Sample| sample.dormant.min(online(sample));
     let mut layers = vec![
         Curve {
@@ -255,7 +255,7 @@ fn place(status: Status) -> usize {
     Status::ALL.iter().position(|one| *one == status).unwrap_or_default()
 }
 
-/// Green is well, yellow passes, red is away, and what waits for a person is neither.
+// Green: online; yellow: transitional; red: failed; violet and gray: waiting for a person.
 fn colour(status: Status) -> Colour {
     match status {
         Status::Online => GREEN,
@@ -277,7 +277,6 @@ fn legend(curves: &[Curve]) -> Vec<(&str, Colour)> {
     curves.iter().map(|curve| (curve.name.as_str(), curve.colour)).collect()
 }
 
-/// Of counts that only grow, the rate from each point to the next.
 fn rates(seconds: &[f64], buckets: &[&[Sample]]) -> [Curve; 2] {
     let of = |value: fn(&Sample) -> u64| -> Vec<f64> {
         let at = |nth: usize| buckets[nth].first().map(value).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How it goes while it runs: a bar on a terminal, a line for each phase where there is none.
+//! Progress display: a bar on a terminal, otherwise a line for each phase.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,19 +10,19 @@ use mcp_satellite_actors::model::status::Status;
 use crate::load::measure::{bytes, time};
 use crate::load::types::{Sample, Show};
 
-/// Progress on stderr.
+/// Progress display on stderr.
 pub struct Live {
     bar: ProgressBar,
-    /// How long the fleet is to live once it is up.
+    // Planned duration of the load.
     until: Duration,
     drawn: bool,
-    /// Whether the bar counts time and no more the servers that are up.
+    // True once the bar shows time instead of the number of online servers.
     runs: AtomicBool,
     stopped: AtomicBool,
 }
 
 impl Live {
-    /// Of a run that is to last so long.
+    /// Creates the display for a run with this planned duration.
     pub fn new(until: Duration) -> Self {
         let drawn = std::io::stderr().is_terminal();
         let bar = if drawn { ProgressBar::new(0) } else { ProgressBar::hidden() };
@@ -30,7 +30,7 @@ impl Live {
         Self { bar, until, drawn, runs: AtomicBool::new(false), stopped: AtomicBool::new(false) }
     }
 
-    /// Has it end early.
+    /// Asks the run for an early end.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         self.say(
@@ -40,18 +40,18 @@ impl Live {
 
     fn say(&self, text: &str) {
         self.bar.suspend(|| {
-            // If even stderr is closed there is nobody to tell.
+            // Ignore errors: stderr is the only output for messages.
             let _ = writeln!(std::io::stderr().lock(), "load: {text}");
         });
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// The templates are ours and fixed: if one were wrong the default would be shown.
+// The templates are constants; an invalid one would be replaced by the default.
 fn style(bar: &ProgressBar, template: &str) {
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
@@ -86,7 +86,7 @@ impl Show for Live {
     }
 }
 
-/// `12.3 s · 996 of 1000 online · 4,412 calls, 12 failed, 7 under way · 20.1 MiB · 31 faults`
+// Example: `12.3 s · 996 of 1000 online · 4412 calls, 12 failed, 7 under way · 20.1 MiB · 31 faults`
 fn line(sample: &Sample, injected: u64, violations: u64) -> String {
     let all: u32 = sample.by_status.iter().sum();
     let online = Status::ALL.iter().zip(sample.by_status).find(|(status, _)| **status == Status::Online);

@@ -1,4 +1,4 @@
-//! Findings of runs that never were, for tests of reports.
+//! Artificial results for tests of the reports.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use crate::load::measure::Latency;
 use crate::load::types::{CallFindings, EventFindings, FaultKind, Findings, Invariant, Left, Sample, Violation};
 
-/// Everything was kept.
+// Results without violations.
 pub(crate) fn held() -> Findings {
     let mut rng = StdRng::seed_from_u64(42);
     let mut spread = |n: usize, median_ms: f64, factor: f64| {
@@ -91,7 +91,7 @@ pub(crate) fn held() -> Findings {
     }
 }
 
-/// Some was not.
+// Results with violations.
 pub(crate) fn broken() -> Findings {
     let violation = |invariant, at_ms, instance: Option<&str>, what: &str| Violation {
         invariant,
@@ -112,7 +112,7 @@ pub(crate) fn broken() -> Findings {
     }
 }
 
-/// So many points of a minute.
+// Samples distributed over one minute.
 pub(crate) fn samples(count: u64, rng: &mut StdRng) -> Vec<Sample> {
     let mut calls = (0, 0);
     let sample = |nth: u64| {

@@ -1,4 +1,4 @@
-//! What a run has found, for people and for programs: while it runs, as tables, as JSON, and as a page with plots.
+//! Reports of a run: progress display, tables, JSON and an HTML page with plots.
 
 mod html;
 mod live;
@@ -16,12 +16,16 @@ pub use tables::{Table, headline, tables};
 use super::scenario::fault_name;
 use super::types::{Findings, Invariant};
 
-/// Findings as one JSON object, on one line: hundreds of samples are for programs.
+/// Serializes the results as one JSON object on one line.
+///
+/// # Errors
+///
+/// Fails if the serialization fails.
 pub fn json(findings: &Findings) -> Result<String, serde_json::Error> {
     serde_json::to_string(findings)
 }
 
-/// Whether what was promised was kept, and in one line which promises were not.
+/// Returns a verdict in one line, with the invariants that were violated or not checked.
 pub fn verdict(findings: &Findings) -> String {
     let so_far = if findings.stopped { " so far" } else { "" };
     if findings.violations_in_all == 0 {
@@ -47,7 +51,7 @@ pub fn verdict(findings: &Findings) -> String {
     format!("BROKE{so_far}, {times}: {}", promises.join("; "))
 }
 
-/// A promise as a sentence.
+/// Returns the description of an invariant for reports.
 pub fn promise(invariant: Invariant) -> &'static str {
     match invariant {
         Invariant::OwnAnswer => "each caller gets its own answer, once",

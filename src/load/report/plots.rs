@@ -1,4 +1,4 @@
-//! The plots of a report, as SVG in the ink of the page around it. Nothing but this file knows what draws them.
+//! Plots of the HTML report as SVG, in the text color of the page. No other file depends on the plotting library.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,29 +10,26 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::load::measure::{Bar, Latency, bytes, time};
 
-/// Units of a plot for each pixel of a screen, so that what is drawn at whole units is sharp.
+// Plot units per pixel: shapes at whole units are drawn sharply.
 const SCALE: u32 = 2;
 const HEIGHT: u32 = 230 * SCALE;
-/// Of a name in a list of them.
+// Height of a row with a name.
 const ROW: u32 = 22 * SCALE;
 const FONT: (&str, u32) = ("sans-serif", 14 * SCALE);
-/// Room for the numbers of an axis.
+// Width of the labels of the vertical axis.
 const LEFT: u32 = 62 * SCALE;
 const BELOW: u32 = 26 * SCALE;
-/// Between two labels of marks, as a part of the axis.
+// Minimum distance between two labels of marks, as a share of the axis.
 const MARK_GAP: f64 = 0.12;
-/// What plotters writes for black. The page may be dark.
+// Black as written by plotters. The page replaces it by its text color, because it may be dark.
 const INK: &str = "#000000";
 
-/// What went wrong, in words. The page then says so where the plot would be.
+// SVG text, or an error message that the page shows in place of the plot.
 pub(super) type Drawn = Result<String, String>;
 
-/// Where a plot stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Width {
-    /// Two beside each other.
     Half,
-    /// The whole page.
     Full,
 }
 
@@ -45,24 +42,22 @@ impl Width {
     }
 }
 
-/// Red, green, blue.
+// Red, green and blue.
 pub(super) type Colour = (u8, u8, u8);
 
-/// `#2f9e44`
 pub(super) fn hex((red, green, blue): Colour) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-/// One curve, or one layer of a stack.
 #[derive(Debug, Clone)]
 pub(super) struct Curve {
     pub(super) name: String,
     pub(super) colour: Colour,
-    /// A value for each time of its [`Times`].
+    // One value for each time of `Times`.
     pub(super) values: Vec<f64>,
 }
 
-/// The axis of time that curves share, in seconds, and what happened on it.
+// Time axis in seconds, and the marks on it.
 pub(super) struct Times<'a> {
     pub(super) seconds: &'a [f64],
     pub(super) marks: &'a [(f64, String)],
@@ -74,7 +69,6 @@ impl Times<'_> {
     }
 }
 
-/// What a curve counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Count,
@@ -93,7 +87,7 @@ impl Unit {
         }
     }
 
-    /// What its round numbers are multiples of.
+    // Divisor of the axis labels, so that they are round numbers in the displayed unit.
     fn base(self, top: f64) -> f64 {
         match self {
             Self::Bytes if top >= 1024.0 * 1024.0 * 1024.0 => 1024.0 * 1024.0 * 1024.0,
@@ -104,7 +98,7 @@ impl Unit {
     }
 }
 
-/// Curves, each with its area below if it is alone.
+// A single curve is drawn with a filled area.
 pub(super) fn lines(width: Width, times: &Times<'_>, curves: &[Curve], unit: Unit) -> Drawn {
     let top = curves.iter().flat_map(|curve| &curve.values).copied().fold(0.0, f64::max);
     draw(width, HEIGHT, |area| {
@@ -120,7 +114,7 @@ pub(super) fn lines(width: Width, times: &Times<'_>, curves: &[Curve], unit: Uni
     })
 }
 
-/// Layers upon each other, the first at the bottom.
+// The first layer is at the bottom.
 pub(super) fn stack(width: Width, times: &Times<'_>, layers: &[Curve]) -> Drawn {
     let total = |nth: usize| layers.iter().filter_map(|layer| layer.values.get(nth)).sum::<f64>();
     let top = (0..times.seconds.len()).map(total).fold(0.0, f64::max);
@@ -139,7 +133,7 @@ pub(super) fn stack(width: Width, times: &Times<'_>, layers: &[Curve]) -> Drawn 
     })
 }
 
-/// How long something took, laid over each other as shares of their own number, on a logarithmic axis.
+/// Draws overlaid histograms on a logarithmic axis, each in percent of its own count.
 pub(super) fn histogram(width: Width, all: &[(Colour, &Latency)]) -> Drawn {
     let all: Vec<(Colour, Vec<Bar>)> = all.iter().map(|(colour, latency)| (*colour, latency.bars())).collect();
     let share = |bars: &[Bar], bar: &Bar| {
@@ -164,10 +158,10 @@ pub(super) fn histogram(width: Width, all: &[(Colour, &Latency)]) -> Drawn {
     })
 }
 
-/// For each name a line from the shortest to the longest, thick up to 90 %, with a mark at the middle.
+/// Draws a row for each name: a line from minimum to maximum, a bar up to the 90th percentile and a mark at the median.
 pub(super) fn spans(width: Width, rows: &[(String, Colour, &Latency)]) -> Drawn {
     let range = range(rows.iter().flat_map(|(_, _, all)| [all.quantile(0.0), all.quantile(1.0)]));
-    // The first is at the top.
+    // The first row is at the top.
     let place = |nth: usize| (rows.len() - nth) as f64 - 0.5;
     let height = BELOW + ROW * u32::try_from(rows.len() + 1).unwrap_or(u32::MAX / ROW - 2);
     draw(width, height, |area| {
@@ -194,7 +188,7 @@ pub(super) fn spans(width: Width, rows: &[(String, Colour, &Latency)]) -> Drawn 
     })
 }
 
-// ---- what they share ----
+// ---- shared parts ----
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Failure = DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>;
@@ -206,7 +200,7 @@ fn draw(width: Width, height: u32, plot: impl FnOnce(&Area<'_>) -> Result<(), Fa
         let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
         plot(&area).and_then(|()| area.present()).map_err(|error| error.to_string())?;
     }
-    // Its size is the page's business, and what is drawn black is the page's ink.
+    // The page sets the size and the text color.
     let inside = text.split_once('>').map_or("", |(_, inside)| inside);
     let svg = format!("<svg viewBox=\"0 0 {} {}\" role=\"img\">{inside}", size.0, size.1);
     Ok(svg.replace(&format!("\"{INK}\""), "\"currentColor\""))
@@ -218,7 +212,7 @@ fn frame<'a, 'b>(area: &'a Area<'b>, left: u32) -> ChartBuilder<'a, 'a, SVGBacke
     builder
 }
 
-/// An axis with its numbers at places of our choice.
+// Axis with labels at given positions.
 struct Axis {
     range: Range<f64>,
     ticks: Vec<f64>,
@@ -255,7 +249,7 @@ fn over_time<'a, 'b>(area: &'a Area<'b>, times: &Times<'_>, top: f64, unit: Unit
     Ok(chart)
 }
 
-/// The axis ends a little above what is drawn.
+// Leaves a margin above the curves.
 fn height(top: f64) -> f64 {
     if top > 0.0 { top * 1.06 } else { 1.0 }
 }
@@ -279,7 +273,7 @@ fn marks(chart: &mut Plane<'_, '_>, times: &Times<'_>, top: f64) -> Result<(), F
         let line = [(*at, 0.0), (*at, height(top))];
         chart.draw_series(DashedLineSeries::new(line, 4 * SCALE, 3 * SCALE, BLACK.mix(0.45).into()))?;
         let share = at / times.last();
-        // Names upon each other could not be read.
+        // Labels must not overlap.
         if share - labelled < MARK_GAP {
             continue;
         }
@@ -295,7 +289,7 @@ fn colour((red, green, blue): Colour) -> RGBColor {
     RGBColor(red, green, blue)
 }
 
-/// At most five numbers above 0 that are once, twice or five times a power of ten, in units of `base`.
+// At most six multiples of 1, 2 or 5 times a power of ten, in units of `base`, from 0 on.
 fn round_numbers(top: f64, base: f64) -> Vec<f64> {
     let top = top.max(f64::MIN_POSITIVE) / base;
     let power = 10f64.powf((top / 5.0).log10().floor());
@@ -304,7 +298,7 @@ fn round_numbers(top: f64, base: f64) -> Vec<f64> {
     (0..=5).map(|nth| f64::from(nth) * step).take_while(|at| *at <= top * base * 1.06).collect()
 }
 
-/// At most eight moments, at times that people count in.
+// At most nine round times, in seconds.
 fn ticks(from: f64, until: f64) -> Vec<f64> {
     const STEPS: [u32; 16] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200];
     let step = STEPS.into_iter().map(f64::from).find(|step| until / step <= 8.0).unwrap_or(86_400.0);
@@ -324,7 +318,6 @@ fn round(value: f64) -> String {
     text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
 }
 
-/// A whole number, thousands by `k`.
 fn count(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{} M", round(v / 1e6)),
@@ -333,7 +326,7 @@ fn count(value: f64) -> String {
     }
 }
 
-/// Microseconds as a power of ten.
+// Logarithm of the microseconds to base 10.
 fn log(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).max(1.0).log10()
 }
@@ -343,7 +336,7 @@ fn range(durations: impl Iterator<Item = Duration>) -> (f64, f64) {
     if low > high { (3.0, 6.0) } else { (low - 0.05, high.max(low + 0.3) + 0.05) }
 }
 
-/// Powers of ten, and twice and five times them where there are few.
+// Powers of ten, with their multiples by 2 and 5 if the range is small.
 fn decades((low, high): (f64, f64)) -> Vec<f64> {
     let factors: &[f64] = if high - low > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     #[expect(clippy::cast_possible_truncation, reason = "an hour has ten digits")]
@@ -356,7 +349,7 @@ fn exponent(at: f64) -> String {
     plain(&time(Duration::from_secs_f64(10f64.powf(at) / 1e6)))
 }
 
-/// `1.00 ms` is more than an axis needs.
+// Removes trailing zeros: `1.00 ms` becomes `1 ms`.
 fn plain(text: &str) -> String {
     let (value, unit) = text.split_once(' ').unwrap_or((text, ""));
     let value = if value.contains('.') { value.trim_end_matches('0').trim_end_matches('.') } else { value };

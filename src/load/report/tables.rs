@@ -1,4 +1,4 @@
-//! The numbers of a run in rows and columns, as the terminal and the page both show them.
+//! Tables and headline figures of a run, shared by the terminal and the HTML report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,31 +7,28 @@ use crate::load::measure::{Latency, bytes, number, time};
 use crate::load::scenario::fault_name;
 use crate::load::types::{Checked, FaultKind, Findings, Outcome, Violation};
 
-/// A table. All columns but the first are numbers, unless a cell is a sentence.
+/// Table of a report. All columns except the first contain numbers, unless a cell is a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// What it is about.
+    /// Title of the table.
     pub title: &'static str,
-    /// The head of each column.
+    /// Column titles; all may be empty.
     pub head: Vec<&'static str>,
-    /// A cell for each column.
+    /// Rows, each with one cell per column.
     pub rows: Vec<Vec<String>>,
 }
 
-/// A number that says most, with what it says little without.
+/// Headline figure and its caption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Headline {
-    /// What it is.
     pub name: &'static str,
-    /// The number.
     pub value: String,
-    /// Beside it.
     pub beside: String,
-    /// Whether it is bad by itself.
+    // True if the value indicates a problem by itself.
     pub bad: bool,
 }
 
-/// What was run: the first line of everything.
+/// Returns the first line of every report: the scenario and its size.
 pub fn headline(findings: &Findings) -> String {
     let through = if findings.gateway { " through the MCP endpoint" } else { "" };
     format!(
@@ -46,12 +43,11 @@ pub fn headline(findings: &Findings) -> String {
     )
 }
 
-/// The eight numbers to look at.
 pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
     let Findings { calls, events, left, .. } = findings;
     let at =
         |latency: &Latency, share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) };
-    // Each kind has a time of its own to come back in, so what they have in common says nothing.
+    // Recovery times differ by kind of fault, so an overall percentile would be meaningless.
     let worst = findings.recoveries.iter().filter(|(_, latency)| !latency.is_empty());
     let worst = worst.max_by_key(|(_, latency)| latency.quantile(0.99));
     let injected: u64 = findings.injected.values().sum();
@@ -61,7 +57,7 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
     [
         plain(
             "all online in",
-            // What takes no simulated time has none to tell.
+            // A start without delays takes no virtual time.
             if findings.all_online_ms > 0.0 {
                 time(Duration::from_secs_f64(findings.all_online_ms / 1e3))
             } else {
@@ -106,7 +102,7 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
     ]
 }
 
-/// All tables that have something to say.
+/// Returns all tables that have rows.
 pub fn tables(findings: &Findings) -> Vec<Table> {
     let mut tables = vec![promises(findings), numbers(findings), durations(findings), faults(findings)];
     if !findings.violations.is_empty() {
@@ -153,7 +149,7 @@ fn durations(findings: &Findings) -> Table {
     let row = |(name, failed, latency): (String, Option<u64>, &Latency)| {
         let at = [0.0, 0.5, 0.9, 0.99, 0.999, 1.0]
             .map(|share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) });
-        // Those that failed have no duration.
+        // Failed calls are not part of the latencies.
         let failed = failed.map_or_else(|| "–".to_owned(), count);
         [name, count(latency.len()), failed].into_iter().chain(at).collect()
     };
@@ -168,7 +164,7 @@ fn faults(findings: &Findings) -> Table {
     let row = |kind: FaultKind| {
         let of = |all: &BTreeMap<FaultKind, u64>| count(all.get(&kind).copied().unwrap_or_default());
         let mut row = vec![fault_name(kind).to_owned(), of(&findings.injected), of(&findings.impossible)];
-        // Of what befalls our own parts nobody has to recover.
+        // Faults of the satellite itself have no victims that recover.
         row.extend(match findings.outcomes.get(&kind) {
             Some(Outcome { back, unharmed, given_up, missing }) => {
                 [back, unharmed, given_up, missing].map(|n| count(*n))
@@ -217,7 +213,6 @@ fn violations(findings: &Findings) -> Table {
     }
 }
 
-/// All digits, thousands set apart.
 fn count(value: u64) -> String {
     let digits = value.to_string();
     let groups: Vec<&str> = {

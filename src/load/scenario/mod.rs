@@ -1,5 +1,5 @@
-//! What is to happen, as a file says it: a fleet, its load, its faults and what it is judged by. Five files are built in;
-//! they and all others are read by the reader of the configuration, which tells all errors at once, each with its place.
+//! Scenarios: the fleet, load, faults and limits of a run, read from a TOML file. Five scenarios are built in. The
+//! reader of the configuration reports all errors of a file at once, each with its position.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub use crate::config::ConfigErrors as ScenarioErrors;
 
 mod read;
 
-/// The scenarios that are built in, each with its text.
+/// Names and texts of the built-in scenarios.
 pub const SHIPPED: [(&str, &str); 5] = [
     ("storm", include_str!("../../../scenarios/storm.toml")),
     ("flap", include_str!("../../../scenarios/flap.toml")),
@@ -28,144 +28,144 @@ pub const SHIPPED: [(&str, &str); 5] = [
     ("soak", include_str!("../../../scenarios/soak.toml")),
 ];
 
-/// The share of a run, from its start, that is compared with what comes after.
+/// Share of the run, from its start, that is free of repeated faults by default, as a baseline for the calls.
 pub const QUIET: f64 = 0.2;
 
-/// A plan of more faults than this is a typing error.
+// A larger number of planned faults is considered a typing error.
 const FAULTS_MAX: f64 = 1e6;
-/// And so are more instances, callers or calls at once than this.
+// Limit for instances, teams, users, callers and calls in flight.
 const MANY_MAX: u32 = 1_000_000;
-/// And more calls a second: no machine makes them.
+// Limit for calls per second; no machine reaches it.
 const RATE_MAX: f64 = 1e6;
 
-/// What is to happen.
+/// Settings of a run, as read from a scenario file.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
-    /// What it shows, in a sentence.
+    /// Description in one sentence.
     pub about: String,
-    /// How long there is load, from the moment in which all are online.
+    /// Duration of the load, from the moment when all instances are online.
     pub duration: Duration,
-    /// How many of everything.
+    /// Size of the fleet.
     pub fleet: FleetShape,
-    /// The kinds of server, at least one.
+    /// Kinds of servers, at least one.
     pub kinds: Vec<ServerKind>,
-    /// The calls.
+    /// Load of calls.
     pub load: Load,
-    /// What each instance is held to.
+    /// Policy of each instance.
     pub policy: Arc<Policy>,
-    /// What each team is held to.
+    /// Restart budget of each team.
     pub team_budget: TeamBudgetPolicy,
-    /// Starts at once; the runtime's own if none.
+    /// Number of concurrent starts; by default that of the mode.
     pub start_permits: Option<usize>,
-    /// Connections made at once; the runtime's own if none.
+    /// Number of concurrent connection attempts; by default that of the mode.
     pub connect_permits: Option<usize>,
-    /// How events are sent.
+    /// Batching of events.
     pub batch: BatchPolicy,
-    /// What goes wrong, in the order of the file.
+    /// Faults in the order of the file.
     pub faults: Vec<FaultRule>,
-    /// What the run is judged by.
+    /// Limits for the checks.
     pub limits: Limits,
 }
 
-/// How many of everything.
+/// Size of a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FleetShape {
-    /// Instances, over all teams.
+    /// Number of instances in all teams.
     pub instances: usize,
-    /// Teams.
+    /// Number of teams.
     pub teams: usize,
-    /// Users of each team.
+    /// Number of users of each team.
     pub users: usize,
 }
 
 impl FleetShape {
-    /// Whose team an instance is: they are dealt out in turn.
+    /// Returns the team of an instance. Instances are assigned to the teams in turn.
     pub fn team_of(&self, nth: Nth) -> TeamNo {
         let teams = u32::try_from(self.teams.max(1)).unwrap_or(u32::MAX);
         TeamNo(nth.0 % teams)
     }
 
-    /// Which of its team's users an instance belongs to.
+    /// Returns the index of the user, within the team, to whom an instance belongs.
     pub fn user_of(&self, nth: Nth) -> usize {
         (nth.0 as usize / self.teams.max(1)) % self.users.max(1)
     }
 
-    /// All instances of a team.
+    /// Returns all instances of a team.
     pub fn members(&self, team: TeamNo) -> impl Iterator<Item = Nth> {
         let step = self.teams.max(1);
         (team.0 as usize..self.instances).step_by(step).filter_map(|nth| u32::try_from(nth).ok().map(Nth))
     }
 
-    /// How many members a team has.
+    /// Returns the number of instances of a team.
     pub fn size_of(&self, team: TeamNo) -> usize {
         self.instances.saturating_sub(team.0 as usize).div_ceil(self.teams.max(1))
     }
 
-    /// All instances.
+    /// Returns all instances.
     pub fn all(&self) -> impl Iterator<Item = Nth> + use<> {
         (0..u32::try_from(self.instances).unwrap_or(u32::MAX)).map(Nth)
     }
 }
 
-/// A kind of server.
+/// Kind of server.
 #[derive(Debug, Clone)]
 pub struct ServerKind {
-    /// Its name for people.
+    /// First part of the servers' names.
     pub name: String,
-    /// How many there are, beside the weights of the others.
+    /// Relative frequency among all kinds.
     pub weight: u32,
-    /// What connects it.
+    /// Transport of the servers.
     pub transport: Transport,
-    /// What it does. Its handshake and its seed are drawn for each.
+    /// Behavior of the servers. Handshake and seed are drawn for each script.
     pub script: Script,
-    /// How late it answers `initialize`.
+    /// Delay of the response to `initialize`.
     pub handshake: Spread,
-    /// How long it works at a call.
+    /// Duration of a call.
     pub call: Spread,
-    /// When its process is there.
+    /// Policy for dormant instances.
     pub keep: Keep,
-    /// Whether its calls are logged.
+    /// True if the calls are logged.
     pub request_logging: bool,
 }
 
-/// Who calls, how often.
+/// Load of calls on the fleet.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Load {
-    /// Callers that wait for an answer and think before the next call.
+    /// Closed loop: each caller waits for the response, then for the think time, before its next call.
     Closed {
-        /// How many.
+        /// Number of callers.
         callers: usize,
-        /// Before each call.
+        /// Think time before each call.
         think: Spread,
-        /// How uneven the teams are: the exponent of Zipf's law.
+        /// Exponent of Zipf's law for the choice of a team; 0 is uniform.
         skew: f64,
-        /// Of a call.
+        /// Timeout of a call.
         timeout: Duration,
     },
-    /// Calls that come whether or not others have been answered.
+    /// Open loop: calls arrive independently of earlier responses.
     Open {
-        /// On average.
+        /// Average number of calls per second.
         per_second: f64,
-        /// One more is not made, and counted.
+        /// Limit for calls in flight; a further call is not made but counted as shed.
         in_flight_max: usize,
-        /// See `Closed`.
+        /// Exponent of Zipf's law for the choice of a team; 0 is uniform.
         skew: f64,
-        /// See `Closed`.
+        /// Timeout of a call.
         timeout: Duration,
     },
 }
 
 impl Load {
-    /// How uneven the teams are.
+    /// Returns the exponent of Zipf's law for the choice of a team.
     pub fn skew(&self) -> f64 {
         match self {
             Self::Closed { skew, .. } | Self::Open { skew, .. } => *skew,
         }
     }
 
-    /// The deadline of a call.
+    /// Returns the timeout of a call.
     pub fn timeout(&self) -> Duration {
         match self {
             Self::Closed { timeout, .. } | Self::Open { timeout, .. } => *timeout,
@@ -173,46 +173,46 @@ impl Load {
     }
 }
 
-/// A kind of fault, when and to whom.
+/// Rule for faults of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FaultRule {
-    /// What.
+    /// Kind of fault.
     pub kind: FaultKind,
-    /// When.
+    /// Time of the faults.
     pub when: When,
-    /// To whom.
+    /// Victims of the faults.
     pub whom: Whom,
-    /// Until it is healed; nothing where it heals by itself.
+    /// Time until a fault is healed; zero if it heals by itself.
     pub lasts: Spread,
 }
 
-/// When a fault comes.
+/// Time of faults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum When {
-    /// Once.
+    /// Single time.
     At(Moment),
-    /// Again and again, at random times.
+    /// Random times, as a Poisson process.
     Every {
-        /// The mean time between two.
+        /// Mean time between two faults.
         mean: Duration,
-        /// From then on.
+        /// Start of the period.
         from: Moment,
-        /// Until then.
+        /// End of the period.
         until: Moment,
     },
 }
 
-/// A moment of a run.
+/// Moment of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Moment {
-    /// So long after its start.
+    /// Time since the start of the load.
     After(Duration),
-    /// When this share of it is over, from 0 to 1.
+    /// Share of the load's duration, from 0 to 1.
     Share(f64),
 }
 
 impl Moment {
-    /// In a run that takes so long.
+    /// Returns the time since the start in a run of this duration.
     pub fn of(self, run: Duration) -> Duration {
         match self {
             Self::After(duration) => duration,
@@ -221,27 +221,28 @@ impl Moment {
     }
 }
 
-/// Whom a fault befalls, of those that it can befall.
+/// Selection of victims from all possible ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Whom {
-    /// One of them.
+    /// Random single victim.
     One,
-    /// A share of them, from 0 to 1.
+    /// Random share of the instances, from 0 to 1.
     Share(f64),
-    /// All of a share of the teams, from 0 to 1.
+    /// Random share of the teams, from 0 to 1: the teams, or all their instances.
     TeamsShare(f64),
 }
 
-/// What a run is judged by, beside what must always hold.
+/// Limits of a scenario for the checks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// Memory of an instance after the faults, as a multiple of that before.
+    /// Maximum memory of an instance after the faults, as a multiple of that before the faults.
     pub growth: f64,
-    /// How much longer than its policy's delay and its handshake a recovery may take.
+    /// Maximum duration of a recovery beyond the restart delay and the handshake.
     pub recovery_slack: Duration,
-    /// The 99th percentile of calls to teams that no fault befell, as a multiple of the same before the faults.
+    /// Maximum 99th percentile of calls to teams without a fault, as a multiple of that before the faults. `None`
+    /// disables the check.
     pub neighbours: Option<f64>,
-    /// How far memory and descriptors may have grown at the end, as a share.
+    /// Maximum growth of memory and descriptors over the run, as a share. `None` disables the check.
     pub flat: Option<f64>,
 }
 
@@ -251,18 +252,17 @@ impl Default for Limits {
     }
 }
 
-/// What somebody wants otherwise than the file says it.
+/// Settings of the command line that replace those of a scenario.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// How many instances.
+    /// Number of instances.
     pub instances: Option<usize>,
-    /// In how many teams.
+    /// Number of teams.
     pub teams: Option<usize>,
-    /// For how long.
+    /// Duration of the load.
     pub duration: Option<Duration>,
 }
 
-/// Every kind of fault by its name in a file.
 const FAULTS: [(&str, FaultKind); 23] = [
     ("crash", FaultKind::Crash),
     ("exit_0", FaultKind::Exit0),
@@ -289,12 +289,12 @@ const FAULTS: [(&str, FaultKind); 23] = [
     ("sink_panics", FaultKind::SinkPanics),
 ];
 
-/// Its name in a file.
+/// Returns the name of a kind of fault in scenario files.
 pub fn fault_name(kind: FaultKind) -> &'static str {
     FAULTS.iter().find(|(_, known)| *known == kind).map_or("", |(name, _)| name)
 }
 
-/// Whether it goes on until it is healed. The others are over when they have been done.
+/// Returns true if a fault of this kind lasts until it is healed. All others heal by themselves.
 pub fn is_healed(kind: FaultKind) -> bool {
     match kind {
         FaultKind::CrashLoop
@@ -323,7 +323,11 @@ pub fn is_healed(kind: FaultKind) -> bool {
     }
 }
 
-/// The built-in scenario of this name, or the one in this file.
+/// Loads the built-in scenario with this name, or the file at this path.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read or is not a valid scenario.
 pub fn load(name_or_path: &str) -> Result<Scenario, ScenarioErrors> {
     if let Some((name, text)) = SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
         return parse(&format!("{name}.toml"), text);
@@ -342,7 +346,11 @@ pub fn load(name_or_path: &str) -> Result<Scenario, ScenarioErrors> {
     }
 }
 
-/// Reads a scenario from `text`; `file` is its file's name, for errors.
+/// Parses a scenario. `file` is the file name in error messages; its stem is the name of the scenario.
+///
+/// # Errors
+///
+/// Returns all errors of the text.
 pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioErrors> {
     let mut findings = Findings::default();
     let source = Source { name: file, text, shown: text.to_owned() };
@@ -363,7 +371,8 @@ pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioErrors> {
     scenario.ok_or_else(|| ScenarioErrors::fault(&"nothing was read, and nothing was wrong"))
 }
 
-/// Whether such a fault can befall such a server. What befalls a team or the satellite needs no server at all.
+/// Returns true if the fault can hit a server with this transport, or needs no server because it hits a team or the
+/// satellite.
 pub fn fits(kind: FaultKind, transport: Transport) -> bool {
     match kind.befalls() {
         Befalls::Stdio => transport == Transport::Stdio,
@@ -372,7 +381,7 @@ pub fn fits(kind: FaultKind, transport: Transport) -> bool {
     }
 }
 
-/// What of a rule makes no sense in a run of this length.
+/// Returns a message and a hint for each part of a rule that is invalid in a run of this duration.
 fn beyond(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(String, String)> {
     let mut wrong = Vec::new();
     let shown = humantime::format_duration(run);
@@ -406,8 +415,12 @@ fn beyond(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(S
 }
 
 impl Scenario {
-    /// With what somebody wants otherwise. Where there are to be fewer instances than there were teams, there are fewer
-    /// teams.
+    /// Returns the scenario with these overrides. The number of teams is reduced to the number of instances if
+    /// necessary.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the result is not a valid scenario.
     pub fn with(self, overrides: Overrides) -> Result<Self, ScenarioErrors> {
         let Overrides { instances, teams, duration } = overrides;
         let instances = instances.unwrap_or(self.fleet.instances);
@@ -444,7 +457,11 @@ impl Scenario {
         }
     }
 
-    /// What is in the way of paused time: callers that never wait, for whom time would never go on.
+    /// Checks that the scenario can run in virtual time: closed-loop callers without a think time would stop the clock.
+    ///
+    /// # Errors
+    ///
+    /// Fails if callers have no think time.
     pub fn paused(&self) -> Result<(), ScenarioErrors> {
         match &self.load {
             Load::Closed { think, .. } if think.is_zero() => {

@@ -1,4 +1,5 @@
-//! From a scenario as typed to one as meant. Every key is checked, and all errors are told at once, each with its place.
+//! Conversion of a TOML document to a scenario. All keys are checked, and all errors are reported at once with their
+//! positions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -130,7 +131,7 @@ fn server(fields: &mut Fields<'_, '_>) -> Option<(Span, ServerKind)> {
     (!kind.name.is_empty()).then_some((at, kind))
 }
 
-/// What of a script a file cannot say, and who says it instead.
+// Keys of a script that a scenario must not set, each with a hint.
 const DRAWN: [(&str, &str); 7] = [
     ("handshake_delay", "give it as `handshake` of the server"),
     ("seed", "it is drawn from the seed of the run"),
@@ -141,7 +142,7 @@ const DRAWN: [(&str, &str); 7] = [
     ("exit_signal", "ends are faults: give them under [[faults]]"),
 ];
 
-/// Each key by itself, so that each error has its own place.
+// Each key is parsed separately, so that each error has its own position.
 fn script(fields: &mut Fields<'_, '_>) -> Script {
     let Some((name, mut value)) = fields.take("script") else { return Script::default() };
     let ValueInner::Table(table) = value.take() else {
@@ -150,7 +151,7 @@ fn script(fields: &mut Fields<'_, '_>) -> Script {
     };
     let known = match serde_json::to_value(Script::default()) {
         Ok(serde_json::Value::Object(known)) => known,
-        // It is a struct, so it is an object.
+        // Unreachable: a struct is serialized as an object.
         _ => serde_json::Map::new(),
     };
     let words: Vec<&str> = known.keys().map(String::as_str).collect();
@@ -179,7 +180,7 @@ fn script(fields: &mut Fields<'_, '_>) -> Script {
             }
         }
     }
-    // What holds alone holds together.
+    // The keys are independent, so they are valid together.
     serde_json::from_value(serde_json::Value::Object(said)).unwrap_or_default()
 }
 
@@ -282,10 +283,10 @@ fn policies(fields: &mut Fields<'_, '_>) -> Policies {
     put(fields.count::<1, _>("team_exits_max"), &mut team_budget.max_exits);
     let (start_permits, connect_permits) =
         (fields.count::<1, _>("start_permits"), fields.count::<1, _>("connect_permits"));
-    // One that sleeps after a second of quiet must not be kept up for a minute.
+    // A short idle time requires a short grace and sweep interval.
     idle.grace = idle.grace.min(idle.idle);
     idle.sweep = idle.sweep.min(idle.idle.max(Duration::from_millis(100)));
-    // Two limits that nobody can give here follow those that they include.
+    // These limits have no key; they must not be shorter than the times they include.
     session.request_timeout_max = session.request_timeout_max.max(session.request_timeout);
     remote.header_timeout = remote.header_timeout.max(remote.connect_timeout);
     if reconnect.backoff_min > reconnect.backoff_max {
@@ -298,7 +299,7 @@ fn policies(fields: &mut Fields<'_, '_>) -> Policies {
     Policies { policy, team_budget, start_permits, connect_permits }
 }
 
-/// A batch is as large as that of a satellite with a journal.
+// Same batch size as a satellite with a journal.
 fn default_batch() -> BatchPolicy {
     BatchPolicy { batch_max: 2000, ..BatchPolicy::default() }
 }
@@ -395,7 +396,7 @@ fn limits(fields: &mut Fields<'_, '_>) -> Limits {
     limits
 }
 
-/// A count from 1 to [`MANY_MAX`].
+// From 1 to `MANY_MAX`.
 fn at_most(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<u32> {
     let at = fields.at;
     let count = fields.count::<1, u32>(key)?;
@@ -428,7 +429,7 @@ fn above_zero(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
     None
 }
 
-/// More than nothing, and all at most.
+// Greater than 0 and at most 1.
 fn portion(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
     let typed = fields.number(key);
     let number = typed.given()?;

@@ -10,7 +10,6 @@ servers = [{ name = "tools" }]
 load = { loop = "open", per_second = 5 }
 "#;
 
-/// Line, column, message and hint of each error.
 fn errors(text: &str) -> Vec<String> {
     let items = parse("test.toml", text).unwrap_err().items();
     items.into_iter().map(|item| format!("{}:{}: {} ({})", item.line, item.column, item.message, item.hint)).collect()

@@ -1,4 +1,4 @@
-//! How a server is hurt and healed, wherever it is.
+//! Injection and healing of server faults, independent of where the servers run.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::{GROWTH, GROWTH_MAX, POKE, Scripts, Times, World, changed};
 use crate::load::scenario::Scenario;
 use crate::load::types::{FaultKind, Injection, Nth, Victim};
 
-/// Calls to a server that is brought up with a fault, each with its own timeout: a starved machine starts it late.
+// Calls to a server that starts with a fault, each with its own timeout: a busy machine starts it late.
 const BRING_UP_CALLS: usize = 5;
 
-/// See the module.
+/// Injector of server faults.
 pub(crate) struct Hand {
     world: Arc<dyn World>,
     pub(super) scripts: Arc<Scripts>,
@@ -32,7 +32,6 @@ impl Hand {
         Self { world, scripts, runtime, times: Times::of(scenario) }
     }
 
-    /// Carries out a fault of a server. The error says what was in the way.
     pub(crate) async fn hurt(&self, what: &Injection) -> Result<(), String> {
         let Victim::Instance(nth) = what.victim else { return Err("it is no server".to_owned()) };
         match what.kind {
@@ -46,7 +45,7 @@ impl Hand {
                 }
             }
             FaultKind::Hang => {
-                // One who has yet to come up would end as one that never came up.
+                // A server that is still starting would fail as one without a handshake.
                 self.is_online(nth)?;
                 self.world.freeze(nth, &self.runtime)?;
             }
@@ -60,7 +59,7 @@ impl Hand {
             }
             FaultKind::MemoryGrowth => {
                 self.bring_up(nth, what.kind).await?;
-                // A call that fails found the server at the end of its growth: other callers have called it, too.
+                // Ignore errors: calls of other callers may have exhausted the memory already.
                 for _ in 0..GROWTH_MAX / GROWTH {
                     self.notice(nth).await;
                 }
@@ -79,7 +78,6 @@ impl Hand {
         Ok(())
     }
 
-    /// Takes it back.
     pub(crate) async fn heal(&self, what: &Injection) -> Result<(), String> {
         let Victim::Instance(nth) = what.victim else { return Ok(()) };
         match what.kind {
@@ -112,7 +110,7 @@ impl Hand {
         status.filter(|status| *status == Status::Online).map(drop).ok_or_else(|| "it is not online".to_owned())
     }
 
-    /// From its next start on it does what such a fault makes it do.
+    // Applies from the server's next start on.
     fn overlay(&self, nth: Nth, kind: FaultKind) -> Result<(), String> {
         match changed(kind, self.scripts.own(nth), self.times) {
             Some(script) => self.world.act(nth, Some(script)),
@@ -124,8 +122,8 @@ impl Hand {
         self.runtime.restart(self.scripts.fleet.id(nth)).await.map_err(|error| error.to_string())
     }
 
-    /// Calls it as anybody would, and comes back when the call has come to something. A tool that is a fault has no
-    /// answer; it is an error if the server has not got the call.
+    /// Calls a tool and waits for the result. A tool that causes a fault returns none, so the function fails only if
+    /// the server did not receive the call.
     pub(super) async fn poke(&self, nth: Nth, tool: &str, arguments: &str) -> Result<(), String> {
         let arguments = RawValue::from_string(arguments.to_owned()).ok();
         match self.runtime.call(self.scripts.fleet.id(nth), tool, arguments, Some(self.times.call)).await {
@@ -138,12 +136,13 @@ impl Hand {
         self.poke(nth, "echo", &format!(r#"{{"text":"poke","after_ms":{}}}"#, POKE.as_millis())).await
     }
 
-    /// Has the runtime find out how its server is: what comes of the call is not the point.
+    /// Makes the runtime notice the server's state. The result of the call is ignored.
     pub(super) async fn notice(&self, nth: Nth) {
         let _ = self.echo(nth).await;
     }
 
-    /// Brings up a server that does what such a fault makes it do, and none after it.
+    /// Restarts the server with the script of the fault, waits until it answers, and restores its own script for later
+    /// starts.
     async fn bring_up(&self, nth: Nth, kind: FaultKind) -> Result<(), String> {
         self.overlay(nth, kind)?;
         let mut up = self.restart(nth).await;

@@ -1,4 +1,4 @@
-//! Where the servers are.
+//! Environments for servers: simulated in this process, or child processes.
 
 mod hand;
 mod real;
@@ -25,54 +25,48 @@ pub(crate) use hand::Hand;
 pub(crate) use real::RealWorld;
 pub(crate) use sim::SimWorld;
 
-/// What a server that is flooding writes to stderr in a second.
+// Bytes per second that a flooding server writes to stderr.
 const FLOOD: u64 = 200 * 1024;
-/// What a growing server keeps of a call, and at most.
+// Bytes that a growing server keeps of each call, and its limit.
 const GROWTH: usize = 256 * 1024;
 const GROWTH_MAX: usize = 3 * GROWTH;
-/// Garbage and stray answers before each answer.
+// Number of garbage lines or stray responses before each response.
 const LINES: usize = 3;
-/// A server in a crash loop lives so long after each handshake.
+// Lifetime after the handshake in a crash loop.
 const LIFETIME: Duration = Duration::from_millis(100);
 
-/// What a server takes for a call of the harness's own, so that a fault can come while it is under way.
+// Duration of the harness's own calls, long enough for a fault during the call.
 const POKE: Duration = Duration::from_millis(20);
 
-/// Whether a fault was brought about; the error says what was in the way.
+// The error contains the reason why a fault could not be injected.
 type Done<'a> = BoxFuture<'a, Result<(), String>>;
 
-/// Servers, and what can be done to one. What a fault is made of is [`Hand`]'s.
+/// Servers and the basic actions that faults consist of. [`Hand`] combines these actions.
 pub(crate) trait World: Send + Sync {
-    /// What the runtime starts them with.
     fn connector(&self) -> Arc<dyn Connector>;
-    /// What an instance's configuration says.
     fn target(&self, nth: Nth, kind: usize) -> Target;
-    /// What it does from its next start on; nothing is what it does of itself.
+    /// Sets the script from the next start on; `None` restores the server's own script.
     fn act(&self, nth: Nth, script: Option<Script>) -> Result<(), String>;
-    /// Its process dies at once.
     fn kill(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String>;
-    /// Its process does nothing any more.
     fn freeze(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String>;
-    /// It ends by itself, with code 0.
+    // Exits with code 0.
     fn exit<'a>(&'a self, nth: Nth, hand: &'a Hand) -> Done<'a>;
-    /// Carries out a fault of a remote server.
     fn hurt_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a>;
-    /// Takes it back.
     fn heal_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a>;
-    /// Lets go of everything of its own that is no server of the runtime's, once that has ended.
+    // Releases the environment's own resources after the end of the runtime.
     fn close(&self) {}
-    /// Servers and lines to servers that are there.
+    // Number of existing servers and connections to servers.
     fn left(&self) -> usize;
-    /// Processes that are there, where servers are processes: their own children too.
+    // Number of existing processes, including descendants of servers; 0 for simulated servers.
     fn processes(&self) -> usize {
         0
     }
 }
 
-/// What servers do of themselves.
+/// Scripts of the servers without faults.
 pub(crate) struct Scripts {
     pub(crate) fleet: Arc<Fleet>,
-    /// By kind and place: see [`script_of`].
+    // By kind of server and result of `script_of`.
     pub(crate) scripts: Vec<Vec<Arc<Script>>>,
 }
 
@@ -82,12 +76,12 @@ impl Scripts {
     }
 }
 
-/// What of the policy faults are measured by.
+// Times of the policy that determine the parameters of faults.
 #[derive(Debug, Clone, Copy)]
 struct Times {
     handshake_timeout: Duration,
     grace: Duration,
-    /// A call has come to something by then.
+    // Upper limit for the duration of a call.
     call: Duration,
 }
 
@@ -102,7 +96,7 @@ impl Times {
     }
 }
 
-/// What such a fault makes of a server from its next start on, if that is what it does.
+/// Returns the script of a server with this fault, or `None` if the fault does not change the script.
 fn changed(kind: FaultKind, own: &Script, times: Times) -> Option<Script> {
     let mut script = own.clone();
     match kind {
@@ -133,20 +127,19 @@ fn changed(kind: FaultKind, own: &Script, times: Times) -> Option<Script> {
     Some(script)
 }
 
-/// Whether such a fault is brought upon an instance by restarting it: how a server treats SIGTERM or what it writes is
-/// settled when it starts.
+// Reactions to SIGTERM and the output of a server are set when it starts, so the instance must be restarted.
 pub(crate) fn hurts_by_restart(kind: FaultKind) -> bool {
     use FaultKind::{Garbage, IgnoreSigterm, MemoryGrowth, SlowSigterm, StderrFlood, StrayAnswers};
     matches!(kind, SlowSigterm | IgnoreSigterm | StderrFlood | Garbage | StrayAnswers | MemoryGrowth)
 }
 
-/// Whether it is taken back by restarting or updating the instance.
+// The healing restarts or updates the instance.
 pub(crate) fn heals_by_restart(kind: FaultKind) -> bool {
     use FaultKind::{CrashLoop, Garbage, StderrFlood, StrayAnswers, Unauthorized};
     matches!(kind, CrashLoop | StderrFlood | Garbage | StrayAnswers | Unauthorized)
 }
 
-/// Counts every start on its way to the world.
+/// Connector that counts every start.
 pub(crate) struct Counting {
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) recorder: Arc<Recorder>,

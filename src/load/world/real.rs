@@ -1,5 +1,5 @@
-//! Servers that are processes: `satellite sim-server` over pipes, and over HTTP where they are remote. What a process does
-//! is a file that it reads when it starts; a fault of it is another file in the same place, or a signal.
+//! Servers as child processes: `satellite sim-server` over pipes, or over HTTP for remote servers. Each process reads
+//! its script from a file when it starts. A fault replaces this file or sends a signal.
 
 use std::collections::HashMap;
 use std::fs;
@@ -29,20 +29,19 @@ use crate::connect::stdio::StdioConnector;
 use crate::load::types::{FaultKind, Injection, Nth, Target};
 use crate::reaper::is_orphan;
 
-/// Remote servers that are started at once.
+// Concurrent starts of remote servers.
 const STARTS: usize = 8;
 
-/// Servers that are processes.
 pub(crate) struct RealWorld {
     connectors: Gate,
     scripts: Arc<Scripts>,
     program: PathBuf,
-    /// The files of scripts.
+    // Directory of the script files.
     home: TempDir,
     remote: Mutex<HashMap<Nth, Remote>>,
 }
 
-/// A remote server, which keeps its place while it is down.
+// A remote server keeps its address while its process is down.
 struct Remote {
     address: SocketAddr,
     process: Option<Child>,
@@ -55,17 +54,17 @@ impl Drop for Remote {
 }
 
 impl Remote {
-    /// As abruptly as a machine that fails.
+    // Kills the process, as a failing machine would.
     fn end(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // An error says that it is gone already.
+            // Errors mean that the process has already ended.
             let _ = process.kill();
             let _ = process.wait();
         }
     }
 }
 
-/// The way to servers, until it is closed: whoever still holds it then reaches nothing any more.
+/// Closable connector. After it is closed, its remaining clones open no more connections.
 #[derive(Clone)]
 struct Gate(Arc<Mutex<Option<Connectors>>>);
 
@@ -92,9 +91,8 @@ impl Connector for Gate {
 }
 
 impl RealWorld {
-    /// Writes every server's script, and starts those that are remote.
     pub(crate) async fn new(scripts: &Arc<Scripts>, program: &Path) -> io::Result<Self> {
-        // Three pipes and more for each; where the limit cannot be raised there are fewer of them.
+        // Each process needs three pipes and more. If the limit cannot be raised, only smaller fleets are possible.
         let _ = raise_descriptor_limit();
         let connectors = Connectors { stdio: StdioConnector::new(Vec::new())?, remote: RemoteConnector::new()? };
         let world = Self {
@@ -124,18 +122,17 @@ impl RealWorld {
         self.home.path().join(format!("i{}.json", nth.0))
     }
 
-    /// What it does from its next start on. A process that starts in this moment reads the one file or the other.
+    // Replaces the file atomically: a process that starts now reads the old or the new script.
     fn write(&self, nth: Nth, script: &Script) -> io::Result<()> {
         let (file, fresh) = (self.file(nth), self.home.path().join(format!("i{}.new", nth.0)));
         fs::write(&fresh, serde_json::to_vec(script)?)?;
         fs::rename(fresh, file)
     }
 
-    /// Starts a remote server there.
     async fn start(&self, nth: Nth, address: SocketAddr) -> io::Result<()> {
         let mut command = Command::new(&self.program);
         command.args(["sim-server", "--http", &address.to_string(), "--script-file"]).arg(self.file(nth));
-        // Not by tokio, which would keep descriptors of its own for it.
+        // A tokio process would keep additional descriptors.
         let started = spawn_blocking(move || listening(command)).await.map_err(io::Error::other)??;
         self.remote().insert(nth, started);
         Ok(())
@@ -160,11 +157,10 @@ impl RealWorld {
     }
 }
 
-/// Starts a server and waits until it says where it listens.
 fn listening(mut command: Command) -> io::Result<Remote> {
     let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let stdout = process.stdout.take();
-    // From here on it is ended with what holds it.
+    // From here on, dropping `remote` ends the process.
     let mut remote = Remote { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), process: Some(process) };
     let mut line = String::new();
     if let Some(stdout) = stdout {
@@ -209,7 +205,7 @@ impl World for RealWorld {
     fn hurt_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a> {
         async move {
             match what.kind {
-                // Another process at the same place knows no session of the one before it.
+                // The sessions are lost because a new process listens on the same address.
                 FaultKind::SessionLost => {
                     self.stop(nth)?;
                     self.start_again(nth).await?;
@@ -233,7 +229,7 @@ impl World for RealWorld {
     }
 
     fn left(&self) -> usize {
-        // Those that the runtime has started are counted as processes.
+        // Servers started by the runtime are counted as processes.
         self.remote().len()
     }
 
@@ -242,7 +238,7 @@ impl World for RealWorld {
     }
 }
 
-/// Processes below this one, zombies too, and those that a reaper above it has adopted.
+/// Returns the descendants of this process, including zombies and those adopted by its reaper.
 fn below(ours: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -250,7 +246,7 @@ fn below(ours: u32) -> Vec<u32> {
         let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent_of(pid)?))) else { continue };
         children.entry(parent).or_default().push(pid);
     }
-    // The reaper has no other children of its own than us.
+    // The reaper has no other child than this process.
     let top = if is_orphan(ours) { Some(ours) } else { parent_of(ours) };
     let mut open = Vec::from_iter(top);
     let mut found = Vec::new();
@@ -267,7 +263,7 @@ fn below(ours: u32) -> Vec<u32> {
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may hold anything: the state, and then the parent.
+    // The process name in parentheses may contain anything. After it follow the state and the parent's id.
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -279,8 +275,8 @@ mod tests {
 
     #[test]
     fn what_a_child_has_started_and_left_behind_is_counted_too() {
-        // It prints the process that it leaves, and goes on until its stdin is closed: a shell takes that from what it puts
-        // into the background, unless it has another number.
+        // The child prints the id of its own child, which reads stdin until it is closed. The extra descriptor is
+        // necessary because a shell redirects the stdin of background processes.
         let mut child = Command::new("sh")
             .args(["-c", "exec 3<&0; sh -c 'read line <&3' & echo $!; wait"])
             .stdin(Stdio::piped())

@@ -1,4 +1,4 @@
-//! Servers in this process. What a server does from its next start on is a script that lies over its own.
+//! Simulated servers in this process. A fault overrides the script of a server from its next start on.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,6 @@ use crate::load::fleet::CREDENTIAL;
 use crate::load::scenario::Scenario;
 use crate::load::types::{FaultKind, Injection, Nth, Target, Transport};
 
-/// Servers in this process.
 pub(crate) struct SimWorld {
     sim: SimConnector,
     scripts: Arc<Scripts>,
@@ -24,7 +23,7 @@ pub(crate) struct SimWorld {
     transports: Vec<Transport>,
 }
 
-/// What lies over the scripts that servers have of themselves.
+/// Scripts of faults, which override the servers' own scripts.
 #[derive(Default)]
 struct Over(Mutex<HashMap<Nth, Arc<Script>>>);
 
@@ -56,7 +55,7 @@ impl SimWorld {
     }
 }
 
-/// What an endpoint wants to see after this fault: nobody has shown it before.
+// Credentials that the remote server requires after the fault. They differ from all earlier ones.
 fn credential(what: &Injection) -> String {
     format!("Bearer {}", what.serial)
 }
@@ -112,7 +111,7 @@ impl World for SimWorld {
                     remote.down(FailureKind::Refused);
                     hand.notice(nth).await;
                 }
-                // Where nothing is under way there is nothing to cut.
+                // Only a response in progress can be cut, so the fault needs a call of its own.
                 _ => {
                     hand.is_online(nth)?;
                     let cut = async {

@@ -1,15 +1,15 @@
-//! A second incarnation beside the one that takes calls, for a configuration that is rolled out: make, then break.
+//! Second run beside the one that accepts calls, for a rolling update: the new run is ready before the old one ends.
 //!
 //! ```text
 //!            Granted               Discovered: calls move over
 //!  Queued ─────────────▶ Starting ─────────────────────────────▶ Leaving (the old run, while its calls finish)
 //!    ▲                      │
-//!    └── the next update ── Leaving (the new run: it did not come up, or is not wanted any more)
+//!    └── the next update ── Leaving (the new run: it failed to start, or is no longer needed)
 //! ```
 //!
-//! Queued and Starting are there beside `Ready` only. What is Leaving may stay beside any phase: it changes no decision,
-//! but a stop, an uninstall and a shutdown are done when it is gone, too. Only a rolling update lets anything drain; every
-//! other wish ends what is beside at once.
+//! `Queued` and `Starting` exist only beside the phase `Ready`. `Leaving` may exist beside any phase and changes no
+//! decision, but a stop, a removal and a shutdown wait for its end. Only a rolling update drains a run; every other
+//! request ends the second run at once.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,49 +23,49 @@ use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Cause;
 
-/// The second incarnation.
+/// Second run of an instance during a rolling update.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Beside {
-    /// The new one waits for a start permit.
+    /// The new run waits for a start permit.
     Queued {
-        /// What it is to be.
+        /// New specification.
         spec: Arc<InstanceSpec>,
     },
-    /// The machine could not start the new one; a permit is asked for again after a delay.
+    /// The machine could not start the new run; a permit is requested again after a delay.
     Postponed {
-        /// The configuration to start.
+        /// New specification.
         spec: Arc<InstanceSpec>,
-        /// The end of the delay.
+        /// End of the delay.
         until: Instant,
     },
-    /// The new one comes up.
+    /// The new run is starting.
     Starting {
-        /// The incarnation.
+        /// Number of the run.
         run: Run,
-        /// What it is to be.
+        /// New specification.
         spec: Arc<InstanceSpec>,
-        /// When its permit was granted.
+        /// Time at which the permit was granted.
         since: Instant,
-        /// Its process.
+        /// Process ID of the run.
         pid: Option<u32>,
-        /// When it was initialized.
+        /// Time at which the run was initialized.
         initialized_at: Option<Instant>,
     },
-    /// One that takes no calls, and goes.
+    /// A run that accepts no more calls and is ending.
     Leaving {
-        /// The incarnation.
+        /// Number of the run.
         run: Run,
-        /// Why, for the event.
+        /// Reason of the stop, for the event.
         kind: StopKind,
-        /// Its calls may finish until then; none if it was told to end.
+        /// Time until which its calls may finish; `None` if the run was already stopped.
         drain_until: Option<Instant>,
-        /// What is to be started beside the current run when it is gone.
+        /// Specification to start beside the current run after the end of this one.
         next: Option<Arc<InstanceSpec>>,
     },
 }
 
 impl Beside {
-    /// The incarnation, where there is one.
+    /// Returns the number of the second run, if it exists.
     pub fn run(&self) -> Option<Run> {
         match self {
             Self::Queued { .. } | Self::Postponed { .. } => None,
@@ -73,7 +73,6 @@ impl Beside {
         }
     }
 
-    /// The configuration that is on its way.
     fn next(&self) -> Option<&Arc<InstanceSpec>> {
         match self {
             Self::Queued { spec } | Self::Postponed { spec, .. } | Self::Starting { spec, .. } => Some(spec),
@@ -83,7 +82,8 @@ impl Beside {
 }
 
 impl Slot {
-    /// Starts the new configuration beside the run that takes calls, or beside nothing if it is the one that runs.
+    // Starts the new configuration beside the run that accepts calls. If the configuration is that of the current run,
+    // a pending update is cancelled.
     pub(super) fn roll(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<Effect>) {
         self.refused = None;
         let next = (*spec != *self.spec).then_some(spec);
@@ -100,7 +100,7 @@ impl Slot {
             }
             (Some(Beside::Postponed { until, .. }), next) => next.map(|spec| Beside::Postponed { spec, until }),
             (Some(Beside::Starting { run, .. }), next) => Some(leave(run, next, out)),
-            // The calls of the one before finish first: there are two at most.
+            // The calls of the run before finish first: there are at most two runs.
             (Some(Beside::Leaving { run, kind, drain_until, .. }), next) => {
                 Some(Beside::Leaving { run, kind, drain_until, next })
             }
@@ -134,10 +134,9 @@ impl Slot {
         true
     }
 
-    /// A permit for the run beside, if one waits for it.
     pub(super) fn on_granted_beside(&mut self, now: Instant, run: Run, out: &mut Vec<Effect>) {
         let Some(Beside::Queued { spec }) = &self.beside else {
-            // A grant that crossed a withdrawal on its way is given back.
+            // A permit granted while its request was withdrawn is released.
             out.push(Effect::ReleasePermit(run));
             return;
         };
@@ -164,14 +163,14 @@ impl Slot {
         }
     }
 
-    /// The run beside has become the current one, and has shaken hands.
+    // The second run, which has completed its handshake, becomes the current one.
     fn greeted_beside(&mut self) {
         let server = self.server_beside.take();
         self.introduced(server);
         self.health = Health::Healthy;
     }
 
-    /// The new run is up: calls move over to it, and the old one drains.
+    // The new run is ready: calls move over to it, and the old run drains.
     pub(super) fn on_discovered_beside(
         &mut self,
         now: Instant,
@@ -212,7 +211,6 @@ impl Slot {
         }
     }
 
-    /// The run beside is gone.
     pub(super) fn on_ended_beside(&mut self, now: Instant, run: Run, exit: WorkerExit, out: &mut Vec<Effect>) {
         match self.beside.take_if(|beside| beside.run() == Some(run)) {
             Some(Beside::Starting { spec, .. }) if matches!(exit.cause, ExitCause::Machine(_)) => {
@@ -222,7 +220,7 @@ impl Slot {
             }
             Some(Beside::Starting { spec, .. }) => {
                 let reason = exit.reason();
-                // Charged to the team like any other, and not to the instance, whose current run has not ended.
+                // Charged to the team, but not to the instance, whose current run continues.
                 out.push(Effect::ChargeTeam);
                 out.push(Effect::Tell(if exit.is_crash() {
                     Told::Crashed { exit, count: 1, will_restart: false }
@@ -232,7 +230,7 @@ impl Slot {
                 self.refuses(spec, reason, out);
             }
             Some(Beside::Leaving { kind, next, .. }) => {
-                // A removal is told once, when the last of its runs has ended.
+                // A removal is reported once, after the end of its last run.
                 if self.removal.is_none() {
                     out.push(Effect::Tell(Told::Stopped { kind, exit }));
                 }
@@ -245,7 +243,7 @@ impl Slot {
         }
     }
 
-    /// The old run goes on with the old configuration, and nothing is tried again by itself.
+    // The old run continues with the old configuration, and the new one is not retried automatically.
     fn refuses(&mut self, spec: Arc<InstanceSpec>, reason: String, out: &mut Vec<Effect>) {
         out.push(Effect::Tell(Told::NotTaken { reason: reason.clone() }));
         self.last_error = Some(reason.clone());
@@ -253,7 +251,7 @@ impl Slot {
         self.remark(self.refusal(), out);
     }
 
-    /// The current run ended unasked with a new configuration on its way: that one is what is started now.
+    // The current run ended without a request during a rolling update: the new configuration is started instead.
     pub(super) fn succeeds(&mut self, now: Instant, exit: &WorkerExit, old_pid: Option<u32>, out: &mut Vec<Effect>) {
         let Some(beside) = self.beside.take() else { return };
         let Some(spec) = beside.next().cloned() else {
@@ -261,7 +259,7 @@ impl Slot {
             return;
         };
         let (crash, reason) = (exit.is_crash(), exit.reason());
-        // What the old configuration did is charged to the team, and forgotten with it.
+        // The exit under the old configuration is charged to the team; the history of the instance is cleared.
         let policy = &self.spec.policy.restart;
         let _ = self.history.charge(policy, now, crash, exit.ran.unwrap_or_default());
         let (count, exit) = (self.history.in_window(policy, now), exit.clone());
@@ -277,7 +275,7 @@ impl Slot {
         self.moves(Cause::Ended, Some(message), out);
         let why = Why::Again { reason: RestartReason::Config, old_pid, attempt: 0 };
         match beside {
-            // Its permit is asked for already.
+            // The permit is already requested.
             Beside::Queued { .. } => self.phase = Phase::Queued { why, urgent: false },
             Beside::Postponed { .. } => self.queue(why, out),
             Beside::Starting { run, since, pid, initialized_at, .. } => {
@@ -297,7 +295,7 @@ impl Slot {
         }
     }
 
-    /// The run beside that takes no calls any more.
+    /// Returns the second run if it accepts no more calls.
     pub fn leaving(&self) -> Option<Run> {
         match self.beside {
             Some(Beside::Leaving { run, .. }) => Some(run),
@@ -305,12 +303,12 @@ impl Slot {
         }
     }
 
-    /// Whether a new configuration is on its way beside the current run.
+    // True if a new configuration is pending or starting beside the current run.
     pub(super) fn has_successor(&self) -> bool {
         self.beside.as_ref().is_some_and(|beside| beside.next().is_some())
     }
 
-    /// A decision of a person is about what is configured, also where that did not come up or has not yet.
+    // A request of a person applies to the configured specification, even if it did not start or is still pending.
     pub(super) fn takes_what_is_configured(&mut self) {
         let waiting = self.beside.as_ref().and_then(Beside::next).cloned();
         if let Some(spec) = waiting.or_else(|| Some(self.refused.as_ref()?.spec.clone())) {
@@ -319,7 +317,7 @@ impl Slot {
     }
 
     pub(super) fn takes_on(&mut self, spec: Arc<InstanceSpec>) {
-        // Somewhere else, or something else, is not the same again.
+        // An instance that becomes remote, or stops being remote, starts for the first time again.
         self.was_ready &= !spec.is_remote() && !self.is_remote();
         self.spec = spec;
         self.server = None;
@@ -330,7 +328,7 @@ impl Slot {
         self.history.clear();
     }
 
-    /// Ends what is beside, at once.
+    // Ends the second run at once.
     pub(super) fn dismiss(&mut self, kind: StopKind, out: &mut Vec<Effect>) {
         match self.beside.take() {
             Some(Beside::Queued { .. }) => out.push(Effect::WithdrawPermit),
@@ -348,7 +346,7 @@ impl Slot {
         }
     }
 
-    /// With no current run left: whether there is one beside, which is waited for before `then`.
+    // Without a current run: ends the second run and waits for it before `then`. Returns true if there is one.
     pub(super) fn lingers(&mut self, kind: StopKind, then: &Then, out: &mut Vec<Effect>) -> bool {
         self.dismiss(kind, out);
         let Some(run) = self.beside.take().and_then(|beside| beside.run()) else { return false };
@@ -356,7 +354,7 @@ impl Slot {
         true
     }
 
-    /// The time for the calls of the one that drains is over.
+    // The drain timeout of the old run, or the delay of a postponed start, may be over.
     pub(super) fn on_tick_beside(&mut self, now: Instant, out: &mut Vec<Effect>) {
         if let Some(Beside::Leaving { run, drain_until, .. }) = &mut self.beside
             && drain_until.is_some_and(|until| now >= until)
@@ -372,7 +370,7 @@ impl Slot {
         }
     }
 
-    /// Says something else beside the same status.
+    // Changes the message of an unchanged status.
     pub(super) fn remark(&mut self, message: Option<String>, out: &mut Vec<Effect>) {
         if self.message != message {
             self.becomes(self.status, message, out);

@@ -1,4 +1,4 @@
-//! What a slot is told, and what it wants done.
+//! Inputs and effects of a slot, and the events that it reports.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,156 +15,156 @@ use crate::model::spec::InstanceSpec;
 use crate::model::status::{Cause, Status};
 use crate::rules::idle::Activity;
 
-/// What happens to a slot.
+/// Inputs of a slot.
 #[derive(Debug, Clone)]
 pub enum Input {
-    /// A person: be there when called.
+    /// A person starts the instance.
     Start,
-    /// A person: stay down.
+    /// A person stops the instance.
     Stop,
-    /// A person: start again now, with a clean slate.
+    /// A person restarts the instance, with an empty exit history.
     Restart,
-    /// A person: make the connection anew; a process is restarted.
+    /// A person requests a new connection; a process is restarted.
     Reconnect,
-    /// The configuration changed.
+    /// The configuration has changed.
     Update(Arc<InstanceSpec>),
-    /// The installation is gone.
+    /// The installation has been removed.
     Uninstall,
-    /// The satellite is ending.
+    /// The satellite is shutting down.
     Shutdown,
-    /// A caller wants a run that takes calls.
+    /// A caller needs a run that accepts calls.
     Call,
-    /// A start permit, and the number of the run it is for.
+    /// A start permit for the run with this number was granted.
     Granted(Run),
-    /// The first byte came from the server: the expensive part of its start is over.
+    /// The first byte of the server arrived: the expensive part of its start is over.
     FirstByte(Run),
-    /// The process is there.
+    /// The process with this ID was started.
     Spawned(Run, Option<u32>),
-    /// The handshake is done, and what the server said of itself.
+    /// The handshake is complete. Contains the self-description of the server.
     Initialized(Run, Arc<ServerInfo>),
-    /// Its process wrote a line to stdout that is not JSON-RPC.
+    /// The process wrote a line to stdout that is not JSON-RPC.
     Printed(Run, String),
-    /// All lists were read.
+    /// The lists were read.
     Discovered(Run, Arc<Catalogue>),
-    /// The lists could not be read; the link is alive.
+    /// The lists could not be read on a working connection: the reason, and the minimum delay before the next attempt.
     DiscoveryFailed(Run, String, Duration),
-    /// The run is over and nothing of it is left.
+    /// The run has ended completely.
     Ended(Run, WorkerExit),
-    /// A call has succeeded although the lists could not be read.
+    /// A call succeeded although the lists could not be read.
     Recovered(Run),
-    /// Its server does not take the other era's opening, and is tried in this one.
+    /// The server refused the first request of the other era, and this era is tried.
     Leans(Run, Era),
-    /// What health checks found.
+    /// The health of the server has changed.
     Health(Run, HealthNews),
-    /// The machine was suspended for so long.
+    /// The machine was suspended for this duration.
     Woke(Duration),
-    /// Memory is short, and it has been idle for so long: it is put to sleep if it may sleep.
+    /// Memory is short, and the instance has been idle for this duration: it sleeps if permitted.
     MakeRoom(Duration),
-    /// A deadline of this slot may have passed; and what its open run has to do, if there is one.
+    /// A deadline of this slot may have passed. Contains the activity of its open run, if there is one.
     Tick(Option<Activity>),
-    /// Its run takes no calls any more, as was tried by [`Effect::TrySleep`].
+    /// The run accepts no more calls, as requested by [`Effect::TrySleep`].
     Sleep {
-        /// The incarnation.
+        /// Run that falls asleep.
         run: Run,
-        /// How long nobody has needed it.
+        /// Idle time of the run.
         idle: Duration,
     },
 }
 
-/// What the team's supervisor is to do.
+/// Effects that the supervisor of the team executes.
 #[derive(Debug, Clone)]
 pub enum Effect {
-    /// Ask for a start permit.
+    /// Request a start permit.
     RequestPermit {
-        /// A caller waits.
+        /// True if a caller waits.
         urgent: bool,
     },
-    /// Ask no longer.
+    /// Withdraw the request for a permit.
     WithdrawPermit,
-    /// Give it back.
+    /// Release the permit of a run.
     ReleasePermit(Run),
-    /// Start a worker; `discover` says whether it reads the lists by itself.
+    /// Start a worker.
     Spawn {
-        /// The incarnation.
+        /// Number of the run.
         run: Run,
-        /// What it is to be.
+        /// Specification of the run.
         spec: Arc<InstanceSpec>,
-        /// Whether the catalogue must be read before it is ready.
+        /// True if the worker must read the lists before the run is ready.
         discover: bool,
     },
-    /// End the worker with grace.
+    /// Stop the worker gracefully.
     Stop(Run),
-    /// A caller waits for the end of a run that was told to end: little of its grace is left to it.
+    /// Shorten the grace period of a run that is being stopped, because a caller waits for its end.
     Hurry(Run),
-    /// Let the run take no calls any more, and end when those inside are answered.
+    /// Make the run refuse new calls, and end when the current ones are answered.
     Drain(Run),
-    /// Let the run take no calls any more, unless one is inside; then say [`Input::Sleep`].
+    /// Make the run refuse new calls unless one is in progress, and then send [`Input::Sleep`].
     TrySleep {
-        /// The incarnation.
+        /// Idle run.
         run: Run,
-        /// How long nobody has needed it.
+        /// Idle time of the run.
         idle: Duration,
     },
-    /// Read the lists again on the live link.
+    /// Read the lists again on the existing connection.
     Discover(Run),
-    /// Find out at once whether the server is still there.
+    /// Check at once whether the server is still reachable.
     Check(Run),
-    /// Another configuration for a run that goes on under it.
+    /// Apply another configuration to an existing run.
     Adopt {
-        /// The incarnation.
+        /// Run that continues.
         run: Run,
-        /// The configuration.
+        /// New specification.
         spec: Arc<InstanceSpec>,
     },
-    /// The status moved; tell the registry and the events.
+    /// Publish a new status to the registry and as an event.
     Status {
-        /// The new one.
+        /// New status.
         status: Status,
-        /// In a few words, for people.
+        /// Short reason for people.
         message: Option<String>,
-        /// The next step, where waiting does not help.
+        /// Next step, if waiting does not help.
         remedy: Option<Remedy>,
     },
-    /// A transition made no sense; to be logged.
+    /// Log an invalid transition.
     Refused {
-        /// The status, which stays.
+        /// Unchanged status.
         status: Status,
-        /// The cause that was refused.
+        /// Cause that is invalid in this status.
         cause: Cause,
     },
-    /// An unwanted exit: charge the team's budget.
+    /// Charge an unwanted exit to the budget of the team.
     ChargeTeam,
-    /// Something to tell.
+    /// Emit an event.
     Tell(Told),
-    /// The callers that wait may use this run.
+    /// Give this run to the waiting callers.
     Admit(Run),
-    /// Refuse the callers that wait, with the status, its cause and the next step.
+    /// Refuse the waiting callers.
     Refuse {
-        /// The status and its cause.
+        /// Status and its cause.
         message: String,
-        /// The next step.
+        /// Next step for the callers.
         remedy: Option<Remedy>,
     },
-    /// The callers that wait are told that the attempt has failed, and when the next one is.
+    /// Inform the waiting callers that the attempt has failed.
     Unreachable {
-        /// Why it failed.
+        /// Error of the attempt.
         last_error: String,
-        /// The next one; none if none comes by itself.
+        /// Time of the next attempt; `None` if none is scheduled.
         retry_at: Option<Instant>,
     },
-    /// Reject the request, with the cause and the next step.
+    /// Reject a request of a person.
     Denied {
-        /// The request that failed and its cause.
+        /// Failed request and its cause.
         message: String,
-        /// The next step.
+        /// Next step for the person.
         remedy: Option<Remedy>,
     },
-    /// The slot is over: drop it.
+    /// Remove the slot.
     Remove,
 }
 
 impl Effect {
-    /// Whether readers of the snapshot may see a difference.
+    /// Returns true if the effect may change the snapshot.
     pub fn shows(&self) -> bool {
         match self {
             Self::Spawn { .. }
@@ -191,115 +191,115 @@ impl Effect {
     }
 }
 
-/// What is told, still without names and wall-clock times.
+/// Events of a slot, before the names and wall-clock times are added.
 #[derive(Debug, Clone)]
 pub enum Told {
-    /// Ready for the first time, `after` its permit was granted.
+    /// The instance is ready for the first time.
     Started {
-        /// From permit to ready.
+        /// Time from the permit to the ready state.
         after: Duration,
-        /// Tools that it offers.
+        /// Number of tools.
         tool_count: usize,
     },
-    /// Ready again.
+    /// The instance is ready after a restart.
     Restarted {
-        /// After what.
+        /// Cause of the restart.
         reason: RestartReason,
-        /// The process before.
+        /// Process ID of the run before.
         old_pid: Option<u32>,
-        /// Unwanted exits in the window.
+        /// Number of unwanted exits in the window.
         attempt: usize,
     },
-    /// Put to sleep.
+    /// The instance was put to sleep.
     Dormant {
-        /// The process that was ended.
+        /// Process ID of the ended run.
         pid: Option<u32>,
-        /// How long nobody had needed it.
+        /// Idle time before the sleep.
         idle: Duration,
-        /// When somebody last did.
+        /// Time of the last activity.
         last_activity: Instant,
     },
-    /// Awake again.
+    /// The instance is awake again.
     Respawned {
-        /// How long it slept.
+        /// Duration of the sleep.
         dormant: Duration,
-        /// From the call to ready.
+        /// Time from the call to the ready state.
         took: Duration,
     },
-    /// Its catalogue was read; what was known before, for the difference.
+    /// The catalogue was read.
     Discovered {
-        /// The catalogue before, if there was one.
+        /// Catalogue before, if there was one.
         before: Option<Arc<Catalogue>>,
-        /// The catalogue now.
+        /// Current catalogue.
         now: Arc<Catalogue>,
     },
-    /// A connection that was there is not any more.
+    /// An established connection was closed or lost.
     Disconnected {
-        /// Whether somebody wanted that.
+        /// True if it was closed on request.
         intentional: bool,
     },
-    /// It is tried again.
+    /// The connection will be retried.
     Reconnecting {
-        /// Which attempt that is.
+        /// Number of the next attempt.
         attempt: u32,
-        /// When.
+        /// Time until the next attempt.
         after: Duration,
     },
-    /// It is there again.
+    /// The connection is established again.
     Reconnected {
-        /// Attempts since it was lost or closed, the one that succeeded among them.
+        /// Number of attempts since the connection was lost or closed, the successful one included.
         attempts: u32,
-        /// What is not as it was.
+        /// Parts of the catalogue that have changed.
         changed: Vec<Aspect>,
     },
-    /// What health checks found.
+    /// The health of the server has changed.
     Health(HealthNews),
-    /// Ended on request.
+    /// The run ended on request.
     Stopped {
-        /// Whose.
+        /// Reason of the stop.
         kind: StopKind,
-        /// How.
+        /// Details of the exit.
         exit: WorkerExit,
     },
-    /// Removed on request: the one event of a removal, whatever the instance was doing.
+    /// The instance was removed. The only event of a removal, in every phase.
     Removed {
-        /// Whether it had a process or a connection, or one was under way.
+        /// True if the instance had a process or a connection, or one was starting.
         active: bool,
-        /// Whether it was asleep.
+        /// True if the instance was asleep.
         dormant: bool,
-        /// How its last process ended, if it had one.
+        /// Details of the exit of its last process, if there was one.
         exit: Option<WorkerExit>,
     },
-    /// A new configuration did not come up beside the old one, which stays.
+    /// A new configuration did not start beside the old one, which stays in use.
     NotTaken {
-        /// Why.
+        /// Reason of the failure.
         reason: String,
     },
-    /// Ended unasked with code 0.
+    /// The process exited without a request, with code 0.
     Exited {
-        /// How.
+        /// Details of the exit.
         exit: WorkerExit,
-        /// Whether it is started again without a call.
+        /// True if it is started again without a call.
         will_restart: bool,
     },
-    /// Crashed.
+    /// The run crashed.
     Crashed {
-        /// How.
+        /// Details of the exit.
         exit: WorkerExit,
-        /// Unwanted exits in the window.
+        /// Number of unwanted exits in the window.
         count: usize,
-        /// Whether it is started again.
+        /// True if it is started again.
         will_restart: bool,
     },
-    /// Once too often.
+    /// The restart budget is exhausted.
     PermanentlyFailed {
-        /// Unwanted exits in the window.
+        /// Number of unwanted exits in the window.
         exits: usize,
-        /// The last of them.
+        /// Reason of the last exit.
         last_error: String,
-        /// The status message.
+        /// Status message.
         message: String,
-        /// The next step.
+        /// Next step for the user.
         remedy: Remedy,
     },
 }

@@ -1,4 +1,4 @@
-//! What must outlive a team's supervisor, and the part of it that outlives the satellite.
+//! State of an instance that outlives the supervisor of its team, and the part of it that outlives the satellite.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,8 +17,8 @@ use crate::model::status::{Cause, Status};
 use crate::rules::jitter::Dice;
 use crate::rules::restart::{self, History};
 
-/// What must outlive the team's supervisor: cast to Root at each change, because ractor hands no state back after a
-/// panic.
+/// State of an instance that outlives the supervisor of its team. The supervisor sends it to Root at each change,
+/// because ractor returns no state after a panic.
 #[derive(Debug, Clone, Default)]
 pub struct Memo {
     pub(super) stopped: bool,
@@ -40,15 +40,15 @@ pub struct Memo {
     pub(super) revisions: Revisions,
     pub(super) revisions_told: Revisions,
     pub(super) attempts: u32,
-    /// Its tools are those of another satellite, and were not read since.
+    // True if the catalogue is from an earlier satellite and has not been read since.
     pub(super) recalled: bool,
-    /// No supervisor has had it yet; when it was made.
+    // Time of the restoration, until a supervisor has used this memo.
     pub(super) made: Option<Instant>,
 }
 
 impl Memo {
-    /// Of an instance that is new to this satellite, from what another one wrote down of it under the same configuration,
-    /// and from its tools if they are known. It sleeps if it did, or is `lazy`, and its tools are known.
+    /// Restores an instance that is new to this satellite from its stored state under the same configuration, and from
+    /// its catalogue if known. With a catalogue it sleeps if it did before, or if it is `lazy`.
     pub fn restored(
         spec: &InstanceSpec,
         stored: &StoredMemo,
@@ -85,7 +85,7 @@ impl Memo {
         }
     }
 
-    /// What of it outlives the satellite. `now` and `wall` are the same moment.
+    /// Returns the part that outlives the satellite. `now` and `wall` must be the same moment.
     pub fn stored(&self, now: Instant, wall: Timestamp) -> StoredMemo {
         let ago = |at: Instant| wall.checked_sub(now.saturating_duration_since(at)).unwrap_or(wall);
         let until = |at: Instant| wall.checked_add(at.saturating_duration_since(now)).unwrap_or(wall);
@@ -105,7 +105,7 @@ impl Memo {
         }
     }
 
-    /// Whether there is nothing to be written down that was not with `before`.
+    /// Returns true if the stored part does not differ from that of `before`.
     pub fn is_stored_as(&self, before: &Self) -> bool {
         self.stopped == before.stopped
             && self.failed == before.failed
@@ -118,30 +118,31 @@ impl Memo {
             && self.era == before.era
     }
 
-    /// Marks the instance as permanently failed, because handling it makes its supervisor panic.
+    /// Marks the instance as permanently failed, because an input to it makes its supervisor panic.
     pub fn set_aside(&mut self, message: String) {
         *self = Self { failed: Some(message), dormant: None, not_before: None, away: None, made: None, ..self.clone() };
     }
 
-    /// Whether it sleeps, or sleeps again when its supervisor is back.
+    /// Returns true if the instance sleeps, or will sleep when its supervisor is back.
     pub fn is_dormant(&self) -> bool {
         self.dormant.is_some()
     }
 
-    /// Whether this configuration did not come up beside a run that takes calls, so that it can be tried there again.
+    /// Returns true if this configuration failed to start beside a run that accepts calls, so that it can be tried
+    /// there again.
     pub fn can_try_again(&self, spec: &InstanceSpec) -> bool {
         self.dormant.is_none() && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec)
     }
 }
 
-/// From one time to a later one; a wall clock that was set back makes it nothing.
+// Zero if the wall clock was set back in between.
 fn between(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
 impl Slot {
-    /// An instance whose supervisor died: what it had come to stays, what ran is started again. Or one that another
-    /// satellite had: what it had come to stays, and is told anew.
+    /// Recreates an instance whose supervisor panicked, or one of an earlier satellite. Its state is kept, and a run
+    /// that existed is started again. The state of an earlier satellite is reported anew.
     pub fn revive(spec: Arc<InstanceSpec>, dice: Dice, memo: &Memo) -> (Self, Vec<Effect>) {
         let mut slot = Self::blank(spec, dice);
         slot.history = memo.history.clone();
@@ -191,7 +192,7 @@ impl Slot {
         } else {
             slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
-                // A delay that was running still holds.
+                // The delay that was running stays in effect.
                 Some(until) if !slot.is_remote() => {
                     let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
                     slot.phase = Phase::Backoff { until, why };
@@ -202,7 +203,7 @@ impl Slot {
         (slot, out)
     }
 
-    /// Started again by another satellite, after what was left of the delay.
+    // Starts an instance of an earlier satellite, after the rest of its delay.
     fn recalled(&mut self, memo: &Memo, made: Instant, out: &mut Vec<Effect>) {
         let Some(until) = memo.not_before.filter(|_| !self.is_remote()) else {
             self.take(out);
@@ -216,12 +217,12 @@ impl Slot {
         self.phase = Phase::Backoff { until, why };
     }
 
-    /// See [`Memo`].
+    /// Returns the state that outlives the supervisor.
     pub fn memo(&self) -> Memo {
         Memo {
             stopped: self.want == Want::Stopped,
             failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
-            // A wake that was interrupted has not happened: whoever called calls again.
+            // An interrupted wake does not count: its caller calls again.
             dormant: match self.phase {
                 Phase::Dormant { since, not_before } => Some((since, not_before)),
                 Phase::Backoff { until, why: Why::Wake { since, .. } } => Some((since, until)),
@@ -231,7 +232,7 @@ impl Slot {
                 _ => None,
             },
             not_before: match self.phase {
-                // A start that the machine could not carry out is made anew.
+                // A start that the machine could not execute is repeated from the beginning.
                 Phase::Backoff { why: Why::First, .. } => None,
                 Phase::Backoff { until, .. } => Some(until),
                 _ => None,

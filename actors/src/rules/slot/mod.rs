@@ -1,5 +1,5 @@
-//! The life of one instance, as a pure state machine: want × phase × input → effects. Its team's supervisor carries it
-//! out and decides nothing.
+//! State machine for the life of one instance: requested state × phase × input → effects. The supervisor of the team
+//! executes the effects and decides nothing itself.
 //!
 //! ```text
 //!                 ┌────────────── Update ──────────────┐
@@ -8,17 +8,17 @@
 //!  Queued ───────────────────────▶ Starting ──────────────────────▶ Ready ─idle─▶ FallingAsleep ──▶ Dormant
 //!    ▲  ▲                             │  │ └─▶ Undiscovered ──retry──▶ │ └────────── exit 0 ──────────▶ │
 //!    │  └──── the delay is over ──────┼──┼──── Backoff ◀──crash, exit──┘                                │
-//!    │                                │  └──── Failed  ◀──once too often                                │
+//!    │                                │  └──── Failed  ◀──budget reached                                │
 //!    └───────────────── Call ─────────┼─────────────────────────────────────────────────────────────────┘
 //!                                     ▼
 //!                 Stopping, then: Stopped │ started again │ Over
 //! ```
 //!
-//! One incarnation takes calls, and a restart waits until the old run is gone. A rolling update has a second one beside it
-//! (`beside.rs`). What is special about a remote instance, and its drawing, is in `remote.rs`.
+//! One run accepts calls, and a restart waits until the old run has ended. During a rolling update a second run exists
+//! beside it (`beside.rs`). Remote instances have a connection instead of a process (`remote.rs`, with their diagram).
 //!
-//! Here is what a slot is; `memo.rs` has what of it outlives others, `wishes.rs` what people, the configuration and
-//! callers want of it, `runs.rs` what becomes of its runs.
+//! This file defines the slot. `memo.rs` contains the state that outlives a supervisor, `wishes.rs` the requests of
+//! people, configuration and callers, `runs.rs` the events of runs.
 
 mod beside;
 mod effect;
@@ -50,81 +50,79 @@ use crate::model::remote::{Health, ServerInfo};
 use crate::model::spec::{InstanceSpec, Keep};
 use crate::model::status::{self, Cause, Status};
 
-/// A new configuration that did not come up beside the old one.
+// A new configuration that did not start beside the old one.
 #[derive(Debug, Clone)]
 struct Refusal {
     spec: Arc<InstanceSpec>,
     reason: String,
 }
 
-/// One instance under its team's supervisor.
+/// State of one instance, owned by the supervisor of its team.
 #[derive(Debug)]
 pub struct Slot {
-    /// What it is to be.
+    /// Specification of the instance.
     pub spec: Arc<InstanceSpec>,
-    /// What a person wants of it.
+    /// State requested by a person.
     pub want: Want,
-    /// Where it is.
+    /// Phase of the life of the instance.
     pub phase: Phase,
-    /// What its user sees.
+    /// Status shown to the user.
     pub status: Status,
-    /// And why.
+    /// Reason of the status.
     pub message: Option<String>,
-    /// Its tools as last read; kept over restarts and sleep.
+    /// Catalogue as last read; kept over restarts and sleep.
     pub catalogue: Option<Arc<Catalogue>>,
-    /// The process of the current run.
+    /// Process ID of the current run.
     pub pid: Option<u32>,
-    /// Started again after an unwanted exit or on request, over all.
+    /// Total number of restarts, after an unwanted exit or on request.
     pub restarts: u64,
-    /// How the last run ended.
+    /// Reason of the last exit.
     pub last_exit: Option<String>,
     /// The last failure; `None` once the instance is healthy again.
     pub last_error: Option<String>,
-    /// When the current run was initialized.
+    /// Time at which the current run was initialized.
     pub initialized_at: Option<Instant>,
-    /// Whether it answers.
+    /// Health of the server.
     pub health: Health,
-    /// What its server said of itself when it was last there.
+    /// Self-description of the server from its last handshake.
     pub server: Option<Arc<ServerInfo>>,
-    /// The era that its server is spoken to in first, where that is not the usual one.
+    /// Protocol era of the next first request, if it is not the default.
     pub era: Option<Era>,
-    /// How often what it offers has changed.
+    /// Counters of changes of the catalogue.
     pub revisions: Revisions,
-    /// Its unwanted exits.
+    /// Unwanted exits.
     pub history: History,
-    /// The second incarnation, during a rolling update.
+    /// Second run, during a rolling update.
     pub beside: Option<Beside>,
-    /// What that one's server said of itself.
     server_beside: Option<Arc<ServerInfo>>,
-    /// For delays that are not to be the same for all.
     dice: Dice,
     refused: Option<Refusal>,
     permit: Option<(Run, Instant)>,
     was_ready: bool,
-    /// Somebody waits, or has waited, for the start that is under way.
+    // True if a caller waits, or has waited, for the start in progress.
     called: bool,
-    /// Its tools are as they were before the satellite was started: they are read again when it is awake.
+    // True if the catalogue is from an earlier satellite. It is read again as soon as a run is ready.
     recalled: bool,
-    /// When its credentials have changed since its run was started.
+    // Time of the last change of credentials since the current run was started.
     newer_credentials: Option<Instant>,
-    /// It was told to be degraded, after so many failures and for this reason, and was not told to be well since.
+    // Number of failures and last error of a degradation that was reported, until the recovery is reported.
     degraded: Option<(u32, String)>,
-    /// Its connection was told to be there, and was not told to be gone since.
+    // True if the connection was reported as established, and not yet as closed.
     told_connected: bool,
-    /// What was known of what it offers when that was told.
+    // Value of `revisions` at the last report of a closed connection.
     revisions_told: Revisions,
-    /// Attempts to connect since it was last there, the one under way among them.
+    // Connection attempts since the last established connection, the current one included.
     attempts: u32,
-    /// Starts in a row that the machine could not carry out.
+    // Consecutive starts that the machine could not execute.
     machine_faults: u32,
-    /// The run that is a connection, not a process: an update may have made one of what was the other.
+    // Run that is a connection and not a process. An update can change the kind of the instance while an old run ends.
     dialled: Option<Run>,
-    /// Set while it is being removed: whether it was active, and whether it was asleep.
+    // Set during a removal: whether the instance was active, and whether it was asleep.
     removal: Option<(bool, bool)>,
 }
 
 impl Slot {
-    /// A new instance, and what to do first. The dice are for delays that are not to be the same for all.
+    /// Creates a new instance. Returns it with the first effects. `dice` varies its delays.
     pub fn new(spec: Arc<InstanceSpec>, dice: Dice) -> (Self, Vec<Effect>) {
         let mut slot = Self::blank(spec, dice);
         let mut out = Vec::new();
@@ -137,7 +135,7 @@ impl Slot {
         (slot, out)
     }
 
-    /// The run that takes calls now.
+    /// Returns the run that accepts calls now.
     pub fn open_run(&self) -> Option<Run> {
         match self.phase {
             Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => Some(run),
@@ -157,7 +155,7 @@ impl Slot {
         }
     }
 
-    /// Whether it sleeps or is being woken.
+    /// Returns true if the instance sleeps or is being woken.
     pub fn is_dormant(&self) -> bool {
         match &self.phase {
             Phase::Dormant { .. } => true,
@@ -178,7 +176,7 @@ impl Slot {
         }
     }
 
-    /// When it is tried again, while a delay runs.
+    /// Returns the time of the next attempt, while a delay runs.
     pub fn next_retry_at(&self) -> Option<Instant> {
         match self.phase {
             Phase::Backoff { until, why: Why::First | Why::Again { .. } } | Phase::Reconnecting { until, .. } => {
@@ -189,7 +187,7 @@ impl Slot {
         }
     }
 
-    /// Which attempt that is, or is under way; none for one that no failure has brought about.
+    /// Returns the number of the next or current attempt; `None` if it does not follow a failure.
     pub fn attempt(&self) -> Option<usize> {
         let attempt = match &self.phase {
             Phase::Backoff { why: Why::Again { attempt, .. }, .. }
@@ -204,7 +202,7 @@ impl Slot {
         (attempt > 0).then_some(attempt)
     }
 
-    /// When this slot wants a [`Input::Tick`].
+    /// Returns the time at which this slot needs an [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         let own = match self.phase {
             Phase::Backoff { until, .. } | Phase::Reconnecting { until, .. } => Some(until),
@@ -231,7 +229,7 @@ impl Slot {
         own.into_iter().chain(drain).chain(permit).min()
     }
 
-    /// The one way a slot changes.
+    /// Processes an input. Every change of a slot goes through this function.
     pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Effect> {
         let mut out = Vec::new();
         match input {
@@ -259,7 +257,7 @@ impl Slot {
             Input::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
             Input::Tick(activity) => self.on_tick(now, activity, &mut out),
             Input::Recovered(run) => self.on_recovered(run, &mut out),
-            // Should it end before it has answered, the next one begins with this.
+            // If the run ends before the server has answered, the next run begins with this era.
             Input::Leans(run, era) => {
                 if self.run() == Some(run) {
                     self.leans(era);
@@ -273,7 +271,7 @@ impl Slot {
         out
     }
 
-    /// The incarnation that is there, in whatever state.
+    /// Returns the current run, in any phase.
     pub fn run(&self) -> Option<Run> {
         match self.phase {
             Phase::Starting { run, .. }
@@ -331,7 +329,7 @@ impl Slot {
         }
     }
 
-    /// The satellite takes a configured instance: `command_received`, and a permit is asked for.
+    // Accepts a configured instance: sets the status `command_received` and requests a permit.
     fn take(&mut self, out: &mut Vec<Effect>) {
         self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
         self.queue(Why::First, out);
@@ -342,7 +340,7 @@ impl Slot {
         self.again(why, out);
     }
 
-    /// What a start is that has no failure behind it.
+    // Reason of a start that does not follow a failure.
     fn anew(&self, reason: RestartReason, old_pid: Option<u32>) -> Why {
         match self.is_remote() {
             true if self.was_ready => Why::Reconnect { attempt: 0, resume: None },
@@ -381,13 +379,13 @@ impl Slot {
             Why::Reconnect { .. } if !first => {
                 Told::Reconnected { attempts, changed: self.revisions.since(&self.revisions_told) }
             }
-            // A restart of what never got to `online` is its first time there.
+            // The instance was never `online`: this is its first start.
             Why::First | Why::Again { .. } | Why::Reconnect { .. } => Told::Started {
                 after: now.saturating_duration_since(since),
                 tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
             },
         };
-        // A wake never left it.
+        // A wake does not change the status `online`.
         let was_postponed = std::mem::take(&mut self.machine_faults) > 0;
         if self.status != Status::Online {
             self.moves(Cause::Synced, self.refusal(), out);
@@ -405,15 +403,15 @@ impl Slot {
         }
     }
 
-    /// Clears the last failure of an instance that is healthy again. The reason why a new configuration did not come up
-    /// stays as long as the old configuration runs in its place.
+    // Clears the last failure of an instance that is healthy again. The reason why a new configuration did not start
+    // stays as long as the old configuration runs in its place.
     fn clear_error(&mut self) {
         if self.refused.is_none() {
             self.last_error = None;
         }
     }
 
-    /// Its server has said what it is.
+    // Stores the self-description of the server after a handshake.
     fn introduced(&mut self, server: Option<Arc<ServerInfo>>) {
         let known = self.server.as_ref().zip(server.as_ref());
         self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.is_as_capable(new)));
@@ -423,7 +421,7 @@ impl Slot {
         self.server = server;
     }
 
-    /// It was found to be of this era, or not to be of the other.
+    // Stores the detected protocol era.
     fn leans(&mut self, era: Era) {
         self.era = (era != Era::Sessions).then_some(era);
     }
@@ -432,17 +430,17 @@ impl Slot {
         self.phase = Phase::Ready { run, since: now, look_at: self.first_look(now) };
     }
 
-    /// When a run that has been ready since then is looked at whether anybody needs it.
+    // Time of the first check whether a run is idle; `None` if it never sleeps.
     fn first_look(&self, ready: Instant) -> Option<Instant> {
         match self.spec.keep {
-            // Nothing is saved by a connection that sleeps.
+            // A sleeping connection would save no resources.
             Keep::Listed | Keep::Lazy if self.is_remote() => None,
             Keep::Listed | Keep::Lazy => idle::first_look(&self.spec.policy.idle, ready),
             Keep::AlwaysOn => None,
         }
     }
 
-    /// Ends the run that is there, and what is beside it. One that was to sleep is being ended already.
+    // Ends the current run and the one beside it. A run that was falling asleep has already received its stop.
     fn end_run(&mut self, kind: StopKind, then: Then, out: &mut Vec<Effect>) {
         self.dismiss(kind, out);
         let Some(run) = self.run() else { return };
@@ -452,7 +450,7 @@ impl Slot {
         self.phase = Phase::Stopping { run, kind, then };
     }
 
-    /// What is said beside a status as long as the configuration is one that did not come up.
+    // Status message while the configured specification is one that did not start.
     fn refusal(&self) -> Option<String> {
         let Refusal { reason, .. } = self.refused.as_ref()?;
         Some(format!("the new configuration did not come up: {reason}; the old one stays until a restart"))
@@ -480,7 +478,7 @@ impl Slot {
         format!("{stopped}waiting for its user to give {}", self.spec.missing.join(", "))
     }
 
-    /// Ends its life. A removal is told here, once, with the end of its last process.
+    // Ends the life of the instance. A removal is reported here, once, after the end of its last process.
     fn over(&mut self, exit: Option<WorkerExit>, out: &mut Vec<Effect>) {
         self.phase = Phase::Over;
         if let Some((active, dormant)) = self.removal.take() {
@@ -498,12 +496,12 @@ impl Slot {
         if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
             return None;
         }
-        // The restart ends the old configuration and starts the new one.
+        // A restart replaces the old configuration with the new one.
         let refused = self.refused.as_ref().map(|_| Remedy::Restart);
         Remedy::of(self.status, self.want == Want::Stopped, self.is_remote()).or(refused)
     }
 
-    /// One start at a time holds a permit: an earlier one is on its way out.
+    // A slot holds one permit at a time: the run of an earlier one is already ending.
     fn hold_permit(&mut self, now: Instant, run: Run, at_most: Duration, out: &mut Vec<Effect>) {
         if let Some((held, _)) = self.permit.replace((run, now + at_most)) {
             out.push(Effect::ReleasePermit(held));
@@ -517,7 +515,7 @@ impl Slot {
         }
     }
 
-    /// Refuses the callers that wait with the status, its cause and the next step.
+    // Refuses the waiting callers with the status, its cause and the next step.
     fn refuse(&mut self, out: &mut Vec<Effect>) {
         self.called = false;
         let name = &self.spec.name;

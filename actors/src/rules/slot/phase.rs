@@ -1,156 +1,156 @@
-//! Where an instance is in its life, and why it came there.
+//! Phases of the life of an instance, and the reasons of its starts.
 
 use std::time::{Duration, Instant};
 
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::ids::Run;
 
-/// What a person wants of an instance. A stop always wins, and only a start undoes it.
+/// State of an instance requested by a person. A stop takes precedence over every other request; only a start ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Want {
-    /// To be there when called.
+    /// Available for calls.
     Running,
-    /// To stay down, whoever calls.
+    /// Stopped, regardless of calls.
     Stopped,
 }
 
-/// Why a run is started: what it is announced as when it is ready.
+/// Reasons for the start of a run. They determine the event emitted when the run is ready.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Why {
-    /// For the first time.
+    /// First start.
     First,
-    /// Again.
+    /// Restart of a process.
     Again {
-        /// After what.
+        /// Cause of the restart.
         reason: RestartReason,
-        /// The process before.
+        /// Process ID of the run before.
         old_pid: Option<u32>,
-        /// Unwanted exits in the window; 0 after a person's request.
+        /// Number of unwanted exits in the window; 0 after a request of a person.
         attempt: usize,
     },
-    /// The connection to a remote server is made anew.
+    /// New connection to a remote server.
     Reconnect {
-        /// Its number in the schedule; 0 for one that no failure has brought about.
+        /// Number of the attempt in its schedule; 0 if it does not follow a failure.
         attempt: u32,
-        /// A caller wanted it before its time, which was this: the schedule goes on if it fails.
+        /// Scheduled time of an attempt that a caller triggered earlier. The schedule continues if the attempt fails.
         resume: Option<Instant>,
     },
-    /// A call wakes it. The status stays `online`.
+    /// Wake by a call. The status stays `online`.
     Wake {
-        /// Asleep since then.
+        /// Start of the sleep.
         since: Instant,
-        /// The call came then.
+        /// Time of the call.
         asked: Instant,
     },
 }
 
-/// Where an instance is in its life.
+/// Phase of the life of an instance.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Phase {
     /// A required value is missing.
     Unconfigured,
-    /// Waits for a start permit.
+    /// The instance waits for a start permit.
     Queued {
-        /// What for.
+        /// Reason of the start.
         why: Why,
-        /// Whether the permit was asked for with a caller waiting.
+        /// True if the permit was requested with a waiting caller.
         urgent: bool,
     },
-    /// A worker is there; handshake and discovery.
+    /// A worker runs; handshake and discovery are in progress.
     Starting {
-        /// The incarnation.
+        /// Current run.
         run: Run,
-        /// What for.
+        /// Reason of the start.
         why: Why,
-        /// When its permit was granted.
+        /// Time at which the permit was granted.
         since: Instant,
     },
-    /// Takes calls.
+    /// The run accepts calls.
     Ready {
-        /// The incarnation.
+        /// Current run.
         run: Run,
-        /// When it came to this.
+        /// Time at which the run became ready.
         since: Instant,
-        /// When it is looked at whether anybody needs it; none if it never sleeps.
+        /// Time of the next check whether the server is idle; `None` if it never sleeps.
         look_at: Option<Instant>,
     },
-    /// Nobody needs it: it takes no calls any more, and is being ended.
+    /// The server is idle: the run accepts no more calls and is being ended.
     FallingAsleep {
-        /// The incarnation.
+        /// Current run.
         run: Run,
-        /// Since when.
+        /// Start of this phase.
         since: Instant,
-        /// How long nobody had needed it then.
+        /// Idle time before this phase.
         idle: Duration,
     },
-    /// The link is alive and its lists cannot be read, or are being read anew. Calls are tried on the link.
+    /// The connection works, but the lists cannot be read or are being read again. Calls are accepted.
     Undiscovered {
-        /// The incarnation.
+        /// Current run.
         run: Run,
-        /// What it was started for.
+        /// Reason of the start.
         why: Why,
-        /// When it was started.
+        /// Time at which the permit was granted.
         since: Instant,
-        /// Failed discoveries; 0 while the first one after a reconnect is under way.
+        /// Number of failed discoveries; 0 during the first one after a reconnection.
         attempt: u32,
-        /// The next one; none while one is under way.
+        /// Time of the next discovery; `None` while one is in progress.
         retry_at: Option<Instant>,
     },
-    /// The remote server is not connected; it is tried again.
+    /// The remote server is not connected and will be retried.
     Reconnecting {
-        /// When.
+        /// Time of the next attempt.
         until: Instant,
-        /// Which attempt that is.
+        /// Number of the next attempt.
         attempt: u32,
     },
-    /// The remote server does not accept the credentials: nothing is tried until they change.
+    /// The remote server rejects the credentials. The connection is not retried until they change.
     Reauth,
-    /// The remote server was tried as often as the policy says.
+    /// The attempts of the policy to connect to the remote server are exhausted.
     Exhausted {
-        /// How often.
+        /// Number of failed attempts.
         attempts: u32,
     },
-    /// A restart's delay.
+    /// The delay of a restart is running.
     Backoff {
-        /// When it is over.
+        /// End of the delay.
         until: Instant,
-        /// What for.
+        /// Reason of the start.
         why: Why,
     },
-    /// Asleep, its tools listed. The next call wakes it.
+    /// The instance sleeps, with its tools listed. The next call wakes it.
     Dormant {
-        /// Since when.
+        /// Start of the sleep.
         since: Instant,
-        /// A call before this waits until then: it never shortens a restart's delay.
+        /// Earliest start after a call: a call does not shorten the delay of a restart.
         not_before: Instant,
     },
     /// The run is being ended.
     Stopping {
-        /// The incarnation.
+        /// Current run.
         run: Run,
-        /// Why, for the event.
+        /// Reason of the stop, for the event.
         kind: StopKind,
-        /// What comes after.
+        /// Action after the end.
         then: Then,
     },
-    /// Down until a person starts it.
+    /// The instance is stopped until a person starts it.
     Stopped,
-    /// Ended once too often.
+    /// The restart budget is exhausted.
     Failed,
-    /// Removed, or the satellite is ending. Nothing comes after.
+    /// The instance is removed, or the satellite is shutting down. No other phase follows.
     Over,
 }
 
-/// What comes after a run was ended on request.
+/// Action after the requested end of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Then {
-    /// Stay down.
+    /// Stay stopped.
     Stop,
     /// Start again.
     Again(Why),
     /// Wait for the configuration to be completed.
     AwaitConfig,
-    /// Nothing.
+    /// Remove the instance.
     Over,
 }

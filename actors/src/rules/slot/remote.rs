@@ -1,11 +1,11 @@
-//! What is special about an instance whose server is somewhere else: it has a connection instead of a process, which is
-//! tried again for ever where the policy says so, and credentials that can change while it runs.
+//! Behaviour of remote instances. A remote instance has a connection instead of a process. The connection is retried
+//! without limit if the policy permits it, and the credentials can change during a run.
 //!
 //! ```text
 //!             lost, or not reached                 its time, a call, a person
 //!  Ready ──────────────────────────▶ Reconnecting ────────────────────────────▶ Queued ─▶ Starting
 //!    ▲  │  │                          ▲        │                                            │   │
-//!    │  │  └─ refused ─▶ Reauth       │        └ once too often ─▶ Exhausted                │   │
+//!    │  │  └─ refused ─▶ Reauth       │        └ too many tries ─▶ Exhausted                │   │
 //!    │  │                             └──────────────────────────────── not reached ────────┘   │
 //!    │  └──────────────── forced: Stopping ─▶ Queued                                            │
 //!    └───────────────────────── lists are read ◀── Undiscovered (takes calls) ◀── initialized ──┘
@@ -23,49 +23,42 @@ use crate::model::status::{self, Cause, Status};
 use crate::rules::restart;
 use crate::rules::retry::{self, Class};
 
-/// What a health check has changed.
+/// Change of the health of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HealthNews {
-    /// So many checks in a row have failed.
+    /// Too many consecutive checks have failed.
     Degraded {
-        /// How many.
+        /// Number of consecutive failures.
         failures: u32,
-        /// The last one's reason.
+        /// Error of the last check.
         last_error: String,
     },
-    /// It answers again.
+    /// The server answers again.
     Restored {
-        /// After so many.
+        /// Number of failures before.
         failures: u32,
-        /// The last one's reason.
+        /// Error of the last failed check.
         last_error: Option<String>,
     },
 }
 
-/// Where a remote instance is that is not connected, as far as a new supervisor must know.
+// State of a remote instance without a connection, as far as a new supervisor needs it.
 #[derive(Debug, Clone)]
 pub(super) enum Away {
-    Reconnecting {
-        until: Instant,
-        attempt: u32,
-    },
-    /// An attempt was under way.
-    Attempting {
-        attempt: u32,
-    },
+    Reconnecting { until: Instant, attempt: u32 },
+    // An attempt was in progress.
+    Attempting { attempt: u32 },
     Reauth,
-    Exhausted {
-        attempts: u32,
-    },
+    Exhausted { attempts: u32 },
 }
 
 impl Slot {
-    /// Whether its server is somewhere else.
+    /// Returns true if the server is remote.
     pub fn is_remote(&self) -> bool {
         self.spec.is_remote()
     }
 
-    /// The connection of a remote instance.
+    /// Returns the state of the connection; `None` for a process.
     pub fn connection(&self) -> Option<Connection> {
         let connection = match &self.phase {
             Phase::Starting { .. } if self.initialized_at.is_some() => Connection::Connected,
@@ -77,7 +70,7 @@ impl Slot {
             Phase::Ready { .. } | Phase::Undiscovered { .. } => Connection::Connected,
             Phase::Reconnecting { .. } => Connection::Reconnecting,
             Phase::Reauth | Phase::Exhausted { .. } => Connection::Error,
-            // A process's.
+            // Phases of processes only.
             Phase::FallingAsleep { .. } | Phase::Dormant { .. } | Phase::Backoff { .. } | Phase::Failed => {
                 Connection::Disconnected
             }
@@ -88,7 +81,7 @@ impl Slot {
     pub(super) fn away(&self) -> Option<Away> {
         match &self.phase {
             Phase::Reconnecting { until, attempt } => Some(Away::Reconnecting { until: *until, attempt: *attempt }),
-            // An attempt that was interrupted has not happened: its schedule goes on, or it is made again.
+            // An interrupted attempt does not count: its schedule continues, or the attempt is repeated.
             Phase::Queued { why: Why::Reconnect { attempt, resume: Some(until) }, .. }
             | Phase::Starting { why: Why::Reconnect { attempt, resume: Some(until) }, .. } => {
                 Some(Away::Reconnecting { until: *until, attempt: *attempt })
@@ -114,22 +107,21 @@ impl Slot {
         }
     }
 
-    /// Its status says that it was lost or not reached; an attempt that is under way changes that only when it succeeds.
+    // The status shows a lost connection. An attempt in progress changes it only when it succeeds.
     fn is_known_to_be_away(&self) -> bool {
         matches!(self.status, Status::Offline | Status::Error)
     }
 
-    /// An attempt at once. What was scheduled goes on if it fails and nobody but a caller had wanted it.
+    // `resume` is the scheduled time that stays in effect if the attempt fails; `None` if the backoff begins anew.
     pub(super) fn attempt_now(&mut self, attempt: u32, resume: Option<Instant>, out: &mut Vec<Effect>) {
         self.queue(Why::Reconnect { attempt, resume }, out);
     }
 
-    /// A person: give up the connection, if there is one, and make another.
     pub(super) fn on_reconnect(&mut self, out: &mut Vec<Effect>) {
         if !self.is_remote() {
             return self.on_restart(out);
         }
-        // A person waits for it: in front of those that nobody waits for.
+        // A person waits for this connection: it takes precedence over starts without a waiting caller.
         let waited_for = std::mem::replace(&mut self.called, true);
         match &mut self.phase {
             Phase::Ready { .. } | Phase::Undiscovered { .. } => {
@@ -139,12 +131,12 @@ impl Slot {
             }
             // The timer is cancelled and the backoff begins anew.
             Phase::Reconnecting { .. } => self.attempt_now(0, None, out),
-            // A remote instance fails for good only where it was set aside for a fault of ours.
+            // A remote instance is in `Failed` only if it was set aside after panics of its supervisor.
             Phase::Reauth | Phase::Exhausted { .. } | Phase::Failed => {
                 self.moves(Cause::Asked, Some("reconnecting on request".to_owned()), out);
                 self.attempt_now(0, None, out);
             }
-            // It is under way already; if it fails the backoff begins anew.
+            // An attempt is already in progress. If it fails, the backoff begins anew.
             Phase::Queued { why, urgent } => {
                 if let Why::Reconnect { attempt, resume } = why {
                     (*attempt, *resume) = (0, None);
@@ -171,12 +163,12 @@ impl Slot {
                 self.called = waited_for;
                 out.push(self.denied_removed("reconnect"));
             }
-            // A process's.
+            // Phases of processes only.
             Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } => {}
         }
     }
 
-    /// The run of a remote instance ended unasked.
+    // The run of a remote instance ended without a request.
     pub(super) fn lost(
         &mut self,
         now: Instant,
@@ -185,14 +177,14 @@ impl Slot {
         exit: WorkerExit,
         out: &mut Vec<Effect>,
     ) {
-        // Who waited was let in when it was there, or waits for this attempt, which has failed: one that greets and goes
-        // before anybody is in would else be tried for them without a pause.
+        // Callers of an established connection were already admitted and no longer count. Otherwise a server that
+        // disconnects right after the handshake would be retried for them without a pause.
         let is_attempt = matches!(ended, Phase::Starting { .. } | Phase::Undiscovered { attempt: 0, .. });
         self.called &= is_attempt;
         let failure = match exit.cause {
             ExitCause::Lost(failure) => failure,
             ExitCause::Panicked(how) => Failure::sent(FailureKind::Panicked(how)),
-            // A session that ended by itself although it was not asked to.
+            // The session ended by itself.
             cause => Failure::sent(FailureKind::Broken(WorkerExit::because(cause).reason())),
         };
         let reason = failure.to_string();
@@ -200,8 +192,8 @@ impl Slot {
         self.tell_disconnected(false, out);
         let class = retry::class(&failure.kind);
         if class == Class::Unauthorized {
-            // They have changed while it was found out that the old ones are not accepted. What was sent with those has been
-            // answered by now if that is long ago.
+            // The credentials changed while the server rejected the old ones. A change longer ago does not count: every
+            // request with the old credentials has been answered since.
             let patience = self.spec.policy.session.request_timeout_max;
             if self.newer_credentials.take().is_some_and(|since| now.saturating_duration_since(since) < patience) {
                 self.moves(Cause::Lost, Some(format!("{reason}; its credentials have changed meanwhile")), out);
@@ -213,8 +205,9 @@ impl Slot {
             self.refuse(out);
             return;
         }
-        // What fails while connected begins a schedule; a failed attempt goes on with its own. It has succeeded when the
-        // lists are read: a server that greets and goes is not tried every second.
+        // A failure of an established connection begins a new schedule; a failed attempt continues its own. An attempt
+        // succeeds only when the lists are read: a server that disconnects after the handshake is not retried every
+        // second.
         let (attempt, resume) = match ended {
             Phase::Starting { why: Why::Reconnect { attempt, resume }, .. }
             | Phase::Undiscovered { why: Why::Reconnect { attempt, resume }, .. } => {
@@ -248,14 +241,14 @@ impl Slot {
             }
             Some(until)
         };
-        // Whoever waited for this attempt has waited for it; whoever comes later makes another.
+        // The callers of this attempt receive its error; later callers trigger another attempt.
         if is_attempt {
             self.called = false;
             out.push(Effect::Unreachable { last_error: reason, retry_at });
         }
     }
 
-    /// The same as before is no news: a server that is away for a week is told once.
+    // Does not repeat the same status and message: a server that is unreachable for a week is reported once.
     fn moves_on(&mut self, cause: Cause, message: String, out: &mut Vec<Effect>) {
         let same = status::next(self.status, cause) == Some(self.status) && self.message.as_ref() == Some(&message);
         if !same {
@@ -263,7 +256,7 @@ impl Slot {
         }
     }
 
-    /// Once for each time that it was told to be there.
+    // Reports a closed connection once for each established one.
     pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<Effect>) {
         if std::mem::take(&mut self.told_connected) {
             self.revisions_told = self.revisions;
@@ -271,7 +264,7 @@ impl Slot {
         }
     }
 
-    /// What checks have found, also of one whose lists are still being read.
+    // Also accepted while the lists are being read.
     pub(super) fn on_health(&mut self, run: Run, news: HealthNews, out: &mut Vec<Effect>) {
         if self.run() != Some(run) || matches!(self.phase, Phase::Stopping { .. }) {
             return;
@@ -283,7 +276,7 @@ impl Slot {
         out.push(Effect::Tell(Told::Health(news)));
     }
 
-    /// It has shaken hands, and so it is well: what checks had found of a connection before this one is over.
+    // A completed handshake ends a degradation of the connection before.
     pub(super) fn is_well(&mut self, out: &mut Vec<Effect>) {
         self.health = Health::Healthy;
         if let Some((failures, last_error)) = self.degraded.take() {
@@ -292,7 +285,7 @@ impl Slot {
         }
     }
 
-    /// The machine was suspended for so long, and no clock of ours has seen it.
+    // The monotonic clock did not run during the suspension, so deadlines are moved earlier.
     pub(super) fn on_woke(&mut self, now: Instant, asleep: Duration, out: &mut Vec<Effect>) {
         let earlier = |at: Instant| at.checked_sub(asleep).unwrap_or(now);
         match &mut self.phase {
@@ -305,9 +298,9 @@ impl Slot {
                 *until = earlier(*until);
             }
             Phase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
-            // Its connections may be dead, and nobody has told.
+            // The connection may have been lost without notice.
             Phase::Ready { run, .. } if self.spec.is_remote() => out.push(Effect::Check(*run)),
-            // Nothing of theirs is overdue.
+            // No deadline to move.
             Phase::Unconfigured
             | Phase::Queued { .. }
             | Phase::Starting { .. }
@@ -324,11 +317,11 @@ impl Slot {
         self.on_tick(now, None, out);
     }
 
-    /// Whether it is on its way to an outcome that a person waits for.
+    /// Returns true if the instance is in transition to a state that a person waits for.
     pub fn is_under_way(&self) -> bool {
         match &self.phase {
             Phase::Queued { .. } | Phase::Starting { .. } | Phase::Stopping { .. } => self.want == Want::Running,
-            // Connected, and its lists are being read.
+            // The connection is established, and the lists are being read.
             Phase::Undiscovered { retry_at: None, .. } => true,
             Phase::Unconfigured
             | Phase::Ready { .. }

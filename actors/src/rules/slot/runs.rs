@@ -1,4 +1,4 @@
-//! What becomes of a run: permit, handshake, lists, the end, and what time brings.
+//! Events of a run: permit, handshake, discovery, end, and deadlines.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,8 @@ impl Slot {
         self.dialled = self.is_remote().then_some(run);
         self.attempts += u32::from(self.is_remote());
         match why {
-            // The status stays what it is until it is there: `online` where it sleeps, `offline` where it was lost.
+            // The status does not change before the run is ready: `online` for a sleeping instance, `offline` for a
+            // lost connection.
             Why::Wake { .. } => {}
             Why::Reconnect { .. } if matches!(self.status, Status::Offline | Status::Error | Status::Connecting) => {}
             Why::Reconnect { .. } => self.moves(Cause::Attempt, Some("connecting".to_owned()), out),
@@ -56,11 +57,11 @@ impl Slot {
         self.introduced(Some(server));
         self.is_well(out);
         match why {
-            // Its tools are known: it answers after the handshake.
+            // The tools are known, so calls are answered after the handshake.
             Why::Wake { .. } if self.catalogue.is_some() => self.ready(now, run, &why, since, out),
             Why::Wake { .. } => {}
             Why::First | Why::Again { .. } => self.moves(Cause::Initialized, None, out),
-            // Whoever waits is answered at once, and beside it is found out what has changed.
+            // Waiting callers are admitted at once, and changes of the catalogue are discovered meanwhile.
             Why::Reconnect { .. } => {
                 if self.status != Status::Connecting {
                     self.moves(Cause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
@@ -72,8 +73,8 @@ impl Slot {
         }
     }
 
-    /// Adds a line of stdout that is not JSON-RPC to the status of a starting instance: it may be the reason why the
-    /// server never answers.
+    // Adds a line of stdout that is not JSON-RPC to the status of a starting instance: it may be the reason why the
+    // server does not answer.
     pub(super) fn on_printed(&mut self, run: Run, line: &str, out: &mut Vec<Effect>) {
         if let Phase::Starting { run: current, why, .. } = &self.phase
             && *current == run
@@ -83,7 +84,7 @@ impl Slot {
         }
     }
 
-    /// A call has succeeded on a link whose lists could not be read: they are read again before their time.
+    // A call succeeded although the lists could not be read: they are read again before the scheduled time.
     pub(super) fn on_recovered(&mut self, run: Run, out: &mut Vec<Effect>) {
         if let Phase::Undiscovered { run: current, retry_at: retry_at @ Some(_), .. } = &mut self.phase
             && *current == run
@@ -101,7 +102,7 @@ impl Slot {
             return;
         }
         match &self.phase {
-            // The server announced a change: the lists were read again under an instance that is online.
+            // The server announced a change and its lists were read again.
             Phase::Ready { .. } => self.learn(catalogue, out),
             Phase::Starting { why, since, .. } => {
                 let (why, since) = (why.clone(), *since);
@@ -120,7 +121,7 @@ impl Slot {
                 self.learn(catalogue, out);
                 self.ready(now, run, &why, since, out);
             }
-            // It is ending, perhaps because it was configured anew: what it says now is no longer told.
+            // The run is ending, perhaps under another configuration: its lists are no longer reported.
             Phase::FallingAsleep { .. } | Phase::Stopping { .. } => {}
             Phase::Unconfigured
             | Phase::Reconnecting { .. }
@@ -147,7 +148,7 @@ impl Slot {
         out.push(Effect::Tell(Told::Discovered { before, now: catalogue }));
     }
 
-    /// The lists cannot be read, and are read again not before the server wants to be asked.
+    // `pause` is the minimum delay that the server requests.
     pub(super) fn on_discovery_failed(
         &mut self,
         now: Instant,
@@ -163,7 +164,7 @@ impl Slot {
         let (why, since, attempt) = match &self.phase {
             Phase::Starting { why, since, .. } => (why.clone(), *since, 1),
             Phase::Undiscovered { why, since, attempt, .. } => (why.clone(), *since, attempt + 1),
-            // The old catalogue stays; the next `list_changed` reads again.
+            // The old catalogue stays; the next `list_changed` triggers another discovery.
             Phase::Ready { .. } => {
                 self.last_error = Some(reason);
                 return;
@@ -187,7 +188,7 @@ impl Slot {
         self.last_error = Some(reason);
         self.phase = Phase::Undiscovered { run, why, since, attempt, retry_at: Some(now + delay) };
         self.moves(Cause::Failed, Some(message), out);
-        // Who waits is tried on the live link: that is how recovery is noticed.
+        // Waiting callers are admitted, because a successful call shows that the server has recovered.
         out.push(Effect::Admit(run));
     }
 
@@ -198,7 +199,7 @@ impl Slot {
             return;
         }
         let old_pid = exit.pid.or(self.pid);
-        // A panic tells nothing but itself.
+        // After a panic the exit does not contain the duration of the run.
         let connected = exit.ran.is_some() || self.initialized_at.is_some();
         self.last_exit = Some(exit.reason());
         self.pid = None;
@@ -207,7 +208,7 @@ impl Slot {
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Stopping { kind, then, .. } => {
                 if self.dialled == Some(run) {
-                    // That it is removed is told of a connection in every state.
+                    // The removal of a connection is reported in every state.
                     self.told_connected |= kind == StopKind::Uninstall;
                     self.tell_disconnected(true, out);
                 } else if self.removal.is_none() {
@@ -235,13 +236,13 @@ impl Slot {
                 self.sleeps(now, now);
             }
             Phase::Ready { .. } if self.has_successor() => self.succeeds(now, &exit, old_pid, out),
-            // Or it ended by itself in the moment in which it was to sleep.
+            // `FallingAsleep`: the process exited by itself just before it was stopped.
             Phase::Ready { .. } | Phase::FallingAsleep { .. } => self.unwanted(now, &exit, old_pid, true, out),
             Phase::Starting { why, .. } if matches!(exit.cause, ExitCause::Machine(_)) => {
                 self.postpone(now, why, &exit, out);
             }
             Phase::Starting { .. } | Phase::Undiscovered { .. } => self.unwanted(now, &exit, old_pid, false, out),
-            // These have no run: the check above ended it.
+            // Phases without a run; excluded by the check above.
             Phase::Unconfigured
             | Phase::Reconnecting { .. }
             | Phase::Reauth
@@ -255,11 +256,12 @@ impl Slot {
         }
     }
 
-    /// Repeats a start that the machine could not carry out. Nobody is charged, and it is not counted as a restart.
+    // Repeats a start that the machine could not execute. It is not charged to any budget and does not count as a
+    // restart.
     fn postpone(&mut self, now: Instant, why: Why, exit: &WorkerExit, out: &mut Vec<Effect>) {
         let (delay, message) = self.machine_fault(exit);
         match why {
-            // The tools of a sleeping server stay listed; only the message changes.
+            // The tools of a sleeping instance stay listed; only the message changes.
             Why::Wake { .. } => self.remark(Some(message), out),
             Why::First | Why::Again { .. } | Why::Reconnect { .. } => self.moves(Cause::Ended, Some(message), out),
         }
@@ -267,7 +269,7 @@ impl Slot {
         self.phase = Phase::Backoff { until: now + delay, why };
     }
 
-    /// Counts a start that the machine could not carry out: the delay until the next one, and the message that says so.
+    // Counts a start that the machine could not execute. Returns the delay until the next one, and the status message.
     pub(super) fn machine_fault(&mut self, exit: &WorkerExit) -> (Duration, String) {
         self.machine_faults = self.machine_faults.saturating_add(1);
         let (delay, reason) = (restart::machine_fault_delay(self.machine_faults), exit.reason());
@@ -276,7 +278,7 @@ impl Slot {
         (delay, message)
     }
 
-    /// Every unwanted exit is charged to the one budget, whatever its code.
+    // Charges every unwanted exit to the same budget, whatever its code.
     fn unwanted(&mut self, now: Instant, exit: &WorkerExit, old_pid: Option<u32>, ready: bool, out: &mut Vec<Effect>) {
         let crash = exit.is_crash();
         let policy = &self.spec.policy.restart;
@@ -330,7 +332,7 @@ impl Slot {
         }
     }
 
-    /// One that never sleeps has no time at which it is looked at.
+    // Only instances that may sleep have a time for the next idle check.
     pub(super) fn on_make_room(&mut self, idle: Duration, out: &mut Vec<Effect>) {
         if let Phase::Ready { run, look_at: Some(_), .. } = self.phase
             && self.beside.is_none()
@@ -369,16 +371,16 @@ impl Slot {
                 let verdict = activity.map(|activity| idle::look(policy, *since, activity, now));
                 *look_at = match verdict {
                     Some(idle::Verdict::LookAgain(at)) => at,
-                    // Looked at again if a call slips in.
+                    // The sleep is refused if a call has arrived: then this is the time of the next check.
                     Some(idle::Verdict::Idle(idle)) if alone => {
                         out.push(Effect::TrySleep { run: *run, idle });
                         idle::next_look(policy, *since, now)
                     }
-                    // A rolling update comes first.
+                    // A rolling update is in progress and takes precedence.
                     Some(idle::Verdict::Idle(_)) | None => idle::next_look(policy, *since, now),
                 };
             }
-            // Nothing is due.
+            // No deadline has passed.
             Phase::Unconfigured
             | Phase::Reconnecting { .. }
             | Phase::Reauth
@@ -403,7 +405,7 @@ impl Slot {
                 self.phase = Phase::FallingAsleep { run, since: now, idle };
                 out.push(Effect::Stop(run));
             }
-            // It is said in the same breath in which it was tried: nothing can have come between.
+            // Unreachable: `Sleep` is sent in the same handler that tried the sleep, so no other input intervenes.
             Phase::Unconfigured
             | Phase::Reconnecting { .. }
             | Phase::Reauth

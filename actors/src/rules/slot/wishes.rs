@@ -1,4 +1,4 @@
-//! What people, the configuration and callers want of an instance: each wish in each phase.
+//! Requests of people, configuration and callers: the effect of each in each phase.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,7 @@ impl Slot {
                     self.await_config(out);
                 }
             }
-            // The old run is still ending: it starts again when that is done.
+            // The old run is still ending; the start follows.
             Phase::Stopping { then: Then::Stop, .. } => {
                 self.want = Want::Running;
                 self.history.clear();
@@ -42,7 +42,7 @@ impl Slot {
                 self.history.clear();
                 self.remark(Some(self.missing_message()), out);
             }
-            // It takes a decision, not a wish, to leave these.
+            // A start does not end these phases: each has its own remedy.
             Phase::Failed => out.push(self.denied("start", "it failed permanently", Some(Remedy::Restart))),
             Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
                 out.push(self.denied_unconfigured("start"));
@@ -52,7 +52,7 @@ impl Slot {
             }
             Phase::Exhausted { .. } => self.on_reconnect(out),
             Phase::Stopping { then: Then::Over, .. } => out.push(self.denied_removed("start")),
-            // Wanted already.
+            // Already requested.
             Phase::Queued { .. }
             | Phase::Starting { .. }
             | Phase::Ready { .. }
@@ -99,7 +99,7 @@ impl Slot {
                 self.moves(Cause::Stopped, Some("stopping".to_owned()), out);
                 self.refuse(out);
             }
-            // Stopped already, or ending for good.
+            // Already stopped, or ending permanently.
             Phase::Stopping { .. } | Phase::Stopped | Phase::Over => {}
         }
     }
@@ -123,7 +123,7 @@ impl Slot {
                 self.end_run(StopKind::Manual, Then::Again(again), out);
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
             }
-            // A wake's permit is asked for already, and is as good for this.
+            // The requested permit of a wake is equally valid for a restart.
             Phase::Queued { why: Why::Wake { .. }, .. }
             | Phase::Backoff { .. }
             | Phase::Dormant { .. }
@@ -133,9 +133,9 @@ impl Slot {
                 self.moves(Cause::Asked, Some("restarting on request".to_owned()), out);
                 self.begin_again(RestartReason::Manual, None, out);
             }
-            // A connection's, which is made anew instead.
+            // Phases of a remote instance, for which `on_reconnect` is used.
             Phase::Reconnecting { .. } | Phase::Reauth | Phase::Exhausted { .. } => {}
-            // A start is on its way already; the clean slate is what is new.
+            // A start is already requested; only the exit history changes.
             Phase::Queued { .. } | Phase::Stopping { then: Then::Again(_), .. } => self.history.clear(),
             Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => {
                 out.push(self.denied("restart", "it was stopped on request", Some(Remedy::Start)));
@@ -161,8 +161,8 @@ impl Slot {
             return;
         }
         let takes_calls = matches!(self.phase, Phase::Ready { .. });
-        // It did not come up. It is tried again only where the old one goes on if it still does not. (A supervisor that
-        // died and is back is told of it before that.)
+        // This configuration did not start before. It is retried only beside a run of the old one, which continues if
+        // it fails again. A supervisor that was restarted after a panic receives the update before that run is ready.
         if !takes_calls && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec) {
             return;
         }
@@ -182,7 +182,7 @@ impl Slot {
         }
         self.takes_on(spec);
         self.dismiss(StopKind::Config, out);
-        // Connections have permits of their own: what it asked for was of the other kind.
+        // Processes and connections have separate permits.
         if other_kind && complete && matches!(self.phase, Phase::Queued { .. }) {
             out.push(Effect::WithdrawPermit);
         }
@@ -211,7 +211,7 @@ impl Slot {
                 out.push(Effect::WithdrawPermit);
                 self.await_config(out);
             }
-            // It has not started yet, and will with the new configuration.
+            // The start follows with the new configuration.
             Phase::Queued { why: Why::First, .. } if other_kind => self.queue(Why::First, out),
             Phase::Queued { why: Why::First, .. } => {}
             Phase::Queued { why: Why::Again { .. }, .. } if !other_kind => {}
@@ -229,14 +229,14 @@ impl Slot {
                     self.await_config(out);
                 }
             }
-            // What is configured will be started when a person, or the rest of the configuration, allows it.
+            // The start follows when a person requests it or the missing values are set.
             Phase::Stopped | Phase::Stopping { .. } | Phase::Over => {}
         }
     }
 
-    /// Whether another configuration needs no other run.
+    // True if the current run, or the sleep, can continue under another configuration.
     fn goes_on_under(&self, spec: &InstanceSpec) -> bool {
-        // One that sleeps is to be started where the new configuration lets it sleep no more.
+        // A sleeping instance must start if the new configuration does not permit sleep.
         let wakes = spec.keep == Keep::AlwaysOn && self.spec.keep != Keep::AlwaysOn && self.sleeps_on();
         !wakes && self.spec.can_go_on_as(spec)
     }
@@ -257,7 +257,7 @@ impl Slot {
         }
         // If only masked values changed, a run whose credentials were refused already had the new ones.
         let has_newer_credentials = self.is_remote() && !spec.has_credentials_of(&before);
-        // A new token of an authorization is no part of the specification, and is masked.
+        // A new OAuth token is not part of the specification, but of the mask.
         let has_newer_secrets = has_newer_credentials || (self.is_remote() && masks_more);
         match self.phase {
             Phase::Starting { run, .. } | Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => {
@@ -280,7 +280,7 @@ impl Slot {
                 self.moves(Cause::Attempt, Some(format!("its {what} changed")), out);
                 self.attempt_now(0, None, out);
             }
-            // The next run has it.
+            // The next run uses the new configuration.
             Phase::Unconfigured
             | Phase::Queued { .. }
             | Phase::FallingAsleep { .. }
@@ -295,14 +295,13 @@ impl Slot {
         }
     }
 
-    /// What comes after the run that is being ended.
     fn ends_in(&mut self, next: Then) {
         if let Phase::Stopping { then, .. } = &mut self.phase {
             *then = next;
         }
     }
 
-    /// Whether it sleeps, or is on its way there or back.
+    // True if the instance sleeps, falls asleep or is being woken.
     fn sleeps_on(&self) -> bool {
         self.is_dormant() || matches!(self.phase, Phase::FallingAsleep { .. })
     }
@@ -314,7 +313,7 @@ impl Slot {
             return;
         }
         match self.status {
-            // A value went missing under a run that is still ending, and is back: it is taken when that has ended.
+            // A required value was missing while the run ends, and is set again: the start follows the end.
             Status::AwaitingUserConfig => {
                 self.moves(Cause::Configured, Some("starting again when the old run has ended".to_owned()), out);
             }
@@ -370,7 +369,7 @@ impl Slot {
 
     pub(super) fn on_call(&mut self, now: Instant, out: &mut Vec<Effect>) {
         match &mut self.phase {
-            // One that is let in at once is no reason to stay awake for.
+            // A call that is admitted at once does not set `called`, which would keep a lazy instance awake.
             Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => out.push(Effect::Admit(*run)),
             Phase::Dormant { since, not_before } => {
                 self.called = true;
@@ -389,11 +388,11 @@ impl Slot {
                     out.push(Effect::RequestPermit { urgent: true });
                 }
             }
-            // The caller waits, up to its own deadline. It never shortens a restart's delay.
+            // The caller waits up to its own deadline. A call does not shorten the delay of a restart.
             Phase::Starting { .. } | Phase::Backoff { .. } | Phase::Stopping { then: Then::Again(_), .. } => {
                 self.called = true;
             }
-            // Nobody waits for the timer: the attempt is now, and all who come meanwhile share it.
+            // The attempt is made at once, and all callers that arrive meanwhile share it.
             Phase::Reconnecting { until, attempt } => {
                 self.called = true;
                 let (until, attempt) = (*until, *attempt);
@@ -404,8 +403,8 @@ impl Slot {
                 let attempts = *attempts;
                 self.attempt_now(attempts, None, out);
             }
-            // Too late for this run, which is not to use up the caller's time. Who still waits when it is gone calls again,
-            // and wakes the next.
+            // Too late for this run. It is ended quickly, so that it does not use up the time of the callers: those
+            // that still wait afterwards call again and wake the next run.
             Phase::FallingAsleep { run, .. } => {
                 if !std::mem::replace(&mut self.called, true) {
                     out.push(Effect::Hurry(*run));
