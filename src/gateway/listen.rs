@@ -21,7 +21,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
-use super::front::{self, Front};
+use super::front::{self, HttpFront};
 use crate::http_server::{Admission, HttpServer};
 
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
@@ -29,32 +29,32 @@ const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 const UNREAD_MS: u32 = 60_000;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Identity(Arc<ServerConfig>);
+pub(crate) struct TlsIdentity(Arc<ServerConfig>);
 
 /// Error in a certificate or its key. Contains neither a path nor any content of the files: the configured path may be
 /// the key itself.
 #[derive(Debug)]
-pub(crate) struct Unusable {
+pub(crate) struct CertificateError {
     // True for an error in the key file, false for one in the certificate file.
     pub(crate) is_key: bool,
     pub(crate) why: String,
 }
 
-pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
-    let config = read(cert, key).map_err(|Unusable { is_key, why }| {
+pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<TlsIdentity> {
+    let config = read(cert, key).map_err(|CertificateError { is_key, why }| {
         let path = if is_key { key } else { cert };
         io::Error::new(io::ErrorKind::InvalidData, format!("cannot use {}: {why}", path.display()))
     })?;
-    Ok(Identity(Arc::new(config)))
+    Ok(TlsIdentity(Arc::new(config)))
 }
 
-pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), Unusable> {
+pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), CertificateError> {
     read(cert, key).map(drop)
 }
 
-fn read(cert: &Path, key: &Path) -> Result<ServerConfig, Unusable> {
+fn read(cert: &Path, key: &Path) -> Result<ServerConfig, CertificateError> {
     crate::http::install_tls_provider();
-    let broken = |is_key| move |error: pem::Error| Unusable { is_key, why: in_our_words(&error) };
+    let broken = |is_key| move |error: pem::Error| CertificateError { is_key, why: in_our_words(&error) };
     let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let chain = chain.map_err(broken(false))?;
     if chain.is_empty() {
@@ -62,7 +62,7 @@ fn read(cert: &Path, key: &Path) -> Result<ServerConfig, Unusable> {
     }
     let secret = PrivateKeyDer::from_pem_file(key).map_err(broken(true))?;
     let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, secret);
-    let mut config = config.map_err(|error| Unusable { is_key: false, why: error.to_string() })?;
+    let mut config = config.map_err(|error| CertificateError { is_key: false, why: error.to_string() })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }
@@ -85,42 +85,42 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Certificate and connection limits of all listeners. Changes apply to future connections.
 #[derive(Debug)]
-pub(crate) struct Terms {
-    identity: RwLock<Option<Identity>>,
+pub(crate) struct ListenerTerms {
+    identity: RwLock<Option<TlsIdentity>>,
     connections: Arc<Connections>,
 }
 
-impl Terms {
-    pub(crate) fn new(identity: Option<Identity>, connections: Arc<Connections>) -> Self {
+impl ListenerTerms {
+    pub(crate) fn new(identity: Option<TlsIdentity>, connections: Arc<Connections>) -> Self {
         Self { identity: RwLock::new(identity), connections }
     }
 
-    pub(crate) fn set(&self, identity: Option<Identity>, limits: ConnectionLimits) {
+    pub(crate) fn set(&self, identity: Option<TlsIdentity>, limits: ConnectionLimits) {
         *self.identity.write().unwrap_or_else(PoisonError::into_inner) = identity;
         self.connections.set(limits);
     }
 
-    pub(crate) fn identity(&self) -> Option<Identity> {
+    pub(crate) fn identity(&self) -> Option<TlsIdentity> {
         self.identity.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct EndpointListener {
     // Duplicate of the socket, for a listener that replaces this one. `None` once it closes: as long as any duplicate
     // is open, the system accepts connections that no task serves.
     socket: Option<TcpListener>,
     server: HttpServer,
 }
 
-impl Door {
-    pub(crate) fn open(listener: TcpListener, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
+impl EndpointListener {
+    pub(crate) fn open(listener: TcpListener, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
         let server = HttpServer::start(listener, EndpointAdmission { terms }, front::handle.with_state(front))?;
         Ok(Self { socket, server })
     }
 
-    pub(crate) fn again(&self, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
+    pub(crate) fn again(&self, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open(socket.try_clone()?, front, terms)
     }
@@ -135,7 +135,7 @@ impl Door {
 /// Admits connections within the limits, and starts TLS if there is a certificate.
 #[derive(Debug)]
 struct EndpointAdmission {
-    terms: Arc<Terms>,
+    terms: Arc<ListenerTerms>,
 }
 
 impl Admission for EndpointAdmission {
@@ -159,7 +159,7 @@ impl Admission for EndpointAdmission {
     async fn prepare(&self, connection: Connection) -> io::Result<Self::Stream> {
         match self.terms.identity() {
             None => Ok(Either::Left(connection)),
-            Some(Identity(config)) => TlsAcceptor::from(config).accept(connection).await.map(Either::Right),
+            Some(TlsIdentity(config)) => TlsAcceptor::from(config).accept(connection).await.map(Either::Right),
         }
     }
 }

@@ -26,4 +26,4 @@ mod world;
 
 pub use panics::hush;
 pub use run::{LoadError, run, threads};
-pub(crate) use seams::Seams;
+pub(crate) use seams::TestHooks;

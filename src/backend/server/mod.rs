@@ -42,11 +42,11 @@ use tokio::time::{Duration, Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::clock::Clock;
+pub use self::clock::BackendClock;
 use self::database::Database;
 pub use self::database::DatabaseError;
-use self::refusal::Refusal;
-use self::schema::{BrokenSchema, Schemas};
+use self::refusal::ApiError;
+use self::schema::{PublishedSchemaError, SchemaValidators};
 use crate::config::TokenHash;
 use crate::http_server::{AdmitAll, HttpServer};
 
@@ -65,7 +65,7 @@ pub const EVENTS_MAX: usize = 10_000_000;
 
 /// Settings of a backend.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct BackendSettings {
     /// Directory of the database, the admin token and a registration token.
     pub data_dir: PathBuf,
     /// Seconds between the polls of satellites; without it 2, 10, 30 or 60.
@@ -75,13 +75,13 @@ pub struct Settings {
     /// Number of stored events of all satellites. Beyond it the oldest are deleted, even before they are 30 days old.
     pub events_max: usize,
     /// Clock of the backend.
-    pub clock: Clock,
+    pub clock: BackendClock,
 }
 
-impl Settings {
+impl BackendSettings {
     /// Returns the default settings for `data_dir`.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        let (poll_interval, clock) = (None, Clock::default());
+        let (poll_interval, clock) = (None, BackendClock::default());
         Self {
             data_dir: data_dir.into(),
             poll_interval,
@@ -94,7 +94,7 @@ impl Settings {
 
 /// Error that prevents a backend from starting.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum BackendOpenError {
     /// Another backend uses the data directory.
     #[error("a backend is already running on `{0}`; stop it first, or give this one another --data-dir")]
     InUse(PathBuf),
@@ -113,16 +113,16 @@ pub enum OpenError {
     Database(#[from] DatabaseError),
     /// A published schema cannot be used.
     #[error(transparent)]
-    Schema(#[from] BrokenSchema),
+    Schema(#[from] PublishedSchemaError),
     /// The first registration token cannot be created.
     #[error("cannot make a registration token; the log says why")]
     Token,
 }
 
-struct App {
-    settings: Settings,
+struct BackendState {
+    settings: BackendSettings,
     database: Database,
-    schemas: Arc<Schemas>,
+    schemas: Arc<SchemaValidators>,
     admin: TokenHash,
     // Last request of each satellite since the start.
     heard: Mutex<BTreeMap<String, Timestamp>>,
@@ -136,7 +136,7 @@ struct App {
     held: Semaphore,
 }
 
-impl App {
+impl BackendState {
     fn now(&self) -> Timestamp {
         self.settings.clock.now()
     }
@@ -160,27 +160,27 @@ impl App {
 }
 
 /// Opened backend, ready to serve.
-pub struct Backend {
-    app: Arc<App>,
-    home: home::Home,
+pub struct BackendServer {
+    app: Arc<BackendState>,
+    home: home::BackendDataDir,
     // Lock on the data directory.
     lock: Flock<File>,
 }
 
-impl Backend {
+impl BackendServer {
     /// Opens the data directory in `settings` and creates what is missing.
     ///
     /// # Errors
     ///
     /// Returns an error if another backend uses the directory, or if files, database or schemas cannot be used.
-    pub async fn open(settings: Settings) -> Result<Self, OpenError> {
-        let home = home::Home::new(&settings.data_dir)?;
+    pub async fn open(settings: BackendSettings) -> Result<Self, BackendOpenError> {
+        let home = home::BackendDataDir::new(&settings.data_dir)?;
         let lock = home.lock()?;
-        let schemas = Arc::new(Schemas::new()?);
+        let schemas = Arc::new(SchemaValidators::new()?);
         let database = Database::open(&home.database()?)?;
         let admin = home.admin_token()?;
         home.offer_curl(&admin)?;
-        let app = App {
+        let app = BackendState {
             database,
             schemas,
             admin: TokenHash::of(admin.expose()),
@@ -216,25 +216,25 @@ impl Backend {
     /// # Errors
     ///
     /// Returns an error if the listener cannot be used.
-    pub fn serve(self, listener: TcpListener) -> io::Result<Serving> {
+    pub fn serve(self, listener: TcpListener) -> io::Result<RunningBackend> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let server = HttpServer::start(listener, AdmitAll, router(self.app.clone()))?;
         let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::keep_up(self.app.clone())));
-        Ok(Serving { address, app: self.app, server, _upkeep: upkeep, _lock: self.lock })
+        Ok(RunningBackend { address, app: self.app, server, _upkeep: upkeep, _lock: self.lock })
     }
 }
 
 /// Running backend. Dropping it stops the server at once.
-pub struct Serving {
+pub struct RunningBackend {
     address: SocketAddr,
-    app: Arc<App>,
+    app: Arc<BackendState>,
     server: HttpServer,
     _upkeep: AbortOnDropHandle<()>,
     _lock: Flock<File>,
 }
 
-impl Serving {
+impl RunningBackend {
     /// Returns the local address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -253,13 +253,13 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for RunningBackend {
     fn drop(&mut self) {
         self.app.ending.cancel();
     }
 }
 
-fn router(app: Arc<App>) -> Router {
+fn router(app: Arc<BackendState>) -> Router {
     let satellites = Router::new()
         .route("/register", post(registration::register))
         .route("/{satellite}/commands", get(commands::poll))
@@ -283,21 +283,21 @@ fn router(app: Arc<App>) -> Router {
         .route("/health", get(|| async { Json(serde_json::json!({"status": "ok"})) }))
         .nest("/api/satellites", satellites)
         .nest("/api/admin", admin)
-        .fallback(|| async { Refusal::unknown("path") })
+        .fallback(|| async { ApiError::unknown("path") })
         .method_not_allowed_fallback(|| async {
-            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not for this path")
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not for this path")
         })
         .layer(middleware::from_fn_with_state(app.clone(), within_limits))
         .with_state(app)
 }
 
-async fn within_limits(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn within_limits(State(app): State<Arc<BackendState>>, request: Request, next: Next) -> Response {
     let Ok(_place) = app.requests.try_acquire() else {
-        return Refusal::unavailable("too many requests are being answered; try again").into_response();
+        return ApiError::unavailable("too many requests are being answered; try again").into_response();
     };
     let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());
     let answer = timeout(ANSWER_TIMEOUT, next.run(request)).await;
-    let late = |_| Refusal::unavailable("the request took too long; try again").into_response();
+    let late = |_| ApiError::unavailable("the request took too long; try again").into_response();
     let answer = answer.unwrap_or_else(late);
     tracing::debug!(%method, path, status = answer.status().as_u16(), took = ?began.elapsed(), "answered");
     answer
