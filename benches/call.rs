@@ -19,12 +19,12 @@ use rmcp::service::{Peer, RoleClient, RunningService};
 use rmcp::{ClientHandler, ServiceExt};
 use serde_json::value::RawValue;
 
-use common::{CpuClock, GIVE_UP, NullSink, Report, is_online, median, number, spec, start, time};
+use common::{BenchReport, CpuClock, GIVE_UP, NullSink, is_online, median, number, spec, start, time};
 
 const ROUNDS: usize = 15;
 const CALLS: u32 = 4096;
 
-struct Round {
+struct CallRound {
     cpu: Duration,
     wall: Duration,
 }
@@ -40,9 +40,9 @@ async fn measure() {
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();
     tokio::time::timeout(GIVE_UP, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
-    let direct = Direct::start(&program).await;
+    let direct = DirectClient::start(&program).await;
 
-    let mut report = Report::new(
+    let mut report = BenchReport::new(
         "call",
         ["callers", "through the runtime, CPU", "rmcp, CPU", "ratio", "runtime, calls/s", "rmcp, calls/s"],
     );
@@ -52,9 +52,9 @@ async fn measure() {
             ours.push(through_the_runtime(&runtime, &id, callers).await);
             theirs.push(through_rmcp(direct.client.peer(), callers).await);
         }
-        let each = |rounds: &[Round], what: fn(&Round) -> Duration| median(rounds.iter().map(what)) / CALLS;
+        let each = |rounds: &[CallRound], what: fn(&CallRound) -> Duration| median(rounds.iter().map(what)) / CALLS;
         let (our_cpu, their_cpu) = (each(&ours, |round| round.cpu), each(&theirs, |round| round.cpu));
-        let rate = |rounds: &[Round]| number(1.0 / each(rounds, |round| round.wall).as_secs_f64());
+        let rate = |rounds: &[CallRound]| number(1.0 / each(rounds, |round| round.wall).as_secs_f64());
         let ratio = our_cpu.as_secs_f64() / their_cpu.as_secs_f64();
         report.row([callers.to_string(), time(our_cpu), time(their_cpu), number(ratio), rate(&ours), rate(&theirs)]);
         report.goal(&format!("CPU of a call against rmcp's client, {callers} callers at once"), 1.0, "×", ratio);
@@ -64,7 +64,7 @@ async fn measure() {
     runtime.shutdown().await;
 }
 
-async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: u32) -> Round {
+async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: u32) -> CallRound {
     round(callers, |calls| {
         let (runtime, id) = (runtime.clone(), id.clone());
         async move {
@@ -78,7 +78,7 @@ async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: 
     .await
 }
 
-async fn through_rmcp(peer: &Peer<RoleClient>, callers: u32) -> Round {
+async fn through_rmcp(peer: &Peer<RoleClient>, callers: u32) -> CallRound {
     round(callers, |calls| {
         let peer = peer.clone();
         async move {
@@ -93,17 +93,17 @@ async fn through_rmcp(peer: &Peer<RoleClient>, callers: u32) -> Round {
     .await
 }
 
-async fn round<F: Future<Output = ()> + Send + 'static>(callers: u32, caller: impl Fn(u32) -> F) -> Round {
+async fn round<F: Future<Output = ()> + Send + 'static>(callers: u32, caller: impl Fn(u32) -> F) -> CallRound {
     let (began, cpu) = (Instant::now(), CpuClock::start());
     let tasks: Vec<_> = (0..callers).map(|_| tokio::spawn(caller(CALLS / callers))).collect();
     for task in tasks {
         task.await.unwrap();
     }
-    Round { cpu: cpu.elapsed(), wall: began.elapsed() }
+    CallRound { cpu: cpu.elapsed(), wall: began.elapsed() }
 }
 
 /// Baseline: rmcp's client directly on the pipes of a child.
-struct Direct {
+struct DirectClient {
     client: RunningService<RoleClient, Handler>,
     child: tokio::process::Child,
 }
@@ -117,7 +117,7 @@ impl ClientHandler for Handler {
     }
 }
 
-impl Direct {
+impl DirectClient {
     async fn start(program: &[String]) -> Self {
         let mut child = tokio::process::Command::new(&program[0])
             .args(&program[1..])

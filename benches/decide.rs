@@ -15,16 +15,16 @@ use criterion::Criterion;
 use mcp_satellite_actors::model::catalogue::Catalogue;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::{Policy, RestartPolicy};
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::jitter::Dice;
-use mcp_satellite_actors::rules::restart::History;
-use mcp_satellite_actors::rules::slot::{Input, Slot};
+use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::rules::restart::ExitHistory;
+use mcp_satellite_actors::rules::slot::{Slot, SlotInput};
 use serde_json::value::RawValue;
 
-use common::{Report, number, spec, time};
+use common::{BenchReport, number, spec, time};
 
 const APART: Duration = Duration::from_secs(400);
 
@@ -35,7 +35,7 @@ fn main() {
     charge(&mut criterion);
     crash(&mut criterion);
 
-    let mut report = Report::new("decide", ["decision", "median", "against a look-up"]);
+    let mut report = BenchReport::new("decide", ["decision", "median", "against a look-up"]);
     let yardstick = median(home.path(), "look_up");
     for (bench, name) in [
         ("look_up", "finding an instance of 10,000 by its id"),
@@ -66,7 +66,7 @@ fn look_up(criterion: &mut Criterion) {
 /// Charges a budget that is always nearly spent, so that the history has its largest size.
 fn charge(criterion: &mut Criterion) {
     let policy = RestartPolicy { max_crashes: 5, ..RestartPolicy::default() };
-    let (mut history, mut now) = (History::default(), Instant::now());
+    let (mut history, mut now) = (ExitHistory::default(), Instant::now());
     criterion.bench_function("charge", |bencher| {
         bencher.iter(|| {
             now += policy.window / 4;
@@ -91,29 +91,29 @@ fn introduced() -> ServerInfo {
 fn crash(criterion: &mut Criterion) {
     let spec = Arc::new(spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default())));
     let (info, catalogue) = (Arc::new(introduced()), Arc::<Catalogue>::default());
-    let (mut slot, _) = Slot::new(spec, Dice::new(0, ""));
+    let (mut slot, _) = Slot::new(spec, JitterRng::new(0, ""));
     let (mut now, mut runs) = (Instant::now(), 0);
-    let start = |slot: &mut Slot, now: Instant, run: Run| {
+    let start = |slot: &mut Slot, now: Instant, run: RunNumber| {
         for input in [
-            Input::Granted(run),
-            Input::Spawned(run, Some(1)),
-            Input::FirstByte(run),
-            Input::Initialized(run, Arc::clone(&info)),
-            Input::Discovered(run, Arc::clone(&catalogue)),
+            SlotInput::Granted(run),
+            SlotInput::Spawned(run, Some(1)),
+            SlotInput::FirstByte(run),
+            SlotInput::Initialized(run, Arc::clone(&info)),
+            SlotInput::Discovered(run, Arc::clone(&catalogue)),
         ] {
             black_box(slot.handle(now, input));
         }
     };
-    start(&mut slot, now, Run(runs));
+    start(&mut slot, now, RunNumber(runs));
     assert_eq!(slot.status, Status::Online);
     criterion.bench_function("crash", |bencher| {
         bencher.iter(|| {
             now += APART;
             let exit = WorkerExit { signal: Some(9), ran: Some(APART), ..WorkerExit::because(ExitCause::Exited) };
-            black_box(slot.handle(now, Input::Ended(Run(runs), exit)));
-            black_box(slot.handle(now, Input::Tick(None)));
+            black_box(slot.handle(now, SlotInput::Ended(RunNumber(runs), exit)));
+            black_box(slot.handle(now, SlotInput::Tick(None)));
             runs += 1;
-            start(&mut slot, now, Run(runs));
+            start(&mut slot, now, RunNumber(runs));
         });
     });
     assert_eq!(slot.status, Status::Online);

@@ -8,15 +8,15 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite::connect::sim::{SimConnector, SimScript};
 use mcp_satellite::connect::stdio::StdioConnector;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{IdlePolicy, Policy};
-use mcp_satellite_actors::model::spec::Keep;
-use mcp_satellite_actors::{Known, RuntimeHandle};
+use mcp_satellite_actors::model::spec::ProcessLifetime;
+use mcp_satellite_actors::{EarlierState, RuntimeHandle};
 use serde_json::value::RawValue;
 
-use common::{Bare, GIVE_UP, NullSink, Report, median, number, resident, spec, start, time};
+use common::{BareServer, BenchReport, GIVE_UP, NullSink, median, number, resident, spec, start, time};
 
 const INSTANCES: usize = 10_000;
 const TEAMS: usize = 100;
@@ -36,7 +36,7 @@ fn main() {
 }
 
 fn parent() {
-    let mut report = Report::new("dormant", ["a server that sleeps", "ours", "bare", "ratio"]);
+    let mut report = BenchReport::new("dormant", ["a server that sleeps", "ours", "bare", "ratio"]);
     let goal = 4.0;
     for (kind, name) in [("known", "never started"), ("slept", "after it has run")] {
         let mut found: Vec<f64> = (0..FLEETS).map(|_| run(kind)).collect();
@@ -73,7 +73,7 @@ fn child(known: bool) {
 
 /// Returns the bytes per dormant server. The servers have no tools, so a catalogue is not included.
 async fn memory(known: bool) -> f64 {
-    let script = Script { no_tools_capability: true, ..Script::default() };
+    let script = SimScript { no_tools_capability: true, ..SimScript::default() };
     let connector = SimConnector::new(script);
     let runtime = start(connector.clone(), NullSink, |_| {}).await;
     let policy = Arc::new(Policy { idle: at_once(), ..Policy::default() });
@@ -81,12 +81,12 @@ async fn memory(known: bool) -> f64 {
     let (before, _) = resident();
     let specs = (0..INSTANCES).map(|nth| {
         let mut spec = spec(nth, TEAMS, USERS, &program, &policy);
-        spec.keep = if known { Keep::Lazy } else { Keep::Listed };
+        spec.keep = if known { ProcessLifetime::Lazy } else { ProcessLifetime::Listed };
         spec
     });
     for spec in specs {
         if known {
-            runtime.install_known(spec, Known { catalogue: Some(Arc::default()), memo: None }).await.unwrap();
+            runtime.install_known(spec, EarlierState { catalogue: Some(Arc::default()), memo: None }).await.unwrap();
         } else {
             runtime.install(spec).await.unwrap();
         }
@@ -112,7 +112,7 @@ fn at_once() -> IdlePolicy {
 async fn wakes() -> (Vec<Duration>, Vec<Duration>) {
     let program = [env!("CARGO_BIN_EXE_satellite").to_owned(), "sim-server".to_owned()];
     let mut spec = spec(0, 1, 1, &program, &Arc::new(Policy { idle: at_once(), ..Policy::default() }));
-    spec.keep = Keep::Listed;
+    spec.keep = ProcessLifetime::Listed;
     let id = spec.id.clone();
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();
@@ -138,7 +138,7 @@ async fn wake(runtime: &RuntimeHandle, id: &InstanceId) -> Duration {
 
 async fn bare_call(program: &[String]) -> Duration {
     let began = Instant::now();
-    let mut server = Bare::start(program);
+    let mut server = BareServer::start(program);
     server.shake_hands().await;
     server
         .ask(r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"}}}"#)

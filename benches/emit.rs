@@ -9,26 +9,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
-use mcp_satellite::connect::sim::{Script, SimConnector};
-use mcp_satellite_actors::Emitter;
-use mcp_satellite_actors::model::event::{Event, Subject};
+use mcp_satellite::connect::sim::{SimConnector, SimScript};
+use mcp_satellite_actors::EventSender;
+use mcp_satellite_actors::model::event::{Event, EventSubject};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 
-use common::{NullSink, Report, median, number, quantile, spec, start, time};
+use common::{BenchReport, NullSink, median, number, quantile, spec, start, time};
 
 const EVENTS: usize = 400_000;
 
 struct StalledSink;
 
 impl EventSink for StalledSink {
-    fn send(&self, _: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, _: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         Box::pin(std::future::pending())
     }
 }
 
 fn main() {
-    let mut report = Report::new("emit", ["sink", "threads", "events/s", "median", "99 %", "99.9 %", "over the limit"]);
+    let mut report =
+        BenchReport::new("emit", ["sink", "threads", "events/s", "median", "99 %", "99.9 %", "over the limit"]);
     common::tokio_runtime().block_on(async {
         measure("takes everything", NullSink, &mut report).await;
         measure("never answers", StalledSink, &mut report).await;
@@ -36,12 +37,12 @@ fn main() {
     report.publish();
 }
 
-async fn measure(name: &str, sink: impl EventSink, report: &mut Report) {
-    let runtime = start(SimConnector::new(Script::default()), sink, |options| {
+async fn measure(name: &str, sink: impl EventSink, report: &mut BenchReport) {
+    let runtime = start(SimConnector::new(SimScript::default()), sink, |options| {
         options.batch.flush_timeout = Duration::from_millis(1);
     })
     .await;
-    let subject = Arc::new(Subject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))));
+    let subject = Arc::new(EventSubject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))));
     for threads in [1, 4] {
         // Measured twice, because reading the clock around each event costs as much as the event.
         let before = runtime.event_statistics();
@@ -65,7 +66,7 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut Report) {
     runtime.shutdown().await;
 }
 
-fn tell(emitter: &Emitter, subject: &Arc<Subject>, threads: usize, timed: bool) -> (Duration, Vec<Duration>) {
+fn tell(emitter: &EventSender, subject: &Arc<EventSubject>, threads: usize, timed: bool) -> (Duration, Vec<Duration>) {
     let began = Instant::now();
     let all = std::thread::scope(|scope| {
         let teller = || {

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use mcp_satellite::connect::sim::{Script, ServerKind, SimConnector, SimPlan};
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite::connect::sim::{ServerKind, SimConnector, SimPlan, SimScript};
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
 use serde::{Deserialize, Serialize};
 
-use common::{CpuClock, GIVE_UP, NullSink, Report, number, resident, spec, start, time};
+use common::{BenchReport, CpuClock, GIVE_UP, NullSink, number, resident, spec, start, time};
 
 const INSTANCES: usize = 10_000;
 /// Fleet sizes with the number of runs of each; the median is reported.
@@ -33,7 +33,7 @@ const INSTALLS: usize = 64;
 const CHILD: &str = "SATELLITE_BENCH_FLEET";
 
 #[derive(Serialize, Deserialize)]
-struct Found {
+struct FleetFindings {
     online: Duration,
     online_cpu: Duration,
     bytes: usize,
@@ -57,14 +57,14 @@ fn main() {
 }
 
 #[expect(clippy::print_stdout, reason = "what the parent reads")]
-fn answer(found: &Found) {
+fn answer(found: &FleetFindings) {
     println!("{}", serde_json::to_string(found).unwrap());
 }
 
 /// Runs each fleet in a separate process, so that it does not reuse memory of another fleet.
 fn parent() {
     let mut report =
-        Report::new("fleet", ["10,000 servers", "online", "CPU", "KiB each", "KiB each, at most", "torn down"]);
+        BenchReport::new("fleet", ["10,000 servers", "online", "CPU", "KiB each", "KiB each, at most", "torn down"]);
     for (kind, name) in [("responder", "hand-written responder"), ("rmcp", "rmcp's server")] {
         let found = middle(kind, INSTANCES, ROUNDS);
         let kib = kib(found.bytes, INSTANCES);
@@ -86,7 +86,7 @@ fn parent() {
 
 fn sizes() {
     let columns = ["servers", "online", "CPU", "CPU each", "KiB each", "peak", "torn down", "torn down, each"];
-    let mut report = Report::new("fleet_sizes", columns);
+    let mut report = BenchReport::new("fleet_sizes", columns);
     let mut all = Vec::new();
     for (instances, rounds) in SIZES {
         let found = middle("responder", instances, rounds);
@@ -114,7 +114,7 @@ fn sizes() {
 
 /// Measures an instance without a server, compared with one that has a server.
 fn shares() {
-    let mut report = Report::new("fleet_memory", ["10,000 instances", "KiB each"]);
+    let mut report = BenchReport::new("fleet_memory", ["10,000 instances", "KiB each"]);
     for (kind, name) in [
         ("actor", "no server: spec, slot, view and the actor that waits"),
         ("responder", "online, its server counted in"),
@@ -128,13 +128,13 @@ fn kib(bytes: usize, instances: usize) -> f64 {
     bytes as f64 / instances as f64 / 1024.0
 }
 
-fn middle(kind: &str, instances: usize, rounds: usize) -> Found {
-    let mut found: Vec<Found> = (0..rounds).map(|_| run(kind, instances)).collect();
+fn middle(kind: &str, instances: usize, rounds: usize) -> FleetFindings {
+    let mut found: Vec<FleetFindings> = (0..rounds).map(|_| run(kind, instances)).collect();
     found.sort_by_key(|found| found.online);
     found.swap_remove(rounds / 2)
 }
 
-fn run(kind: &str, instances: usize) -> Found {
+fn run(kind: &str, instances: usize) -> FleetFindings {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .env(CHILD, format!("{kind} {instances}"))
         .stderr(std::process::Stdio::inherit())
@@ -144,8 +144,8 @@ fn run(kind: &str, instances: usize) -> Found {
     serde_json::from_slice(&child.stdout).unwrap()
 }
 
-async fn online(instances: usize, kind: ServerKind) -> Found {
-    let script = Arc::new(Script::default());
+async fn online(instances: usize, kind: ServerKind) -> FleetFindings {
+    let script = Arc::new(SimScript::default());
     let connector = SimConnector::with(move |_, _| SimPlan { kind, ..SimPlan::new(Arc::clone(&script)) });
     let found = measure(instances, Status::Online, connector.clone(), |_| {}).await;
     assert_eq!(connector.opened(), instances as u64);
@@ -153,19 +153,19 @@ async fn online(instances: usize, kind: ServerKind) -> Found {
     found
 }
 
-async fn starting(instances: usize) -> Found {
-    measure(instances, Status::Connecting, Nobody, |options| options.start_permits = usize::MAX).await
+async fn starting(instances: usize) -> FleetFindings {
+    measure(instances, Status::Connecting, NeverConnector, |options| options.start_permits = usize::MAX).await
 }
 
-struct Nobody;
+struct NeverConnector;
 
-impl Connector for Nobody {
-    fn open(&self, _: Arc<InstanceSpec>, _: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+impl Connector for NeverConnector {
+    fn open(&self, _: Arc<InstanceSpec>, _: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         Box::pin(std::future::pending())
     }
 
-    fn dial(&self, _: &Arc<InstanceSpec>, _: Run) -> Box<dyn Line> {
-        Box::new(Unserved::default())
+    fn dial(&self, _: &Arc<InstanceSpec>, _: RunNumber) -> Box<dyn ServerLine> {
+        Box::new(UnsupportedLine::default())
     }
 }
 
@@ -173,8 +173,8 @@ async fn measure(
     instances: usize,
     until: Status,
     connector: impl Connector,
-    tune: impl FnOnce(&mut mcp_satellite_actors::Options),
-) -> Found {
+    tune: impl FnOnce(&mut mcp_satellite_actors::RuntimeOptions),
+) -> FleetFindings {
     let (before, _) = resident();
     let policy = Arc::new(Policy::default());
     let program = ["simulated".to_owned()];
@@ -206,5 +206,5 @@ async fn measure(
     let teardown = began.elapsed();
     assert!(farewell.in_time);
     let (bytes, bytes_at_most) = (bytes.saturating_sub(before), peak.saturating_sub(before));
-    Found { online, online_cpu, bytes, bytes_at_most, peak, teardown }
+    FleetFindings { online, online_cpu, bytes, bytes_at_most, peak, teardown }
 }

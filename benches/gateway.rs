@@ -23,10 +23,10 @@ mod sdk;
 
 use std::time::{Duration, Instant};
 
-use client::Client;
-use common::{Report, median, number, quantile, time};
-use gateways::Gateway;
-use pipe::Pipe;
+use client::BenchClient;
+use common::{BenchReport, median, number, quantile, time};
+use gateways::GatewayProcess;
+use pipe::SharedPipe;
 
 /// Number of concurrent clients, and calls per round of all clients together: each load takes about as long.
 const LOADS: [(usize, usize); 3] = [(1, 5_000), (8, 20_000), (32, 20_000)];
@@ -36,23 +36,23 @@ const ROUNDS: usize = 7;
 
 const WARM_UP: usize = 200;
 
-struct Round {
+struct GatewayRound {
     wall: Duration,
     cpu: Option<Duration>,
     calls: Vec<Duration>,
 }
 
-enum Way {
-    Pipe(Pipe),
-    Gateway(Gateway, Vec<Client>),
+enum CallPath {
+    Pipe(SharedPipe),
+    Gateway(GatewayProcess, Vec<BenchClient>),
 }
 
-impl Way {
-    async fn open(gateway: Gateway) -> Self {
+impl CallPath {
+    async fn open(gateway: GatewayProcess) -> Self {
         let mut clients = Vec::new();
         let most = LOADS.iter().map(|(clients, _)| *clients).max().unwrap();
         for _ in 0..most {
-            let mut client = Client::open(&gateway.url, gateway.call.clone()).await;
+            let mut client = BenchClient::open(&gateway.url, gateway.call.clone()).await;
             for _ in 0..WARM_UP {
                 client.call().await;
             }
@@ -68,20 +68,20 @@ impl Way {
         }
     }
 
-    async fn round(&mut self, clients: usize, calls: usize) -> Round {
+    async fn round(&mut self, clients: usize, calls: usize) -> GatewayRound {
         let each = calls / clients;
         match self {
             Self::Pipe(pipe) => {
                 let began = Instant::now();
                 let tasks: Vec<_> = (0..clients).map(|_| tokio::spawn(pipe.caller().calls(each))).collect();
-                Round { calls: joined(tasks).await, wall: began.elapsed(), cpu: None }
+                GatewayRound { calls: joined(tasks).await, wall: began.elapsed(), cpu: None }
             }
             Self::Gateway(gateway, idle) => {
                 for client in &mut idle[..clients] {
                     client.reconnect().await;
                 }
                 let (began, cpu) = (Instant::now(), gateway.cpu());
-                let start = |mut client: Client| {
+                let start = |mut client: BenchClient| {
                     tokio::spawn(async move {
                         let mut took = Vec::with_capacity(each);
                         for _ in 0..each {
@@ -99,7 +99,7 @@ impl Way {
                     idle.push(client);
                     calls.extend(took);
                 }
-                Round { wall: began.elapsed(), cpu: Some(gateway.cpu().saturating_sub(cpu)), calls }
+                GatewayRound { wall: began.elapsed(), cpu: Some(gateway.cpu().saturating_sub(cpu)), calls }
             }
         }
     }
@@ -113,7 +113,7 @@ async fn joined(tasks: Vec<tokio::task::JoinHandle<Vec<Duration>>>) -> Vec<Durat
     all
 }
 
-struct Found {
+struct LoadFindings {
     per_second: f64,
     cpu: Option<Duration>,
 }
@@ -131,35 +131,36 @@ fn main() {
 }
 
 async fn measure() {
-    let mut ways = vec![Way::Pipe(Pipe::start(&gateways::echo(1)).await)];
+    let mut ways = vec![CallPath::Pipe(SharedPipe::start(&gateways::echo(1)).await)];
     for gateway in gateways::all().await {
-        ways.push(Way::open(gateway).await);
+        ways.push(CallPath::open(gateway).await);
     }
     let columns = ["way", "clients", "requests/s", "median", "99 %", "gateway's CPU a call", "its memory"];
-    let mut report = Report::new("gateway", columns);
+    let mut report = BenchReport::new("gateway", columns);
     for (clients, calls) in LOADS {
-        let mut rounds: Vec<Vec<Round>> = ways.iter().map(|_| Vec::new()).collect();
+        let mut rounds: Vec<Vec<GatewayRound>> = ways.iter().map(|_| Vec::new()).collect();
         for _ in 0..ROUNDS {
             for (way, rounds) in ways.iter_mut().zip(&mut rounds) {
                 rounds.push(way.round(clients, calls).await);
             }
         }
-        let found: Vec<Found> = ways.iter().zip(&rounds).map(|(way, of)| row(&mut report, way, clients, of)).collect();
+        let found: Vec<LoadFindings> =
+            ways.iter().zip(&rounds).map(|(way, of)| row(&mut report, way, clients, of)).collect();
         goals(&mut report, &ways, &found, clients);
     }
     report.publish();
 }
 
-fn row(report: &mut Report, way: &Way, clients: usize, rounds: &[Round]) -> Found {
-    let of_a_call = |what: Duration, round: &Round| what / u32::try_from(round.calls.len()).unwrap();
+fn row(report: &mut BenchReport, way: &CallPath, clients: usize, rounds: &[GatewayRound]) -> LoadFindings {
+    let of_a_call = |what: Duration, round: &GatewayRound| what / u32::try_from(round.calls.len()).unwrap();
     let wall = median(rounds.iter().map(|round| of_a_call(round.wall, round)));
     let cpu: Option<Vec<Duration>> = rounds.iter().map(|round| round.cpu.map(|cpu| of_a_call(cpu, round))).collect();
-    let found = Found { per_second: 1.0 / wall.as_secs_f64(), cpu: cpu.map(median) };
+    let found = LoadFindings { per_second: 1.0 / wall.as_secs_f64(), cpu: cpu.map(median) };
     let calls = |part| median(rounds.iter().map(|round| quantile(round.calls.iter().copied(), part)));
     let none = || "-".to_owned();
     let memory = match way {
-        Way::Pipe(_) => none(),
-        Way::Gateway(gateway, _) => format!("{} MiB", number(gateway.resident() as f64 / 1024.0 / 1024.0)),
+        CallPath::Pipe(_) => none(),
+        CallPath::Gateway(gateway, _) => format!("{} MiB", number(gateway.resident() as f64 / 1024.0 / 1024.0)),
     };
     report.row([
         way.name().to_owned(),
@@ -175,7 +176,7 @@ fn row(report: &mut Report, way: &Way, clients: usize, rounds: &[Round]) -> Foun
 
 /// Adds the goals: half the CPU time of `mcp-proxy`, and 1.5 times its requests per second, stated as 1 / 1.5 the other
 /// way round.
-fn goals(report: &mut Report, ways: &[Way], found: &[Found], clients: usize) {
+fn goals(report: &mut BenchReport, ways: &[CallPath], found: &[LoadFindings], clients: usize) {
     let of = |name: &str| ways.iter().zip(found).find(|(way, _)| way.name() == name).map(|(_, found)| found);
     let Some(proxy) = of(gateways::MCP_PROXY) else { return };
     for name in [gateways::INSTANCE, gateways::EXECUTE, gateways::EXECUTE_OF_MANY] {

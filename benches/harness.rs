@@ -10,7 +10,7 @@ use std::time::Duration;
 use mcp_satellite::load::measure::cores;
 use serde_json::Value;
 
-use common::{Report, harness, median, number, time};
+use common::{BenchReport, harness, median, number, time};
 
 const SEED: &str = "1";
 
@@ -34,7 +34,7 @@ fn at(latency: &Value, quantile: &str) -> String {
 /// Crashes a third of 10,000 servers at once.
 fn storm() {
     let found = harness(&["--scenario", "storm", "--seed", SEED]);
-    let mut report = Report::new("storm", ["10,000 servers", "n", "median", "99 %", "longest"]);
+    let mut report = BenchReport::new("storm", ["10,000 servers", "n", "median", "99 %", "longest"]);
     let rows = [
         ("calls, before", &found["calls"]["quiet"]),
         ("calls to other teams, for 3 s from the crashes", &found["calls"]["neighbours"]),
@@ -55,7 +55,8 @@ fn storm() {
 
 fn recoveries() {
     let found = harness(&["--scenario", "mixed", "--seed", SEED]);
-    let mut report = Report::new("recoveries", ["until its victim is online, from", "n", "median", "99 %", "longest"]);
+    let mut report =
+        BenchReport::new("recoveries", ["until its victim is online, from", "n", "median", "99 %", "longest"]);
     for (kind, latency) in found["recoveries"].as_object().unwrap() {
         let n = latency["n"].as_f64().unwrap();
         report.row([kind.clone(), number(n), at(latency, "p50"), at(latency, "p99"), at(latency, "max")]);
@@ -70,7 +71,7 @@ fn children() {
     let found = (0..ROUNDS).map(|_| harness(&["--scenario", scenario, "--seed", SEED, "--real"]));
     let found: Vec<(Duration, Duration)> =
         found.map(|found| (milliseconds(&found["all_online_ms"]), milliseconds(&found["children_cpu_ms"]))).collect();
-    let mut report = Report::new("children", ["300 processes", "median"]);
+    let mut report = BenchReport::new("children", ["300 processes", "median"]);
     let (online, cpu) = (median(found.iter().map(|found| found.0)), median(found.iter().map(|found| found.1)));
     let cores = u32::try_from(cores()).unwrap();
     report.row(["until all are online".to_owned(), time(online)]);

@@ -14,17 +14,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite::backend::server::{Backend, Settings};
-use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite::backend::server::{BackendServer, BackendSettings};
+use mcp_satellite::connect::sim::{SimConnector, SimScript};
 use mcp_satellite::delivery::Delivery;
-use mcp_satellite::journal::{self, Journal, JournalSink, Limits, Query};
+use mcp_satellite::journal::{self, Journal, JournalLimits, JournalSink, StoredEventQuery};
 use mcp_satellite::sink::http::HttpSink;
-use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::seam::{Answer, Batch};
+use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 
-use common::{Report, median, number, quantile, spec, start, time};
+use common::{BenchReport, median, number, quantile, spec, start, time};
 
 /// An unoptimized run only checks that the bench works.
 const EVENTS: u64 = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
@@ -38,17 +38,19 @@ const BATCH: u64 = 2_000;
 const TIMED: u64 = 16;
 
 fn main() {
-    let mut report =
-        Report::new("journal", ["events", "events/s", "beside a file", "MB per million", "median of emit", "99 %"]);
+    let mut report = BenchReport::new(
+        "journal",
+        ["events", "events/s", "beside a file", "MB per million", "median of emit", "99 %"],
+    );
     common::tokio_runtime().block_on(measure(&mut report));
     report.publish();
 }
 
-fn subject() -> Arc<Subject> {
-    Arc::new(Subject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))))
+fn subject() -> Arc<EventSubject> {
+    Arc::new(EventSubject::from(&spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default()))))
 }
 
-fn event(of: &Arc<Subject>) -> Event {
+fn event(of: &Arc<EventSubject>) -> Event {
     Event::ToolExecuted {
         of: Arc::clone(of),
         tool_name: "echo".to_owned(),
@@ -60,20 +62,20 @@ fn event(of: &Arc<Subject>) -> Event {
 
 /// Returns the next batches of a piece of 100,000 events, made before the measurement. All events at once would need
 /// too much memory.
-fn batches(from: u64, size: u64, of: &Arc<Subject>) -> Vec<Arc<Batch>> {
+fn batches(from: u64, size: u64, of: &Arc<EventSubject>) -> Vec<Arc<SinkBatch>> {
     let envelope = |seq| Envelope { seq, timestamp: Timestamp::now(), event: event(of) };
     let piece = (from..from + 50 * BATCH).step_by(usize::try_from(size).unwrap());
     piece
-        .map(|first| Arc::new(Batch { id: first, events: (first..first + size).map(envelope).collect() }))
+        .map(|first| Arc::new(SinkBatch { id: first, events: (first..first + size).map(envelope).collect() }))
         .take_while(|batch| batch.id <= EVENTS)
         .collect()
 }
 
-fn limits() -> Limits {
-    Limits { size_max: 1 << 40, ..Limits::default() }
+fn limits() -> JournalLimits {
+    JournalLimits { size_max: 1 << 40, ..JournalLimits::default() }
 }
 
-async fn measure(report: &mut Report) {
+async fn measure(report: &mut BenchReport) {
     let home = tempfile::tempdir().unwrap();
     let subject = subject();
     let (took, bytes) = lines(&home.path().join("lines"), &subject);
@@ -110,7 +112,7 @@ async fn measure(report: &mut Report) {
 
     let opened = opening(&data_dir).await;
     let read = Instant::now();
-    let count = journal::read(&data_dir, Query::default()).unwrap().count() as u64;
+    let count = journal::read(&data_dir, StoredEventQuery::default()).unwrap().count() as u64;
     assert!(count >= EVENTS, "{count} are stored");
     let read = read.elapsed();
     let each = |took: Duration| took.as_secs_f64() * 1e6 / EVENTS as f64;
@@ -120,7 +122,7 @@ async fn measure(report: &mut Report) {
     report.goal("reading an event back", 10.0, "µs", each(read));
 }
 
-fn lines(path: &Path, of: &Arc<Subject>) -> (Duration, u64) {
+fn lines(path: &Path, of: &Arc<EventSubject>) -> (Duration, u64) {
     let mut file = File::create(path).unwrap();
     let (mut took, mut text) = (Duration::ZERO, Vec::new());
     for from in (1..=EVENTS).step_by(usize::try_from(50 * BATCH).unwrap()) {
@@ -139,14 +141,14 @@ fn lines(path: &Path, of: &Arc<Subject>) -> (Duration, u64) {
     (took, file.metadata().unwrap().len())
 }
 
-async fn journalled(data_dir: &Path, size: u64, of: &Arc<Subject>) -> (Duration, u64) {
+async fn journalled(data_dir: &Path, size: u64, of: &Arc<EventSubject>) -> (Duration, u64) {
     let journal = Journal::open(data_dir, limits()).unwrap();
     let mut took = Duration::ZERO;
     for from in (1..=EVENTS).step_by(usize::try_from(50 * BATCH).unwrap()) {
         let batches = batches(from, size, of);
         let began = Instant::now();
         for batch in batches {
-            assert_eq!(journal.append(batch).await, Answer::Accepted);
+            assert_eq!(journal.append(batch).await, SinkAnswer::Accepted);
         }
         took += began.elapsed();
     }
@@ -156,10 +158,10 @@ async fn journalled(data_dir: &Path, size: u64, of: &Arc<Subject>) -> (Duration,
 }
 
 /// Emits from one thread, as fast as no event is lost.
-async fn through(data_dir: &Path, of: &Arc<Subject>) -> (Duration, u64, (Duration, Duration)) {
+async fn through(data_dir: &Path, of: &Arc<EventSubject>) -> (Duration, u64, (Duration, Duration)) {
     let journal = Journal::open(data_dir, limits()).unwrap();
     let sink = JournalSink::new(journal.clone(), None);
-    let runtime = start(SimConnector::new(Script::default()), sink, |_| {}).await;
+    let runtime = start(SimConnector::new(SimScript::default()), sink, |_| {}).await;
     let (emitter, appended) = (runtime.emitter().clone(), journal.appended());
     let of = Arc::clone(of);
     let began = Instant::now();
@@ -189,14 +191,14 @@ async fn through(data_dir: &Path, of: &Arc<Subject>) -> (Duration, u64, (Duratio
 }
 
 /// Delivers a backlog to the backend until it has acknowledged the last event.
-async fn delivered(home: &Path, of: &Arc<Subject>) -> Duration {
+async fn delivered(home: &Path, of: &Arc<EventSubject>) -> Duration {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (send, receive) = std::sync::mpsc::channel();
     let backend_dir = home.join("backend");
     // Separate threads, as another process would have.
     let backend = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     backend.spawn(async move {
-        let backend = Backend::open(Settings::new(backend_dir)).await.unwrap();
+        let backend = BackendServer::open(BackendSettings::new(backend_dir)).await.unwrap();
         let token = fs::read_to_string(backend.registration_token()).unwrap();
         let mut serving = backend.serve(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
         send.send((serving.address(), token)).unwrap();
@@ -216,7 +218,7 @@ async fn delivered(home: &Path, of: &Arc<Subject>) -> Duration {
     let journal = Journal::open(&home.join("piled-up"), limits()).unwrap();
     journal.sending(0, None).await.unwrap();
     for batch in batches(1, BATCH, of).into_iter().take_while(|batch| batch.id <= DELIVERED) {
-        assert_eq!(journal.append(batch).await, Answer::Accepted);
+        assert_eq!(journal.append(batch).await, SinkAnswer::Accepted);
     }
     let key = Secret::from(key.to_owned());
     let way = HttpSink::new(&format!("{url}/{id}/events"), Some(&key)).unwrap();

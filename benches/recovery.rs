@@ -17,17 +17,19 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::value::RawValue;
 
-use common::{Bare, GIVE_UP, NullSink, Report, is_online, median, number, server_everything, spec, start, time};
+use common::{
+    BareServer, BenchReport, GIVE_UP, NullSink, is_online, median, number, server_everything, spec, start, time,
+};
 
 /// Minimum uptime before a kill: a crash right after the start would take another path.
 const LIFE: Duration = Duration::from_millis(100);
 
-struct Round {
+struct RecoveryRound {
     initialized: Duration,
     online: Duration,
 }
 
-struct Subject {
+struct MeasuredServer {
     name: &'static str,
     program: Vec<String>,
     rounds: usize,
@@ -40,7 +42,7 @@ fn main() {
 
 async fn measure() {
     let satellite = env!("CARGO_BIN_EXE_satellite").to_owned();
-    let mut subjects = vec![Subject {
+    let mut subjects = vec![MeasuredServer {
         name: "sim-server",
         program: vec![satellite, "sim-server".to_owned()],
         rounds: 101,
@@ -48,13 +50,19 @@ async fn measure() {
     }];
     if let Some(script) = server_everything() {
         let program = ["node".to_owned(), script, "stdio".to_owned()].to_vec();
-        subjects.push(Subject { name: "server-everything", program, rounds: 31, echo: r#"{"message":"hello"}"# });
+        subjects.push(MeasuredServer {
+            name: "server-everything",
+            program,
+            rounds: 31,
+            echo: r#"{"message":"hello"}"#,
+        });
     }
-    let mut report = Report::new("recovery", ["server", "until", "after kill -9", "bare start", "ratio", "difference"]);
+    let mut report =
+        BenchReport::new("recovery", ["server", "until", "after kill -9", "bare start", "ratio", "difference"]);
     for subject in subjects {
         let (ours, bare) = compare(&subject).await;
         for (state, of) in [
-            ("initialized", (|round| round.initialized) as fn(&Round) -> Duration),
+            ("initialized", (|round| round.initialized) as fn(&RecoveryRound) -> Duration),
             ("its tools are known", |round| round.online),
         ] {
             // Ratios of adjacent rounds, because the load of the machine varies.
@@ -77,7 +85,7 @@ async fn measure() {
     report.publish();
 }
 
-async fn compare(subject: &Subject) -> (Vec<Round>, Vec<Round>) {
+async fn compare(subject: &MeasuredServer) -> (Vec<RecoveryRound>, Vec<RecoveryRound>) {
     let restart = RestartPolicy { max_crashes: usize::MAX, delays: vec![Duration::ZERO], ..RestartPolicy::default() };
     let policy = Arc::new(Policy { restart, ..Policy::default() });
     let spec = spec(0, 1, 1, &subject.program, &policy);
@@ -102,7 +110,7 @@ async fn compare(subject: &Subject) -> (Vec<Round>, Vec<Round>) {
     (ours, bare)
 }
 
-async fn recovery(runtime: &RuntimeHandle, id: &InstanceId) -> Round {
+async fn recovery(runtime: &RuntimeHandle, id: &InstanceId) -> RecoveryRound {
     let old = runtime.snapshot().get(id).unwrap().pid.unwrap();
     let began = Instant::now();
     kill(Pid::from_raw(old.cast_signed()), Signal::SIGKILL).unwrap();
@@ -110,7 +118,7 @@ async fn recovery(runtime: &RuntimeHandle, id: &InstanceId) -> Round {
     until(runtime, id, |view| is_new(view) && view.initialized_at.is_some()).await;
     let initialized = began.elapsed();
     until(runtime, id, |view| is_new(view) && is_online(view)).await;
-    Round { initialized, online: began.elapsed() }
+    RecoveryRound { initialized, online: began.elapsed() }
 }
 
 async fn until(runtime: &RuntimeHandle, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) {
@@ -118,13 +126,13 @@ async fn until(runtime: &RuntimeHandle, id: &InstanceId, wanted: impl FnMut(&Ins
 }
 
 /// Measures the minimum: the process, the handshake and the list.
-async fn bare_start(program: &[String]) -> Round {
+async fn bare_start(program: &[String]) -> RecoveryRound {
     let began = Instant::now();
-    let mut server = Bare::start(program);
+    let mut server = BareServer::start(program);
     server.shake_hands().await;
     let initialized = began.elapsed();
     server.ask(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).await;
     let online = began.elapsed();
     server.child.kill().await.unwrap();
-    Round { initialized, online }
+    RecoveryRound { initialized, online }
 }

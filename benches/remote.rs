@@ -16,16 +16,16 @@ use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{Policy, ReconnectPolicy};
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, ServerTarget};
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use common::{
-    CpuClock, GIVE_UP, NullSink, Report, is_online, median, number, quantile, resident, server_everything, spec, start,
-    time,
+    BenchReport, CpuClock, GIVE_UP, NullSink, is_online, median, number, quantile, resident, server_everything, spec,
+    start, time,
 };
 
 /// Backoff that never expires during the bench.
@@ -68,7 +68,7 @@ fn parent() {
 
 // ---- latency of a reconnect ----
 
-struct Subject {
+struct RemoteSubject {
     name: &'static str,
     program: Vec<String>,
     rounds: usize,
@@ -77,14 +77,14 @@ struct Subject {
     pause: Duration,
 }
 
-struct Round {
+struct RemoteRound {
     initialized: Duration,
     answered: Duration,
 }
 
 async fn returns() {
     let satellite = env!("CARGO_BIN_EXE_satellite").to_owned();
-    let mut subjects = vec![Subject {
+    let mut subjects = vec![RemoteSubject {
         name: "sim-server",
         program: vec![satellite, "sim-server".to_owned(), "--http".to_owned()],
         rounds: 101,
@@ -92,7 +92,7 @@ async fn returns() {
         pause: Duration::from_millis(200),
     }];
     if let Some(script) = server_everything() {
-        subjects.push(Subject {
+        subjects.push(RemoteSubject {
             name: "server-everything",
             program: ["node".to_owned(), script, "streamableHttp".to_owned()].to_vec(),
             rounds: 21,
@@ -101,12 +101,12 @@ async fn returns() {
         });
     }
     let columns = ["server", "brought back by", "until", "ours", "bare", "ratio", "difference"];
-    let mut report = Report::new("remote", columns);
+    let mut report = BenchReport::new("remote", columns);
     for subject in subjects {
         for (pause, by) in [(NEVER, "a call"), (subject.pause, "its schedule")] {
             let (ours, bare) = compare(&subject, pause).await;
             for (state, of) in [
-                ("initialized", (|round| round.initialized) as fn(&Round) -> Duration),
+                ("initialized", (|round| round.initialized) as fn(&RemoteRound) -> Duration),
                 ("a call is answered", |round| round.answered),
             ] {
                 // Ratios of adjacent rounds, because the load of the machine varies.
@@ -130,10 +130,11 @@ async fn returns() {
 }
 
 /// Measures ours and the bare client in turns, each with its own server that was just restarted.
-async fn compare(subject: &Subject, pause: Duration) -> (Vec<Round>, Vec<Round>) {
+async fn compare(subject: &RemoteSubject, pause: Duration) -> (Vec<RemoteRound>, Vec<RemoteRound>) {
     let reconnect = ReconnectPolicy { backoff_min: pause, backoff_max: pause, ..ReconnectPolicy::default() };
     let policy = Arc::new(Policy { reconnect, ..Policy::default() });
-    let (mut server, mut other) = (Server::start(&subject.program), Server::start(&subject.program));
+    let (mut server, mut other) =
+        (RemoteServerProcess::start(&subject.program), RemoteServerProcess::start(&subject.program));
     let runtime = start(RemoteConnector::new().unwrap(), NullSink, |_| {}).await;
     let spec = server.spec(0, &policy);
     let id = spec.id.clone();
@@ -143,7 +144,7 @@ async fn compare(subject: &Subject, pause: Duration) -> (Vec<Round>, Vec<Round>)
     let (mut ours, mut bare) = (Vec::new(), Vec::new());
     while ours.len() < subject.rounds {
         server.kill();
-        until(&runtime, &id, |view| view.connection == Some(Connection::Reconnecting)).await;
+        until(&runtime, &id, |view| view.connection == Some(ConnectionState::Reconnecting)).await;
         server.start_again();
         let round = if pause == NEVER {
             Some(called(&runtime, &id, subject).await)
@@ -168,32 +169,32 @@ async fn compare(subject: &Subject, pause: Duration) -> (Vec<Round>, Vec<Round>)
 }
 
 /// Measures a reconnect triggered by a call.
-async fn called(runtime: &RuntimeHandle, id: &InstanceId, subject: &Subject) -> Round {
+async fn called(runtime: &RuntimeHandle, id: &InstanceId, subject: &RemoteSubject) -> RemoteRound {
     let began = Instant::now();
     let look_on = async {
         until(runtime, id, |view| view.port.is_some()).await;
         began.elapsed()
     };
     let (initialized, ()) = tokio::join!(look_on, call(runtime, id, subject));
-    Round { initialized, answered: began.elapsed() }
+    RemoteRound { initialized, answered: began.elapsed() }
 }
 
 /// Measures a scheduled reconnect; the call follows.
-async fn awaited(runtime: &RuntimeHandle, id: &InstanceId, due: Instant, subject: &Subject) -> Round {
+async fn awaited(runtime: &RuntimeHandle, id: &InstanceId, due: Instant, subject: &RemoteSubject) -> RemoteRound {
     until(runtime, id, |view| view.port.is_some()).await;
     let initialized = due.elapsed();
     call(runtime, id, subject).await;
-    Round { initialized, answered: due.elapsed() }
+    RemoteRound { initialized, answered: due.elapsed() }
 }
 
-async fn call(runtime: &RuntimeHandle, id: &InstanceId, subject: &Subject) {
+async fn call(runtime: &RuntimeHandle, id: &InstanceId, subject: &RemoteSubject) {
     let arguments = RawValue::from_string(subject.echo.to_owned()).unwrap();
     let answer = runtime.call(id, "echo", Some(arguments), None).await.unwrap();
     assert!(answer.get().contains("hello"));
 }
 
 /// Measures the minimum: a connection, the handshake and the call.
-async fn bare_start(server: &Server, subject: &Subject) -> Round {
+async fn bare_start(server: &RemoteServerProcess, subject: &RemoteSubject) -> RemoteRound {
     let client = reqwest::Client::builder().http1_only().no_proxy().tcp_nodelay(true).build().unwrap();
     let (url, mut session) = (server.url(), None);
     let mut post = async |message: String| {
@@ -217,7 +218,7 @@ async fn bare_start(server: &Server, subject: &Subject) -> Round {
     ))
     .await;
     assert!(answer.contains("hello"));
-    Round { initialized, answered: began.elapsed() }
+    RemoteRound { initialized, answered: began.elapsed() }
 }
 
 async fn until(runtime: &RuntimeHandle, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) {
@@ -237,8 +238,9 @@ const OUTAGES: [(u64, u64); 3] = [(2, 3), (5, 7), (10, 15)];
 
 async fn schedule() {
     let columns = ["the server was away for", "attempt, from the loss", "callable after its return", "the last of 100"];
-    let mut report = Report::new("remote_schedule", columns);
-    let mut server = Server::start(&[env!("CARGO_BIN_EXE_satellite"), "sim-server", "--http"].map(str::to_owned));
+    let mut report = BenchReport::new("remote_schedule", columns);
+    let mut server =
+        RemoteServerProcess::start(&[env!("CARGO_BIN_EXE_satellite"), "sim-server", "--http"].map(str::to_owned));
     let runtime = start(RemoteConnector::new().unwrap(), NullSink, |_| {}).await;
     let policy = Arc::new(Policy::default());
     for nth in 0..WAITING {
@@ -264,7 +266,7 @@ async fn schedule() {
 // ---- a thousand idle instances ----
 
 #[derive(Serialize, Deserialize)]
-struct Found {
+struct IdleFindings {
     bytes: usize,
     bytes_at_most: usize,
     /// CPU time of a minute without health checks, and of one in which each instance is checked once.
@@ -272,8 +274,8 @@ struct Found {
 }
 
 fn idle() {
-    let mut report = Report::new("remote_idle", ["1,000 remote instances, idle", "each", "all"]);
-    let mut found: Vec<Found> = (1..FLEETS).map(|_| run("memory")).collect();
+    let mut report = BenchReport::new("remote_idle", ["1,000 remote instances, idle", "each", "all"]);
+    let mut found: Vec<IdleFindings> = (1..FLEETS).map(|_| run("memory")).collect();
     found.push(run("cpu"));
     let minutes = found.iter().find_map(|found| found.minutes).unwrap();
     found.sort_by_key(|found| found.bytes);
@@ -293,7 +295,7 @@ fn idle() {
 }
 
 /// Runs a fleet in a separate process, so that it does not reuse memory of another fleet.
-fn run(kind: &str) -> Found {
+fn run(kind: &str) -> IdleFindings {
     let child = Command::new(std::env::current_exe().unwrap()).env(CHILD, kind).stderr(Stdio::inherit()).output();
     let child = child.unwrap();
     assert!(child.status.success(), "the fleet did not come up");
@@ -308,8 +310,9 @@ fn child(cpu: bool) {
     println!("{}", serde_json::to_string(&found).unwrap());
 }
 
-async fn fleet(cpu: bool) -> Found {
-    let server = Server::start(&[env!("CARGO_BIN_EXE_satellite"), "sim-server", "--http"].map(str::to_owned));
+async fn fleet(cpu: bool) -> IdleFindings {
+    let server =
+        RemoteServerProcess::start(&[env!("CARGO_BIN_EXE_satellite"), "sim-server", "--http"].map(str::to_owned));
     let connector = RemoteConnector::new().unwrap();
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let ((before, _), open_before) = (resident(), descriptors());
@@ -334,7 +337,7 @@ async fn fleet(cpu: bool) -> Found {
     let (bytes, bytes_at_most) = resident();
     let minutes = if cpu { Some(minutes(&runtime, online).await) } else { None };
     runtime.shutdown().await;
-    Found { bytes: bytes - before, bytes_at_most: bytes_at_most - before, minutes }
+    IdleFindings { bytes: bytes - before, bytes_at_most: bytes_at_most - before, minutes }
 }
 
 async fn minutes(runtime: &RuntimeHandle, online: Instant) -> [Duration; 2] {
@@ -355,13 +358,13 @@ async fn minute(runtime: &RuntimeHandle, checked: usize) -> Duration {
 
 // ---- server process ----
 
-struct Server {
+struct RemoteServerProcess {
     program: Vec<String>,
     port: u16,
     child: Option<Child>,
 }
 
-impl Server {
+impl RemoteServerProcess {
     fn start(program: &[String]) -> Self {
         // Outside the range of ephemeral ports: a client whose own port equals the target would connect to itself.
         let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
@@ -400,12 +403,12 @@ impl Server {
     }
 
     fn spec(&self, nth: usize, policy: &Arc<Policy>) -> InstanceSpec {
-        let target = Target::Remote { transport: RemoteTransport::Http, url: self.url(), health_url: None };
+        let target = ServerTarget::Remote { transport: RemoteTransport::Http, url: self.url(), health_url: None };
         InstanceSpec { target, ..spec(nth, TEAMS, USERS, &self.program[..1], policy) }
     }
 }
 
-impl Drop for Server {
+impl Drop for RemoteServerProcess {
     fn drop(&mut self) {
         self.kill();
     }

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite::connect::sim::{SimConnector, SimScript};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{Policy, RestartPolicy, TeamBudgetPolicy};
 
-use common::{GIVE_UP, NullSink, Report, is_online, number, quantile, spec, start, time};
+use common::{BenchReport, GIVE_UP, NullSink, is_online, number, quantile, spec, start, time};
 
 const INSTANCES: usize = 1_000;
 const TEAMS: usize = 100;
@@ -44,7 +44,7 @@ struct Fleet {
 async fn measure() {
     let fleet = Fleet::start().await;
     let each = fleet.changes_of_one_crash().await;
-    let mut report = Report::new(
+    let mut report = BenchReport::new(
         "snapshot",
         [
             "readers",
@@ -75,8 +75,8 @@ async fn measure() {
 
 /// Measures the time from a server's death until a reader sees it: of single deaths, and of every 20th in a storm.
 async fn visible(fleet: &Fleet, each: usize) {
-    let mut report = Report::new("visible", ["a server that dies", "looked for", "median", "99 %", "longest"]);
-    let alone = fleet.watched(async |watcher: &Watcher| {
+    let mut report = BenchReport::new("visible", ["a server that dies", "looked for", "median", "99 %", "longest"]);
+    let alone = fleet.watched(async |watcher: &DeathSender| {
         for _ in 0..WATCHED_ALONE {
             let before = fleet.restarts();
             fleet.kill(&fleet.ids[0], Some(watcher));
@@ -84,7 +84,8 @@ async fn visible(fleet: &Fleet, each: usize) {
         }
     });
     let alone = alone.await;
-    let storm = fleet.watched(async |watcher: &Watcher| fleet.storm_watched(CHANGES / each, Some(watcher)).await).await;
+    let storm =
+        fleet.watched(async |watcher: &DeathSender| fleet.storm_watched(CHANGES / each, Some(watcher)).await).await;
     for (name, seen) in [("alone", alone), ("among 1,000 that die at once", storm)] {
         let at = |part| time(quantile(seen.iter().copied(), part));
         report.row([name.to_owned(), number(seen.len() as f64), at(0.5), at(0.99), at(1.0)]);
@@ -92,17 +93,17 @@ async fn visible(fleet: &Fleet, each: usize) {
     report.publish();
 }
 
-struct Death {
+struct WatchedDeath {
     id: InstanceId,
     restarts: u64,
     at: Instant,
 }
 
-type Watcher = std::sync::mpsc::Sender<Death>;
+type DeathSender = std::sync::mpsc::Sender<WatchedDeath>;
 
 /// Polls the snapshot without pause until every reported death is visible.
-fn watch(runtime: &RuntimeHandle, deaths: &std::sync::mpsc::Receiver<Death>) -> Vec<Duration> {
-    let (mut open, mut seen): (Vec<Death>, Vec<Duration>) = (Vec::new(), Vec::new());
+fn watch(runtime: &RuntimeHandle, deaths: &std::sync::mpsc::Receiver<WatchedDeath>) -> Vec<Duration> {
+    let (mut open, mut seen): (Vec<WatchedDeath>, Vec<Duration>) = (Vec::new(), Vec::new());
     loop {
         if open.is_empty() {
             // The sender is gone: all deaths were seen.
@@ -122,7 +123,7 @@ fn watch(runtime: &RuntimeHandle, deaths: &std::sync::mpsc::Receiver<Death>) -> 
 
 impl Fleet {
     async fn start() -> Self {
-        let connector = SimConnector::new(Script::default());
+        let connector = SimConnector::new(SimScript::default());
         let runtime = start(connector.clone(), NullSink, |options| {
             options.team_budget = TeamBudgetPolicy { max_exits: usize::MAX, ..TeamBudgetPolicy::default() };
         })
@@ -163,7 +164,7 @@ impl Fleet {
         changes
     }
 
-    async fn watched(&self, meanwhile: impl AsyncFnOnce(&Watcher)) -> Vec<Duration> {
+    async fn watched(&self, meanwhile: impl AsyncFnOnce(&DeathSender)) -> Vec<Duration> {
         let (watcher, deaths) = std::sync::mpsc::channel();
         let runtime = self.runtime.clone();
         let thread = std::thread::spawn(move || watch(&runtime, &deaths));
@@ -172,10 +173,10 @@ impl Fleet {
         thread.join().unwrap()
     }
 
-    fn kill(&self, id: &InstanceId, watcher: Option<&Watcher>) {
+    fn kill(&self, id: &InstanceId, watcher: Option<&DeathSender>) {
         if let Some(watcher) = watcher {
             let restarts = self.runtime.snapshot().get(id).unwrap().restarts;
-            watcher.send(Death { id: id.clone(), restarts, at: Instant::now() }).unwrap();
+            watcher.send(WatchedDeath { id: id.clone(), restarts, at: Instant::now() }).unwrap();
         }
         self.connector.handle(id).unwrap().signal(9);
     }
@@ -185,7 +186,7 @@ impl Fleet {
     }
 
     /// Crashes this many servers, each instance in turn.
-    async fn storm_watched(&self, crashes: usize, watcher: Option<&Watcher>) {
+    async fn storm_watched(&self, crashes: usize, watcher: Option<&DeathSender>) {
         let mut left = crashes;
         while left > 0 {
             let before: u64 = self.restarts();
@@ -217,7 +218,7 @@ impl Fleet {
         tokio::time::timeout(GIVE_UP, done).await.unwrap();
     }
 
-    async fn read(&self, readers: usize, meanwhile: impl AsyncFnOnce()) -> Read {
+    async fn read(&self, readers: usize, meanwhile: impl AsyncFnOnce()) -> ReadCounts {
         let stop = Arc::new(AtomicBool::new(false));
         let began = Instant::now();
         let threads: Vec<JoinHandle<(u64, Vec<Duration>)>> = (0..readers)
@@ -229,7 +230,7 @@ impl Fleet {
         meanwhile().await;
         let took = began.elapsed();
         stop.store(true, Ordering::Release);
-        let mut read = Read { reads: 0, timed: Vec::new(), took };
+        let mut read = ReadCounts { reads: 0, timed: Vec::new(), took };
         for thread in threads {
             let (reads, timed) = thread.join().unwrap();
             read.reads += reads;
@@ -239,7 +240,7 @@ impl Fleet {
     }
 }
 
-struct Read {
+struct ReadCounts {
     reads: u64,
     timed: Vec<Duration>,
     took: Duration,

@@ -14,19 +14,19 @@ use mcp_satellite::connect::isolation::Isolation;
 use mcp_satellite::connect::process::CgroupMode;
 use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
 use mcp_satellite::data_dir::DataDir;
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::Connector;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 
-use common::{GIVE_UP, Report, median, number, spec, time};
+use common::{BenchReport, GIVE_UP, median, number, spec, time};
 
 const ROUNDS: usize = 101;
 const SCRIPT: &str = "echo up; read -r _";
 
-struct Subject {
+struct MeasuredLauncher {
     launcher: &'static str,
     held_by: &'static str,
     connector: StdioConnector,
@@ -51,7 +51,7 @@ async fn measure() {
             let found = connector.sandboxes().await;
             let works = found.iter().any(|finding| finding.sandbox == launcher && finding.usable.is_ok());
             if isolation == Isolation::None || works {
-                subjects.push(Subject { launcher, held_by, connector });
+                subjects.push(MeasuredLauncher { launcher, held_by, connector });
             }
         }
     }
@@ -68,7 +68,7 @@ async fn measure() {
             gone.push(down);
         }
     }
-    let mut report = Report::new(
+    let mut report = BenchReport::new(
         "spawn",
         ["launcher", "held by", "until its first line", "ratio", "difference", "until all is gone"],
     );
@@ -91,7 +91,7 @@ async fn measure() {
 /// Returns the time from the start to the first line, and from the end of input until all processes are gone.
 async fn started(connector: &StdioConnector, spec: &Arc<InstanceSpec>) -> (Duration, Duration) {
     let began = Instant::now();
-    let mut link = connector.open(Arc::clone(spec), Run(1)).await.unwrap();
+    let mut link = connector.open(Arc::clone(spec), RunNumber(1)).await.unwrap();
     first_line(&mut link.reader).await;
     let up = began.elapsed();
     let ending = Instant::now();

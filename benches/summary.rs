@@ -5,16 +5,16 @@
 #[expect(dead_code, reason = "each bench uses its part of it")]
 mod common;
 
-use common::Report;
+use common::BenchReport;
 
 fn main() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/BENCHMARKS.md");
     let mut text = std::fs::read_to_string(path).unwrap();
-    let reports = Report::all();
+    let reports = BenchReport::all();
     for (name, report) in &reports {
         text = fill(&text, name, &report.text());
     }
-    if let Some(latest) = reports.values().map(Report::measured).max_by_key(|measured| measured.at) {
+    if let Some(latest) = reports.values().map(BenchReport::measured).max_by_key(|measured| measured.at) {
         let machine = latest.machine.iter().map(|(name, value)| format!("- {name}: {value}\n"));
         text = fill(&text, "machine", &machine.collect::<String>());
     }

@@ -12,11 +12,15 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use mcp_satellite::actors::model::ids::Run;
-use mcp_satellite::actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
+use mcp_satellite::actors::model::ids::RunNumber;
+use mcp_satellite::actors::model::spec::{
+    ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
+};
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::actors::seam::{Connector, Line, Link, OpenError, Process, ProcessEnd, Unserved};
-use mcp_satellite::actors::{Options, start};
+use mcp_satellite::actors::seam::{
+    Connector, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, UnsupportedLine,
+};
+use mcp_satellite::actors::{RuntimeOptions, start};
 use mcp_satellite::sink::stdout::StdoutSink;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -40,12 +44,12 @@ fn count(arguments: &Value) -> Result<String, String> {
     Ok(text.chars().count().to_string())
 }
 
-struct Functions;
+struct FunctionConnector;
 
-impl Connector for Functions {
-    fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+impl Connector for FunctionConnector {
+    fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         Box::pin(async move {
-            let Target::Stdio { command, .. } = &spec.target else {
+            let ServerTarget::Stdio { command, .. } = &spec.target else {
                 return Err(OpenError::Server("a function has no URL".to_owned()));
             };
             let (name, function) = FUNCTIONS
@@ -57,14 +61,14 @@ impl Connector for Functions {
             let life = CancellationToken::new();
             // The server ends when its input ends, or at once when killed; `over` reports either.
             let (alive, over) = (life.clone(), CancellationToken::new());
-            let process = InProcess { life: life.clone(), over: over.clone() };
+            let process = InProcessServer { life: life.clone(), over: over.clone() };
             let guard = life.drop_guard();
             tokio::spawn(async move {
                 let ended = over.drop_guard();
                 let _ = alive.run_until_cancelled(serve(name, function, theirs)).await;
                 drop(ended);
             });
-            Ok(Link {
+            Ok(ProcessLink {
                 reader: Box::new(reader),
                 writer: Box::new(writer),
                 stderr: None,
@@ -74,18 +78,18 @@ impl Connector for Functions {
         })
     }
 
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
-        Box::new(Unserved::default())
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
+        Box::new(UnsupportedLine::default())
     }
 }
 
 /// Process handle with the functions that supervision needs.
-struct InProcess {
+struct InProcessServer {
     life: CancellationToken,
     over: CancellationToken,
 }
 
-impl Process for InProcess {
+impl ServerProcess for InProcessServer {
     fn pid(&self) -> Option<u32> {
         None
     }
@@ -147,7 +151,8 @@ async fn serve(name: &str, function: Function, pipe: impl AsyncRead + AsyncWrite
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let options = Options::new(Arc::new(Functions), Arc::new(StdoutSink::new()?), Arc::new(Timestamp::now));
+    let options =
+        RuntimeOptions::new(Arc::new(FunctionConnector), Arc::new(StdoutSink::new()?), Arc::new(Timestamp::now));
     let (satellite, ended) = start(options).await?;
     for (name, _) in FUNCTIONS {
         let spec = function(name);
@@ -174,13 +179,13 @@ fn function(name: &str) -> InstanceSpec {
         user_slug: "user".into(),
         installation: name.into(),
         server: name.into(),
-        target: Target::Stdio { command: name.to_owned(), cwd: None },
-        server_layer: Layer::default(),
-        team_layer: Layer::default(),
-        user_layer: Layer::default(),
+        target: ServerTarget::Stdio { command: name.to_owned(), cwd: None },
+        server_layer: ConfigTier::default(),
+        team_layer: ConfigTier::default(),
+        user_layer: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: Keep::default(),
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::default(),
+        on_update: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::default(),
     }

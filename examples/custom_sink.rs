@@ -14,17 +14,19 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use mcp_satellite::actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
-use mcp_satellite::actors::seam::{Answer, Batch, EventSink};
-use mcp_satellite::actors::{Options, start};
-use mcp_satellite::connect::sim::{Script, SimConnector};
+use mcp_satellite::actors::model::spec::{
+    ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
+};
+use mcp_satellite::actors::seam::{EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite::actors::{RuntimeOptions, start};
+use mcp_satellite::connect::sim::{SimConnector, SimScript};
 
 /// Sink that counts events by kind.
 #[derive(Default)]
-struct Tally(Mutex<Counts>);
+struct CountingSink(Mutex<EventCounts>);
 
 #[derive(Default)]
-struct Counts {
+struct EventCounts {
     by_kind: BTreeMap<&'static str, u64>,
     last_seq: u64,
     /// Id of the last counted batch, so that a repeated batch is not counted twice.
@@ -32,8 +34,8 @@ struct Counts {
     refused: Option<u64>,
 }
 
-impl EventSink for Tally {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+impl EventSink for CountingSink {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         Box::pin(std::future::ready(self.take(&batch)))
     }
 
@@ -43,18 +45,18 @@ impl EventSink for Tally {
     }
 }
 
-impl Tally {
-    fn take(&self, batch: &Batch) -> Answer {
+impl CountingSink {
+    fn take(&self, batch: &SinkBatch) -> SinkAnswer {
         // A sink must not panic. After a panic elsewhere, the counts are still usable.
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // The first batch is throttled once, as a busy service would do.
         if counts.refused.is_none() {
             counts.refused = Some(batch.id);
             println!("batch {} of {} events is put off", batch.id, batch.events.len());
-            return Answer::Throttled(Some(Duration::from_millis(100)));
+            return SinkAnswer::Throttled(Some(Duration::from_millis(100)));
         }
         if counts.last_batch == Some(batch.id) {
-            return Answer::Accepted;
+            return SinkAnswer::Accepted;
         }
         if counts.refused == Some(batch.id) {
             println!("batch {} has come again, with the same events", batch.id);
@@ -64,15 +66,15 @@ impl Tally {
             *counts.by_kind.entry(envelope.event.kind()).or_default() += 1;
             counts.last_seq = envelope.seq;
         }
-        Answer::Accepted
+        SinkAnswer::Accepted
     }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let tally = Arc::new(Tally::default());
-    let connector = Arc::new(SimConnector::new(Script::default()));
-    let options = Options::new(connector.clone(), Arc::clone(&tally) as _, Arc::new(Timestamp::now));
+    let tally = Arc::new(CountingSink::default());
+    let connector = Arc::new(SimConnector::new(SimScript::default()));
+    let options = RuntimeOptions::new(connector.clone(), Arc::clone(&tally) as _, Arc::new(Timestamp::now));
     let (satellite, ended) = start(options).await?;
     let mut ids = Vec::new();
     for nth in 0..10 {
@@ -106,13 +108,13 @@ fn server(nth: u32) -> InstanceSpec {
         user_slug: "user".into(),
         installation: format!("installation_{nth}").into(),
         server: format!("server-{nth}").into(),
-        target: Target::Stdio { command: "simulated".to_owned(), cwd: None },
-        server_layer: Layer::default(),
-        team_layer: Layer::default(),
-        user_layer: Layer::default(),
+        target: ServerTarget::Stdio { command: "simulated".to_owned(), cwd: None },
+        server_layer: ConfigTier::default(),
+        team_layer: ConfigTier::default(),
+        user_layer: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: Keep::AlwaysOn,
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::AlwaysOn,
+        on_update: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::default(),
     }

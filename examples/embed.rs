@@ -10,9 +10,11 @@ use std::error::Error;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mcp_satellite::actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
+use mcp_satellite::actors::model::spec::{
+    ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
+};
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::actors::{Options, RuntimeHandle, start_linked};
+use mcp_satellite::actors::{RuntimeHandle, RuntimeOptions, start_linked};
 use mcp_satellite::connect::stdio::StdioConnector;
 use mcp_satellite::sink::stdout::StdoutSink;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent, call};
@@ -32,9 +34,13 @@ impl ractor::Message for Msg {}
 impl Actor for Host {
     type Msg = Msg;
     type State = RuntimeHandle;
-    type Arguments = Options;
+    type Arguments = RuntimeOptions;
 
-    async fn pre_start(&self, myself: ActorRef<Msg>, options: Options) -> Result<RuntimeHandle, ActorProcessingErr> {
+    async fn pre_start(
+        &self,
+        myself: ActorRef<Msg>,
+        options: RuntimeOptions,
+    ) -> Result<RuntimeHandle, ActorProcessingErr> {
         Ok(start_linked(options, myself.get_cell()).await?.0)
     }
 
@@ -78,7 +84,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let id = spec.id.clone();
 
     let connector = Arc::new(StdioConnector::new(Vec::new())?);
-    let options = Options::new(connector, Arc::new(StdoutSink::new()?), Arc::new(Timestamp::now));
+    let options = RuntimeOptions::new(connector, Arc::new(StdoutSink::new()?), Arc::new(Timestamp::now));
     let (host, ended) = Host::spawn(None, Host, options).await?;
     let satellite = call!(host, Msg::Satellite)?;
 
@@ -109,13 +115,13 @@ fn server(command: String, args: Vec<String>) -> InstanceSpec {
         user_slug: "user".into(),
         installation: "first".into(),
         server: "example".into(),
-        target: Target::Stdio { command, cwd: None },
-        server_layer: Layer { args: args.into_iter().map(Into::into).collect(), ..Layer::default() },
-        team_layer: Layer::default(),
-        user_layer: Layer::default(),
+        target: ServerTarget::Stdio { command, cwd: None },
+        server_layer: ConfigTier { args: args.into_iter().map(Into::into).collect(), ..ConfigTier::default() },
+        team_layer: ConfigTier::default(),
+        user_layer: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: Keep::default(),
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::default(),
+        on_update: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::default(),
     }

@@ -18,7 +18,7 @@ use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::catalogue::{self, Catalogue, Tool};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::Snapshot;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime};
 use ring::rand::SystemRandom;
 use ring::{hmac, rand};
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ const KEY_BYTES: usize = 32;
 const NAME_LEN: usize = 64;
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct CachedCatalogue {
     form: u32,
     name: String,
     tools: Vec<Box<RawValue>>,
@@ -50,10 +50,10 @@ struct Entry {
 pub(crate) struct CatalogueCache {
     directory: DataDir,
     key: hmac::Key,
-    kept: Mutex<HashMap<InstanceId, Kept>>,
+    kept: Mutex<HashMap<InstanceId, CacheSlot>>,
 }
 
-struct Kept {
+struct CacheSlot {
     /// File name for the configuration to keep. An instance may still run with an earlier configuration.
     name: String,
     last: Option<Arc<Catalogue>>,
@@ -98,7 +98,7 @@ impl CatalogueCache {
         let known: HashMap<_, _> = sleepers().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
         let keep = |spec: &InstanceSpec| {
             let (name, last) = (self.name(spec), known.get(&spec.id).cloned());
-            (spec.id.clone(), Kept { name, last, failed: false })
+            (spec.id.clone(), CacheSlot { name, last, failed: false })
         };
         *kept = sleepers().map(keep).collect();
         self.remove_all_but(&kept.values().map(|kept| kept.name.as_str()).collect());
@@ -115,7 +115,7 @@ impl CatalogueCache {
         if kept.get(&spec.id).is_some_and(|kept| kept.name == name) {
             return;
         }
-        if let Some(before) = kept.insert(spec.id.clone(), Kept { name, last: None, failed: false }) {
+        if let Some(before) = kept.insert(spec.id.clone(), CacheSlot { name, last: None, failed: false }) {
             // If the file cannot be removed now, the next call of `keep` removes it.
             let _ = self.directory.remove(&before.name);
         }
@@ -136,10 +136,10 @@ impl CatalogueCache {
     /// Stores the catalogues in this snapshot that are not stored yet.
     pub(crate) fn store(&self, snapshot: &Snapshot) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        for (id, Kept { name, last, failed }) in kept.iter_mut() {
+        for (id, CacheSlot { name, last, failed }) in kept.iter_mut() {
             let Some(view) = snapshot.get(id) else { continue };
             let Some(now) = &view.catalogue else { continue };
-            if view.spec.keep != Keep::Lazy && !view.dormant {
+            if view.spec.keep != ProcessLifetime::Lazy && !view.dormant {
                 continue; // The next satellite starts and discovers this server anyway.
             }
             let is_known = last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
@@ -163,12 +163,12 @@ impl CatalogueCache {
     fn read(&self, spec: &InstanceSpec) -> Option<Arc<Catalogue>> {
         let name = self.name(spec);
         let entry = read(&self.directory, &name).and_then(|bytes| {
-            let entry: Entry = serde_json::from_slice(&bytes)?;
+            let entry: CachedCatalogue = serde_json::from_slice(&bytes)?;
             if entry.form != FORM || entry.name != name {
                 return Err(std::io::Error::new(ErrorKind::InvalidData, "it is of another form or configuration"));
             }
             let of_kind = |raw: Vec<Box<RawValue>>, key: &str| {
-                let entries = raw.into_iter().map(|raw| catalogue::Entry::parse(raw, key));
+                let entries = raw.into_iter().map(|raw| catalogue::CatalogueEntry::parse(raw, key));
                 entries.collect::<Result<_, _>>().map_err(|why| std::io::Error::new(ErrorKind::InvalidData, why))
             };
             Ok(Catalogue {
@@ -191,8 +191,8 @@ impl CatalogueCache {
 
     fn write(&self, spec: &InstanceSpec, catalogue: &Catalogue) -> std::io::Result<()> {
         let name = self.name(spec);
-        let of_kind = |entries: &[catalogue::Entry]| entries.iter().map(|entry| entry.raw.clone()).collect();
-        let bytes = serde_json::to_vec(&Entry {
+        let of_kind = |entries: &[catalogue::CatalogueEntry]| entries.iter().map(|entry| entry.raw.clone()).collect();
+        let bytes = serde_json::to_vec(&CachedCatalogue {
             form: FORM,
             name: name.clone(),
             tools: catalogue.tools.iter().map(|tool| tool.raw.clone()).collect(),
@@ -226,7 +226,7 @@ impl CatalogueCache {
 }
 
 fn may_sleep(spec: &InstanceSpec) -> bool {
-    spec.keep != Keep::AlwaysOn && !spec.is_remote()
+    spec.keep != ProcessLifetime::AlwaysOn && !spec.is_remote()
 }
 
 fn why_unusable(read: &std::io::Result<Vec<u8>>) -> Option<String> {
@@ -249,13 +249,13 @@ pub(crate) mod tests {
 
     use futures::FutureExt;
     use futures::future::BoxFuture;
-    use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, OnUpdate, Target, Value};
-    use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
-    use mcp_satellite_actors::{Known, Options};
+    use mcp_satellite_actors::model::spec::{ConfigTier, ConfigValue, InstanceConfig, ServerTarget, UpdateMethod};
+    use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
+    use mcp_satellite_actors::{EarlierState, RuntimeOptions};
     use tempfile::TempDir;
 
     use super::*;
-    use crate::connect::sim::{Script, SimConnector};
+    use crate::connect::sim::{SimConnector, SimScript};
 
     pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> InstanceSpec {
         let mut config = InstanceConfig {
@@ -265,23 +265,23 @@ pub(crate) mod tests {
             user_slug: "alice".into(),
             installation: "abc123".into(),
             server: "files".into(),
-            target: Target::Stdio { command: "files".to_owned(), cwd: None },
-            server_layer: Layer { args: vec!["a".into()], ..Layer::default() },
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
+            server_layer: ConfigTier { args: vec!["a".into()], ..ConfigTier::default() },
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: Keep::Lazy,
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::Lazy,
+            on_update: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::default(),
         };
-        config.user_layer.env.insert("TOKEN".to_owned(), Value::secret("1234"));
+        config.user_layer.env.insert("TOKEN".to_owned(), ConfigValue::secret("1234"));
         change(&mut config);
         config.merge()
     }
 
-    fn entry(raw: &str, key: &str) -> catalogue::Entry {
-        catalogue::Entry::parse(RawValue::from_string(raw.to_owned()).unwrap(), key).unwrap()
+    fn entry(raw: &str, key: &str) -> catalogue::CatalogueEntry {
+        catalogue::CatalogueEntry::parse(RawValue::from_string(raw.to_owned()).unwrap(), key).unwrap()
     }
 
     fn catalogue() -> Catalogue {
@@ -335,9 +335,9 @@ pub(crate) mod tests {
             spec(|_| {}),
             spec(|config| config.server_layer.args = vec!["b".into()]),
             spec(|config| config.server_layer.args = vec!["a".into(), String::new().into()]),
-            spec(|config| drop(config.user_layer.env.insert("TOKEN".to_owned(), Value::secret("1235")))),
-            spec(|config| drop(config.user_layer.env.insert("TOKE".to_owned(), Value::secret("N1234")))),
-            spec(|config| config.target = Target::Stdio { command: "other".to_owned(), cwd: None }),
+            spec(|config| drop(config.user_layer.env.insert("TOKEN".to_owned(), ConfigValue::secret("1235")))),
+            spec(|config| drop(config.user_layer.env.insert("TOKE".to_owned(), ConfigValue::secret("N1234")))),
+            spec(|config| config.target = ServerTarget::Stdio { command: "other".to_owned(), cwd: None }),
             spec(|config| config.installation = "abc124".into()),
         ];
         let names: HashSet<String> = changed.iter().map(|spec| cache.name(spec)).collect();
@@ -406,8 +406,8 @@ pub(crate) mod tests {
         let (_directory, cache) = cache();
         let old = spec(|_| {});
         let new = spec(|config| config.server_layer.args = vec!["b".into()]);
-        let listed = spec(|config| (config.keep, config.installation) = (Keep::Listed, "listed".into()));
-        let awake = spec(|config| (config.keep, config.installation) = (Keep::AlwaysOn, "awake".into()));
+        let listed = spec(|config| (config.keep, config.installation) = (ProcessLifetime::Listed, "listed".into()));
+        let awake = spec(|config| (config.keep, config.installation) = (ProcessLifetime::AlwaysOn, "awake".into()));
         for spec in [&old, &new, &listed, &awake] {
             cache.write(spec, &catalogue()).unwrap();
         }
@@ -442,16 +442,16 @@ pub(crate) mod tests {
     }
 
     async fn recalled(spec: &InstanceSpec) -> RuntimeHandle {
-        struct Nowhere;
-        impl EventSink for Nowhere {
-            fn send(&self, _: Arc<Batch>) -> BoxFuture<'static, Answer> {
-                std::future::ready(Answer::Accepted).boxed()
+        struct AcceptingSink;
+        impl EventSink for AcceptingSink {
+            fn send(&self, _: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
+                std::future::ready(SinkAnswer::Accepted).boxed()
             }
         }
-        let connector = Arc::new(SimConnector::new(Script::default()));
-        let options = Options::new(connector, Arc::new(Nowhere), Arc::new(jiff::Timestamp::now));
+        let connector = Arc::new(SimConnector::new(SimScript::default()));
+        let options = RuntimeOptions::new(connector, Arc::new(AcceptingSink), Arc::new(jiff::Timestamp::now));
         let (runtime, _) = mcp_satellite_actors::start(options).await.unwrap();
-        let known = Known { catalogue: Some(Arc::new(catalogue())), memo: None };
+        let known = EarlierState { catalogue: Some(Arc::new(catalogue())), memo: None };
         runtime.install_known(spec.clone(), known).await.unwrap();
         runtime.wait_for(&spec.id, |view| view.dormant).await.unwrap();
         runtime

@@ -119,7 +119,7 @@ impl From<DataDirError> for io::Error {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum DataFileKind {
     Directory,
     File,
     Socket,
@@ -127,7 +127,7 @@ enum Kind {
 
 /// Modes of opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum OpenMode {
     /// Opens for reading; the file must exist.
     Read,
     /// Opens for reading and for writing at any position; creates a missing file.
@@ -162,7 +162,7 @@ impl DataDir {
     pub fn open(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let descriptor = rustix::fs::open(&path, OPEN_DIRECTORY, Mode::empty())?;
-        check(&path, &rustix::fs::fstat(&descriptor)?, Kind::Directory)?;
+        check(&path, &rustix::fs::fstat(&descriptor)?, DataFileKind::Directory)?;
         Ok(Self { descriptor: Arc::new(descriptor), path })
     }
 
@@ -227,7 +227,7 @@ impl DataDir {
     ///
     /// Fails if `name` does not exist, is a link, or has an unsafe owner or unsafe permissions.
     pub fn existing(&self, name: &str) -> io::Result<Self> {
-        let (descriptor, path) = (self.open_at(name, OPEN_DIRECTORY, Kind::Directory)?, self.path.join(name));
+        let (descriptor, path) = (self.open_at(name, OPEN_DIRECTORY, DataFileKind::Directory)?, self.path.join(name));
         Ok(Self { descriptor: Arc::new(descriptor), path })
     }
 
@@ -266,18 +266,18 @@ impl DataDir {
     /// # Errors
     ///
     /// Fails if `name` is a link or no regular file, or has an unsafe owner or unsafe permissions.
-    pub fn open_file(&self, name: &str, access: Access) -> io::Result<File> {
+    pub fn open_file(&self, name: &str, access: OpenMode) -> io::Result<File> {
         let flags = match access {
-            Access::Read => OFlags::RDONLY,
-            Access::Write => OFlags::RDWR.union(OFlags::CREATE),
-            Access::Append => OFlags::RDWR.union(OFlags::CREATE).union(OFlags::APPEND),
+            OpenMode::Read => OFlags::RDONLY,
+            OpenMode::Write => OFlags::RDWR.union(OFlags::CREATE),
+            OpenMode::Append => OFlags::RDWR.union(OFlags::CREATE).union(OFlags::APPEND),
         };
-        self.open_at(name, flags, Kind::File).map(File::from)
+        self.open_at(name, flags, DataFileKind::File).map(File::from)
     }
 
     /// Reads the whole file `name`; `None` if it does not exist. A file of more than `max` bytes is an error.
     pub fn read(&self, name: &str, max: u64) -> io::Result<Option<Vec<u8>>> {
-        let file = match self.open_file(name, Access::Read) {
+        let file = match self.open_file(name, OpenMode::Read) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
@@ -296,7 +296,7 @@ impl DataDir {
         // Remove the file that a satellite left when it was killed while writing.
         self.remove(name)?;
         let flags = OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL);
-        self.open_at(name, flags, Kind::File).map(File::from)
+        self.open_at(name, flags, DataFileKind::File).map(File::from)
     }
 
     /// Replaces the file `name` as a whole: a reader finds all of `bytes` or all of the previous content, even after a
@@ -366,7 +366,7 @@ impl DataDir {
     /// directory, after a check that it still leads to the open directory.
     pub fn database(&self, name: &str) -> io::Result<PathBuf> {
         for suffix in ["", "-wal", "-shm", "-journal"] {
-            self.check(&format!("{name}{suffix}"), Kind::File)?;
+            self.check(&format!("{name}{suffix}"), DataFileKind::File)?;
         }
         let path = fs::read_link(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))?;
         let found = rustix::fs::lstat(&path).ok();
@@ -379,7 +379,7 @@ impl DataDir {
 
     /// Checks the control socket, if it exists.
     pub fn check_socket(&self, name: &str) -> io::Result<()> {
-        Ok(self.check(name, Kind::Socket)?)
+        Ok(self.check(name, DataFileKind::Socket)?)
     }
 
     /// Checks every file that the satellite reads or writes, so that all problems are reported before anything is
@@ -395,17 +395,17 @@ impl DataDir {
         for name in self.names()?.iter().filter(|name| is_own(name)).filter(is_checked) {
             let own = OWN_DIRECTORIES.iter().find(|(directory, _)| directory == name);
             let kind = match name.as_str() {
-                "control.sock" => Kind::Socket,
-                "homes" => Kind::Directory,
-                _ if own.is_some() => Kind::Directory,
-                _ => Kind::File,
+                "control.sock" => DataFileKind::Socket,
+                "homes" => DataFileKind::Directory,
+                _ if own.is_some() => DataFileKind::Directory,
+                _ => DataFileKind::File,
             };
             let checked = self.check(name, kind);
             if let (Ok(()), Some((_, is_own))) = (&checked, own) {
                 let directory = self.existing(name)?;
                 let names = directory.names()?;
                 let own = names.iter().filter(|name| is_own(name)).filter(is_checked);
-                problems.extend(own.filter_map(|name| directory.check(name, Kind::File).err()));
+                problems.extend(own.filter_map(|name| directory.check(name, DataFileKind::File).err()));
             }
             problems.extend(checked.err());
         }
@@ -430,7 +430,7 @@ impl DataDir {
         self.replace(FILE, b"*\n")
     }
 
-    fn check(&self, name: &str, kind: Kind) -> Result<(), DataDirError> {
+    fn check(&self, name: &str, kind: DataFileKind) -> Result<(), DataDirError> {
         match rustix::fs::statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => check(&self.path.join(name), &stat, kind),
             // The caller meets the same error when it opens the file.
@@ -438,7 +438,7 @@ impl DataDir {
         }
     }
 
-    fn open_at(&self, name: &str, flags: OFlags, kind: Kind) -> io::Result<OwnedFd> {
+    fn open_at(&self, name: &str, flags: OFlags, kind: DataFileKind) -> io::Result<OwnedFd> {
         let opened = match open_beneath(self.descriptor.as_fd(), name, flags.union(OPEN_FILE)) {
             Ok(opened) => opened,
             // A link, a socket, a FIFO without a reader, a directory that is opened for writing.
@@ -468,13 +468,13 @@ fn open_beneath(directory: BorrowedFd<'_>, name: &str, flags: OFlags) -> Result<
     }
 }
 
-fn check(path: &Path, stat: &Stat, kind: Kind) -> Result<(), DataDirError> {
+fn check(path: &Path, stat: &Stat, kind: DataFileKind) -> Result<(), DataDirError> {
     let user = nix::unistd::geteuid().as_raw();
     let found = FileType::from_raw_mode(stat.st_mode);
     let (belongs, expected) = match kind {
-        Kind::Directory => (found.is_dir(), "a directory"),
-        Kind::File => (found.is_file(), "a regular file"),
-        Kind::Socket => (found.is_socket(), "a socket"),
+        DataFileKind::Directory => (found.is_dir(), "a directory"),
+        DataFileKind::File => (found.is_file(), "a regular file"),
+        DataFileKind::Socket => (found.is_socket(), "a socket"),
     };
     let (path, mode) = (path.to_owned(), stat.st_mode & 0o7777);
     if found.is_symlink() {
@@ -487,7 +487,7 @@ fn check(path: &Path, stat: &Stat, kind: Kind) -> Result<(), DataDirError> {
         return Err(DataDirError::Owner { path, owner: stat.st_uid, user });
     }
     // A socket gets its permissions from the umask; the private directory protects it.
-    if mode & 0o077 != 0 && kind != Kind::Socket {
+    if mode & 0o077 != 0 && kind != DataFileKind::Socket {
         return Err(DataDirError::Mode { path, mode });
     }
     Ok(())
@@ -546,7 +546,7 @@ mod tests {
         let directory = DataDir::create(&home.path().join("data")).unwrap();
         symlink(victim.join("file"), directory.path().join("lock")).unwrap();
         symlink(&victim, directory.path().join("catalogues")).unwrap();
-        for access in [Access::Read, Access::Write, Access::Append] {
+        for access in [OpenMode::Read, OpenMode::Write, OpenMode::Append] {
             let error = refusal(directory.open_file("lock", access));
             assert!(error.contains("is a symbolic link") && error.contains("rm '"), "{error}");
         }
@@ -607,10 +607,10 @@ mod tests {
         let user = nix::unistd::geteuid().as_raw();
         let mut other = stat;
         (other.st_uid, other.st_mode) = (user + 1, 0o100_600);
-        let error = check(Path::new("/data/token"), &other, Kind::File).unwrap_err().to_string();
+        let error = check(Path::new("/data/token"), &other, DataFileKind::File).unwrap_err().to_string();
         assert!(error.contains(&format!("sudo chown {user} '/data/token'")), "{error}");
         other.st_uid = user;
-        check(Path::new("/data/token"), &other, Kind::File).unwrap();
+        check(Path::new("/data/token"), &other, DataFileKind::File).unwrap();
     }
 
     #[test]
@@ -618,7 +618,7 @@ mod tests {
         let home = private_tempdir();
         nix::unistd::mkfifo(&home.path().join("token"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let directory = DataDir::open(home.path()).unwrap();
-        for access in [Access::Read, Access::Write] {
+        for access in [OpenMode::Read, OpenMode::Write] {
             let error = refusal(directory.open_file("token", access));
             assert!(error.contains("is not a regular file"), "{error}");
         }

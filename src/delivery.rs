@@ -25,14 +25,14 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::rules::outbox::{Outbox, State};
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::rules::outbox::{BatcherState, Outbox};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout_at};
 
-use crate::journal::{Journal, Sending};
+use crate::journal::{BatchInFlight, Journal};
 
 const ORDERS_MAX: usize = 16;
 /// Upper limit for the number of events in a batch that is resumed after a restart.
@@ -44,7 +44,7 @@ pub struct DeliveryStatus {
     /// Destination of the events: `stdout`, `file`, `backend`, or an address without credentials.
     pub to: String,
     /// Current state: `idle`, `sending`, `retrying` or `backing_off`.
-    pub state: State,
+    pub state: BatcherState,
     /// Number of stored events that are not settled yet.
     pub backlog: u64,
     /// Sequence number of the last settled event: all events up to it were accepted, rejected for good, or dropped for
@@ -62,14 +62,14 @@ pub struct DeliveryStatus {
 
 /// Delivery of a journal's events. Dropping it stops delivery; the next one resumes at the same event.
 pub struct Delivery {
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<DeliveryOrder>,
     status: watch::Receiver<DeliveryStatus>,
     appended: watch::Receiver<u64>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-enum Order {
-    Direct(Arc<Batch>, oneshot::Sender<Answer>),
+enum DeliveryOrder {
+    Direct(Arc<SinkBatch>, oneshot::Sender<SinkAnswer>),
     /// Shutdown notice: direct events do not wait for the interval any more.
     Hurry,
     /// Final delivery: sends all events until this time, ignores pauses, and replies when done.
@@ -90,7 +90,7 @@ impl Delivery {
         let appended = journal.appended();
         // Two bits less, so that ids stay far below the largest `i64` that readers of JSON or SQL can hold.
         let first_batch = RandomState::new().build_hasher().finish() >> 2;
-        let courier = Courier {
+        let courier = DeliveryTask {
             outbox: Outbox::new(policy.clone(), 1, first_batch),
             appended: appended.clone(),
             policy: policy.clone(),
@@ -126,13 +126,13 @@ impl Delivery {
 
     /// Returns the sink for events that the disk does not store. They are sent after all stored events.
     pub fn direct(&self) -> Arc<dyn EventSink> {
-        Arc::new(Direct(self.orders.clone()))
+        Arc::new(DirectSink(self.orders.clone()))
     }
 
     /// Makes direct events not wait for the interval any more, because the satellite is ending.
     pub async fn hurry(&self) {
         // An error means that the task has ended.
-        let _ = self.orders.send(Order::Hurry).await;
+        let _ = self.orders.send(DeliveryOrder::Hurry).await;
     }
 
     /// Delivers stored events for no longer than `limit` and ends. Returns the number of events that remain, which the
@@ -142,7 +142,7 @@ impl Delivery {
         let (reply, flushed) = oneshot::channel();
         let flush = async {
             // An error means that the task has ended.
-            let _ = self.orders.send(Order::Flush(until, reply)).await;
+            let _ = self.orders.send(DeliveryOrder::Flush(until, reply)).await;
             let _ = flushed.await;
         };
         // After a timeout the next start sends the batch in flight again under the same id.
@@ -170,22 +170,22 @@ impl std::fmt::Debug for Delivery {
     }
 }
 
-struct Direct(mpsc::Sender<Order>);
+struct DirectSink(mpsc::Sender<DeliveryOrder>);
 
-impl EventSink for Direct {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+impl EventSink for DirectSink {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let orders = self.0.clone();
         async move {
             let (reply, answer) = oneshot::channel();
             // If the task has ended, `reply` is dropped with the order and the answer below reports it.
-            let _ = orders.send(Order::Direct(batch, reply)).await;
-            answer.await.unwrap_or_else(|_| Answer::Unavailable("events are not delivered any more".to_owned()))
+            let _ = orders.send(DeliveryOrder::Direct(batch, reply)).await;
+            answer.await.unwrap_or_else(|_| SinkAnswer::Unavailable("events are not delivered any more".to_owned()))
         }
         .boxed()
     }
 }
 
-struct Courier {
+struct DeliveryTask {
     journal: Journal,
     appended: watch::Receiver<u64>,
     way: Arc<dyn EventSink>,
@@ -200,10 +200,10 @@ struct Courier {
     direct_from: u64,
     direct_through: u64,
     /// Progress that the journal has stored: the last settled event and the batch in flight.
-    written: (u64, Option<Sending>),
+    written: (u64, Option<BatchInFlight>),
     /// Sequence numbers after the cursor that were rejected for good. A resumed batch leaves them out.
     refused: Vec<u64>,
-    direct: Option<(Arc<Batch>, oneshot::Sender<Answer>)>,
+    direct: Option<(Arc<SinkBatch>, oneshot::Sender<SinkAnswer>)>,
     hurried: bool,
     flushing: bool,
     unreadable: Option<String>,
@@ -211,8 +211,8 @@ struct Courier {
     complaint: Option<String>,
 }
 
-impl Courier {
-    async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
+impl DeliveryTask {
+    async fn run(mut self, mut orders: mpsc::Receiver<DeliveryOrder>) {
         let mut cycles = interval(self.policy.interval);
         cycles.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -228,20 +228,20 @@ impl Courier {
                 () = pause => self.cycle().await,
                 order = orders.recv() => match order {
                     None => return,
-                    Some(Order::Direct(batch, reply)) => {
+                    Some(DeliveryOrder::Direct(batch, reply)) => {
                         // The sender of an earlier batch has given up.
                         self.direct = Some((batch, reply));
                         if self.hurried {
                             self.cycle().await;
                         }
                     }
-                    Some(Order::Hurry) => {
+                    Some(DeliveryOrder::Hurry) => {
                         self.hurried = true;
                         if self.direct.is_some() {
                             self.cycle().await;
                         }
                     }
-                    Some(Order::Flush(until, done)) => {
+                    Some(DeliveryOrder::Flush(until, done)) => {
                         self.flush(until).await;
                         // The receiver may have stopped waiting.
                         let _ = done.send(());
@@ -285,7 +285,8 @@ impl Courier {
             self.write_down(Some(&batch)).await;
             self.publish();
             let sending = AssertUnwindSafe(self.way.send(batch.clone())).catch_unwind();
-            let answer = sending.await.unwrap_or_else(|_| Answer::Unavailable("the way of events panicked".to_owned()));
+            let answer =
+                sending.await.unwrap_or_else(|_| SinkAnswer::Unavailable("the way of events panicked".to_owned()));
             let now = (Instant::now().into_std(), Timestamp::now());
             for (event, reason) in self.outbox.answered(now.0, now.1, answer) {
                 tracing::warn!(seq = event.seq, kind = event.event.kind(), reason, "an event was refused for good");
@@ -315,7 +316,7 @@ impl Courier {
         };
         let mut passed = state.cursor;
         let rest = match &state.sending {
-            Some(Sending { first, last, .. }) if *last > state.cursor => {
+            Some(BatchInFlight { first, last, .. }) if *last > state.cursor => {
                 let (first, last) = ((*first).max(state.cursor + 1), *last);
                 let count = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
                 self.journal.outbox(first - 1, count.min(RESUMED_MAX)).await
@@ -385,10 +386,10 @@ impl Courier {
         let through = self.direct_through.max(self.passed.unwrap_or_default());
         let all_taken = batch.events.last().is_none_or(|last| last.seq <= through) && self.outbox.is_empty();
         let answer = if all_taken {
-            Answer::Accepted
+            SinkAnswer::Accepted
         } else {
             let reason = self.outbox.statistics().last_error;
-            Answer::Unavailable(reason.unwrap_or_else(|| "what is stored has not been delivered".to_owned()))
+            SinkAnswer::Unavailable(reason.unwrap_or_else(|| "what is stored has not been delivered".to_owned()))
         };
         // A sender that does not wait any more sends the batch again.
         let _ = reply.send(answer);
@@ -401,18 +402,18 @@ impl Courier {
         }
     }
 
-    async fn write_down(&mut self, batch: Option<&Batch>) {
+    async fn write_down(&mut self, batch: Option<&SinkBatch>) {
         let range = batch.and_then(|batch| Some((batch, batch.events.first()?.seq, batch.events.last()?.seq)));
         let sending = range.map(|(batch, first, last)| {
             let refused = self.refused.iter().copied().filter(|seq| (first..=last).contains(seq)).collect();
-            Sending { id: batch.id, first, last, refused }
+            BatchInFlight { id: batch.id, first, last, refused }
         });
         self.write(self.settled(), sending).await;
     }
 
     /// Stores the progress. A failing disk does not stop delivery: after a kill the events are then sent again under
     /// another id.
-    async fn write(&mut self, settled: u64, sending: Option<Sending>) {
+    async fn write(&mut self, settled: u64, sending: Option<BatchInFlight>) {
         if self.passed.is_none() || self.written == (settled, sending.clone()) {
             return;
         }

@@ -26,17 +26,17 @@ pub(crate) enum NotSaved {
 
 /// A thread that saves one file on request and repeats a failed save until it succeeds. After a drop, it ends with the
 /// attempt in progress.
-pub(crate) struct Saver(Arc<Shared>);
+pub(crate) struct DiskSaver(Arc<SaverShared>);
 
 #[derive(Default)]
-struct Shared {
-    progress: Mutex<Progress>,
+struct SaverShared {
+    progress: Mutex<SaverProgress>,
     changed: Condvar,
 }
 
 /// Progress of the numbered requests. An attempt saves all requests made before it.
 #[derive(Default)]
-struct Progress {
+struct SaverProgress {
     requested: u64,
     saved: u64,
     /// Number of the last request whose attempt is over, successful or not.
@@ -47,13 +47,13 @@ struct Progress {
     ended: bool,
 }
 
-impl Saver {
+impl DiskSaver {
     /// Starts the thread. `what` names the saved data in the log.
     pub(crate) fn start(
         what: &'static str,
         mut save: impl FnMut() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SaverShared::default());
         let saver = Self(Arc::clone(&shared));
         thread::Builder::new().name("satellite-saver".into()).spawn(move || {
             while let Some(request) = shared.next() {
@@ -101,15 +101,15 @@ impl Saver {
     }
 }
 
-impl Drop for Saver {
+impl Drop for DiskSaver {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.changed.notify_all();
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
+impl SaverShared {
+    fn lock(&self) -> MutexGuard<'_, SaverProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,7 +194,7 @@ mod tests {
     fn what_is_requested_is_saved_and_an_error_is_returned() {
         let attempts = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&attempts);
-        let saver = Saver::start("test", move || match counted.fetch_add(1, Ordering::AcqRel) {
+        let saver = DiskSaver::start("test", move || match counted.fetch_add(1, Ordering::AcqRel) {
             1 => Err(io::Error::other("no room")),
             _ => Ok(()),
         });
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_disk_that_hangs_and_it_is_saved_later() {
         let (answers, waits) = mpsc::channel::<()>();
-        let saver = Saver::start("test", move || waits.recv().map_err(io::Error::other)).unwrap();
+        let saver = DiskSaver::start("test", move || waits.recv().map_err(io::Error::other)).unwrap();
         let first = saver.request();
         assert_eq!(saver.wait(first), Err(NotSaved::Hangs));
         let later = saver.request();

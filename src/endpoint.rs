@@ -11,16 +11,16 @@ use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 
-use crate::config::{Auth, GatewayPlan, LISTEN, Listen};
+use crate::config::{EndpointAuth, GatewayPlan, LISTEN, ListenSetting};
 use crate::console::api::EndpointStatus;
 use crate::data_dir::DataDir;
 use crate::disk::in_time;
 use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
-use crate::gateway::behind::Behind;
+use crate::gateway::behind::EndpointDispatcher;
 use crate::gateway::clients::ClientStatus;
-use crate::gateway::room::Rooms;
+use crate::gateway::room::GatewayAudience;
 use crate::gateway::sessions::Sessions;
-use crate::gateway::{self, Gateway, Settings, face};
+use crate::gateway::{self, Gateway, GatewaySettings, face};
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve the MCP endpoint at {address}: {why}; {hint}")]
@@ -39,17 +39,17 @@ const FALLBACK_PORTS: std::ops::Range<u16> = 7301..7901;
 
 const CERTIFICATE: &str = "look at the files that [gateway] tls names";
 
-pub(crate) struct Endpoint {
+pub(crate) struct SatelliteEndpoint {
     name: String,
     data_dir: DataDir,
     sessions: Arc<Sessions>,
-    rooms: Arc<Rooms>,
-    open: Mutex<Option<Open>>,
+    rooms: Arc<GatewayAudience>,
+    open: Mutex<Option<OpenEndpoint>>,
     kept: Mutex<Option<Secret>>,
 }
 
 #[derive(Clone)]
-struct Open {
+struct OpenEndpoint {
     gateway: Arc<Gateway>,
     access: Arc<Access>,
     plan: GatewayPlan,
@@ -57,18 +57,18 @@ struct Open {
 
 /// Reserved address and checked settings of the endpoint. Reserving first reports every error before anything else
 /// starts.
-pub(crate) struct Place {
+pub(crate) struct ReservedEndpoint {
     listener: TcpListener,
-    settings: Settings,
+    settings: GatewaySettings,
     access: Arc<Access>,
     plan: GatewayPlan,
 }
 
-impl Endpoint {
+impl SatelliteEndpoint {
     /// Creates a closed endpoint. Data that the satellite holds for clients counts against `memory`.
     pub(crate) fn new(name: &str, data_dir: DataDir, memory: Arc<ByteBudget>) -> Self {
         let sessions = Arc::new(Sessions::within(memory));
-        let rooms = Arc::new(Rooms::new(sessions.clone()));
+        let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
         Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default(), kept: Mutex::default() }
     }
 
@@ -77,29 +77,30 @@ impl Endpoint {
     }
 
     /// Binds the address, if the plan has one. Connections wait in the backlog until the endpoint is opened.
-    pub(crate) fn reserve(&self, mut plan: GatewayPlan) -> Result<Option<Place>, EndpointError> {
+    pub(crate) fn reserve(&self, mut plan: GatewayPlan) -> Result<Option<ReservedEndpoint>, EndpointError> {
         let Some(address) = plan.address() else { return Ok(None) };
         let failed = |hint| move |why| EndpointError { address, why, hint };
         self.give(&mut plan).map_err(failed(TOKEN))?;
-        let listener = if plan.listen == Listen::Anywhere { self.bind_anywhere() } else { gateway::bind(address) };
+        let listener =
+            if plan.listen == ListenSetting::Anywhere { self.bind_anywhere() } else { gateway::bind(address) };
         let listener = listener.map_err(failed(ELSEWHERE))?;
         let address = listener.local_addr().map_err(failed(ELSEWHERE))?;
-        let settings = Settings::new(&self.name, &plan, address);
+        let settings = GatewaySettings::new(&self.name, &plan, address);
         settings.check().map_err(failed(CERTIFICATE))?;
         let access = Arc::new(Access::new(&plan).map_err(failed(TOKEN))?);
-        Ok(Some(Place { listener, settings, access, plan }))
+        Ok(Some(ReservedEndpoint { listener, settings, access, plan }))
     }
 
-    pub(crate) fn open(&self, place: Place, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
-        let Place { listener, settings, access, plan } = place;
+    pub(crate) fn open(&self, place: ReservedEndpoint, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
+        let ReservedEndpoint { listener, settings, access, plan } = place;
         let address = listener.local_addr().unwrap_or(LISTEN);
-        let faces = Arc::new(Behind::new(runtime, self.rooms.clone()));
+        let faces = Arc::new(EndpointDispatcher::new(runtime, self.rooms.clone()));
         let emitter = runtime.emitter().clone();
         let tell = Box::new(move |event| emitter.emit(event));
         let gateway = Gateway::start(listener, settings, access.clone(), faces, self.sessions.clone(), tell);
         let gateway = Arc::new(gateway.map_err(|why| EndpointError { address, why, hint: ELSEWHERE })?);
         tracing::info!(url = plan.url(gateway.address()), "the MCP endpoint is open");
-        *self.state() = Some(Open { gateway, access, plan });
+        *self.state() = Some(OpenEndpoint { gateway, access, plan });
         Ok(())
     }
 
@@ -128,7 +129,7 @@ impl Endpoint {
             }
         };
         let address = elsewhere.as_ref().and_then(|listener| listener.local_addr().ok());
-        let settings = Settings::new(&self.name, &plan, address.unwrap_or_else(|| open.gateway.address()));
+        let settings = GatewaySettings::new(&self.name, &plan, address.unwrap_or_else(|| open.gateway.address()));
         match open.gateway.apply(settings, elsewhere) {
             Ok(()) if address.is_some() => {
                 tracing::info!(url = plan.url(open.gateway.address()), "the MCP endpoint has moved");
@@ -141,7 +142,7 @@ impl Endpoint {
         }
         // Record the settings in effect, which may differ from those requested.
         plan.tls = open.gateway.tls();
-        *self.state() = Some(Open { plan, ..open });
+        *self.state() = Some(OpenEndpoint { plan, ..open });
     }
 
     /// Applies the users and tokens of `plan` only and ends the sessions of removed tokens. Returns true if they
@@ -155,13 +156,13 @@ impl Endpoint {
         let plan = GatewayPlan { users: plan.users, ..open.plan.clone() };
         open.access.apply(&plan);
         open.gateway.revoke();
-        *self.state() = Some(Open { plan, ..open });
+        *self.state() = Some(OpenEndpoint { plan, ..open });
         true
     }
 
     pub(crate) fn removed(&self, id: &InstanceId) {
         if let Some(open) = &*self.state() {
-            open.gateway.removed(&face::Endpoint::Instance(id.clone()));
+            open.gateway.removed(&face::EndpointId::Instance(id.clone()));
         }
     }
 
@@ -176,7 +177,7 @@ impl Endpoint {
     pub(crate) fn status(&self) -> Option<EndpointStatus> {
         let state = self.state();
         let open = state.as_ref()?;
-        let bearer = open.plan.auth == Auth::Bearer;
+        let bearer = open.plan.auth == EndpointAuth::Bearer;
         let kept = bearer && open.plan.users.iter().any(|user| user.token_kept);
         Some(EndpointStatus {
             url: open.plan.url(open.gateway.address()),
@@ -242,7 +243,7 @@ impl Endpoint {
     }
 
     fn give(&self, plan: &mut GatewayPlan) -> io::Result<()> {
-        if plan.auth == Auth::Bearer && plan.users.iter().any(|user| user.token_kept) {
+        if plan.auth == EndpointAuth::Bearer && plan.users.iter().any(|user| user.token_kept) {
             let token = kept_token(&self.data_dir)?;
             plan.give(&token);
             *self.kept() = Some(token);
@@ -253,7 +254,7 @@ impl Endpoint {
     /// Reads the token in the data directory again. If it cannot be read, requests with it are rejected; if the disk
     /// does not answer, the token that was read last stays valid. Other users of the plan are not affected.
     async fn give_or_tell(&self, plan: &mut GatewayPlan) {
-        if plan.auth != Auth::Bearer || !plan.users.iter().any(|user| user.token_kept) {
+        if plan.auth != EndpointAuth::Bearer || !plan.users.iter().any(|user| user.token_kept) {
             return;
         }
         let data_dir = self.data_dir.clone();
@@ -276,7 +277,7 @@ impl Endpoint {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(&self) -> MutexGuard<'_, Option<Open>> {
+    fn state(&self) -> MutexGuard<'_, Option<OpenEndpoint>> {
         // No lock holder calls code that could panic halfway through a change.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

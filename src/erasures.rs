@@ -19,8 +19,8 @@ use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
 use crate::disk::in_time;
 use crate::oauth::Grants;
-use crate::satellite::Applied;
-use crate::values::Values;
+use crate::satellite::ActiveConfiguration;
+use crate::values::UserValues;
 
 const FILE: &str = "to-erase.json";
 const VERSION: u32 = 1;
@@ -31,27 +31,27 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(60 * 60);
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize)]
-struct Form {
+struct ErasureFile {
     version: u32,
-    instances: Vec<Entry>,
+    instances: Vec<ErasureEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct ErasureEntry {
     team: String,
     user: String,
     installation: String,
     removed_at: Timestamp,
 }
 
-struct ToErase {
+struct ErasureList {
     directory: DataDir,
     /// Never locked while waiting for the disk: threads of the async runtime lock it.
     removed: Mutex<BTreeMap<InstanceId, Timestamp>>,
     writing: Mutex<()>,
 }
 
-impl ToErase {
+impl ErasureList {
     /// Reads the list. An unreadable list counts as empty: the data is then listed anew and kept longer.
     fn open(directory: &DataDir) -> Self {
         let removed = Self::read(directory).unwrap_or_else(|why| {
@@ -64,14 +64,14 @@ impl ToErase {
     fn read(directory: &DataDir) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
         let read = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
         let Some(bytes) = read else { return Ok(BTreeMap::new()) };
-        let form: Form = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+        let form: ErasureFile = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
         if form.version != VERSION {
             return Err(format!(
                 "the file has version {}, and this satellite supports version {VERSION}",
                 form.version
             ));
         }
-        let of = |Entry { team, user, installation, removed_at }: Entry| {
+        let of = |ErasureEntry { team, user, installation, removed_at }: ErasureEntry| {
             (InstanceId::new(team.into(), user.into(), installation.into()), removed_at)
         };
         Ok(form.instances.into_iter().map(of).collect())
@@ -110,14 +110,14 @@ impl ToErase {
     /// Writes the current list as soon as no other write is in progress. Waits for the disk.
     fn write(&self) -> std::io::Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = |(id, removed_at): (&InstanceId, &Timestamp)| Entry {
+        let entry = |(id, removed_at): (&InstanceId, &Timestamp)| ErasureEntry {
             team: id.team.to_string(),
             user: id.user.to_string(),
             installation: id.installation.to_string(),
             removed_at: *removed_at,
         };
-        let instances: Vec<Entry> = self.removed().iter().map(entry).collect();
-        self.directory.replace(FILE, &serde_json::to_vec_pretty(&Form { version: VERSION, instances })?)
+        let instances: Vec<ErasureEntry> = self.removed().iter().map(entry).collect();
+        self.directory.replace(FILE, &serde_json::to_vec_pretty(&ErasureFile { version: VERSION, instances })?)
     }
 
     fn due(&self, retention: Duration, now: Timestamp) -> Vec<InstanceId> {
@@ -144,30 +144,30 @@ fn left(removed_at: Timestamp, retention: Duration, now: Timestamp) -> Duration 
     retention.saturating_sub(passed)
 }
 
-pub(crate) struct Eraser {
-    list: ToErase,
-    values: Arc<Values>,
+pub(crate) struct DataEraser {
+    list: ErasureList,
+    values: Arc<UserValues>,
     grants: Grants,
     connector: StdioConnector,
     runtime: RuntimeHandle,
     /// Locked during an erasure, so that no configuration brings an instance back meanwhile.
-    applied: Arc<tokio::sync::Mutex<Applied>>,
+    applied: Arc<tokio::sync::Mutex<ActiveConfiguration>>,
     /// `None` until a complete configuration was applied; nothing is erased before.
     retention: Mutex<Option<Duration>>,
     changed: Notify,
 }
 
-impl Eraser {
+impl DataEraser {
     /// Creates an eraser for this data directory. Reads the list, so it waits for the disk.
     pub(crate) fn open(
         data_dir: &DataDir,
-        values: Arc<Values>,
+        values: Arc<UserValues>,
         grants: Grants,
         connector: StdioConnector,
         runtime: RuntimeHandle,
-        applied: Arc<tokio::sync::Mutex<Applied>>,
+        applied: Arc<tokio::sync::Mutex<ActiveConfiguration>>,
     ) -> Self {
-        let list = ToErase::open(data_dir);
+        let list = ErasureList::open(data_dir);
         let (retention, changed) = (Mutex::default(), Notify::new());
         Self { list, values, grants, connector, runtime, applied, retention, changed }
     }
@@ -288,22 +288,22 @@ mod tests {
     fn what_is_removed_is_due_a_retention_later_also_after_a_restart() {
         let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a"), id("b")]);
-        let list = ToErase::open(&DataDir::open(home.path()).unwrap());
+        let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
         list.update(&present, &[id("a")].into(), at(0));
         list.update(&present, &[id("a")].into(), at(20));
         assert_eq!(list.next_due(DAY, at(20)), Some(Duration::from_secs(4 * 3600)));
-        let again = ToErase::open(&DataDir::open(home.path()).unwrap());
+        let again = ErasureList::open(&DataDir::open(home.path()).unwrap());
         assert_eq!((again.due(DAY, at(23)), again.due(DAY, at(24))), (vec![], vec![id("b")]));
         assert_eq!(again.due(Duration::ZERO, at(0)), [id("b")]);
         again.erased(&[id("b")]);
-        assert!(ToErase::open(&DataDir::open(home.path()).unwrap()).listed().is_empty());
+        assert!(ErasureList::open(&DataDir::open(home.path()).unwrap()).listed().is_empty());
     }
 
     #[test]
     fn what_is_configured_again_is_not_erased_and_its_next_removal_counts_anew() {
         let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a")]);
-        let list = ToErase::open(&DataDir::open(home.path()).unwrap());
+        let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
         list.update(&present, &HashSet::new(), at(0));
         list.update(&present, &[id("a")].into(), at(1));
         assert_eq!(list.next_due(DAY, at(1)), None);
@@ -315,7 +315,7 @@ mod tests {
     fn a_list_that_cannot_be_read_begins_the_retention_anew() {
         let home = crate::data_dir::private_tempdir();
         DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 9}").unwrap();
-        let list = ToErase::open(&DataDir::open(home.path()).unwrap());
+        let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
         list.update(&[id("a")].into(), &HashSet::new(), at(5));
         assert_eq!(list.next_due(DAY, at(5)), Some(DAY));
     }

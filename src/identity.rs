@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::{IsolationPolicy, Policy};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
 use reqwest::Url;
 use ring::digest::{SHA256, digest};
 use serde::Serialize;
@@ -35,7 +35,7 @@ struct ServerForm<'a> {
 
 /// Settings of an instance without values that may be secret.
 #[derive(Serialize)]
-struct ShownForm<'a> {
+struct PublicInstanceForm<'a> {
     form: u32,
     team: &'a str,
     user: &'a str,
@@ -47,8 +47,8 @@ struct ShownForm<'a> {
     headers: Vec<&'a str>,
     query: Vec<&'a str>,
     missing: &'a [String],
-    keep: Keep,
-    on_update: OnUpdate,
+    keep: ProcessLifetime,
+    on_update: UpdateMethod,
     request_logging: bool,
     policy: BTreeMap<String, Value>,
 }
@@ -69,9 +69,9 @@ pub(crate) fn of_server(spec: &InstanceSpec) -> Vec<u8> {
     }
     let InstanceSpec { id, target, args, env, headers, query, policy, .. } = spec;
     let target = match target {
-        Target::Stdio { command, cwd } => TargetForm::Stdio { command, cwd: cwd.as_deref() },
-        Target::Remote { transport: RemoteTransport::Http, url, health_url: _ } => TargetForm::Http { url },
-        Target::Remote { transport: RemoteTransport::Sse, url, health_url: _ } => TargetForm::Sse { url },
+        ServerTarget::Stdio { command, cwd } => TargetForm::Stdio { command, cwd: cwd.as_deref() },
+        ServerTarget::Remote { transport: RemoteTransport::Http, url, health_url: _ } => TargetForm::Http { url },
+        ServerTarget::Remote { transport: RemoteTransport::Sse, url, health_url: _ } => TargetForm::Sse { url },
     };
     bytes(&ServerForm {
         form: FORM,
@@ -96,15 +96,17 @@ pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
         values.keys().map(String::as_str).collect()
     }
     let origin = match &spec.target {
-        Target::Remote { url, .. } => Url::parse(url).map(|url| url.origin().ascii_serialization()).unwrap_or_default(),
-        Target::Stdio { .. } => String::new(),
+        ServerTarget::Remote { url, .. } => {
+            Url::parse(url).map(|url| url.origin().ascii_serialization()).unwrap_or_default()
+        }
+        ServerTarget::Stdio { .. } => String::new(),
     };
     let target = match &spec.target {
-        Target::Stdio { command, cwd } => TargetForm::Stdio { command, cwd: cwd.as_deref() },
-        Target::Remote { transport: RemoteTransport::Http, .. } => TargetForm::Http { url: &origin },
-        Target::Remote { transport: RemoteTransport::Sse, .. } => TargetForm::Sse { url: &origin },
+        ServerTarget::Stdio { command, cwd } => TargetForm::Stdio { command, cwd: cwd.as_deref() },
+        ServerTarget::Remote { transport: RemoteTransport::Http, .. } => TargetForm::Http { url: &origin },
+        ServerTarget::Remote { transport: RemoteTransport::Sse, .. } => TargetForm::Sse { url: &origin },
     };
-    let form = bytes(&ShownForm {
+    let form = bytes(&PublicInstanceForm {
         form: FORM,
         team: spec.id.team.as_str(),
         user: spec.id.user.as_str(),
@@ -165,7 +167,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use mcp_satellite_actors::model::spec::{InstanceConfig, Value};
+    use mcp_satellite_actors::model::spec::{ConfigValue, InstanceConfig};
 
     use super::*;
     use crate::catalogue_cache::tests::spec;
@@ -189,7 +191,7 @@ mod tests {
         let numbers: [fn(&mut InstanceConfig); 3] = [
             |config| policy(config).logs.line_max = 99,
             |config| policy(config).restart.delays = vec![Duration::from_secs(1)],
-            |config| config.keep = Keep::AlwaysOn,
+            |config| config.keep = ProcessLifetime::AlwaysOn,
         ];
         for change in numbers {
             let changed = spec(change);
@@ -220,13 +222,13 @@ mod tests {
     #[test]
     fn no_value_is_in_the_hash_that_is_shown() {
         let token = |token: &'static str| {
-            spec(move |config| drop(config.user_layer.env.insert("TOKEN".to_owned(), Value::secret(token))))
+            spec(move |config| drop(config.user_layer.env.insert("TOKEN".to_owned(), ConfigValue::secret(token))))
         };
         assert_eq!(shown_hash(&token("1234")), shown_hash(&token("5678")));
         let at = |url: &'static str| {
             spec(move |config| {
                 let (transport, url) = (RemoteTransport::Http, url.to_owned());
-                config.target = Target::Remote { transport, url, health_url: None };
+                config.target = ServerTarget::Remote { transport, url, health_url: None };
             })
         };
         assert_eq!(shown_hash(&at("https://a.example/s/1234")), shown_hash(&at("https://a.example/s/5678")));

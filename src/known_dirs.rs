@@ -20,7 +20,7 @@ const ENTRIES_MAX: usize = 1000;
 const FILE_MAX: u64 = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+struct DirectoryEntry {
     device: u64,
     inode: u64,
     /// Time of creation in nanoseconds since 1970; `None` if the file system does not record it. It tells a directory
@@ -31,7 +31,7 @@ struct Entry {
     created: bool,
 }
 
-impl Entry {
+impl DirectoryEntry {
     fn of(directory: &DataDir, created: bool) -> io::Result<Self> {
         let (device, inode) = directory.identity()?;
         let birth = fs::metadata(directory.through_descriptor(".")).and_then(|found| found.created()).ok();
@@ -50,19 +50,19 @@ impl Entry {
 
 /// The directory in which a satellite is to keep its data.
 #[derive(Debug, Clone)]
-pub(crate) struct Location {
+pub(crate) struct DataDirLocation {
     pub(crate) path: PathBuf,
     /// True if a person named the directory. A default directory must have been created here and must not be a link.
     pub(crate) is_named: bool,
 }
 
-impl Location {
+impl DataDirLocation {
     /// Opens the directory for a satellite that will write to it, and creates it if it does not exist.
     pub(crate) fn take(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         let (directory, created) = DataDir::create_or_open(&self.path)?;
         let is_new = created || directory.names()?.is_empty();
-        let record = Record::open();
+        let record = DirectoryRecord::open();
         if !is_new && !self.is_named {
             let is_known = record.as_ref().is_ok_and(|record| record.contains(&directory));
             if !is_known {
@@ -103,7 +103,7 @@ pub(crate) fn is_running(directory: &DataDir) -> bool {
 }
 
 pub(crate) fn running() -> Vec<PathBuf> {
-    let entries = Record::open().map(|record| record.entries()).unwrap_or_default();
+    let entries = DirectoryRecord::open().map(|record| record.entries()).unwrap_or_default();
     let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path).collect();
     paths.sort();
     paths.dedup();
@@ -111,20 +111,20 @@ pub(crate) fn running() -> Vec<PathBuf> {
     paths
 }
 
-struct Record(DataDir);
+struct DirectoryRecord(DataDir);
 
-impl Record {
+impl DirectoryRecord {
     fn open() -> io::Result<Self> {
         let home = state_home().ok_or_else(|| io::Error::other("this user has no home directory"))?;
         DataDir::create(&home.join("mcp-satellite")).map(Self)
     }
 
     fn contains(&self, directory: &DataDir) -> bool {
-        let Ok(wanted) = Entry::of(directory, true) else { return false };
+        let Ok(wanted) = DirectoryEntry::of(directory, true) else { return false };
         self.entries().iter().any(|entry| entry.created && entry.is_of(&wanted))
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<DirectoryEntry> {
         let bytes = self.0.read(FILE, FILE_MAX).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the record of data directories");
             None
@@ -139,7 +139,7 @@ impl Record {
         // If locking fails, two satellites that start at the same moment may lose an entry.
         let _ = flock(&lock, FlockOperation::LockExclusive);
         let mut entries = self.entries();
-        let mut added = Entry::of(directory, created)?;
+        let mut added = DirectoryEntry::of(directory, created)?;
         added.created |= entries.iter().any(|entry| entry.created && entry.is_of(&added));
         // Entries are ordered by last use, so that the directories that were used last are kept.
         if entries.last() == Some(&added) {
@@ -167,8 +167,8 @@ fn state_home() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn entry(device: u64, inode: u64, birth: Option<u64>, path: &str) -> Entry {
-        Entry { device, inode, birth, path: path.into(), created: true }
+    fn entry(device: u64, inode: u64, birth: Option<u64>, path: &str) -> DirectoryEntry {
+        DirectoryEntry { device, inode, birth, path: path.into(), created: true }
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_directory_that_was_named_is_not_one_that_was_created() {
         let home = crate::data_dir::private_tempdir();
-        let record = Record(DataDir::create(&home.path().join("state")).unwrap());
+        let record = DirectoryRecord(DataDir::create(&home.path().join("state")).unwrap());
         let directories = ["one", "two"].map(|name| DataDir::create(&home.path().join(name)).unwrap());
         record.add(&directories[0], true).unwrap();
         record.add(&directories[1], false).unwrap();

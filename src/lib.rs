@@ -25,6 +25,8 @@ mod erasures;
 pub mod gateway;
 #[cfg(feature = "remote")]
 mod http;
+#[cfg(feature = "cli")]
+mod http_server;
 mod huge_pages;
 #[cfg(feature = "cli")]
 mod identity;

@@ -7,27 +7,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::memo::StoredMemo;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::Memory;
+use mcp_satellite_actors::seam::StateStore;
 
 use crate::catalogue_cache::CatalogueCache;
 use crate::journal::{Journal, Memos};
 
-pub(crate) struct Memories {
+pub(crate) struct MemoStore {
     journal: Journal,
     /// Source of configuration names. Without it configurations cannot be told apart: then only stops are recalled and
     /// stored, and no memo is deleted.
     catalogues: Option<Arc<CatalogueCache>>,
-    past: Arc<Mutex<Past>>,
+    past: Arc<Mutex<EarlierMemos>>,
 }
 
 #[derive(Default)]
-struct Past {
+struct EarlierMemos {
     unclaimed: HashMap<InstanceId, String>,
     /// While the memos cannot be read: instances that were installed without them.
     asked: Option<HashSet<InstanceId>>,
 }
 
-impl Past {
+impl EarlierMemos {
     /// Accepts memos that become readable late. Instances that started without their memo go on without it: only a stop
     /// is kept, for the next start. Returns the memos to store for these instances and their number.
     fn comes_late(&mut self, late: HashMap<InstanceId, String>) -> (Memos, u64) {
@@ -49,9 +49,10 @@ impl Past {
     }
 }
 
-impl Memories {
+impl MemoStore {
     pub(crate) fn new(journal: Journal, catalogues: Option<Arc<CatalogueCache>>) -> Self {
-        let past = Arc::new(Mutex::new(Past { unclaimed: journal.memos().clone(), asked: Some(HashSet::new()) }));
+        let past =
+            Arc::new(Mutex::new(EarlierMemos { unclaimed: journal.memos().clone(), asked: Some(HashSet::new()) }));
         let late = Arc::clone(&past);
         let comes_late =
             journal.memos_come_late(move |memos| late.lock().unwrap_or_else(PoisonError::into_inner).comes_late(memos));
@@ -62,7 +63,7 @@ impl Memories {
         this
     }
 
-    fn past(&self) -> MutexGuard<'_, Past> {
+    fn past(&self) -> MutexGuard<'_, EarlierMemos> {
         self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -134,7 +135,7 @@ impl Memories {
     }
 }
 
-impl Memory for Memories {
+impl StateStore for MemoStore {
     fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo) {
         self.keep(spec, memo);
     }
@@ -150,12 +151,12 @@ mod tests {
 
     use std::path::Path;
 
-    use mcp_satellite_actors::seam::{Answer, Batch};
+    use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 
     use super::*;
     use crate::catalogue_cache::tests::spec;
     use crate::data_dir::{DataDir, private_tempdir};
-    use crate::journal::{Limits, database};
+    use crate::journal::{JournalLimits, database};
 
     fn instance(name: &str) -> Arc<InstanceSpec> {
         Arc::new(spec(|config| config.installation = name.into()))
@@ -169,9 +170,9 @@ mod tests {
         StoredMemo { stopped: true, ..failed() }
     }
 
-    fn open(data_dir: &Path) -> Memories {
-        Memories::new(
-            Journal::open(data_dir, Limits::default()).unwrap(),
+    fn open(data_dir: &Path) -> MemoStore {
+        MemoStore::new(
+            Journal::open(data_dir, JournalLimits::default()).unwrap(),
             Some(Arc::new(CatalogueCache::open(&DataDir::open(data_dir).unwrap()).unwrap())),
         )
     }
@@ -184,7 +185,7 @@ mod tests {
         memories.journal.close().await;
     }
 
-    fn recalled(memories: &Memories, of: &[&Arc<InstanceSpec>]) -> Vec<Option<StoredMemo>> {
+    fn recalled(memories: &MemoStore, of: &[&Arc<InstanceSpec>]) -> Vec<Option<StoredMemo>> {
         let specs: Vec<InstanceSpec> = of.iter().map(|spec| InstanceSpec::clone(spec)).collect();
         let mut recalled = memories.recall(&specs);
         let without = |memo| StoredMemo { config: None, ..memo };
@@ -220,7 +221,7 @@ mod tests {
         let dir = private_tempdir();
         let [broken, down, awake, gone] = ["broken", "down", "awake", "gone"].map(instance);
         filled(dir.path(), &[(&broken, failed()), (&down, stopped()), (&awake, failed()), (&gone, failed())]).await;
-        let nameless = Memories::new(Journal::open(dir.path(), Limits::default()).unwrap(), None);
+        let nameless = MemoStore::new(Journal::open(dir.path(), JournalLimits::default()).unwrap(), None);
         let stop = StoredMemo { stopped: true, ..StoredMemo::default() };
         assert_eq!(recalled(&nameless, &[&broken, &down, &awake]), [None, Some(stop), None]);
         nameless.remember(&awake, StoredMemo { stopped: true, restarts: 9, ..StoredMemo::default() });
@@ -247,7 +248,10 @@ mod tests {
         version(1);
         // Any query detects that the journal can be read again.
         memories.journal.delivery().await.unwrap();
-        assert_eq!(memories.journal.append(Arc::new(Batch { id: 1, events: Vec::new() })).await, Answer::Accepted);
+        assert_eq!(
+            memories.journal.append(Arc::new(SinkBatch { id: 1, events: Vec::new() })).await,
+            SinkAnswer::Accepted
+        );
         assert_eq!(memories.journal.status().memos_missed, 3);
         assert_eq!(recalled(&memories, &[&broken, &down, &busy, &later]), [None, None, None, Some(failed())]);
         memories.journal.close().await;

@@ -36,7 +36,7 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use tokio::sync::mpsc;
 
-use crate::connect::process::{Census, LeftBy, Stat, children_of, set_reaper, signals};
+use crate::connect::process::{LeftoverCgroups, ProcessCensus, ProcessStat, children_of, set_reaper, signals};
 use crate::disk::WAIT_MAX;
 
 /// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
@@ -51,15 +51,15 @@ const NAME: &CStr = c"satellite-reaper";
 const ASKING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 const PLAIN: [Signal; 3] = [Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 
-type LastAct = Box<dyn FnOnce() + Send>;
+type OrphanCleanup = Box<dyn FnOnce() + Send>;
 
-pub(crate) struct Below {
+pub(crate) struct ReaperLink {
     pub(crate) asked: mpsc::UnboundedReceiver<Signal>,
 }
 
-static LAST_ACT: Mutex<Option<LastAct>> = Mutex::new(None);
+static LAST_ACT: Mutex<Option<OrphanCleanup>> = Mutex::new(None);
 
-impl Below {
+impl ReaperLink {
     /// Sets the cleanup that runs on its own thread if the reaper is killed. The process exits afterwards.
     pub(crate) fn when_orphaned(act: impl FnOnce() + Send + 'static) {
         *LAST_ACT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
@@ -68,7 +68,7 @@ impl Below {
 
 /// Runs `satellite` in a child process and becomes its reaper. `satellite` returns its exit code. Must be called while
 /// the process has one thread.
-pub(crate) fn above(satellite: impl FnOnce(Below) -> u8) -> io::Result<ExitCode> {
+pub(crate) fn above(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
     let (below, pipe) = io::pipe()?;
     let (last_word, mut done) = io::pipe()?;
     let mut waited_for = SigSet::empty();
@@ -101,7 +101,7 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> u8) -> io::Result<ExitCode>
             }
             let (ask, asked) = mpsc::unbounded_channel();
             thread::Builder::new().name("satellite-below".into()).spawn(move || listen(below, &ask))?;
-            let code = satellite(Below { asked });
+            let code = satellite(ReaperLink { asked });
             // An error means that the reaper was killed.
             let _ = done.write_all(&[code]);
             Ok(ExitCode::from(code))
@@ -117,7 +117,7 @@ pub(crate) fn above(satellite: impl FnOnce(Below) -> u8) -> io::Result<ExitCode>
 }
 
 pub(crate) fn is_orphan(pid: u32) -> bool {
-    let name = Stat::read(pid).and_then(|stat| fs::read_to_string(format!("/proc/{}/comm", stat.parent)).ok());
+    let name = ProcessStat::read(pid).and_then(|stat| fs::read_to_string(format!("/proc/{}/comm", stat.parent)).ok());
     // The kernel truncates process names.
     name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
 }
@@ -189,7 +189,7 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &
             }
         }
     };
-    let ended = end_orphans(&LeftBy::satellite(satellite.as_raw().unsigned_abs()), stuck);
+    let ended = end_orphans(&LeftoverCgroups::satellite(satellite.as_raw().unsigned_abs()), stuck);
     if let Some(signal) = code.checked_sub(SIGNAL_BASE).and_then(|signal| Signal::try_from(i32::from(signal)).ok()) {
         let _ = writeln!(
             io::stderr(),
@@ -219,7 +219,7 @@ fn reap(satellite: Pid) -> Option<u8> {
 
 /// Kills the adopted processes until none is left and returns their number. Each one is an unreaped child of the
 /// reaper, so its process id is not reused. A satellite that is `stuck` in the kernel is not waited for.
-fn end_orphans(cgroups: &LeftBy, stuck: Option<Pid>) -> usize {
+fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
     let until = Instant::now() + PATIENCE;
     let mut ended = 0;
     loop {
@@ -253,7 +253,7 @@ fn children() -> Vec<Pid> {
     let own = getpid().as_raw().unsigned_abs();
     let pids = children_of(own).unwrap_or_else(|_| {
         // Kernels without `/proc/PID/task/TID/children`.
-        let Ok(census) = Census::take() else { return Vec::new() };
+        let Ok(census) = ProcessCensus::take() else { return Vec::new() };
         census.all().filter(|stat| stat.parent == own).map(|stat| stat.pid).collect()
     });
     pids.into_iter().map(|pid| Pid::from_raw(pid.cast_signed())).collect()

@@ -24,10 +24,10 @@ use mcp_satellite_actors::model::exit::RuntimeEnd;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Target};
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, ServerTarget};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::EventSink;
-use mcp_satellite_actors::{Farewell, Installed, Known, Options, RuntimeHandle};
+use mcp_satellite_actors::{EarlierState, InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
@@ -35,38 +35,38 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::backend::link::rules::Scope;
-use crate::backend::link::{self, Fleet, Link, Specs};
+use crate::backend::link::rules::InstanceScope;
+use crate::backend::link::{self, BackendLink, LinkHost, SpecsById};
 use crate::backend::wire::EventProgress;
 use crate::catalogue_cache::CatalogueCache;
-use crate::config::{BackendPlan, ConfigErrors, Document, Origin, Plan, Profile, SinkPlan};
+use crate::config::{BackendDocument, BackendPlan, ConfigErrors, ConfigOrigin, Plan, Profile, SinkPlan};
 use crate::connect::Connectors;
-use crate::connect::isolation::{Isolation, Strictness, UidRange};
+use crate::connect::isolation::{Isolation, OperatingMode, UidRange};
 use crate::connect::memory;
-use crate::connect::process::{CgroupMode, Reclaimed, raise_descriptor_limit};
+use crate::connect::process::{CgroupMode, ReclaimedProcesses, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::suspend;
 use crate::console::SOCKET;
 use crate::console::api::{EndpointStatus, RejectedConfiguration, rfc3339};
-use crate::console::find::Members;
-use crate::console::server::{self, Console};
-use crate::data_dir::{Access, DataDir};
+use crate::console::find::TeamMembers;
+use crate::console::server::{self, ConsoleState};
+use crate::data_dir::{DataDir, OpenMode};
 use crate::delivery::Delivery;
 use crate::disk::{WAIT_MAX, in_time};
-use crate::endpoint::{Endpoint, EndpointError};
-use crate::erasures::Eraser;
+use crate::endpoint::{EndpointError, SatelliteEndpoint};
+use crate::erasures::DataEraser;
 use crate::identity;
-use crate::journal::{Journal, JournalSink, Limits};
-use crate::known_dirs::Location;
-use crate::memories::Memories;
+use crate::journal::{Journal, JournalLimits, JournalSink};
+use crate::known_dirs::DataDirLocation;
+use crate::memories::MemoStore;
 use crate::memory_limit;
-use crate::oauth::{Grants, Teller};
-use crate::reaper::Below;
+use crate::oauth::{Grants, TokenListener};
+use crate::reaper::ReaperLink;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
-use crate::values::{Asked, Configurer, Values};
+use crate::values::{RequiringInstances, UserValues, ValueConfigurer};
 
 /// Upper limit for the time to finish responses on the control socket at shutdown, and to end leftover processes.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -94,19 +94,19 @@ const ACCEPT_HINT: &str = "if that is meant, run `satellite reload --accept`";
 const RELOADS_MAX: usize = 4;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Rejected {
+pub(crate) struct RejectedReload {
     pub(crate) error_type: &'static str,
     pub(crate) message: String,
 }
 
-impl From<String> for Rejected {
+impl From<String> for RejectedReload {
     fn from(message: String) -> Self {
         Self { error_type: "invalid", message }
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedReload {
     pub(crate) servers: usize,
     pub(crate) teams: usize,
 }
@@ -114,7 +114,7 @@ pub(crate) struct Accepted {
 pub(crate) struct ReloadRequest {
     /// True if the person confirms that most instances are to be removed.
     pub(crate) accept: bool,
-    pub(crate) reply: oneshot::Sender<Result<Accepted, Rejected>>,
+    pub(crate) reply: oneshot::Sender<Result<AcceptedReload, RejectedReload>>,
 }
 
 /// Errors that keep a satellite from starting.
@@ -133,49 +133,49 @@ pub(crate) enum StartError {
     Machine { what: &'static str, why: Box<dyn std::error::Error + Send + Sync> },
 }
 
-pub(crate) struct Satellite {
+pub(crate) struct RunningSatellite {
     runtime: RuntimeHandle,
     connector: StdioConnector,
-    endpoint: Arc<Endpoint>,
+    endpoint: Arc<SatelliteEndpoint>,
     journal: Journal,
     /// `None` if events stay in the journal.
     delivery: Option<Arc<Delivery>>,
-    memories: Arc<Memories>,
+    memories: Arc<MemoStore>,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
     down: CancellationToken,
-    members: Arc<Members>,
+    members: Arc<TeamMembers>,
     rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     data_dir: DataDir,
-    settings: Settings,
-    link: Option<Link>,
+    settings: StartupSettings,
+    link: Option<BackendLink>,
     catalogues: Option<Arc<CatalogueCache>>,
     /// Instances that were installed last. The snapshot may lag behind.
     known: Mutex<HashSet<InstanceId>>,
     _renewals: AbortOnDropHandle<()>,
     _suspends: AbortOnDropHandle<()>,
     _memory: AbortOnDropHandle<()>,
-    values: Arc<Values>,
+    values: Arc<UserValues>,
     grants: Grants,
-    eraser: Arc<Eraser>,
+    eraser: Arc<DataEraser>,
     _erasing: AbortOnDropHandle<()>,
     reloads: tokio::sync::Mutex<mpsc::Receiver<ReloadRequest>>,
     /// The applied configuration. Locked during a change, so that no older configuration is applied after it.
-    applied: Arc<tokio::sync::Mutex<Applied>>,
+    applied: Arc<tokio::sync::Mutex<ActiveConfiguration>>,
     lock: Flock<File>,
 }
 
 #[derive(Default)]
-pub(crate) struct Applied {
+pub(crate) struct ActiveConfiguration {
     generation: u64,
-    origin: Origin,
+    origin: ConfigOrigin,
     pub(crate) config_hash: ConfigHash,
     pub(crate) server_count: usize,
     pub(crate) teams_count: usize,
-    pub(crate) asked: Asked,
+    pub(crate) asked: RequiringInstances,
     /// Plans from the configuration files and the document from the backend.
     files: Plan,
-    document: Option<Document>,
+    document: Option<BackendDocument>,
     /// Plan from the current files if it waits because only `document` conflicts with it.
     waiting: Option<Plan>,
     /// Hash of the backend's document that was rejected because it removes most instances.
@@ -185,17 +185,17 @@ pub(crate) struct Applied {
 }
 
 /// Origin of a configuration change.
-struct Came {
+struct ChangeOrigin {
     since: Instant,
     hash: Option<String>,
 }
 
 /// Settings of a plan that take effect at the start only; a reload cannot change them.
 #[derive(PartialEq)]
-struct Settings {
+struct StartupSettings {
     name: String,
     backend: Option<BackendPlan>,
-    journal: Limits,
+    journal: JournalLimits,
     sink: SinkPlan,
     batch: BatchPolicy,
     team_budget: TeamBudgetPolicy,
@@ -208,7 +208,7 @@ struct Settings {
     uid_range: Option<UidRange>,
 }
 
-impl Settings {
+impl StartupSettings {
     fn of(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
@@ -229,9 +229,9 @@ impl Settings {
     }
 }
 
-impl Satellite {
+impl RunningSatellite {
     /// Starts the runtime and the control socket in `location`, and installs the instances of `plan`.
-    pub(crate) async fn start(plan: Plan, location: &Location) -> Result<Self, StartError> {
+    pub(crate) async fn start(plan: Plan, location: &DataDirLocation) -> Result<Self, StartError> {
         let (data_dir, lock) = own(location).await?;
         let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.path().display().to_string(), why };
         match raise_descriptor_limit() {
@@ -276,14 +276,14 @@ impl Satellite {
         }
         let sink = Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct())));
         let memory = memory_limit::budget();
-        let endpoint = Arc::new(Endpoint::new(&plan.name, data_dir.clone(), memory.clone()));
+        let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone()));
         // On a blocking thread, so that signals are handled while the disk with the token does not respond.
         let (reserving, gateway) = (endpoint.clone(), plan.gateway.clone());
         let place = tokio::task::spawn_blocking(move || reserving.reserve(gateway)).await;
         let place = place.map_err(|error| machine("reserve the MCP endpoint")(std::io::Error::other(error)))??;
         // The lock is held, so the previous satellite is dead.
         if let Some(reclaimed) = reclaim(&data_dir).await.map_err(machine("reclaim what the last satellite left"))? {
-            let Reclaimed { processes, instances, satellite_pid, left } = reclaimed;
+            let ReclaimedProcesses { processes, instances, satellite_pid, left } = reclaimed;
             tracing::warn!(
                 processes,
                 left,
@@ -297,15 +297,15 @@ impl Satellite {
             data_dir: Some(data_dir.clone()),
             isolation: plan.isolation,
             strictness: match plan.profile {
-                Profile::Development => Strictness::Development,
-                Profile::Production => Strictness::Production,
+                Profile::Development => OperatingMode::Development,
+                Profile::Production => OperatingMode::Production,
             },
             cgroups: plan.cgroups,
             uid_range: plan.uid_range,
         });
         let connector = connector.map_err(machine("get ready to start servers"))?;
         let last_act = connector.clone();
-        Below::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
+        ReaperLink::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
         let remote = RemoteConnector::new().map_err(machine("get ready to reach remote servers"))?;
         let (home, clients) = (data_dir.clone(), remote.clients());
         let grants = tokio::task::spawn_blocking(move || Grants::open(&home, clients)).await;
@@ -317,9 +317,9 @@ impl Satellite {
             tracing::warn!(%error, "the tools of servers that sleep cannot be kept; they are started to be discovered");
         });
         let catalogues = catalogues.ok();
-        let memories = Arc::new(Memories::new(journal.clone(), catalogues.clone()));
+        let memories = Arc::new(MemoStore::new(journal.clone(), catalogues.clone()));
         let connectors = Connectors { stdio: connector.clone(), remote };
-        let mut options = Options::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
+        let mut options = RuntimeOptions::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
         options.memory = memories.clone();
         options.audience = endpoint.audience();
@@ -343,19 +343,19 @@ impl Satellite {
         let suspends = AbortOnDropHandle::new(tokio::spawn(suspend::watch(move |asleep| {
             tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; what is overdue is done now");
             sleeper.woke(asleep);
-            linked.iter().for_each(Link::woke);
+            linked.iter().for_each(BackendLink::woke);
         })));
         let observer = runtime.clone();
         let readings = memory::watch(move |reading| observer.observe_memory(reading));
         let readings = AbortOnDropHandle::new(tokio::spawn(readings));
-        let values = Arc::new(Values::open(&data_dir));
-        let applied: Arc<tokio::sync::Mutex<Applied>> = Arc::default();
+        let values = Arc::new(UserValues::open(&data_dir));
+        let applied: Arc<tokio::sync::Mutex<ActiveConfiguration>> = Arc::default();
         grants.tell(masks(&runtime, &applied));
         let (home, parts) = (data_dir.clone(), (values.clone(), grants.clone(), connector.clone(), runtime.clone()));
         let held = applied.clone();
         let eraser = tokio::task::spawn_blocking(move || {
             let (values, grants, connector, runtime) = parts;
-            Arc::new(Eraser::open(&home, values, grants, connector, runtime, held))
+            Arc::new(DataEraser::open(&home, values, grants, connector, runtime, held))
         });
         let eraser = eraser.await.map_err(std::io::Error::other).map_err(machine("read which data is to be erased"))?;
         let erasing = AbortOnDropHandle::new(tokio::spawn(eraser.clone().watch()));
@@ -363,10 +363,10 @@ impl Satellite {
         let renewals = AbortOnDropHandle::new(tokio::spawn(grants.clone().tend()));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let (ending, down) = (CancellationToken::new(), CancellationToken::new());
-        let (members, rejected) = (Arc::<Members>::default(), Arc::default());
+        let (members, rejected) = (Arc::<TeamMembers>::default(), Arc::default());
         let console = tokio::spawn(server::serve(
             listener,
-            Console {
+            ConsoleState {
                 runtime: runtime.clone(),
                 name: plan.name.clone(),
                 connector: connector.clone(),
@@ -374,7 +374,7 @@ impl Satellite {
                 link: link.clone(),
                 journal: journal.clone(),
                 delivery: delivery.clone(),
-                configurer: Configurer {
+                configurer: ValueConfigurer {
                     runtime: runtime.clone(),
                     values: values.clone(),
                     catalogues: catalogues.clone(),
@@ -391,7 +391,7 @@ impl Satellite {
                 ending: ending.clone(),
             },
         ));
-        let (settings, known) = (Settings::of(&plan), Mutex::default());
+        let (settings, known) = (StartupSettings::of(&plan), Mutex::default());
         let satellite = Self {
             runtime,
             connector,
@@ -422,7 +422,7 @@ impl Satellite {
         };
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
-        satellite.install(plan, applied, Came { since: Instant::now(), hash: None }).await;
+        satellite.install(plan, applied, ChangeOrigin { since: Instant::now(), hash: None }).await;
         // All instances are installed now; clients that connected earlier have waited.
         if let Some(place) = place {
             satellite.endpoint.open(place, &satellite.runtime)?;
@@ -466,10 +466,14 @@ impl Satellite {
     /// An error means that nothing changed and contains the reason, also that of `files`. If the files conflict with
     /// the backend's document, they wait for another document. A configuration that removes most instances is rejected
     /// unless `accept` is true.
-    pub(crate) async fn apply(&self, files: Result<Plan, String>, accept: bool) -> Result<Accepted, Rejected> {
+    pub(crate) async fn apply(
+        &self,
+        files: Result<Plan, String>,
+        accept: bool,
+    ) -> Result<AcceptedReload, RejectedReload> {
         let outcome = self.try_apply(files, accept).await;
         let mut rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
-        *rejected = outcome.as_ref().err().map(|Rejected { message, .. }| {
+        *rejected = outcome.as_ref().err().map(|RejectedReload { message, .. }| {
             let same = rejected.take().filter(|before| before.errors == *message);
             same.unwrap_or_else(|| RejectedConfiguration { since: rfc3339(Timestamp::now()), errors: message.clone() })
         });
@@ -477,7 +481,7 @@ impl Satellite {
         outcome
     }
 
-    async fn try_apply(&self, files: Result<Plan, String>, accept: bool) -> Result<Accepted, Rejected> {
+    async fn try_apply(&self, files: Result<Plan, String>, accept: bool) -> Result<AcceptedReload, RejectedReload> {
         let since = Instant::now();
         let mut applied = self.applied.clone().lock_owned().await;
         applied.waiting = None;
@@ -501,19 +505,19 @@ impl Satellite {
         if accept {
             applied.accepted = applied.rejected.take();
         } else if let Some(message) = self.removes_most(&plan, None) {
-            return Err(Rejected { error_type: "removes_most", message: format!("{message}; {ACCEPT_HINT}") });
+            return Err(RejectedReload { error_type: "removes_most", message: format!("{message}; {ACCEPT_HINT}") });
         }
         self.settle(files, &mut applied);
-        let accepted = Accepted { servers: plan.instances.len(), teams: plan.teams };
-        self.take(plan, applied, Came { since, hash: None }).await;
+        let accepted = AcceptedReload { servers: plan.instances.len(), teams: plan.teams };
+        self.take(plan, applied, ChangeOrigin { since, hash: None }).await;
         // A document that conflicted with the previous files may fit these.
-        self.link.iter().for_each(Link::reconsider);
+        self.link.iter().for_each(BackendLink::reconsider);
         Ok(accepted)
     }
 
     /// Returns an error message if the plan removes more than half of at least [`REMOVAL_GUARD_MIN`] instances. Those
     /// that `expected` admits are not counted, because their removal was requested by name.
-    fn removes_most(&self, plan: &Plan, expected: Option<&Scope>) -> Option<String> {
+    fn removes_most(&self, plan: &Plan, expected: Option<&InstanceScope>) -> Option<String> {
         let wanted = plan.ids();
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let is_expected = |id: &InstanceId| {
@@ -533,14 +537,19 @@ impl Satellite {
         }
     }
 
-    fn settle(&self, files: Plan, applied: &mut Applied) {
+    fn settle(&self, files: Plan, applied: &mut ActiveConfiguration) {
         if let (Some(link), Some(backend)) = (&self.link, &files.backend) {
             link.renew(backend);
         }
         applied.files = files;
     }
 
-    async fn take(&self, plan: Plan, mut applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
+    async fn take(
+        &self,
+        plan: Plan,
+        mut applied: OwnedMutexGuard<ActiveConfiguration>,
+        came: ChangeOrigin,
+    ) -> SpecsById {
         // The new generation makes a check of credentials that began earlier discard its result: it may contain revoked
         // tokens.
         applied.generation += 1;
@@ -550,11 +559,16 @@ impl Satellite {
 
     /// Changes the instances to those of `plan`; unchanged ones are not touched. `applied` is locked until all
     /// instances are installed, but not while removed ones shut down.
-    async fn install(&self, plan: Plan, applied: OwnedMutexGuard<Applied>, came: Came) -> Specs {
+    async fn install(
+        &self,
+        plan: Plan,
+        applied: OwnedMutexGuard<ActiveConfiguration>,
+        came: ChangeOrigin,
+    ) -> SpecsById {
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
         }
-        if Settings::of(&plan) != self.settings {
+        if StartupSettings::of(&plan) != self.settings {
             tracing::warn!(
                 "[satellite], [backend], [journal], [events], [policy.team], [policy.memory] or \
                  [policy.start] has changed; restart the satellite to apply it"
@@ -564,7 +578,7 @@ impl Satellite {
         self.connector.withhold(plan.secret_variables);
         let (asked, mut specs) = self.values.merge(plan.instances);
         let config_hash = ConfigHash::of(&specs);
-        let whole: Specs = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
+        let whole: SpecsById = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         // Before the backend has sent a document, the known instances are incomplete.
         let complete = applied.files.backend.is_none() || applied.document.is_some();
@@ -613,10 +627,10 @@ impl Satellite {
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
-                let known = Known { memo: memos.remove(&spec.id), catalogue: tools.remove(&spec.id) };
+                let known = EarlierState { memo: memos.remove(&spec.id), catalogue: tools.remove(&spec.id) };
                 let installed = self.runtime.install_known(spec, known).await;
                 match installed {
-                    Ok(installed) => changed |= installed != Installed::Unchanged,
+                    Ok(installed) => changed |= installed != InstallOutcome::Unchanged,
                     Err(error) => tracing::error!(instance = %name, %error, "cannot install"),
                 }
             }
@@ -693,7 +707,7 @@ impl Satellite {
 
     /// Applies the headers and query parameters of `plan` to remote servers. Changed credentials alone restart no
     /// process; that requires a reload.
-    async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &mut Applied) {
+    async fn renew_credentials(&self, plan: Plan, files: &[PathBuf], applied: &mut ActiveConfiguration) {
         let started = Instant::now();
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let files = files.join(", ");
@@ -701,7 +715,7 @@ impl Satellite {
             link.renew(backend);
         }
         let mut servers = 0_usize;
-        let is_remote = |config: &InstanceConfig| matches!(config.target, Target::Remote { .. });
+        let is_remote = |config: &InstanceConfig| matches!(config.target, ServerTarget::Remote { .. });
         let (asked, mut specs) = self.values.merge(plan.instances.into_iter().filter(is_remote));
         applied.asked.extend(asked);
         let other_plans = self.grants.take_on(&specs, plan.oauth, false);
@@ -740,9 +754,9 @@ impl Satellite {
 
     /// Reports a configuration that cannot be used. The current one stays in effect, and a rejected document of the
     /// backend is tried again.
-    pub(crate) async fn refuse(&self, rejected: Rejected) {
-        let Rejected { error_type, message: errors } = rejected;
-        self.link.iter().for_each(Link::reconsider);
+    pub(crate) async fn refuse(&self, rejected: RejectedReload) {
+        let RejectedReload { error_type, message: errors } = rejected;
+        self.link.iter().for_each(BackendLink::reconsider);
         let config_hash = self.applied.lock().await.config_hash;
         tracing::error!(
             errors,
@@ -774,7 +788,7 @@ impl Satellite {
     }
 
     /// Ends the satellite and all servers gracefully.
-    pub(crate) async fn shut_down(&self) -> Farewell {
+    pub(crate) async fn shut_down(&self) -> ShutdownReport {
         // Clients first: their pending requests get real responses, not errors about the shutdown.
         self.endpoint.close().await;
         // Store catalogues that were discovered a moment ago.
@@ -838,17 +852,17 @@ impl Satellite {
     }
 }
 
-impl Fleet for Satellite {
+impl LinkHost for RunningSatellite {
     fn runtime(&self) -> &RuntimeHandle {
         &self.runtime
     }
 
     fn take_on<'a>(
         &'a self,
-        document: Document,
+        document: BackendDocument,
         since: Instant,
-        expected: Option<&'a Scope>,
-    ) -> BoxFuture<'a, Result<Arc<Specs>, ConfigErrors>> {
+        expected: Option<&'a InstanceScope>,
+    ) -> BoxFuture<'a, Result<Arc<SpecsById>, ConfigErrors>> {
         async move {
             let mut applied = self.applied.clone().lock_owned().await;
             let (files, waiting, hash) = (applied.files.clone(), applied.waiting.clone(), document.hash.clone());
@@ -873,12 +887,12 @@ impl Fleet for Satellite {
                 applied.waiting = None;
                 self.settle(waiting, &mut applied);
             }
-            Ok(Arc::new(self.take(plan, applied, Came { since, hash: Some(hash) }).await))
+            Ok(Arc::new(self.take(plan, applied, ChangeOrigin { since, hash: Some(hash) }).await))
         }
         .boxed()
     }
 
-    fn erase<'a>(&'a self, removed: &'a Scope) -> BoxFuture<'a, ()> {
+    fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()> {
         let admits =
             move |id: &InstanceId| removed.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str());
         async move { drop(self.eraser.erase_now(admits).await) }.boxed()
@@ -891,7 +905,7 @@ impl Fleet for Satellite {
 }
 
 /// Returns a callback that makes the runtime mask each new token of an instance in its server's output.
-fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) -> Teller {
+fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<ActiveConfiguration>>) -> TokenListener {
     let (runtime, applied) = (runtime.clone(), applied.clone());
     Box::new(move |id, before, after| {
         let (runtime, applied) = (runtime.clone(), applied.clone());
@@ -914,9 +928,9 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<Applied>>) ->
     })
 }
 
-fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<Link>, StartError> {
+fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<BackendLink>, StartError> {
     let Some(backend) = &plan.backend else { return Ok(None) };
-    let options = link::Options {
+    let options = link::LinkOptions {
         name: plan.name.clone(),
         plan: backend.clone(),
         data_dir: data_dir.clone(),
@@ -927,15 +941,15 @@ fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<
     };
     let machine =
         |why: link::LinkError| StartError::Machine { what: "get ready to reach the backend", why: why.into() };
-    Link::new(options).map(Some).map_err(machine)
+    BackendLink::new(options).map(Some).map_err(machine)
 }
 
 /// Returns the last document of the backend and the complete plan with it, so that a start does not wait for the
 /// backend.
-async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, Document)> {
+async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, BackendDocument)> {
     let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        let document = Link::remembered(&data_dir, &url)?;
+        let document = BackendLink::remembered(&data_dir, &url)?;
         match plan.with(&document) {
             Ok(whole) => Some((whole, document)),
             Err(errors) => {
@@ -950,13 +964,13 @@ async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, Document)>
 }
 
 /// Calls [`StdioConnector::reclaim`] on a blocking thread, because it waits for processes to die.
-async fn reclaim(data_dir: &DataDir) -> std::io::Result<Option<Reclaimed>> {
+async fn reclaim(data_dir: &DataDir) -> std::io::Result<Option<ReclaimedProcesses>> {
     let data_dir = data_dir.clone();
     tokio::task::spawn_blocking(move || StdioConnector::reclaim(&data_dir)).await.map_err(std::io::Error::other)?
 }
 
 /// Opens a data directory and locks it. The directory belongs to this process as long as both returned values are kept.
-pub(crate) async fn own(location: &Location) -> Result<(DataDir, Flock<File>), StartError> {
+pub(crate) async fn own(location: &DataDirLocation) -> Result<(DataDir, Flock<File>), StartError> {
     let taking = location.clone();
     let data_dir = tokio::task::spawn_blocking(move || taking.take()).await.map_err(std::io::Error::other).flatten();
     let data_dir =
@@ -967,7 +981,7 @@ pub(crate) async fn own(location: &Location) -> Result<(DataDir, Flock<File>), S
 
 async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
     let shown = || data_dir.path().display().to_string();
-    let file = data_dir.open_file(LOCK, Access::Write);
+    let file = data_dir.open_file(LOCK, OpenMode::Write);
     let mut file = file.map_err(|why| StartError::DataDir { data_dir: shown(), why })?;
     let mut holder = String::new();
     // Only a hint for the error message: the lock itself decides.

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Layer, Target, Value};
-use mcp_satellite_actors::{ControlError, Installed, RuntimeHandle};
+use mcp_satellite_actors::model::spec::{ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ServerTarget};
+use mcp_satellite_actors::{ControlError, InstallOutcome, RuntimeHandle};
 use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
-use crate::console::api::{GivenBy, Required};
+use crate::console::api::{RequiredValue, RequiredValueSource};
 use crate::data_dir::DataDir;
-use crate::disk::{NotSaved, Saver};
-use crate::satellite::{Applied, ConfigHash};
+use crate::disk::{DiskSaver, NotSaved};
+use crate::satellite::{ActiveConfiguration, ConfigHash};
 
 const FILE: &str = "values.json";
 const VERSION: u32 = 1;
@@ -31,14 +31,14 @@ const VALUE_MAX: usize = 64 << 10;
 const SHOW: Duration = Duration::from_secs(2);
 
 /// Values of one instance. A key is stored as it was typed, with its target: `NAME`, `query:NAME` or `header:NAME`.
-type Given = BTreeMap<String, Secret>;
-type Stored = HashMap<InstanceId, Given>;
+type InstanceValues = BTreeMap<String, Secret>;
+type StoredValues = HashMap<InstanceId, InstanceValues>;
 
-pub(crate) type Asked = HashMap<InstanceId, InstanceConfig>;
+pub(crate) type RequiringInstances = HashMap<InstanceId, InstanceConfig>;
 
 /// Content of the file. No `Debug`, because it contains secrets.
 #[derive(Default, Serialize, Deserialize)]
-struct Form {
+struct ValuesFile {
     version: u32,
     teams: BTreeMap<String, Users>,
 }
@@ -47,26 +47,26 @@ struct Form {
 type Users = BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>;
 
 #[derive(Deserialize)]
-struct OfVersion {
+struct VersionField {
     version: u32,
 }
 
-pub(crate) struct Values {
+pub(crate) struct UserValues {
     directory: DataDir,
     /// Not locked while waiting for the disk.
-    state: Arc<Mutex<State>>,
-    saver: Mutex<Option<Arc<Saver>>>,
+    state: Arc<Mutex<UserValuesState>>,
+    saver: Mutex<Option<Arc<DiskSaver>>>,
 }
 
-struct State {
-    stored: Stored,
+struct UserValuesState {
+    stored: StoredValues,
     /// Reason why the file cannot be used. The file is then not written either, so that its content is not lost.
     unusable: Option<String>,
 }
 
 /// A user's change: values to set, and keys to unset.
 #[derive(Default)]
-pub(crate) struct Change {
+pub(crate) struct ValueChange {
     pub(crate) set: BTreeMap<String, Secret>,
     pub(crate) unset: Vec<String>,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Change {
 /// Errors of a rejected change. They contain no value, and no key that is not required: that may be a value in the
 /// wrong position.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum ValueError {
     #[error("{0}")]
     BadInput(String),
     #[error("cannot keep the value: {0}")]
@@ -83,10 +83,10 @@ pub(crate) enum Refused {
     Control(#[from] ControlError),
 }
 
-impl Values {
+impl UserValues {
     /// Opens the values of this data directory. If they cannot be read, logs the error and starts without values.
     pub(crate) fn open(directory: &DataDir) -> Self {
-        let state = State::read(directory);
+        let state = UserValuesState::read(directory);
         if let Some(why) = &state.unusable {
             let file = directory.path().join(FILE);
             tracing::error!(file = %file.display(), why, "what users have configured cannot be read; their servers wait for it");
@@ -106,7 +106,7 @@ impl Values {
                     let bytes = state.lock().unwrap_or_else(PoisonError::into_inner).bytes()?;
                     directory.replace(FILE, &bytes)
                 };
-                let started = Saver::start(FILE, save).map_err(|error| NotSaved::Failed(error.to_string()))?;
+                let started = DiskSaver::start(FILE, save).map_err(|error| NotSaved::Failed(error.to_string()))?;
                 Arc::clone(saver.insert(Arc::new(started)))
             }
         };
@@ -115,9 +115,12 @@ impl Values {
 
     /// Merges the configurations with the stored values. Returns the resulting instances, and the configurations that
     /// require values from their users.
-    pub(crate) fn merge(&self, configs: impl IntoIterator<Item = InstanceConfig>) -> (Asked, Vec<InstanceSpec>) {
+    pub(crate) fn merge(
+        &self,
+        configs: impl IntoIterator<Item = InstanceConfig>,
+    ) -> (RequiringInstances, Vec<InstanceSpec>) {
         let state = self.state();
-        let mut asked = Asked::new();
+        let mut asked = RequiringInstances::new();
         let spec = |config: InstanceConfig| {
             if config.user_required.is_empty() {
                 return config.merge();
@@ -161,19 +164,19 @@ impl Values {
     }
 
     /// Returns the values that `config` requires from its user, each with its source.
-    fn required(&self, config: &InstanceConfig) -> Vec<Required> {
+    fn required(&self, config: &InstanceConfig) -> Vec<RequiredValue> {
         let state = self.state();
         let stored = state.stored.get(&id_of(config));
         let by = |name: &String| {
             let is_stored = stored.is_some_and(|given| given.keys().any(|key| is_of(config, key, name)));
-            let Layer { env, headers, query, .. } = &config.user_layer;
+            let ConfigTier { env, headers, query, .. } = &config.user_layer;
             let in_file = [env, headers, query].iter().any(|tier| tier.contains_key(name));
-            if is_stored { Some(GivenBy::Configure) } else { in_file.then_some(GivenBy::File) }
+            if is_stored { Some(RequiredValueSource::Configure) } else { in_file.then_some(RequiredValueSource::File) }
         };
         let mut names: Vec<&String> = config.user_required.iter().collect();
         names.sort();
         names.dedup();
-        names.into_iter().map(|name| Required { key: name.clone(), given_by: by(name) }).collect()
+        names.into_iter().map(|name| RequiredValue { key: name.clone(), given_by: by(name) }).collect()
     }
 
     /// Stores a change completely or not at all, and returns the instance before and after it. Blocks, but not for a
@@ -181,11 +184,11 @@ impl Values {
     fn change(
         &self,
         config: &InstanceConfig,
-        change: &Change,
-    ) -> Result<((InstanceSpec, InstanceSpec), Option<NotSaved>), Refused> {
+        change: &ValueChange,
+    ) -> Result<((InstanceSpec, InstanceSpec), Option<NotSaved>), ValueError> {
         if self.state().unusable.is_some() {
             // The file may have been repaired meanwhile. Read without the lock, because the disk may hang.
-            let read = State::read(&self.directory);
+            let read = UserValuesState::read(&self.directory);
             let mut state = self.state();
             if state.unusable.is_some() {
                 *state = read;
@@ -193,7 +196,7 @@ impl Values {
         }
         let mut state = self.state();
         if let Some(why) = &state.unusable {
-            return Err(Refused::Storage(format!(
+            return Err(ValueError::Storage(format!(
                 "`{}` cannot be used: {why}",
                 self.directory.path().join(FILE).display()
             )));
@@ -202,16 +205,16 @@ impl Values {
         let before = state.stored.get(&id).cloned().unwrap_or_default();
         let mut after = before.clone();
         for typed in &change.unset {
-            let Key { name, .. } = Key::asked(config, typed)?;
+            let ValueKey { name, .. } = ValueKey::asked(config, typed)?;
             after.retain(|key, _| !is_of(config, key, &name));
         }
         for (typed, text) in &change.set {
-            let key = Key::asked(config, typed)?;
+            let key = ValueKey::asked(config, typed)?;
             let text = key.checked(config, text)?;
             after.retain(|other, _| !is_of(config, other, &key.name));
             after.insert(key.stored(), text);
         }
-        let spec = |given: &Given| spec_of(config.clone(), Some(given));
+        let spec = |given: &InstanceValues| spec_of(config.clone(), Some(given));
         let specs = (spec(&before), spec(&after));
         if after == before {
             return Ok((specs, None));
@@ -227,36 +230,36 @@ impl Values {
                 if state.stored.get(&id).cloned().unwrap_or_default() == after {
                     state.give(id, before);
                 }
-                Err(Refused::Storage(why))
+                Err(ValueError::Storage(why))
             }
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UserValuesState> {
         // A lock holder replaces whole entries, so the state is never half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl UserValuesState {
     fn read(directory: &DataDir) -> Self {
         match Self::try_read(directory) {
             Ok(stored) => Self { stored, unusable: None },
-            Err(why) => Self { stored: Stored::new(), unusable: Some(why) },
+            Err(why) => Self { stored: StoredValues::new(), unusable: Some(why) },
         }
     }
 
     /// Reads the file. An error message contains nothing of its content.
-    fn try_read(directory: &DataDir) -> Result<Stored, String> {
+    fn try_read(directory: &DataDir) -> Result<StoredValues, String> {
         let bytes = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
-        let Some(bytes) = bytes else { return Ok(Stored::new()) };
+        let Some(bytes) = bytes else { return Ok(StoredValues::new()) };
         let broken = |error: &serde_json::Error| format!("line {}, column {} is broken", error.line(), error.column());
-        let OfVersion { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
+        let VersionField { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
         if version != VERSION {
             return Err(format!("it is of version {version}, and this satellite knows {VERSION}"));
         }
-        let form: Form = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
-        let mut stored = Stored::new();
+        let form: ValuesFile = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
+        let mut stored = StoredValues::new();
         for (team, users) in form.teams {
             for (user, installations) in users {
                 for (installation, given) in installations {
@@ -268,7 +271,7 @@ impl State {
         Ok(stored)
     }
 
-    fn give(&mut self, id: InstanceId, given: Given) {
+    fn give(&mut self, id: InstanceId, given: InstanceValues) {
         if given.is_empty() {
             self.stored.remove(&id);
         } else {
@@ -280,7 +283,7 @@ impl State {
         if let Some(why) = &self.unusable {
             return Err(std::io::Error::other(why.clone()));
         }
-        let mut form = Form { version: VERSION, ..Form::default() };
+        let mut form = ValuesFile { version: VERSION, ..ValuesFile::default() };
         for (id, given) in &self.stored {
             let users = form.teams.entry(id.team.to_string()).or_default();
             let installations = users.entry(id.user.to_string()).or_default();
@@ -295,10 +298,10 @@ fn id_of(config: &InstanceConfig) -> InstanceId {
     InstanceId::new(config.team.clone(), config.user.clone(), config.installation.clone())
 }
 
-fn spec_of(mut config: InstanceConfig, given: Option<&Given>) -> InstanceSpec {
+fn spec_of(mut config: InstanceConfig, given: Option<&InstanceValues>) -> InstanceSpec {
     for (typed, text) in given.into_iter().flatten() {
         // A value that is no longer required, or that the current target cannot accept, is ignored.
-        let Ok(key) = Key::asked(&config, typed) else { continue };
+        let Ok(key) = ValueKey::asked(&config, typed) else { continue };
         if key.checked(&config, text).is_err() {
             continue;
         }
@@ -308,38 +311,38 @@ fn spec_of(mut config: InstanceConfig, given: Option<&Given>) -> InstanceSpec {
             tier.remove(&key.name);
         }
         let tier = match place {
-            Place::Env => &mut layer.env,
-            Place::Header => &mut layer.headers,
-            Place::Query => &mut layer.query,
+            ValueTarget::Env => &mut layer.env,
+            ValueTarget::Header => &mut layer.headers,
+            ValueTarget::Query => &mut layer.query,
         };
-        tier.insert(key.name, Value::secret(text.clone()));
+        tier.insert(key.name, ConfigValue::secret(text.clone()));
     }
     config.merge()
 }
 
 /// Returns true if a stored key is for the required key `name`.
 fn is_of(config: &InstanceConfig, stored: &str, name: &str) -> bool {
-    Key::asked(config, stored).is_ok_and(|key| key.name == name)
+    ValueKey::asked(config, stored).is_ok_and(|key| key.name == name)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ValueTarget {
     Env,
     Header,
     Query,
 }
 
-struct Key {
+struct ValueKey {
     name: String,
-    place: Option<Place>,
+    place: Option<ValueTarget>,
     /// True if the value is the token of an `Authorization` header, without its scheme.
     is_bearer: bool,
 }
 
-impl Key {
+impl ValueKey {
     /// Parses a typed key and returns the required key that it means.
-    fn asked(config: &InstanceConfig, typed: &str) -> Result<Self, Refused> {
-        let is_remote = matches!(config.target, Target::Remote { .. });
+    fn asked(config: &InstanceConfig, typed: &str) -> Result<Self, ValueError> {
+        let is_remote = matches!(config.target, ServerTarget::Remote { .. });
         let required = |wanted: &str| {
             let same = |name: &&String| {
                 // Header names are case-insensitive.
@@ -347,19 +350,19 @@ impl Key {
             };
             config.user_required.iter().find(same).cloned()
         };
-        let at = |name: String, place: Option<Place>| Self { name, place, is_bearer: false };
+        let at = |name: String, place: Option<ValueTarget>| Self { name, place, is_bearer: false };
         if let Some(name) = required(typed) {
             return Ok(at(name, None));
         }
         if is_remote {
-            for (prefix, place) in [("query:", Place::Query), ("header:", Place::Header)] {
+            for (prefix, place) in [("query:", ValueTarget::Query), ("header:", ValueTarget::Header)] {
                 if let Some(name) = typed.strip_prefix(prefix).and_then(&required) {
                     return Ok(at(name, Some(place)));
                 }
             }
             // In the configuration `bearer_token` becomes that header as well.
             if let Some(name) = required(AUTHORIZATION.as_str()).filter(|_| typed == "bearer_token") {
-                return Ok(Self { name, place: Some(Place::Header), is_bearer: true });
+                return Ok(Self { name, place: Some(ValueTarget::Header), is_bearer: true });
             }
         }
         let mut names = config.user_required.clone();
@@ -371,31 +374,31 @@ impl Key {
             let or = if required(AUTHORIZATION.as_str()).is_some() && is_remote { " (or bearer_token)" } else { "" };
             format!("it does not ask its user for that; what it asks for: {}{or}", names.join(", "))
         };
-        Err(Refused::BadInput(message))
+        Err(ValueError::BadInput(message))
     }
 
     fn stored(&self) -> String {
         match self.place {
-            Some(Place::Query) => format!("query:{}", self.name),
-            Some(Place::Header) => format!("header:{}", self.name),
-            Some(Place::Env) | None => self.name.clone(),
+            Some(ValueTarget::Query) => format!("query:{}", self.name),
+            Some(ValueTarget::Header) => format!("header:{}", self.name),
+            Some(ValueTarget::Env) | None => self.name.clone(),
         }
     }
 
     /// Returns the target of the value. For a process it is an environment variable. For a remote server it is a
     /// header, unless a lower tier has a query parameter of that name or the name is no valid header name.
-    fn place_in(&self, config: &InstanceConfig) -> Place {
-        let Target::Remote { .. } = config.target else { return Place::Env };
+    fn place_in(&self, config: &InstanceConfig) -> ValueTarget {
+        let ServerTarget::Remote { .. } = config.target else { return ValueTarget::Env };
         let layers = [&config.server_layer, &config.team_layer, &config.user_layer];
         let in_query = layers.iter().any(|layer| layer.query.contains_key(&self.name));
         let no_header =
             HeaderName::from_bytes(self.name.as_bytes()).is_err() || is_reserved(&self.name.to_ascii_lowercase());
-        self.place.unwrap_or(if in_query || no_header { Place::Query } else { Place::Header })
+        self.place.unwrap_or(if in_query || no_header { ValueTarget::Query } else { ValueTarget::Header })
     }
 
-    fn checked(&self, config: &InstanceConfig, text: &Secret) -> Result<Secret, Refused> {
+    fn checked(&self, config: &InstanceConfig, text: &Secret) -> Result<Secret, ValueError> {
         let name = &self.name;
-        let bad = |why: &str| Err(Refused::BadInput(format!("the value of `{name}` {why}")));
+        let bad = |why: &str| Err(ValueError::BadInput(format!("the value of `{name}` {why}")));
         let value = text.expose();
         if value.is_empty() {
             return bad("is empty; to take a value back there is --unset");
@@ -408,37 +411,41 @@ impl Key {
         }
         let whole = if self.is_bearer { format!("Bearer {value}").into() } else { text.clone() };
         match self.place_in(config) {
-            Place::Env if value.contains('\0') => bad("holds a zero byte"),
-            Place::Header if HeaderValue::from_str(whole.expose()).is_err() => {
+            ValueTarget::Env if value.contains('\0') => bad("holds a zero byte"),
+            ValueTarget::Header if HeaderValue::from_str(whole.expose()).is_err() => {
                 bad("cannot be sent as a header: it must be one line of printable characters")
             }
-            Place::Env | Place::Header | Place::Query => Ok(whole),
+            ValueTarget::Env | ValueTarget::Header | ValueTarget::Query => Ok(whole),
         }
     }
 }
 
 #[derive(Clone)]
-pub(crate) struct Configurer {
+pub(crate) struct ValueConfigurer {
     pub(crate) runtime: RuntimeHandle,
-    pub(crate) values: Arc<Values>,
+    pub(crate) values: Arc<UserValues>,
     pub(crate) catalogues: Option<Arc<CatalogueCache>>,
-    pub(crate) applied: Arc<tokio::sync::Mutex<Applied>>,
+    pub(crate) applied: Arc<tokio::sync::Mutex<ActiveConfiguration>>,
 }
 
-impl Configurer {
+impl ValueConfigurer {
     /// Applies a change. Returns the required values and their sources, and the reason if the change is not stored yet.
     /// The change completes even if the future is dropped, so that stored values are always applied.
     pub(crate) async fn configure(
         &self,
         id: InstanceId,
-        change: Change,
-    ) -> Result<(Vec<Required>, Option<String>), Refused> {
+        change: ValueChange,
+    ) -> Result<(Vec<RequiredValue>, Option<String>), ValueError> {
         let this = self.clone();
         let task = tokio::spawn(async move { this.change(id, change).await });
-        task.await.unwrap_or_else(|error| Err(Refused::Storage(error.to_string())))
+        task.await.unwrap_or_else(|error| Err(ValueError::Storage(error.to_string())))
     }
 
-    async fn change(&self, id: InstanceId, change: Change) -> Result<(Vec<Required>, Option<String>), Refused> {
+    async fn change(
+        &self,
+        id: InstanceId,
+        change: ValueChange,
+    ) -> Result<(Vec<RequiredValue>, Option<String>), ValueError> {
         let started = Instant::now();
         // The lock keeps a reload from changing the configuration meanwhile.
         let mut applied = self.applied.lock().await;
@@ -446,7 +453,7 @@ impl Configurer {
             if change.set.is_empty() && change.unset.is_empty() {
                 return Ok((Vec::new(), None));
             }
-            return Err(Refused::BadInput("the configuration asks for no value of its user".to_owned()));
+            return Err(ValueError::BadInput("the configuration asks for no value of its user".to_owned()));
         };
         let (values, catalogues) = (self.values.clone(), self.catalogues.clone());
         let storing = tokio::task::spawn_blocking(move || {
@@ -454,9 +461,9 @@ impl Configurer {
             let keys = |keys: Vec<&String>| keys.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
             // `Values::change` has rejected keys that are not required, so these can be logged.
             let (given, taken_back) = (keys(change.set.keys().collect()), keys(change.unset.iter().collect()));
-            Ok::<_, Refused>((changed, not_saved, given, taken_back, values.required(&config)))
+            Ok::<_, ValueError>((changed, not_saved, given, taken_back, values.required(&config)))
         });
-        let stored = storing.await.map_err(|error| Refused::Storage(error.to_string()))?;
+        let stored = storing.await.map_err(|error| ValueError::Storage(error.to_string()))?;
         let ((before, after), not_saved, given, taken_back, required) = stored?;
         let not_durable = not_saved.map(|why| format!("`{FILE}` is not written: {why}"));
         if before == after {
@@ -475,7 +482,7 @@ impl Configurer {
             config_hash: config_hash.to_string(),
             server_count: applied.server_count,
             teams_count: applied.teams_count,
-            change_detected: installed != Installed::Unchanged,
+            change_detected: installed != InstallOutcome::Unchanged,
             fetch_duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         });
         drop(applied);
@@ -489,7 +496,7 @@ impl Configurer {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
-    use mcp_satellite_actors::model::spec::{Keep, OnUpdate, RemoteTransport};
+    use mcp_satellite_actors::model::spec::{ProcessLifetime, RemoteTransport, UpdateMethod};
 
     use super::*;
     use crate::data_dir::private_tempdir;
@@ -502,13 +509,13 @@ mod tests {
             user_slug: user.into(),
             installation: installation.into(),
             server: "notes".into(),
-            target: Target::Stdio { command: "notes".to_owned(), cwd: None },
-            server_layer: Layer::default(),
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            target: ServerTarget::Stdio { command: "notes".to_owned(), cwd: None },
+            server_layer: ConfigTier::default(),
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: vec!["KEY".to_owned(), "PIN".to_owned()],
-            keep: Keep::default(),
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::default(),
+            on_update: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::default(),
         }
@@ -517,32 +524,32 @@ mod tests {
     fn remote(required: &[&str]) -> InstanceConfig {
         let (transport, url) = (RemoteTransport::Http, "http://127.0.0.1/mcp".to_owned());
         InstanceConfig {
-            target: Target::Remote { transport, url, health_url: None },
+            target: ServerTarget::Remote { transport, url, health_url: None },
             user_required: required.iter().map(ToString::to_string).collect(),
             ..config("alice", "n1")
         }
     }
 
-    fn set<const N: usize>(pairs: [(&str, &str); N]) -> Change {
-        Change { set: pairs.map(|(key, text)| (key.to_owned(), text.into())).into(), unset: Vec::new() }
+    fn set<const N: usize>(pairs: [(&str, &str); N]) -> ValueChange {
+        ValueChange { set: pairs.map(|(key, text)| (key.to_owned(), text.into())).into(), unset: Vec::new() }
     }
 
     fn texts(tier: &BTreeMap<String, Secret>) -> Vec<(&str, &str)> {
         tier.iter().map(|(key, text)| (key.as_str(), text.expose())).collect()
     }
 
-    fn merged(values: &Values, config: InstanceConfig) -> InstanceSpec {
+    fn merged(values: &UserValues, config: InstanceConfig) -> InstanceSpec {
         values.merge([config]).1.remove(0)
     }
 
     #[test]
     fn what_is_stored_is_found_again_by_whoever_has_the_same_ids_and_by_nobody_else() {
         let home = private_tempdir();
-        let values = Values::open(&DataDir::open(home.path()).unwrap());
+        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("b/o\nb", "n1"));
         values.change(&alices, &set([("KEY", "of \"alice\"\n")])).unwrap();
         values.change(&bobs, &set([("KEY", "of-bob"), ("PIN", "1")])).unwrap();
-        for values in [values, Values::open(&DataDir::open(home.path()).unwrap())] {
+        for values in [values, UserValues::open(&DataDir::open(home.path()).unwrap())] {
             let spec = merged(&values, alices.clone());
             assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "of \"alice\"\n")], vec!["PIN".to_owned()]));
             assert_eq!(texts(&merged(&values, bobs.clone()).env), [("KEY", "of-bob"), ("PIN", "1")]);
@@ -553,18 +560,18 @@ mod tests {
     #[test]
     fn a_change_is_made_as_a_whole_or_not_at_all() {
         let home = private_tempdir();
-        let values = Values::open(&DataDir::open(home.path()).unwrap());
+        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let config = config("alice", "n1");
         values.change(&config, &set([("KEY", "first")])).unwrap();
-        let bad = Change { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
+        let bad = ValueChange { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
         let error = values.change(&config, &bad).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
         // The directory to write to does not exist any more.
         let gone = DataDir::create(&home.path().join("gone")).unwrap();
         std::fs::remove_dir(gone.path()).unwrap();
-        let stored = State::read(&DataDir::open(home.path()).unwrap());
-        let unwritable = Values { directory: gone, state: Arc::new(Mutex::new(stored)), saver: Mutex::default() };
-        assert!(matches!(unwritable.change(&config, &set([("PIN", "1")])), Err(Refused::Storage(_))));
+        let stored = UserValuesState::read(&DataDir::open(home.path()).unwrap());
+        let unwritable = UserValues { directory: gone, state: Arc::new(Mutex::new(stored)), saver: Mutex::default() };
+        assert!(matches!(unwritable.change(&config, &set([("PIN", "1")])), Err(ValueError::Storage(_))));
         for values in [&values, &unwritable] {
             let spec = merged(values, config.clone());
             assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "first")], vec!["PIN".to_owned()]));
@@ -574,7 +581,7 @@ mod tests {
     #[test]
     fn a_value_goes_where_its_server_takes_it_also_when_that_is_another_one_now() {
         let home = private_tempdir();
-        let values = Values::open(&DataDir::open(home.path()).unwrap());
+        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
         // A value that cannot be sent as a header is missing, not sent in part.
         let spec = merged(&values, remote(&["KEY", "PIN"]));
@@ -582,7 +589,7 @@ mod tests {
         assert!(spec.env.is_empty());
 
         let mut in_query = remote(&["PIN"]);
-        in_query.server_layer.query.insert("PIN".to_owned(), Value::plain("0"));
+        in_query.server_layer.query.insert("PIN".to_owned(), ConfigValue::plain("0"));
         let spec = merged(&values, in_query.clone());
         assert_eq!((texts(&spec.query), spec.headers.len()), (vec![("PIN", "1234")], 0));
         // An explicit target wins and replaces the value without one.
@@ -594,35 +601,35 @@ mod tests {
     #[test]
     fn a_bearer_token_is_the_header_that_it_is_in_the_configuration() {
         let home = private_tempdir();
-        let values = Values::open(&DataDir::open(home.path()).unwrap());
+        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let config = remote(&["Authorization"]);
         let ((_, spec), _) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
         assert_eq!(texts(&spec.headers), [("Authorization", "Bearer token-1")]);
         assert_eq!(spec.mask.apply("got token-1"), "got [secret]");
-        for values in [&values, &Values::open(&DataDir::open(home.path()).unwrap())] {
+        for values in [&values, &UserValues::open(&DataDir::open(home.path()).unwrap())] {
             assert_eq!(texts(&merged(values, config.clone()).headers), [("Authorization", "Bearer token-1")]);
         }
         assert!(values.change(&config, &set([("bearer_token", "bearer x")])).is_err());
         let ((_, spec), _) =
-            values.change(&config, &Change { unset: vec!["authorization".to_owned()], ..set([]) }).unwrap();
+            values.change(&config, &ValueChange { unset: vec!["authorization".to_owned()], ..set([]) }).unwrap();
         assert_eq!(spec.missing, ["Authorization"]);
     }
 
     #[test]
     fn what_is_gone_is_forgotten_and_what_cannot_be_read_is_not_overwritten() {
         let home = private_tempdir();
-        let values = Values::open(&DataDir::open(home.path()).unwrap());
+        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("bob", "n1"));
         for config in [&alices, &bobs] {
             values.change(config, &set([("KEY", "value-1")])).unwrap();
         }
         assert!(values.erase(&[id_of(&bobs)]));
-        let again = Values::open(&DataDir::open(home.path()).unwrap());
+        let again = UserValues::open(&DataDir::open(home.path()).unwrap());
         assert_eq!((merged(&again, alices.clone()).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
 
         let file = home.path().join(FILE);
         DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 7, \"teams\": []}").unwrap();
-        let newer = Values::open(&DataDir::open(home.path()).unwrap());
+        let newer = UserValues::open(&DataDir::open(home.path()).unwrap());
         assert!(newer.erase(&[id_of(&alices)]), "nothing of it is known");
         let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
         assert!(refused.to_string().contains("version 7"), "{refused}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use mcp_satellite_actors::model::secret::Secret;
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
 
-use crate::config::{Held, Unread};
+use crate::config::{ConfigFileContent, ConfigFileError};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Number of checks, after the first, that must find a file missing or empty before that counts.
@@ -21,19 +21,19 @@ const AGAIN_LOOKS: u32 = 5;
 const RESTLESS_LOOKS: u32 = 30;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Texts {
-    pub(crate) config: Option<Held>,
-    pub(crate) mcp_json: Option<Held>,
+pub(crate) struct ConfigTexts {
+    pub(crate) config: Option<ConfigFileContent>,
+    pub(crate) mcp_json: Option<ConfigFileContent>,
 }
 
-impl Texts {
+impl ConfigTexts {
     /// Turns a file that has become empty since `before` into an unreadable one: an editor without disk space leaves
     /// such a file, and applying it would remove every server.
     fn after(mut self, before: &Self) -> Self {
         for (now, before) in [(&mut self.config, &before.config), (&mut self.mcp_json, &before.mcp_json)] {
-            let is_empty = |held: &Held| held.as_ref().is_ok_and(is_blank);
+            let is_empty = |held: &ConfigFileContent| held.as_ref().is_ok_and(is_blank);
             if now.as_ref().is_some_and(is_empty) && !before.as_ref().is_some_and(is_empty) {
-                *now = Some(Err(Unread {
+                *now = Some(Err(ConfigFileError {
                     message: "the configuration is empty".to_owned(),
                     hint: "write it again; if nothing is to run any more, say so with a reload (SIGHUP)",
                 }));
@@ -51,23 +51,23 @@ fn is_blank(text: &Secret) -> bool {
     text.expose().trim().is_empty()
 }
 
-pub(crate) struct Watch {
-    read: Arc<dyn Fn() -> Texts + Send + Sync>,
+pub(crate) struct ConfigWatch {
+    read: Arc<dyn Fn() -> ConfigTexts + Send + Sync>,
     ticks: Interval,
     pub(crate) is_on: bool,
-    eye: Eye,
+    eye: ChangeDetector,
 }
 
-impl Watch {
+impl ConfigWatch {
     /// Watches the files that `read` reads. `known` contains their content when the running configuration was read.
-    pub(crate) fn new(read: Arc<dyn Fn() -> Texts + Send + Sync>, known: Texts, is_on: bool) -> Self {
+    pub(crate) fn new(read: Arc<dyn Fn() -> ConfigTexts + Send + Sync>, known: ConfigTexts, is_on: bool) -> Self {
         let mut ticks = interval_at(tokio::time::Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { read, ticks, is_on, eye: Eye::new(known) }
+        Self { read, ticks, is_on, eye: ChangeDetector::new(known) }
     }
 
     /// Waits for changed content that is to be applied. Cancel-safe: a dropped call loses no change.
-    pub(crate) async fn changed(&mut self) -> Texts {
+    pub(crate) async fn changed(&mut self) -> ConfigTexts {
         loop {
             self.ticks.tick().await;
             if !self.is_on {
@@ -82,39 +82,39 @@ impl Watch {
         }
     }
 
-    pub(crate) fn read(&self) -> Texts {
+    pub(crate) fn read(&self) -> ConfigTexts {
         (self.read)()
     }
 
     /// Returns why these texts were rejected, if they were tried last: the same reason is not reported again.
-    pub(crate) fn refusal(&self, texts: &Texts) -> Option<String> {
+    pub(crate) fn refusal(&self, texts: &ConfigTexts) -> Option<String> {
         self.eye.refusal(texts)
     }
 
     /// Records that these texts were tried, and why they were rejected if they were.
-    pub(crate) fn tried(&mut self, texts: Texts, refused: Option<String>) {
+    pub(crate) fn tried(&mut self, texts: ConfigTexts, refused: Option<String>) {
         self.eye.tried(texts, refused);
     }
 }
 
-struct Eye {
+struct ChangeDetector {
     /// Texts that were tried last, applied or rejected.
-    known: Texts,
+    known: ConfigTexts,
     refused: Option<String>,
     /// Number of checks since `known` was tried.
     since: u32,
-    seen: Texts,
+    seen: ConfigTexts,
     /// Number of earlier consecutive checks with the same texts as `seen`.
     same: u32,
     restless: u32,
 }
 
-impl Eye {
-    fn new(known: Texts) -> Self {
+impl ChangeDetector {
+    fn new(known: ConfigTexts) -> Self {
         Self { seen: known.clone(), known, refused: None, since: 0, same: 0, restless: 0 }
     }
 
-    fn look(&mut self, now: Texts) -> Option<Texts> {
+    fn look(&mut self, now: ConfigTexts) -> Option<ConfigTexts> {
         let now = now.after(&self.known);
         if now == self.seen {
             self.same = self.same.saturating_add(1);
@@ -138,11 +138,11 @@ impl Eye {
         (self.same >= enough).then(|| self.seen.clone())
     }
 
-    fn refusal(&self, texts: &Texts) -> Option<String> {
+    fn refusal(&self, texts: &ConfigTexts) -> Option<String> {
         self.refused.clone().filter(|_| self.known == *texts)
     }
 
-    fn tried(&mut self, texts: Texts, refused: Option<String>) {
+    fn tried(&mut self, texts: ConfigTexts, refused: Option<String>) {
         (self.known, self.refused, self.since) = (texts, refused, 0);
     }
 }
@@ -151,17 +151,17 @@ impl Eye {
 mod tests {
     use super::*;
 
-    fn text(text: &str) -> Texts {
-        Texts { config: Some(Ok(text.into())), mcp_json: None }
+    fn text(text: &str) -> ConfigTexts {
+        ConfigTexts { config: Some(Ok(text.into())), mcp_json: None }
     }
 
-    fn gone() -> Texts {
-        Texts { config: Some(Err(Unread { message: "gone".to_owned(), hint: "" })), mcp_json: None }
+    fn gone() -> ConfigTexts {
+        ConfigTexts { config: Some(Err(ConfigFileError { message: "gone".to_owned(), hint: "" })), mcp_json: None }
     }
 
     /// Returns the outcomes of consecutive checks that find these texts. Every change is accepted.
-    fn looks(eye: &mut Eye, seen: &[Texts]) -> Vec<Option<String>> {
-        let mut look = |now: &Texts| {
+    fn looks(eye: &mut ChangeDetector, seen: &[ConfigTexts]) -> Vec<Option<String>> {
+        let mut look = |now: &ConfigTexts| {
             let found = eye.look(now.clone())?;
             eye.tried(found.clone(), None);
             Some(match found.config? {
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_changes_is_taken_on_when_two_looks_have_seen_the_same_and_once() {
-        let mut eye = Eye::new(text("one"));
+        let mut eye = ChangeDetector::new(text("one"));
         let seen = ["one", "two", "two", "two", "thr", "three", "three", "two", "two"].map(text);
         let found: Vec<_> =
             looks(&mut eye, &seen).into_iter().enumerate().filter_map(|(at, found)| Some((at, found?))).collect();
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_is_back_before_it_counted_was_never_gone() {
-        let mut eye = Eye::new(text("one"));
+        let mut eye = ChangeDetector::new(text("one"));
         for spoiled in [text("half"), text(""), gone()] {
             assert_eq!(looks(&mut eye, &[spoiled, text("one"), text("one")]), [None, None, None]);
         }
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn a_file_that_stays_gone_or_empty_counts_in_the_end() {
         for (spoiled, said) in [(gone(), "gone"), (text(" \n"), "the configuration is empty")] {
-            let mut eye = Eye::new(text("one"));
+            let mut eye = ChangeDetector::new(text("one"));
             let found = looks(&mut eye, &vec![spoiled; 8]);
             assert_eq!(found.iter().position(Option::is_some), Some(4), "{found:?}");
             assert_eq!(found.into_iter().flatten().collect::<Vec<_>>(), [said]);
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_person_may_say_that_an_empty_file_is_meant() {
-        let mut eye = Eye::new(text("one"));
+        let mut eye = ChangeDetector::new(text("one"));
         eye.tried(text(""), None);
         assert_eq!(looks(&mut eye, &vec![text(""); 8]), vec![None; 8]);
         assert_eq!(looks(&mut eye, &[text("two"), text("two")]), [None, Some("two".to_owned())]);
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn what_was_refused_is_told_once_and_tried_again() {
-        let mut eye = Eye::new(text("one"));
+        let mut eye = ChangeDetector::new(text("one"));
         eye.look(text("bad"));
         assert_eq!(eye.look(text("bad")), Some(text("bad")));
         assert_eq!(eye.refusal(&text("bad")), None, "it is news");
@@ -228,19 +228,19 @@ mod tests {
 
     #[test]
     fn what_is_written_all_the_time_is_not_taken_on_before_it_is_at_rest() {
-        let mut eye = Eye::new(text("0"));
-        let restless: Vec<Texts> = (1..=100).map(|number| text(&number.to_string())).collect();
+        let mut eye = ChangeDetector::new(text("0"));
+        let restless: Vec<ConfigTexts> = (1..=100).map(|number| text(&number.to_string())).collect();
         assert_eq!(looks(&mut eye, &restless), vec![None; 100]);
         assert_eq!(looks(&mut eye, &[text("100")]), [Some("100".to_owned())]);
     }
 
     #[test]
     fn two_files_that_change_together_are_taken_on_together() {
-        let both = |config: &str, mcp_json: &str| Texts {
+        let both = |config: &str, mcp_json: &str| ConfigTexts {
             config: Some(Ok(config.into())),
             mcp_json: Some(Ok(mcp_json.into())),
         };
-        let mut eye = Eye::new(both("a", "b"));
+        let mut eye = ChangeDetector::new(both("a", "b"));
         let seen = [both("A", "b"), both("A", "B"), both("A", "B")];
         let found: Vec<_> = seen.iter().map(|now| eye.look(now.clone())).collect();
         assert_eq!(found, [None, None, Some(both("A", "B"))]);

@@ -12,14 +12,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite::config::{
-    self, Answers, Auth, ConfigErrors, GatewayLimits, GatewayUser, LISTEN, Listen, Plan, Profile, SinkPlan, Tls,
-    TokenHash,
+    self, ConfigErrors, EndpointAuth, GatewayLimits, GatewayUser, LISTEN, ListenSetting, Plan, Profile, ResponseStyle,
+    SinkPlan, TlsFiles, TokenHash,
 };
-use mcp_satellite::journal::Limits;
+use mcp_satellite::journal::JournalLimits;
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, IdlePolicy, OnDegraded, Policy, ReconnectPolicy};
+use mcp_satellite_actors::model::policy::{
+    DegradedAction, HealthCheck, HealthPolicy, IdlePolicy, Policy, ReconnectPolicy,
+};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, OnUpdate, RemoteTransport, Target};
+use mcp_satellite_actors::model::spec::{InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
 use miette::{GraphicalReportHandler, GraphicalTheme};
 
 const FULL: &str = include_str!("fixtures/config/full.toml");
@@ -50,7 +52,7 @@ fn parse(text: &str) -> Result<Plan, ConfigErrors> {
 }
 
 fn parse_json(text: &str) -> Result<Plan, ConfigErrors> {
-    config::parse_mcp_json("mcp.json", text, &config::Base::default(), &environment)
+    config::parse_mcp_json("mcp.json", text, &config::PlanRestrictions::default(), &environment)
 }
 
 /// One team with one user, `more` in front, and an installation that is completed by `installation`.
@@ -85,7 +87,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(gateway.public_url.as_deref(), Some("https://mcp.example.com/satellite"));
     assert_eq!(gateway.hosts, ["mcp.example.com", "[2001:db8::1]:8443"]);
     assert_eq!(gateway.origins, ["https://app.example.com", "vscode-webview://panel:*"]);
-    assert_eq!((&gateway.auth, gateway.answers, &gateway.tls), (&Auth::Bearer, Answers::Sse, &None));
+    assert_eq!((&gateway.auth, gateway.answers, &gateway.tls), (&EndpointAuth::Bearer, ResponseStyle::Sse, &None));
     assert_eq!(gateway.authorization_servers, ["https://login.example.com/acme"]);
     assert_eq!(gateway.trusted_proxies, [IpAddr::from([10, 0, 0, 7])]);
     let limits = GatewayLimits {
@@ -135,12 +137,12 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     );
     let [alice, bob, search, carol] = &plan.instances[..] else { panic!() };
     let cwd = Some("/srv/acme".to_owned());
-    assert_eq!(alice.target, Target::Stdio { command: "/opt/acme/bin/files".to_owned(), cwd });
-    assert_eq!((alice.keep, alice.request_logging), (Keep::AlwaysOn, true));
-    assert_eq!((carol.keep, search.request_logging), (Keep::Listed, false));
+    assert_eq!(alice.target, ServerTarget::Stdio { command: "/opt/acme/bin/files".to_owned(), cwd });
+    assert_eq!((alice.keep, alice.request_logging), (ProcessLifetime::AlwaysOn, true));
+    assert_eq!((carol.keep, search.request_logging), (ProcessLifetime::Listed, false));
     assert_eq!(
         search.target,
-        Target::Remote {
+        ServerTarget::Remote {
             transport: RemoteTransport::Http,
             url: "https://search.example.com/mcp".to_owned(),
             health_url: None
@@ -210,13 +212,15 @@ fn how_a_server_is_kept_updated_and_put_to_sleep_is_read_from_each_tier() {
     let plan = |global: &str, own: &str| parse(&small(global, &format!("command = \"npx\"\n{own}"))).unwrap();
     let one = |plan: Plan| plan.instances.into_iter().next().unwrap();
     let default = one(plan("", ""));
-    assert_eq!((default.keep, default.on_update), (Keep::Listed, OnUpdate::Restart));
+    assert_eq!((default.keep, default.on_update), (ProcessLifetime::Listed, UpdateMethod::Restart));
     let (idle, second) = (&default.policy.idle, Duration::from_secs(1));
     assert_eq!((idle.idle, idle.grace, idle.sweep), (180 * second, 60 * second, 30 * second));
-    for (word, keep) in [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn), ("lazy", Keep::Lazy)] {
+    for (word, keep) in
+        [("listed", ProcessLifetime::Listed), ("always_on", ProcessLifetime::AlwaysOn), ("lazy", ProcessLifetime::Lazy)]
+    {
         assert_eq!(one(plan("", &format!("keep = \"{word}\""))).keep, keep);
     }
-    for (word, on_update) in [("restart", OnUpdate::Restart), ("rolling", OnUpdate::Rolling)] {
+    for (word, on_update) in [("restart", UpdateMethod::Restart), ("rolling", UpdateMethod::Rolling)] {
         assert_eq!(one(plan("", &format!("update = \"{word}\""))).on_update, on_update);
     }
     let own = "[teams.installations.policy.idle]\nidle = \"1m\"\ngrace = \"0s\"";
@@ -270,13 +274,13 @@ fn servers_of_an_mcp_json_sleep_only_if_they_or_the_satellites_own_file_say_so()
         "b":{"command":"npx","idle":"5m","keep":"lazy"},
         "c":{"command":"npx","idle":"off","keep":"always_on"}}}"#;
     let of = |plan: Plan| plan.instances.iter().map(|one| (one.policy.idle.idle, one.keep)).collect::<Vec<_>>();
-    let own = [(minutes(5), Keep::Lazy), (IdlePolicy::OFF, Keep::AlwaysOn)];
+    let own = [(minutes(5), ProcessLifetime::Lazy), (IdlePolicy::OFF, ProcessLifetime::AlwaysOn)];
     let plan = parse_json(json).unwrap();
     assert!(matches!(&plan.warnings[..], [one] if one.contains("`c` is `always_on`")), "{:?}", plan.warnings);
-    assert_eq!(of(plan), [&[(IdlePolicy::OFF, Keep::Listed)], &own[..]].concat());
+    assert_eq!(of(plan), [&[(IdlePolicy::OFF, ProcessLifetime::Listed)], &own[..]].concat());
     let base = parse("[policy.idle]\nidle = \"10m\"").unwrap().base;
     let plan = config::parse_mcp_json("mcp.json", json, &base, &environment).unwrap();
-    assert_eq!(of(plan), [&[(minutes(10), Keep::Listed)], &own[..]].concat());
+    assert_eq!(of(plan), [&[(minutes(10), ProcessLifetime::Listed)], &own[..]].concat());
     let wrong = parse_json(r#"{"mcpServers":{"a":{"command":"npx","idle":"0s","keep":"lasy"}}}"#).unwrap_err();
     assert_eq!(messages(&wrong), ["`idle` is zero, which makes no sense here", "`lasy` is no way to keep a server"]);
 }
@@ -318,7 +322,10 @@ fn a_mode_sets_the_defaults_of_reconnects_and_of_health_and_single_keys_override
     assert_eq!(of("[policy.reconnect]\nmode = \"persistent\""), of(""));
     let (reconnect, health) = of("[policy.reconnect]\nmode = \"bounded\"");
     assert_eq!((reconnect, health.clone()), (ReconnectPolicy::bounded(), HealthPolicy::bounded()));
-    assert_eq!((health.interval, health.timeout, health.on_degraded), (30 * second, 5 * second, OnDegraded::Reconnect));
+    assert_eq!(
+        (health.interval, health.timeout, health.on_degraded),
+        (30 * second, 5 * second, DegradedAction::Reconnect)
+    );
 
     let own = "[policy.reconnect]\nmode = \"bounded\"\nbackoff_min = \"2s\"\njitter_percent = 0\nattempts_max = 9\n\
                [policy.health]\non_degraded = \"warn\"\nthreshold = 2\ncheck = \"tools_list\"";
@@ -330,7 +337,7 @@ fn a_mode_sets_the_defaults_of_reconnects_and_of_health_and_single_keys_override
         ..ReconnectPolicy::bounded()
     };
     assert_eq!(reconnect, wanted);
-    let (check, on_degraded) = (HealthCheck::ToolsList, OnDegraded::Warn);
+    let (check, on_degraded) = (HealthCheck::ToolsList, DegradedAction::Warn);
     assert_eq!(health, HealthPolicy { check, on_degraded, threshold: 2, ..HealthPolicy::bounded() });
     assert_eq!(of("[policy.reconnect]\nmode = \"bounded\"\nattempts_max = \"off\"").0.attempts_max, None);
 }
@@ -395,7 +402,7 @@ fn a_health_check_that_is_a_get_has_an_address() {
     let get = "[policy.health]\ncheck = \"get\"";
     let address = |text: &str| {
         let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
-        let Target::Remote { health_url, .. } = &plan.instances[0].target else { panic!() };
+        let ServerTarget::Remote { health_url, .. } = &plan.instances[0].target else { panic!() };
         (health_url.clone().unwrap_or_default(), plan.warnings)
     };
     let own = small(get, &format!("{HTTP}\nhealth_url = \"https://example.com/health?deep=1#part\""));
@@ -445,16 +452,16 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
 fn an_empty_file_is_the_defaults() {
     let plan = parse("").unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
-    assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, Listen::Anywhere));
+    assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, ListenSetting::Anywhere));
     assert_eq!(plan.sink, SinkPlan::Journal);
     assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
 }
 
 #[test]
 fn the_journal_is_limited_by_age_size_and_number() {
-    assert_eq!(parse("").unwrap().journal, Limits::default());
+    assert_eq!(parse("").unwrap().journal, JournalLimits::default());
     let text = "[journal]\nevents_age_max = \"7d\"\nsize_max = \"64MiB\"\nserver_logs_max = 1000\nrequest_logs_max = 0\nlogs_age_max = \"12h\"";
-    let expected = Limits {
+    let expected = JournalLimits {
         events_age_max: Duration::from_secs(7 * 24 * 3600),
         size_max: 64 << 20,
         server_logs_max: 1000,
@@ -786,8 +793,8 @@ fn summary(plan: &Plan) -> Vec<String> {
     let line = |config: &InstanceConfig| {
         let spec = config.clone().merge();
         let target = match &spec.target {
-            Target::Stdio { command, .. } => command.clone(),
-            Target::Remote { url, .. } => url.clone(),
+            ServerTarget::Stdio { command, .. } => command.clone(),
+            ServerTarget::Remote { url, .. } => url.clone(),
         };
         let values = |tier: &BTreeMap<String, _>| exposed(tier.values()).join(",");
         let (env, headers, query) = (values(&spec.env), values(&spec.headers), values(&spec.query));
@@ -911,8 +918,9 @@ fn a_file_is_loaded_with_its_references_and_one_that_is_not_there_is_an_error() 
     assert_eq!(config::load(&file).unwrap().instances[0].server_layer.env["T"].text.expose(), "from-a-file");
 
     let missing = folder.path().join("none.toml");
-    let errors =
-        config::load(&missing).unwrap_err().and(config::load_mcp_json(&missing, &config::Base::default()).unwrap_err());
+    let errors = config::load(&missing)
+        .unwrap_err()
+        .and(config::load_mcp_json(&missing, &config::PlanRestrictions::default()).unwrap_err());
     assert_eq!(errors.count(), 2);
     assert!(errors.items()[0].message.starts_with("cannot read the configuration: No such file"));
 }
@@ -959,7 +967,7 @@ fn nobody_gets_an_endpoint_who_has_not_asked_for_one() {
     let with_token =
         "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\", token = \"env:ALICE_TOKEN\" }]";
     let plan = parse(with_token).unwrap();
-    assert_eq!((plan.gateway.listen, plan.gateway.address()), (Listen::Anywhere, Some(LISTEN)));
+    assert_eq!((plan.gateway.listen, plan.gateway.address()), (ListenSetting::Anywhere, Some(LISTEN)));
     assert_eq!(plan.gateway.limits, GatewayLimits::default());
 
     let mut plan = parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
@@ -1091,7 +1099,7 @@ fn a_certificate_is_found_from_the_folder_of_the_file() {
     let path = |name: &str| home.path().join(name);
     let text = "[gateway]\ntls = { cert = \"cert.pem\", key = \"key.pem\" }";
     let plan = config::parse(path("satellite.toml").to_str().unwrap(), text, &environment).unwrap();
-    assert_eq!(plan.gateway.tls, Some(Tls { cert: path("cert.pem"), key: path("key.pem") }));
+    assert_eq!(plan.gateway.tls, Some(TlsFiles { cert: path("cert.pem"), key: path("key.pem") }));
 }
 
 #[test]
@@ -1121,7 +1129,7 @@ fn a_certificate_that_cannot_be_served_with_is_told_and_nothing_of_its_key() {
 
 mod backend {
     use mcp_satellite::backend::wire;
-    use mcp_satellite::config::{Base, Document, PollIntervals};
+    use mcp_satellite::config::{BackendDocument, PlanRestrictions, PollIntervals};
     use serde_json::json;
 
     use super::*;
@@ -1223,8 +1231,8 @@ mod backend {
         assert!(errors.items()[0].hint.contains("--mcp-json"), "{errors:?}");
     }
 
-    fn document(text: &serde_json::Value) -> Document {
-        Document::of(&serde_json::from_value::<wire::Config>(text.clone()).unwrap()).unwrap()
+    fn document(text: &serde_json::Value) -> BackendDocument {
+        BackendDocument::of(&serde_json::from_value::<wire::SatelliteConfig>(text.clone()).unwrap()).unwrap()
     }
 
     #[test]
@@ -1271,7 +1279,7 @@ mod backend {
             json!({"headers": {"X-Key": "Key file:/etc/passwd"}}),
             json!({"query": {"key": "file:/etc/passwd"}}),
         ] {
-            let errors = document(&server(member.clone())).plan(&Base::default()).unwrap_err();
+            let errors = document(&server(member.clone())).plan(&PlanRestrictions::default()).unwrap_err();
             assert!(messages(&errors)[0].contains("cannot refer to"), "{member}: {errors:?}");
         }
     }

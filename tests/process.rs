@@ -10,16 +10,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mcp_satellite::connect::process::raise_descriptor_limit;
 use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::{
-    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
 };
-use mcp_satellite_actors::seam::{Connector, Link, OpenError, ProcessEnd};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessEnd, ProcessLink};
 use nix::libc::{SIGKILL, SIGTERM};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -29,7 +30,7 @@ use tokio::time::{sleep, timeout};
 const GIVE_UP: Duration = Duration::from_secs(60);
 
 struct Started {
-    link: Link,
+    link: ProcessLink,
     lines: BufReader<Box<dyn tokio::io::AsyncRead + Send + Unpin>>,
 }
 
@@ -58,15 +59,15 @@ impl Started {
 }
 
 fn config(command: &str, args: &[&str], env: &[(&str, &str)], cwd: Option<&str>) -> Arc<InstanceSpec> {
-    let layer = Layer {
+    let layer = ConfigTier {
         args: args.iter().map(|arg| (*arg).into()).collect(),
-        env: env.iter().map(|(name, value)| ((*name).to_owned(), Value::secret(*value))).collect(),
-        ..Layer::default()
+        env: env.iter().map(|(name, value)| ((*name).to_owned(), ConfigValue::secret(*value))).collect(),
+        ..ConfigTier::default()
     };
-    spec(Target::Stdio { command: command.into(), cwd: cwd.map(Into::into) }, layer)
+    spec(ServerTarget::Stdio { command: command.into(), cwd: cwd.map(Into::into) }, layer)
 }
 
-fn spec(target: Target, layer: Layer) -> Arc<InstanceSpec> {
+fn spec(target: ServerTarget, layer: ConfigTier) -> Arc<InstanceSpec> {
     let config = InstanceConfig {
         team: "team_acme".into(),
         team_slug: "acme".into(),
@@ -76,11 +77,11 @@ fn spec(target: Target, layer: Layer) -> Arc<InstanceSpec> {
         server: "files".into(),
         target,
         server_layer: layer,
-        team_layer: Layer::default(),
-        user_layer: Layer::default(),
+        team_layer: ConfigTier::default(),
+        user_layer: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: Keep::default(),
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::default(),
+        on_update: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::new(Policy::default()),
     };
@@ -92,7 +93,7 @@ async fn open(spec: Arc<InstanceSpec>) -> Result<Started, OpenError> {
 }
 
 async fn open_with(connector: &StdioConnector, spec: Arc<InstanceSpec>) -> Result<Started, OpenError> {
-    let mut link = timeout(GIVE_UP, connector.open(spec, Run(1))).await.unwrap()?;
+    let mut link = timeout(GIVE_UP, connector.open(spec, RunNumber(1))).await.unwrap()?;
     let reader = std::mem::replace(&mut link.reader, Box::new(tokio::io::empty()));
     Ok(Started { link, lines: BufReader::new(reader) })
 }
@@ -202,8 +203,12 @@ async fn an_error_shows_no_argument_and_no_value() {
 
 #[tokio::test]
 async fn a_remote_server_is_refused() {
-    let target = Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/".into(), health_url: None };
-    assert_eq!(refusal(spec(target, Layer::default())).await, "remote servers are not served by the stdio connector");
+    let target =
+        ServerTarget::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/".into(), health_url: None };
+    assert_eq!(
+        refusal(spec(target, ConfigTier::default())).await,
+        "remote servers are not served by the stdio connector"
+    );
 }
 
 #[tokio::test]
@@ -439,7 +444,7 @@ async fn a_start_that_nobody_waits_for_leaves_nothing() {
     let mut polls = 1;
     let pid = loop {
         let spec = config("/bin/sh", &["-c", script, file.to_str().unwrap()], &[], None);
-        let mut opening = connector.open(spec, Run(1));
+        let mut opening = connector.open(spec, RunNumber(1));
         let mut waits = true;
         for _ in 0..polls {
             waits = waits && futures::poll!(&mut opening).is_pending();
@@ -472,8 +477,8 @@ async fn two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor(
     let connector = StdioConnector::new(Vec::new()).unwrap();
     let before = descriptors();
 
-    let opening = (0..200).map(|_| connector.open(config("sleep", &["600"], &[], None), Run(1)));
-    let mut links: Vec<Link> = futures::future::try_join_all(opening).await.unwrap();
+    let opening = (0..200).map(|_| connector.open(config("sleep", &["600"], &[], None), RunNumber(1)));
+    let mut links: Vec<ProcessLink> = futures::future::try_join_all(opening).await.unwrap();
     assert_eq!(descriptors(), before + 200 * 4);
     let pids: BTreeSet<u32> = links.iter().filter_map(|link| link.process.pid()).collect();
     assert_eq!(pids.len(), 200);
@@ -612,6 +617,39 @@ fn of_team(team: &str, script: &str) -> Arc<InstanceSpec> {
     Arc::new(spec)
 }
 
+/// Between fork and exec the child must not take a lock that another thread may have held at the fork.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_start_as_another_user_does_not_wait_for_threads_that_are_created_meanwhile() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+    let data_dir = mcp_satellite::data_dir::DataDir::create(&directory.path().join("data")).unwrap();
+    let options =
+        StdioOptions { data_dir: Some(data_dir), uid_range: "200000-200009".parse().ok(), ..StdioOptions::default() };
+    let connector = StdioConnector::with(options).unwrap();
+    let ending = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !ending.load(Ordering::Relaxed) {
+                    std::thread::spawn(|| {}).join().unwrap();
+                }
+            });
+        }
+        let starts = async {
+            for _ in 0..300 {
+                let mut server = open_with(&connector, of_team("acme", "id -u")).await?;
+                assert_eq!(server.line().await, "200000");
+            }
+            Ok::<(), OpenError>(())
+        };
+        let started = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(starts));
+        ending.store(true, Ordering::Relaxed);
+        started.unwrap();
+    });
+}
+
 #[tokio::test]
 async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
     const ABOUT: &str = "id -u; id -g; id -G; pwd; echo $HOME; touch here && echo writes; cat";
@@ -650,8 +688,10 @@ async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
     }
     // It enters its working directory as its user.
     let mut spec = (*of_team("acme", "pwd")).clone();
-    spec.target =
-        Target::Stdio { command: "pwd".into(), cwd: Some(directory.path().join("data").to_str().unwrap().into()) };
+    spec.target = ServerTarget::Stdio {
+        command: "pwd".into(),
+        cwd: Some(directory.path().join("data").to_str().unwrap().into()),
+    };
     fs::set_permissions(directory.path().join("data"), fs::Permissions::from_mode(0o700)).unwrap();
     let refused = open_with(&connector, Arc::new(spec)).await.err().unwrap().to_string();
     assert!(refused.ends_with("data`: Permission denied"), "{refused}");

@@ -23,15 +23,18 @@ use mcp_satellite::connect::process::raise_descriptor_limit;
 use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite::connect::sim::HttpStats;
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_actors::model::ids::{InstallationId, Run};
+use mcp_satellite_actors::model::ids::{InstallationId, RunNumber};
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::spec::{
-    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
+    ConfigTier, ConfigValue as Configured, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport,
+    ServerTarget, UpdateMethod,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Incoming, Line, Link, OpenError, Outgoing};
-use mcp_satellite_actors::{Farewell, Options, RuntimeHandle};
+use mcp_satellite_actors::seam::{
+    Connector, EventSink, LineEvent, LineOutput, OpenError, ProcessLink, ServerLine, SinkAnswer, SinkBatch,
+};
+use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions, ShutdownReport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -115,11 +118,11 @@ struct Lines {
 }
 
 impl Connector for Switchboard {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         self.connector.open(spec, run)
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         let of = spec.id.installation.clone();
         let mut all = self.lines.lock().unwrap();
         let lines = all.entry(of.clone()).or_default();
@@ -131,17 +134,17 @@ impl Connector for Switchboard {
 }
 
 struct Counted {
-    line: Box<dyn Line>,
+    line: Box<dyn ServerLine>,
     of: InstallationId,
     lines: Arc<Mutex<BTreeMap<InstallationId, Lines>>>,
 }
 
-impl Line for Counted {
-    fn send(&mut self, message: Outgoing) {
+impl ServerLine for Counted {
+    fn send(&mut self, message: LineOutput) {
         self.line.send(message);
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<LineEvent> {
         self.line.poll_next(cx)
     }
 }
@@ -158,7 +161,7 @@ impl Drop for Counted {
 struct Recorder(Arc<Mutex<Told>>);
 
 impl EventSink for Recorder {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let mut told = self.0.lock().unwrap();
         for envelope in &batch.events {
             match &envelope.event {
@@ -174,7 +177,7 @@ impl EventSink for Recorder {
                 _ => {}
             }
         }
-        Box::pin(async { Answer::Accepted })
+        Box::pin(async { SinkAnswer::Accepted })
     }
 }
 
@@ -264,17 +267,17 @@ fn spec(nth: usize, port: u16, policy: &Arc<Policy>) -> InstanceSpec {
         user_slug: "alice".into(),
         installation: format!("installation_{nth}").into(),
         server: "server".into(),
-        target: Target::Remote {
+        target: ServerTarget::Remote {
             transport: RemoteTransport::Http,
             url: format!("http://127.0.0.1:{port}/mcp"),
             health_url: None,
         },
-        server_layer: Layer { headers: [header].into(), ..Layer::default() },
-        team_layer: Layer::default(),
-        user_layer: Layer::default(),
+        server_layer: ConfigTier { headers: [header].into(), ..ConfigTier::default() },
+        team_layer: ConfigTier::default(),
+        user_layer: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: Keep::default(),
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::default(),
+        on_update: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::clone(policy),
     };
@@ -315,7 +318,7 @@ async fn dies_and_returns() {
     let (told, lines) = (Arc::<Mutex<Told>>::default(), Arc::<Mutex<BTreeMap<_, Lines>>>::default());
     let connector = Switchboard { connector: RemoteConnector::new().unwrap(), lines: Arc::clone(&lines) };
     let sink = Recorder(Arc::clone(&told));
-    let mut options = Options::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
+    let mut options = RuntimeOptions::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
     options.batch =
         BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
     let (satellite, join) = mcp_satellite_actors::start(options).await.unwrap();
@@ -336,7 +339,8 @@ async fn dies_and_returns() {
     lines.lock().unwrap().values_mut().for_each(|lines| lines.pauses.clear());
     server.kill();
     each_has_failed(&told, 2).await;
-    let away = satellite.snapshot().iter().filter(|view| view.connection == Some(Connection::Reconnecting)).count();
+    let away =
+        satellite.snapshot().iter().filter(|view| view.connection == Some(ConnectionState::Reconnecting)).count();
     assert_eq!(away, INSTANCES);
     let mut server = Server::start(port);
     all_are_back(&satellite, &server).await;
@@ -348,7 +352,7 @@ async fn dies_and_returns() {
     let kept = back.heap.saturating_sub(at_rest.heap) / INSTANCES;
     assert!(kept <= KEPT_EACH, "of an outage each keeps {kept} bytes: {at_rest:?}, {back:?}");
 
-    assert_eq!(satellite.shutdown().await, Farewell { events_lost: 0, in_time: true });
+    assert_eq!(satellite.shutdown().await, ShutdownReport { events_lost: 0, in_time: true });
     join.await.unwrap();
     until("all sessions are ended", async || server.stats().await, |stats| stats.sessions == 0).await;
     server.kill();

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use mcp_satellite::gateway::search::{CatalogueIndex, Indexes, Shelf, search};
+use mcp_satellite::gateway::search::{CatalogueIndex, CatalogueIndexes, SearchedServer, search};
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -49,14 +49,17 @@ fn queries() -> Vec<Query> {
     file.pointer("/query").unwrap().as_array().unwrap().iter().map(read).collect()
 }
 
-fn shelves(servers: &BTreeMap<String, Arc<Catalogue>>) -> Vec<Shelf<'_>> {
-    servers.iter().map(|(label, catalogue)| Shelf { label, index: Arc::new(CatalogueIndex::new(catalogue)) }).collect()
+fn shelves(servers: &BTreeMap<String, Arc<Catalogue>>) -> Vec<SearchedServer<'_>> {
+    servers
+        .iter()
+        .map(|(label, catalogue)| SearchedServer { label, index: Arc::new(CatalogueIndex::new(catalogue)) })
+        .collect()
 }
 
 /// The paths that a query finds, the best first.
-fn found(servers: &BTreeMap<String, Arc<Catalogue>>, shelves: &[Shelf<'_>], text: &str) -> Vec<String> {
+fn found(servers: &BTreeMap<String, Arc<Catalogue>>, shelves: &[SearchedServer<'_>], text: &str) -> Vec<String> {
     let catalogues: Vec<_> = servers.values().collect();
-    let path = |hit: &mcp_satellite::gateway::search::Hit| {
+    let path = |hit: &mcp_satellite::gateway::search::ToolHit| {
         format!("{}:{}", shelves[hit.shelf].label, catalogues[hit.shelf].tools[hit.tool].name)
     };
     search(text, shelves, 50).best.iter().map(path).collect()
@@ -191,7 +194,7 @@ fn scores_are_between_0_and_1_and_never_rise() {
 
 #[test]
 fn a_catalogue_is_indexed_once_and_its_index_goes_with_it() {
-    let (indexes, servers) = (Indexes::default(), servers());
+    let (indexes, servers) = (CatalogueIndexes::default(), servers());
     let catalogue = servers["git"].clone();
     assert!(Arc::ptr_eq(&indexes.of(&catalogue), &indexes.of(&catalogue)));
     assert_eq!(indexes.len(), 1);

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mcp_satellite::connect::sim::{Grandchild, Script, SimConnector, SimPlan};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite::connect::sim::{Grandchild, SimConnector, SimPlan, SimScript};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
-use mcp_satellite_actors::seam::{Connector, Process, ProcessEnd};
+use mcp_satellite_actors::model::secret::SecretMask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod};
+use mcp_satellite_actors::seam::{Connector, ProcessEnd, ServerProcess};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::time::{Instant, timeout};
@@ -25,16 +25,16 @@ fn spec() -> Arc<InstanceSpec> {
         server: "files".into(),
         team_slug: "acme".into(),
         user_slug: "alice".into(),
-        target: Target::Stdio { command: "files".to_owned(), cwd: None },
+        target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
         args: Vec::new(),
         env: BTreeMap::from([("API_KEY".to_owned(), "hush-hush".into())]),
         headers: BTreeMap::new(),
         query: BTreeMap::new(),
         missing: Vec::new(),
-        keep: Keep::Listed,
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::Listed,
+        on_update: UpdateMethod::default(),
         request_logging: true,
-        mask: Mask::default(),
+        mask: SecretMask::default(),
         policy: Arc::new(Policy::default()),
     })
 }
@@ -43,13 +43,13 @@ struct Client {
     reader: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
     writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     stderr: Option<Box<dyn AsyncRead + Send + Unpin>>,
-    process: Box<dyn Process>,
+    process: Box<dyn ServerProcess>,
     guard: Box<dyn Send>,
 }
 
 impl Client {
     async fn open(connector: &SimConnector, run: u64) -> Self {
-        let link = connector.open(spec(), Run(run)).await.unwrap();
+        let link = connector.open(spec(), RunNumber(run)).await.unwrap();
         Self {
             reader: BufReader::new(link.reader),
             writer: Some(link.writer),
@@ -59,12 +59,12 @@ impl Client {
         }
     }
 
-    async fn of(script: Script) -> Self {
+    async fn of(script: SimScript) -> Self {
         Self::open(&SimConnector::new(script), 1).await
     }
 
     /// Opened, and past its handshake.
-    async fn ready(script: Script) -> Self {
+    async fn ready(script: SimScript) -> Self {
         let mut client = Self::of(script).await;
         client.shake_hands().await;
         client
@@ -134,7 +134,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn the_handshake_answers_the_offered_version_where_it_is_known() {
-    let mut client = Client::of(Script::default()).await;
+    let mut client = Client::of(SimScript::default()).await;
     for (offered, answered) in [("2024-11-05", "2024-11-05"), ("2026-07-28", "2025-11-25")] {
         client.request(1, "initialize", json!({"protocolVersion": offered})).await;
         let result = &client.line().await["result"];
@@ -142,21 +142,21 @@ async fn the_handshake_answers_the_offered_version_where_it_is_known() {
         assert_eq!(result["serverInfo"], json!({"name": "sim-server", "version": "1.0.0"}));
         assert_eq!(result["capabilities"]["tools"]["listChanged"], true);
     }
-    let script = Script { protocol_version: Some("1999-01-01".to_owned()), ..Script::default() };
+    let script = SimScript { protocol_version: Some("1999-01-01".to_owned()), ..SimScript::default() };
     assert_eq!(Client::of(script).await.shake_hands().await["result"]["protocolVersion"], "1999-01-01");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_handshake_can_be_late_refused_or_never_come() {
     let start = Instant::now();
-    let late = Script { start_delay: SECOND, handshake_delay: 2 * SECOND, ..Script::default() };
+    let late = SimScript { start_delay: SECOND, handshake_delay: 2 * SECOND, ..SimScript::default() };
     Client::of(late).await.shake_hands().await;
     assert_eq!(start.elapsed(), 3 * SECOND);
 
-    let refused = Script { handshake_error: Some("no licence".to_owned()), ..Script::default() };
+    let refused = SimScript { handshake_error: Some("no licence".to_owned()), ..SimScript::default() };
     assert_eq!(Client::of(refused).await.shake_hands().await["error"]["message"], "no licence");
 
-    let mut never = Client::of(Script { handshake_never: true, ..Script::default() }).await;
+    let mut never = Client::of(SimScript { handshake_never: true, ..SimScript::default() }).await;
     never.request(0, "initialize", json!({})).await;
     assert!(never.silent().await);
     never.request(1, "ping", json!({})).await;
@@ -165,7 +165,7 @@ async fn a_handshake_can_be_late_refused_or_never_come() {
 
 #[tokio::test(start_paused = true)]
 async fn the_list_comes_in_pages_with_special_tools_only_where_asked_for() {
-    let mut client = Client::ready(Script { tools: 5, page_size: 2, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { tools: 5, page_size: 2, ..SimScript::default() }).await;
     let (mut params, mut pages) = (json!({}), Vec::new());
     loop {
         client.request(1, "tools/list", params).await;
@@ -178,12 +178,12 @@ async fn the_list_comes_in_pages_with_special_tools_only_where_asked_for() {
     assert_eq!(client.result("tool_5", json!({})).await["result"]["content"][0]["text"], "tool_5");
     assert_eq!(client.result("tool_6", json!({})).await["error"]["code"], -32602);
 
-    let mut client = Client::ready(Script { tools: 1, all_tools: true, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { tools: 1, all_tools: true, ..SimScript::default() }).await;
     client.request(1, "tools/list", json!({})).await;
     let special = ["echo", "big", "fail", "tool_error", "crash", "env", "huge", "received"];
     assert_eq!(names(&client.line().await), special);
 
-    let mut client = Client::of(Script { no_tools_capability: true, ..Script::default() }).await;
+    let mut client = Client::of(SimScript { no_tools_capability: true, ..SimScript::default() }).await;
     assert_eq!(client.shake_hands().await["result"]["capabilities"], json!({}));
     client.request(1, "tools/list", json!({})).await;
     assert_eq!(client.line().await["error"]["code"], -32601);
@@ -191,7 +191,7 @@ async fn the_list_comes_in_pages_with_special_tools_only_where_asked_for() {
 
 #[tokio::test(start_paused = true)]
 async fn each_tool_answers_what_it_says() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     let echoed = client.result("echo", json!({"text": {"a": [1, "ä\n"]}})).await["result"].clone();
     assert_eq!(echoed["content"][0]["text"], r#"{"a":[1,"ä\n"]}"#);
     assert_eq!(echoed["structuredContent"], json!({"text": {"a": [1, "ä\n"]}}));
@@ -218,7 +218,7 @@ async fn each_tool_answers_what_it_says() {
 
 #[tokio::test(start_paused = true)]
 async fn a_huge_line_is_exactly_as_long_as_the_script_says() {
-    let mut client = Client::ready(Script { huge_line_bytes: 3_000_000, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { huge_line_bytes: 3_000_000, ..SimScript::default() }).await;
     client.call(1, "big", json!({"bytes": 10})).await;
     client.call(12345, "huge", json!({})).await;
     client.text().await;
@@ -227,7 +227,7 @@ async fn a_huge_line_is_exactly_as_long_as_the_script_says() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sleep_reports_progress_and_lets_others_overtake_it() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     let start = Instant::now();
     let arguments = json!({"ms": 1000, "progress_every_ms": 400});
     let params = json!({"name": "sleep", "arguments": arguments, "_meta": {"progressToken": "t-1"}});
@@ -258,7 +258,7 @@ async fn a_sleep_reports_progress_and_lets_others_overtake_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_sleep_is_not_answered_unless_it_ignores_that() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     client.call(1, "sleep", json!({"ms": 1000})).await;
     client.call(2, "sleep", json!({"ms": 1000, "ignore_cancel": true})).await;
     for id in [1, 2] {
@@ -275,7 +275,7 @@ async fn a_cancelled_sleep_is_not_answered_unless_it_ignores_that() {
 #[tokio::test(start_paused = true)]
 async fn a_crash_has_its_code_or_signal_and_what_was_written_before_is_still_read() {
     for (arguments, end) in [(json!({"code": 3}), code(3)), (json!({"signal": 11}), signal(11)), (json!({}), code(1))] {
-        let mut client = Client::ready(Script::default()).await;
+        let mut client = Client::ready(SimScript::default()).await;
         for id in 0..100 {
             client.call(id, "echo", json!({"text": "x".repeat(100)})).await;
         }
@@ -291,16 +291,16 @@ async fn a_crash_has_its_code_or_signal_and_what_was_written_before_is_still_rea
 
 #[tokio::test(start_paused = true)]
 async fn the_script_ends_it_on_a_call_before_the_handshake_or_after_its_lifetime() {
-    let mut client = Client::ready(Script { exit_on_call: Some(2), exit_code: 4, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { exit_on_call: Some(2), exit_code: 4, ..SimScript::default() }).await;
     client.result("echo", json!({})).await;
     client.call(2, "echo", json!({})).await;
     assert_eq!(client.text().await, "");
     assert_eq!(client.ended().await, code(4));
 
-    let script = Script { exit_before_handshake: true, exit_signal: Some(6), ..Script::default() };
+    let script = SimScript { exit_before_handshake: true, exit_signal: Some(6), ..SimScript::default() };
     assert_eq!(Client::of(script).await.ended().await, signal(6));
 
-    let mut client = Client::of(Script { exit_after: Some(SECOND), ..Script::default() }).await;
+    let mut client = Client::of(SimScript { exit_after: Some(SECOND), ..SimScript::default() }).await;
     tokio::time::sleep(5 * SECOND).await;
     client.shake_hands().await;
     let start = Instant::now();
@@ -311,7 +311,7 @@ async fn the_script_ends_it_on_a_call_before_the_handshake_or_after_its_lifetime
 #[tokio::test(start_paused = true)]
 async fn jitter_is_drawn_from_seed_and_run() {
     let lifetime = async |seed, run| {
-        let script = Script { exit_after: Some(100 * SECOND), jitter: 0.5, seed, ..Script::default() };
+        let script = SimScript { exit_after: Some(100 * SECOND), jitter: 0.5, seed, ..SimScript::default() };
         let mut client = Client::open(&SimConnector::new(script), run).await;
         client.shake_hands().await;
         let start = Instant::now();
@@ -327,12 +327,12 @@ async fn jitter_is_drawn_from_seed_and_run() {
 
 #[tokio::test(start_paused = true)]
 async fn sigterm_ends_it_at_once_slowly_or_not_at_all() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     client.process.terminate();
     assert_eq!(client.ended().await, signal(15));
     assert_eq!(client.text().await, "");
 
-    let slow = Script { sigterm_delay: Some(3 * SECOND), exit_code: 2, ..Script::default() };
+    let slow = SimScript { sigterm_delay: Some(3 * SECOND), exit_code: 2, ..SimScript::default() };
     let mut client = Client::ready(slow).await;
     let start = Instant::now();
     client.writer = None;
@@ -340,7 +340,7 @@ async fn sigterm_ends_it_at_once_slowly_or_not_at_all() {
     assert_eq!(client.ended().await, code(2));
     assert_eq!(start.elapsed(), 3 * SECOND);
 
-    let mut client = Client::ready(Script { ignore_sigterm: true, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { ignore_sigterm: true, ..SimScript::default() }).await;
     client.process.terminate();
     client.result("echo", json!({})).await;
     client.process.kill();
@@ -350,20 +350,20 @@ async fn sigterm_ends_it_at_once_slowly_or_not_at_all() {
 
 #[tokio::test(start_paused = true)]
 async fn end_of_file_on_stdin_ends_it_with_code_0_unless_it_is_ignored() {
-    let mut client = Client::ready(Script { exit_code: 7, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { exit_code: 7, ..SimScript::default() }).await;
     client.call(1, "echo", json!({})).await;
     client.writer = None;
     assert_eq!(client.line().await["id"], 1);
     assert_eq!(client.ended().await, code(0));
 
-    let mut client = Client::ready(Script { ignore_eof: true, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { ignore_eof: true, ..SimScript::default() }).await;
     client.writer = None;
     assert!(timeout(LONG, client.process.ended()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_frozen_or_hung_server_answers_nothing_and_still_dies_by_sigterm() {
-    let connector = SimConnector::new(Script::default());
+    let connector = SimConnector::new(SimScript::default());
     let mut client = Client::open(&connector, 1).await;
     client.shake_hands().await;
     client.call(1, "sleep", json!({"ms": 10})).await;
@@ -373,7 +373,7 @@ async fn a_frozen_or_hung_server_answers_nothing_and_still_dies_by_sigterm() {
     client.process.terminate();
     assert_eq!(client.ended().await, signal(15));
 
-    let mut client = Client::ready(Script { hang_after: Some(1), ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { hang_after: Some(1), ..SimScript::default() }).await;
     client.result("echo", json!({})).await;
     client.call(1, "echo", json!({})).await;
     client.request(2, "ping", json!({})).await;
@@ -384,7 +384,7 @@ async fn a_frozen_or_hung_server_answers_nothing_and_still_dies_by_sigterm() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_hangs_calls_answers_pings() {
-    let mut client = Client::ready(Script { hang_calls: true, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { hang_calls: true, ..SimScript::default() }).await;
     client.call(1, "echo", json!({})).await;
     client.request(2, "ping", json!({})).await;
     assert_eq!(client.line().await["id"], 2);
@@ -396,7 +396,7 @@ async fn a_server_that_hangs_calls_answers_pings() {
 
 #[tokio::test(start_paused = true)]
 async fn call_delay_holds_every_answer_back() {
-    let mut client = Client::ready(Script { call_delay: SECOND, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { call_delay: SECOND, ..SimScript::default() }).await;
     let start = Instant::now();
     client.call(1, "echo", json!({})).await;
     client.call(2, "add", json!({"a": 1, "b": 1})).await;
@@ -407,7 +407,7 @@ async fn call_delay_holds_every_answer_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_changed_list_is_announced_and_has_one_more_tool() {
-    let mut client = Client::ready(Script { list_changed_after: Some(SECOND), ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { list_changed_after: Some(SECOND), ..SimScript::default() }).await;
     let announced = client.line().await;
     assert_eq!(announced, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
     client.request(1, "tools/list", json!({})).await;
@@ -416,12 +416,12 @@ async fn a_changed_list_is_announced_and_has_one_more_tool() {
 
 #[tokio::test(start_paused = true)]
 async fn a_list_fails_as_often_as_the_script_says() {
-    let mut client = Client::ready(Script { list_error_times: 2, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { list_error_times: 2, ..SimScript::default() }).await;
     for failed in [true, true, false] {
         client.request(1, "tools/list", json!({})).await;
         assert_eq!(client.line().await.get("error").is_some(), failed);
     }
-    let mut client = Client::ready(Script { list_error: true, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { list_error: true, ..SimScript::default() }).await;
     for _ in 0..3 {
         client.request(1, "tools/list", json!({})).await;
         assert_eq!(client.line().await["error"]["code"], -32603);
@@ -430,7 +430,7 @@ async fn a_list_fails_as_often_as_the_script_says() {
 
 #[tokio::test(start_paused = true)]
 async fn garbage_comes_at_the_start_and_before_each_answer() {
-    let script = Script { stdout_garbage_at_start: 2, garbage_lines: 3, ..Script::default() };
+    let script = SimScript { stdout_garbage_at_start: 2, garbage_lines: 3, ..SimScript::default() };
     let mut client = Client::of(script).await;
     client.request(1, "ping", json!({})).await;
     for _ in 0..5 {
@@ -442,7 +442,7 @@ async fn garbage_comes_at_the_start_and_before_each_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn an_echo_comes_as_late_as_its_caller_says() {
-    let mut client = Client::ready(Script { call_delay: SECOND, ..Script::default() }).await;
+    let mut client = Client::ready(SimScript { call_delay: SECOND, ..SimScript::default() }).await;
     let start = Instant::now();
     let echoed = client.result("echo", json!({"text": "hi", "after_ms": 1500})).await["result"].clone();
     assert_eq!(echoed["content"][0]["text"], r#""hi""#);
@@ -451,7 +451,7 @@ async fn an_echo_comes_as_late_as_its_caller_says() {
 
 #[tokio::test(start_paused = true)]
 async fn stray_answers_come_before_each_answer() {
-    let mut client = Client::of(Script { stray_answers: 2, ..Script::default() }).await;
+    let mut client = Client::of(SimScript { stray_answers: 2, ..SimScript::default() }).await;
     client.request(3, "ping", json!({})).await;
     client.call(7, "echo", json!({"text": "late", "after_ms": 10})).await;
     let mut answered = Vec::new();
@@ -465,7 +465,7 @@ async fn stray_answers_come_before_each_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_keeps_what_it_is_told_is_killed_over_its_limit() {
-    let script = Script { grow_per_call: 1000, memory_max: 2000, ..Script::default() };
+    let script = SimScript { grow_per_call: 1000, memory_max: 2000, ..SimScript::default() };
     let mut client = Client::ready(script).await;
     for text in ["one", "two"] {
         assert_eq!(client.result("echo", json!({"text": text})).await["id"], 99);
@@ -477,11 +477,11 @@ async fn a_server_that_keeps_what_it_is_told_is_killed_over_its_limit() {
 #[tokio::test(start_paused = true)]
 async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
     let text = "key {env:API_KEY}, {env:NONE}end".to_owned();
-    let mut client = Client::of(Script { stderr_text: Some(text.clone()), ..Script::default() }).await;
+    let mut client = Client::of(SimScript { stderr_text: Some(text.clone()), ..SimScript::default() }).await;
     let mut stderr = BufReader::new(client.stderr.take().unwrap()).lines();
     assert_eq!(stderr.next_line().await.unwrap().unwrap(), "key hush-hush, end");
 
-    let script = Script { stderr_text: Some(text), stderr_lines_per_second: 250, ..Script::default() };
+    let script = SimScript { stderr_text: Some(text), stderr_lines_per_second: 250, ..SimScript::default() };
     let mut client = Client::of(script).await;
     let mut stderr = BufReader::new(client.stderr.take().unwrap()).lines();
     let start = Instant::now();
@@ -491,14 +491,14 @@ async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
     assert_eq!(start.elapsed(), 4 * SECOND);
 
     // What nobody has read for a while is not made up for.
-    let mut client = Client::of(Script { stderr_bytes_per_second: 1 << 20, ..Script::default() }).await;
+    let mut client = Client::of(SimScript { stderr_bytes_per_second: 1 << 20, ..SimScript::default() }).await;
     tokio::time::sleep(SECOND).await;
     let mut stderr = client.stderr.take().unwrap();
     let start = Instant::now();
     tokio::io::copy(&mut (&mut stderr).take(4 << 20), &mut tokio::io::sink()).await.unwrap();
     assert!((4 * SECOND).abs_diff(start.elapsed()) < SECOND / 2, "{:?}", start.elapsed());
 
-    let mut client = Client::of(Script { stderr_burst_bytes: 100_000, ..Script::default() }).await;
+    let mut client = Client::of(SimScript { stderr_burst_bytes: 100_000, ..SimScript::default() }).await;
     client.request(1, "ping", json!({})).await;
     assert!(client.silent().await);
     let mut stderr = client.stderr.take().unwrap();
@@ -510,7 +510,7 @@ async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_stops_the_server_from_reading_and_loses_nothing() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     let mut asked = 0;
     while timeout(SECOND, client.call(asked, "big", json!({"bytes": 10_000}))).await.is_ok() {
         asked += 1;
@@ -523,7 +523,7 @@ async fn a_slow_reader_stops_the_server_from_reading_and_loses_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_the_guard_kills_and_the_connector_counts() {
-    let connector = SimConnector::new(Script::default());
+    let connector = SimConnector::new(SimScript::default());
     let mut first = Client::open(&connector, 1).await;
     assert_eq!((connector.alive(), connector.opened(), connector.overlaps()), (1, 1, 0));
     let second = Client::open(&connector, 2).await;
@@ -541,7 +541,7 @@ async fn dropping_the_guard_kills_and_the_connector_counts() {
 
 #[tokio::test(start_paused = true)]
 async fn a_storm_can_be_raised_from_outside() {
-    let connector = SimConnector::new(Script::default());
+    let connector = SimConnector::new(SimScript::default());
     let mut client = Client::open(&connector, 1).await;
     connector.handle(&spec().id).unwrap().exit(5);
     assert_eq!(client.ended().await, code(5));
@@ -556,7 +556,7 @@ async fn a_grandchild_is_there_until_a_signal_reaches_it() {
     for (grandchild, gone_by_sigterm) in
         [(Grandchild::Plain, true), (Grandchild::IgnoreTerm, false), (Grandchild::Setsid, false)]
     {
-        let connector = SimConnector::new(Script { grandchild: Some(grandchild), ..Script::default() });
+        let connector = SimConnector::new(SimScript { grandchild: Some(grandchild), ..SimScript::default() });
         let mut client = Client::open(&connector, 1).await;
         client.writer = None;
         assert_eq!(client.ended().await, code(0));
@@ -576,15 +576,17 @@ async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
     let connector = SimConnector::with(|spec, run| {
         assert_eq!(&*spec.name, "files-acme-alice-abc123");
         match run {
-            Run(1) => SimPlan { open_delay: SECOND, ..SimPlan::fails("cannot start `files`: no such file") },
-            Run(run) => {
-                Script { exit_before_handshake: true, exit_code: i32::try_from(run).unwrap(), ..Script::default() }
-                    .into()
+            RunNumber(1) => SimPlan { open_delay: SECOND, ..SimPlan::fails("cannot start `files`: no such file") },
+            RunNumber(run) => SimScript {
+                exit_before_handshake: true,
+                exit_code: i32::try_from(run).unwrap(),
+                ..SimScript::default()
             }
+            .into(),
         }
     });
     let start = Instant::now();
-    let error = connector.open(spec(), Run(1)).await.err().unwrap();
+    let error = connector.open(spec(), RunNumber(1)).await.err().unwrap();
     assert_eq!(error.to_string(), "cannot start `files`: no such file");
     assert_eq!(start.elapsed(), SECOND);
     assert_eq!(connector.opened(), 0);
@@ -595,7 +597,7 @@ async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
 
 #[tokio::test(start_paused = true)]
 async fn rmcp_answers_the_same() {
-    let script = Script { tools: 5, page_size: 4, ..Script::default() };
+    let script = SimScript { tools: 5, page_size: 4, ..SimScript::default() };
     let mut by_hand = Client::ready(script.clone()).await;
     let connector = SimConnector::with(move |_, _| SimPlan::rmcp(script.clone()));
     let mut by_rmcp = Client::open(&connector, 1).await;
@@ -631,7 +633,7 @@ async fn rmcp_answers_the_same() {
 
 #[tokio::test(start_paused = true)]
 async fn a_line_in_pieces_is_one_line() {
-    let mut client = Client::of(Script::default()).await;
+    let mut client = Client::of(SimScript::default()).await;
     let writer = client.writer.as_mut().unwrap();
     for piece in ["{\"jsonrpc\":\"2.0\",", "\"id\":\"a\",\"meth", "od\":\"ping\"}", "\n\n"] {
         writer.write_all(piece.as_bytes()).await.unwrap();

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mcp_satellite::connect::sim::{Script, Sessions, SimConnector, SimRemote};
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite::connect::sim::{SimConnector, SimRemote, SimScript, SimSessionCounts};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
-use mcp_satellite_actors::seam::{Connector, Incoming, Line, Outgoing};
+use mcp_satellite_actors::model::secret::SecretMask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
+use mcp_satellite_actors::seam::{Connector, LineEvent, LineOutput, ServerLine};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -32,7 +32,7 @@ fn spec() -> InstanceSpec {
         server: "files".into(),
         team_slug: "acme".into(),
         user_slug: "alice".into(),
-        target: Target::Remote {
+        target: ServerTarget::Remote {
             transport: RemoteTransport::Http,
             url: "http://files.example/mcp".to_owned(),
             health_url: None,
@@ -42,29 +42,29 @@ fn spec() -> InstanceSpec {
         headers: BTreeMap::from([("Authorization".to_owned(), "Bearer old".into())]),
         query: BTreeMap::new(),
         missing: Vec::new(),
-        keep: Keep::Listed,
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::Listed,
+        on_update: UpdateMethod::default(),
         request_logging: true,
-        mask: Mask::default(),
+        mask: SecretMask::default(),
         policy: Arc::new(Policy::default()),
     }
 }
 
 fn sse() -> InstanceSpec {
     let url = "http://files.example/sse".to_owned();
-    InstanceSpec { target: Target::Remote { transport: RemoteTransport::Sse, url, health_url: None }, ..spec() }
+    InstanceSpec { target: ServerTarget::Remote { transport: RemoteTransport::Sse, url, health_url: None }, ..spec() }
 }
 
-fn request(id: u64, method: &str, params: &Value) -> Outgoing {
+fn request(id: u64, method: &str, params: &Value) -> LineOutput {
     let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string().into();
-    Outgoing::Request { id, body, header_timeout: None, routing: None }
+    LineOutput::Request { id, body, header_timeout: None, routing: None }
 }
 
-fn initialize(id: u64) -> Outgoing {
+fn initialize(id: u64) -> LineOutput {
     request(id, "initialize", &json!({"protocolVersion": "2025-11-25"}))
 }
 
-fn call(id: u64, tool: &str, arguments: &Value) -> Outgoing {
+fn call(id: u64, tool: &str, arguments: &Value) -> LineOutput {
     request(id, "tools/call", &json!({"name": tool, "arguments": arguments}))
 }
 
@@ -72,12 +72,12 @@ fn told(method: &str) -> Bytes {
     json!({"jsonrpc": "2.0", "method": method}).to_string().into()
 }
 
-fn initialized() -> Outgoing {
-    Outgoing::Initialized { version: "2025-11-25".to_owned(), body: told("notifications/initialized") }
+fn initialized() -> LineOutput {
+    LineOutput::Initialized { version: "2025-11-25".to_owned(), body: told("notifications/initialized") }
 }
 
 struct Client {
-    line: Box<dyn Line>,
+    line: Box<dyn ServerLine>,
     remote: SimRemote,
     world: SimConnector,
 }
@@ -85,14 +85,14 @@ struct Client {
 impl Client {
     fn dial(world: &SimConnector, spec: InstanceSpec, run: u64) -> Self {
         let remote = world.remote(&spec.id);
-        Self { line: world.dial(&Arc::new(spec), Run(run)), remote, world: world.clone() }
+        Self { line: world.dial(&Arc::new(spec), RunNumber(run)), remote, world: world.clone() }
     }
 
-    fn of(script: Script) -> Self {
+    fn of(script: SimScript) -> Self {
         Self::dial(&SimConnector::new(script), spec(), 1)
     }
 
-    async fn ready(script: Script) -> Self {
+    async fn ready(script: SimScript) -> Self {
         let mut client = Self::of(script);
         client.shake_hands().await;
         client
@@ -104,7 +104,7 @@ impl Client {
         answer
     }
 
-    async fn next(&mut self) -> Incoming {
+    async fn next(&mut self) -> LineEvent {
         timeout(LONG, poll_fn(|cx| self.line.poll_next(cx))).await.unwrap()
     }
 
@@ -114,20 +114,20 @@ impl Client {
 
     async fn message(&mut self) -> Value {
         match self.next().await {
-            Incoming::Message { message, .. } => serde_json::from_slice(&message).unwrap(),
+            LineEvent::Message { message, .. } => serde_json::from_slice(&message).unwrap(),
             other => panic!("{other:?} instead of a message"),
         }
     }
 
-    async fn result(&mut self, message: Outgoing) -> Value {
+    async fn result(&mut self, message: LineOutput) -> Value {
         self.line.send(message);
         self.message().await
     }
 
-    async fn failure(&mut self, message: Outgoing) -> Failure {
+    async fn failure(&mut self, message: LineOutput) -> ExchangeFailure {
         self.line.send(message);
         match self.next().await {
-            Incoming::Failed { failure, .. } => failure,
+            LineEvent::Failed { failure, .. } => failure,
             other => panic!("{other:?} instead of a failure"),
         }
     }
@@ -135,17 +135,17 @@ impl Client {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_begins_is_used_and_ends_and_all_of_it_is_remembered_with_its_time() {
-    let mut client = Client::of(Script::default());
+    let mut client = Client::of(SimScript::default());
     let began = Instant::now();
     assert_eq!(client.shake_hands().await["result"]["serverInfo"]["name"], "sim-server");
     sleep(SECOND).await;
     assert_eq!(client.result(call(2, "add", &json!({"a": 1, "b": 2}))).await["result"]["content"][0]["text"], "3");
-    client.line.send(Outgoing::Close);
-    assert!(matches!(client.next().await, Incoming::Closed));
+    client.line.send(LineOutput::Close);
+    assert!(matches!(client.next().await, LineEvent::Closed));
     let remote = &client.remote;
-    assert_eq!(remote.sessions(), Sessions { opened: 1, closed: 1, ..Sessions::default() });
+    assert_eq!(remote.sessions(), SimSessionCounts { opened: 1, closed: 1, ..SimSessionCounts::default() });
     let attempt = &remote.attempts()[0];
-    assert_eq!((attempt.run, attempt.began, attempt.ended), (Run(1), began, Some(began)));
+    assert_eq!((attempt.run, attempt.began, attempt.ended), (RunNumber(1), began, Some(began)));
     assert!(attempt.succeeded);
     assert_eq!(remote.served("tools/call add"), [began + SECOND]);
     assert_eq!(remote.served("notifications/initialized"), [began]);
@@ -158,7 +158,7 @@ async fn a_session_begins_is_used_and_ends_and_all_of_it_is_remembered_with_its_
 
 #[tokio::test(start_paused = true)]
 async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again_when_it_is_up() {
-    let mut client = Client::of(Script::default());
+    let mut client = Client::of(SimScript::default());
     let timed_out = FailureKind::ConnectTimeout(10 * SECOND);
     let table = [
         (FailureKind::Refused, 0, false),
@@ -171,7 +171,7 @@ async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again
     for (kind, after, sent) in table {
         let began = Instant::now();
         client.remote.down(kind.clone());
-        assert_eq!(client.failure(initialize(1)).await, Failure { kind, sent, answering: false });
+        assert_eq!(client.failure(initialize(1)).await, ExchangeFailure { kind, sent, answering: false });
         assert_eq!(began.elapsed().as_secs(), after);
     }
     client.remote.up();
@@ -184,7 +184,7 @@ async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_connection_delays_its_first_exchange_and_one_that_is_too_slow_times_out() {
-    let mut client = Client::of(Script { handshake_delay: SECOND, ..Script::default() });
+    let mut client = Client::of(SimScript { handshake_delay: SECOND, ..SimScript::default() });
     client.remote.change(|manner| (manner.connect_delay, manner.delay) = (2 * SECOND, SECOND));
     let began = Instant::now();
     client.shake_hands().await;
@@ -195,14 +195,14 @@ async fn a_slow_connection_delays_its_first_exchange_and_one_that_is_too_slow_ti
     client.remote.change(|manner| manner.connect_delay = 30 * SECOND);
     let mut late = Client::dial(&client.world, spec(), 2);
     let kind = FailureKind::ConnectTimeout(10 * SECOND);
-    assert_eq!(late.failure(initialize(1)).await, Failure::unsent(kind));
+    assert_eq!(late.failure(initialize(1)).await, ExchangeFailure::unsent(kind));
     assert_eq!(began.elapsed(), 15 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
 async fn its_delays_vary_by_its_seed_and_the_same_seed_varies_them_alike() {
     let takes = async |seed| {
-        let world = SimConnector::new(Script::default());
+        let world = SimConnector::new(SimScript::default());
         world.remote(&spec().id).change(|manner| {
             (manner.delay, manner.jitter, manner.seed) = (SECOND, 0.5, seed);
         });
@@ -218,75 +218,78 @@ async fn its_delays_vary_by_its_seed_and_the_same_seed_varies_them_alike() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_forgotten_is_refused_until_another_is_made() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     client.remote.expire(404);
-    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, Failure::sent(EXPIRED));
-    client.line.send(Outgoing::Notification { body: told("notifications/cancelled") });
-    assert!(matches!(client.next().await, Incoming::Lost(Failure { kind: EXPIRED, .. })));
+    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, ExchangeFailure::sent(EXPIRED));
+    client.line.send(LineOutput::Notification { body: told("notifications/cancelled") });
+    assert!(matches!(client.next().await, LineEvent::Lost(ExchangeFailure { kind: EXPIRED, .. })));
     client.remote.expire(400);
     let kind = FailureKind::expired(400);
-    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::sent(kind));
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::sent(kind));
     assert!(client.remote.served("tools/call").is_empty());
     let mut again = Client::dial(&client.world, spec(), 2);
     again.shake_hands().await;
     assert!(again.result(call(2, "echo", &json!({}))).await["result"].is_object());
     drop(again);
-    assert_eq!(client.remote.sessions(), Sessions { opened: 2, forgotten: 1, dropped: 1, ..Sessions::default() });
+    assert_eq!(
+        client.remote.sessions(),
+        SimSessionCounts { opened: 2, forgotten: 1, dropped: 1, ..SimSessionCounts::default() }
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_killed_breaks_off_its_answers_and_knows_nothing_afterwards() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     client.line.send(call(2, "sleep", &json!({"ms": 5000})));
     assert!(timeout(SECOND, client.next()).await.is_err());
     client.remote.kill(FailureKind::Refused);
-    let Incoming::Failed { id: 2, failure } = client.next().await else { panic!("something else") };
-    assert_eq!(failure, Failure::sent(FailureKind::Cut));
+    let LineEvent::Failed { id: 2, failure } = client.next().await else { panic!("something else") };
+    assert_eq!(failure, ExchangeFailure::sent(FailureKind::Cut));
     assert_eq!(client.remote.served("tools/call sleep").len(), 1);
-    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::unsent(FailureKind::Refused));
-    client.line.send(Outgoing::Close);
-    assert!(matches!(client.next().await, Incoming::Closed), "there is nobody to be told");
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::unsent(FailureKind::Refused));
+    client.line.send(LineOutput::Close);
+    assert!(matches!(client.next().await, LineEvent::Closed), "there is nobody to be told");
     client.remote.up();
-    assert_eq!(client.failure(call(4, "echo", &json!({}))).await, Failure::sent(EXPIRED));
+    assert_eq!(client.failure(call(4, "echo", &json!({}))).await, ExchangeFailure::sent(EXPIRED));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_older_transport_loses_its_session_with_its_stream_and_either_may_lose_it_anyhow() {
     for (spec, is_lost) in [(spec(), false), (sse(), true)] {
-        let mut client = Client::dial(&SimConnector::new(Script::default()), spec, 1);
+        let mut client = Client::dial(&SimConnector::new(SimScript::default()), spec, 1);
         client.shake_hands().await;
         client.remote.cut();
         assert_eq!(timeout(SECOND, client.next()).await.is_ok(), is_lost);
         client.remote.lose(FailureKind::Broken("reset".to_owned()));
         assert!(matches!(
             client.next().await,
-            Incoming::Lost(Failure { kind: FailureKind::Broken(_), sent: true, .. })
+            LineEvent::Lost(ExchangeFailure { kind: FailureKind::Broken(_), sent: true, .. })
         ));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_refuses_all_but_the_credentials_that_it_wants_and_takes_new_ones_in_a_session() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     client.remote.change(|manner| manner.wants = Some(("authorization".to_owned(), "Bearer new".into())));
-    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, Failure::sent(UNAUTHORIZED));
+    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, ExchangeFailure::sent(UNAUTHORIZED));
     let forbidden = FailureKind::Forbidden { challenge: Some("Bearer".to_owned()) };
     client.remote.change(|manner| manner.refuses = Some(forbidden.clone()));
-    assert_eq!(client.failure(initialize(3)).await, Failure::sent(forbidden.clone()));
-    assert_eq!(client.failure(Outgoing::Probe { id: 4 }).await, Failure::sent(forbidden));
+    assert_eq!(client.failure(initialize(3)).await, ExchangeFailure::sent(forbidden.clone()));
+    assert_eq!(client.failure(LineOutput::Probe { id: 4 }).await, ExchangeFailure::sent(forbidden));
     let headers = BTreeMap::from([("Authorization".to_owned(), "Bearer new".into())]);
-    client.line.send(Outgoing::Credentials(Arc::new(InstanceSpec { headers, ..spec() })));
+    client.line.send(LineOutput::Credentials(Arc::new(InstanceSpec { headers, ..spec() })));
     assert!(client.result(call(5, "echo", &json!({}))).await["result"].is_object(), "the session is the same");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_next_requests_fail_as_they_are_told_and_no_other() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     let throttled = FailureKind::Throttled { retry_after: Some(7 * SECOND) };
     client.remote.fail_next([throttled.clone(), FailureKind::Refused]);
-    client.line.send(Outgoing::Notification { body: told("notifications/cancelled") });
-    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, Failure::sent(throttled));
-    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::unsent(FailureKind::Refused));
+    client.line.send(LineOutput::Notification { body: told("notifications/cancelled") });
+    assert_eq!(client.failure(call(2, "echo", &json!({}))).await, ExchangeFailure::sent(throttled));
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::unsent(FailureKind::Refused));
     client.result(call(4, "echo", &json!({}))).await;
     let reached = |far: fn(&SimRemote, &str) -> Vec<Instant>| far(&client.remote, "tools/call echo").len();
     assert_eq!((reached(SimRemote::tried), reached(SimRemote::received), reached(SimRemote::served)), (3, 2, 1));
@@ -294,54 +297,54 @@ async fn the_next_requests_fail_as_they_are_told_and_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_health_check_is_answered_refused_or_not_answered_as_it_is_told() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     assert_eq!(client.result(request(2, "ping", &json!({}))).await["result"], json!({}));
     client.remote.change(|manner| manner.unknown = ["ping"].into());
     assert_eq!(client.result(request(3, "ping", &json!({}))).await["error"]["code"], -32601);
     client.remote.change(|manner| manner.silent_on = ["ping", "GET"].into());
     client.line.send(request(4, "ping", &json!({})));
-    client.line.send(Outgoing::Probe { id: 5 });
+    client.line.send(LineOutput::Probe { id: 5 });
     assert!(client.silent().await);
-    client.line.send(Outgoing::Abandon { id: 4 });
-    client.line.send(Outgoing::Abandon { id: 5 });
+    client.line.send(LineOutput::Abandon { id: 4 });
+    client.line.send(LineOutput::Abandon { id: 5 });
     client.remote.change(|manner| manner.silent_on.clear());
-    client.line.send(Outgoing::Probe { id: 6 });
-    assert!(matches!(client.next().await, Incoming::Probed { id: 6 }));
+    client.line.send(LineOutput::Probe { id: 6 });
+    assert!(matches!(client.next().await, LineEvent::Probed { id: 6 }));
     client.remote.change(|manner| manner.unhealthy = Some(FailureKind::status(503)));
-    assert_eq!(client.failure(Outgoing::Probe { id: 7 }).await, Failure::sent(FailureKind::status(503)));
+    assert_eq!(client.failure(LineOutput::Probe { id: 7 }).await, ExchangeFailure::sent(FailureKind::status(503)));
     assert_eq!((client.remote.received("ping").len(), client.remote.received("GET").len()), (3, 3));
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_hangs_fails_at_its_header_timeout_and_is_not_heard_of_once_abandoned() {
-    let mut client = Client::of(Script::default());
+    let mut client = Client::of(SimScript::default());
     client.remote.change(|manner| manner.silent_on = ["*"].into());
     let began = Instant::now();
-    let Outgoing::Request { id, body, .. } = initialize(1) else { unreachable!() };
+    let LineOutput::Request { id, body, .. } = initialize(1) else { unreachable!() };
     let kind = FailureKind::HeaderTimeout(3 * SECOND);
-    let handshake = Outgoing::Request { id, body, header_timeout: Some(3 * SECOND), routing: None };
-    assert_eq!(client.failure(handshake).await, Failure::sent(kind));
+    let handshake = LineOutput::Request { id, body, header_timeout: Some(3 * SECOND), routing: None };
+    assert_eq!(client.failure(handshake).await, ExchangeFailure::sent(kind));
     assert_eq!(began.elapsed(), 3 * SECOND);
 
     client.remote.change(|manner| manner.silent_on.clear());
     client.shake_hands().await;
     client.line.send(call(2, "sleep", &json!({"ms": 1000})));
-    client.line.send(Outgoing::Abandon { id: 2 });
+    client.line.send(LineOutput::Abandon { id: 2 });
     assert!(client.silent().await);
     client.remote.change(|manner| manner.silent_on = ["DELETE"].into());
     let began = Instant::now();
-    client.line.send(Outgoing::Close);
-    assert!(matches!(client.next().await, Incoming::Closed));
+    client.line.send(LineOutput::Close);
+    assert!(matches!(client.next().await, LineEvent::Closed));
     assert_eq!(began.elapsed(), 2 * SECOND, "the policy's close_timeout");
     assert_eq!(client.remote.sessions().closed, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_comes_back_with_other_tools_and_tells_its_clients_what_it_is_told() {
-    let mut client = Client::ready(Script::default()).await;
+    let mut client = Client::ready(SimScript::default()).await;
     client.remote.say(told("notifications/tools/list_changed"));
     assert_eq!(client.message().await["method"], "notifications/tools/list_changed");
-    client.remote.change(|manner| manner.script = Some(Script { tools: 5, ..Script::default() }.into()));
+    client.remote.change(|manner| manner.script = Some(SimScript { tools: 5, ..SimScript::default() }.into()));
     let count = |list: &Value| list["result"]["tools"].as_array().unwrap().len();
     assert_eq!(count(&client.result(request(2, "tools/list", &json!({}))).await), 3, "in the session as it was");
     let mut again = Client::dial(&client.world, spec(), 2);
@@ -351,7 +354,7 @@ async fn it_comes_back_with_other_tools_and_tells_its_clients_what_it_is_told() 
 
 #[tokio::test(start_paused = true)]
 async fn it_lists_resources_templates_and_prompts_where_it_says_that_it_has_them() {
-    let script = Script { resources: 3, resource_templates: 1, prompts: 2, page_size: 2, ..Script::default() };
+    let script = SimScript { resources: 3, resource_templates: 1, prompts: 2, page_size: 2, ..SimScript::default() };
     let mut client = Client::of(script);
     let capabilities = client.shake_hands().await["result"]["capabilities"].clone();
     let changes = json!({"listChanged": true});
@@ -365,7 +368,7 @@ async fn it_lists_resources_templates_and_prompts_where_it_says_that_it_has_them
     let prompts = client.result(request(5, "prompts/list", &json!({}))).await["result"].clone();
     assert_eq!(prompts, json!({"prompts": [{"name": "prompt_1"}, {"name": "prompt_2"}]}));
 
-    let mut plain = Client::of(Script { no_tools_capability: true, ..Script::default() });
+    let mut plain = Client::of(SimScript { no_tools_capability: true, ..SimScript::default() });
     assert_eq!(plain.shake_hands().await["result"]["capabilities"], json!({}));
     for method in ["tools/list", "resources/list", "resources/templates/list", "prompts/list"] {
         assert_eq!(plain.result(request(2, method, &json!({}))).await["error"]["code"], -32601, "{method}");
@@ -374,15 +377,15 @@ async fn it_lists_resources_templates_and_prompts_where_it_says_that_it_has_them
 
 #[tokio::test(start_paused = true)]
 async fn a_server_whose_script_ends_it_takes_its_session_along() {
-    let mut client = Client::ready(Script::default()).await;
-    assert_eq!(client.failure(call(2, "crash", &json!({}))).await, Failure::sent(FailureKind::Cut));
-    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, Failure::sent(EXPIRED));
-    assert_eq!(client.remote.sessions(), Sessions { opened: 1, forgotten: 1, ..Sessions::default() });
+    let mut client = Client::ready(SimScript::default()).await;
+    assert_eq!(client.failure(call(2, "crash", &json!({}))).await, ExchangeFailure::sent(FailureKind::Cut));
+    assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::sent(EXPIRED));
+    assert_eq!(client.remote.sessions(), SimSessionCounts { opened: 1, forgotten: 1, ..SimSessionCounts::default() });
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_handshakes_at_once_are_found_out() {
-    let world = SimConnector::new(Script { handshake_delay: SECOND, ..Script::default() });
+    let world = SimConnector::new(SimScript { handshake_delay: SECOND, ..SimScript::default() });
     let mut one = Client::dial(&world, spec(), 1);
     assert_eq!(world.overlaps(), 0);
     let mut other = Client::dial(&world, spec(), 2);
@@ -401,7 +404,7 @@ async fn two_handshakes_at_once_are_found_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_forgetful_one_remembers_what_is_under_way_and_nothing_else() {
-    let world = SimConnector::new(Script::default()).forgetful();
+    let world = SimConnector::new(SimScript::default()).forgetful();
     let mut client = Client::dial(&world, spec(), 1);
     for _ in 0..3 {
         client.shake_hands().await;

@@ -11,15 +11,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use mcp_satellite::sink::file::FileSink;
 use mcp_satellite::sink::stdout::StdoutSink;
-use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tempfile::TempDir;
 
 const LARGE: u64 = 1 << 30;
 
-fn subject(team: &str, user: &str) -> Arc<Subject> {
-    Arc::new(Subject {
+fn subject(team: &str, user: &str) -> Arc<EventSubject> {
+    Arc::new(EventSubject {
         installation_id: "abc123".into(),
         team_id: team.into(),
         user_id: user.into(),
@@ -39,8 +39,8 @@ fn event(seq: u64) -> Envelope {
     Envelope { seq, timestamp: Timestamp::from_millisecond(1_780_000_000_123).unwrap(), event }
 }
 
-fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<Batch> {
-    Arc::new(Batch { id: *seqs.start(), events: seqs.map(event).collect() })
+fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<SinkBatch> {
+    Arc::new(SinkBatch { id: *seqs.start(), events: seqs.map(event).collect() })
 }
 
 /// A temporary directory as the satellite would make it.
@@ -84,9 +84,9 @@ fn range(seqs: std::ops::RangeInclusive<u64>) -> Vec<u64> {
     seqs.collect()
 }
 
-fn unavailable(answer: Answer) -> String {
+fn unavailable(answer: SinkAnswer) -> String {
     match answer {
-        Answer::Unavailable(reason) => reason,
+        SinkAnswer::Unavailable(reason) => reason,
         other => panic!("expected `Unavailable`, got {other:?}"),
     }
 }
@@ -99,7 +99,7 @@ mod file {
         let dir = private_tempdir();
         let (sink, next_seq) = FileSink::open(dir.path().join("new"), LARGE, 1).unwrap();
         assert_eq!(next_seq, 1);
-        assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(1..=3)).await, SinkAnswer::Accepted);
         let text = fs::read_to_string(dir.path().join("new/events.jsonl")).unwrap();
         let back: Vec<Envelope> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(back, range(1..=3).into_iter().map(event).collect::<Vec<_>>());
@@ -110,7 +110,7 @@ mod file {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), 3 * line(1).len() as u64 + 20, 2).unwrap();
         for seq in (1..=20).step_by(2) {
-            assert_eq!(sink.send(batch(seq..=seq + 1)).await, Answer::Accepted);
+            assert_eq!(sink.send(batch(seq..=seq + 1)).await, SinkAnswer::Accepted);
         }
         let full = full_files(&dir);
         assert_eq!(full.len(), 2, "the two latest are kept");
@@ -125,8 +125,8 @@ mod file {
     async fn a_batch_larger_than_a_file_is_stored_all_the_same() {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), 1, 10).unwrap();
-        assert_eq!(sink.send(batch(1..=5)).await, Answer::Accepted);
-        assert_eq!(sink.send(batch(6..=10)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(1..=5)).await, SinkAnswer::Accepted);
+        assert_eq!(sink.send(batch(6..=10)).await, SinkAnswer::Accepted);
         assert_eq!(full_files(&dir).len(), 1);
         assert_eq!(stored(&dir), range(1..=10));
     }
@@ -135,14 +135,14 @@ mod file {
     async fn the_next_seq_continues_after_a_restart_also_when_the_current_file_is_empty() {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
-        assert_eq!(sink.send(batch(1..=7)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(1..=7)).await, SinkAnswer::Accepted);
         drop(sink);
         assert_eq!(FileSink::open(dir.path(), LARGE, 5).unwrap().1, 8);
 
         fs::rename(current(&dir), dir.path().join("events.00000000000000000001.jsonl")).unwrap();
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 8);
-        assert_eq!(sink.send(batch(8..=9)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(8..=9)).await, SinkAnswer::Accepted);
         assert_eq!(stored(&dir), range(1..=9));
     }
 
@@ -152,7 +152,7 @@ mod file {
         append(&current(&dir), &format!("{}{}{}", line(1), line(2), &line(3)[..40]));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 3);
-        assert_eq!(sink.send(batch(3..=4)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(3..=4)).await, SinkAnswer::Accepted);
         assert_eq!(seqs_in(&current(&dir)), range(1..=4));
     }
 
@@ -162,7 +162,7 @@ mod file {
         append(&current(&dir), &format!("{}{}", line(1), line(2).trim_end()));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 3);
-        assert_eq!(sink.send(batch(3..=3)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(3..=3)).await, SinkAnswer::Accepted);
         assert_eq!(seqs_in(&current(&dir)), range(1..=3));
     }
 
@@ -172,7 +172,7 @@ mod file {
         append(&current(&dir), &format!("{}{}\0\0 not an event\n", line(1), line(2)));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(next_seq, 3);
-        assert_eq!(sink.send(batch(3..=3)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(3..=3)).await, SinkAnswer::Accepted);
         let text = fs::read_to_string(current(&dir)).unwrap();
         let seqs = text.lines().filter_map(|line| serde_json::from_str::<Envelope>(line).ok()).map(|event| event.seq);
         assert_eq!(seqs.collect::<Vec<_>>(), range(1..=3));
@@ -183,9 +183,9 @@ mod file {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         for _ in 0..3 {
-            assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+            assert_eq!(sink.send(batch(1..=3)).await, SinkAnswer::Accepted);
         }
-        assert_eq!(sink.send(batch(2..=5)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(2..=5)).await, SinkAnswer::Accepted);
         assert_eq!(seqs_in(&current(&dir)), range(1..=5));
     }
 
@@ -193,14 +193,14 @@ mod file {
     async fn a_file_that_cannot_be_written_is_reported_and_taken_up_again() {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
-        assert_eq!(sink.send(batch(1..=2)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(1..=2)).await, SinkAnswer::Accepted);
         fs::remove_file(current(&dir)).unwrap();
         fs::create_dir(current(&dir)).unwrap();
         let reason = unavailable(sink.send(batch(3..=4)).await);
         assert!(reason.starts_with(&format!("cannot write {}: ", current(&dir).display())), "{reason}");
 
         fs::remove_dir(current(&dir)).unwrap();
-        assert_eq!(sink.send(batch(3..=4)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(3..=4)).await, SinkAnswer::Accepted);
         assert_eq!(seqs_in(&current(&dir)), range(3..=4), "what was accepted before is not written again");
     }
 
@@ -233,7 +233,7 @@ mod file {
     async fn child_on_a_full_disk() {
         let Some(dir) = std::env::var_os("SINKS_DIR").map(PathBuf::from) else { return };
         let (sink, _) = FileSink::open(&dir, LARGE, 5).unwrap();
-        assert_eq!(sink.send(batch(1..=2)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(1..=2)).await, SinkAnswer::Accepted);
 
         let limit = 10 * line(1).len() as u64;
         setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: None }).unwrap();
@@ -244,7 +244,7 @@ mod file {
             assert!(left.lines().count() > 2 && !left.ends_with('\n'), "this is not the case that is tested");
         }
         setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
-        assert_eq!(sink.send(batch(3..=22)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(3..=22)).await, SinkAnswer::Accepted);
     }
 }
 
@@ -289,8 +289,8 @@ mod stdout {
         let (answer, ()) = tokio::join!(sink.send(batch(1..=2999)), async {
             std::io::stderr().write_all(b"going on\n").unwrap();
         });
-        assert_eq!(answer, Answer::Accepted);
-        assert_eq!(sink.send(batch(1..=3000)).await, Answer::Accepted);
+        assert_eq!(answer, SinkAnswer::Accepted);
+        assert_eq!(sink.send(batch(1..=3000)).await, SinkAnswer::Accepted);
     }
 }
 
@@ -339,7 +339,7 @@ mod http {
         text.to_owned()
     }
 
-    async fn answer_to(status: u16, headers: &[(&'static str, &str)], body: impl ToString) -> Answer {
+    async fn answer_to(status: u16, headers: &[(&'static str, &str)], body: impl ToString) -> SinkAnswer {
         let mut response = Response::builder().status(status);
         for (name, value) in headers {
             response = response.header(*name, *value);
@@ -374,7 +374,7 @@ mod http {
         });
         let sink = sink(&address.await);
         assert!(unavailable(sink.send(batch(7..=9)).await).ends_with("/api/events answered 503 Service Unavailable"));
-        assert_eq!(sink.send(batch(7..=9)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(7..=9)).await, SinkAnswer::Accepted);
         let seen = seen.lock().unwrap();
         for (parts, body) in seen.iter() {
             assert_eq!(parts.method, "POST");
@@ -390,7 +390,7 @@ mod http {
     #[tokio::test]
     async fn a_2xx_is_accepted_but_for_the_events_that_its_report_names() {
         let report = |failed: u64, failures: Value| json!({ "success": failed == 0, "processed": 3 - failed, "failed": failed, "event_ids": [], "failures": failures });
-        assert_eq!(answer_to(200, &[], report(0, json!([]))).await, Answer::Accepted);
+        assert_eq!(answer_to(200, &[], report(0, json!([]))).await, SinkAnswer::Accepted);
         let failures = json!([
             { "index": 1, "type": "mcp.tool.executed", "error": format!("bad {TOKEN}\nfor key-in-query") },
             { "index": 2, "type": "mcp.tool.executed" },
@@ -398,32 +398,32 @@ mod http {
             { "error": "which?" },
         ]);
         let partial = vec![(1, "bad [secret] for [secret]".into()), (2, "refused without a reason".into())];
-        assert_eq!(answer_to(200, &[], report(2, failures)).await, Answer::Partial(partial));
+        assert_eq!(answer_to(200, &[], report(2, failures)).await, SinkAnswer::Partial(partial));
         for body in ["", "<html>welcome</html>", "[1, 2]", "{\"failed\": \"none\"}", "\u{0}"] {
-            assert_eq!(answer_to(200, &[], body).await, Answer::Accepted, "{body}");
+            assert_eq!(answer_to(200, &[], body).await, SinkAnswer::Accepted, "{body}");
         }
-        assert_eq!(answer_to(202, &[], "").await, Answer::Accepted);
-        assert_eq!(answer_to(204, &[], "").await, Answer::Accepted);
+        assert_eq!(answer_to(202, &[], "").await, SinkAnswer::Accepted);
+        assert_eq!(answer_to(204, &[], "").await, SinkAnswer::Accepted);
     }
 
     #[tokio::test]
     async fn a_400_or_422_is_invalid_and_names_the_event_where_the_body_does() {
         for status in [400, 422] {
             let body = json!({ "failures": [{ "index": 2, "type": "x", "error": "no such type" }] });
-            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(Some(2), "no such type".into()));
+            assert_eq!(answer_to(status, &[], body).await, SinkAnswer::Invalid(Some(2), "no such type".into()));
             let body = json!({ "index": 0, "error": format!("not with {TOKEN}") });
-            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(Some(0), "not with [secret]".into()));
+            assert_eq!(answer_to(status, &[], body).await, SinkAnswer::Invalid(Some(0), "not with [secret]".into()));
             let body = json!({ "index": 3, "message": "beyond the batch" });
-            assert_eq!(answer_to(status, &[], body).await, Answer::Invalid(None, "beyond the batch".into()));
+            assert_eq!(answer_to(status, &[], body).await, SinkAnswer::Invalid(None, "beyond the batch".into()));
         }
-        assert_eq!(answer_to(400, &[], "what?").await, Answer::Invalid(None, "answered 400 Bad Request".into()));
+        assert_eq!(answer_to(400, &[], "what?").await, SinkAnswer::Invalid(None, "answered 400 Bad Request".into()));
     }
 
     #[tokio::test]
     async fn the_other_answers_mean_what_their_status_says() {
-        assert_eq!(answer_to(413, &[], "").await, Answer::TooLarge);
-        assert_eq!(answer_to(401, &[], "").await, Answer::Unauthorized);
-        assert_eq!(answer_to(403, &[], "").await, Answer::Unauthorized);
+        assert_eq!(answer_to(413, &[], "").await, SinkAnswer::TooLarge);
+        assert_eq!(answer_to(401, &[], "").await, SinkAnswer::Unauthorized);
+        assert_eq!(answer_to(403, &[], "").await, SinkAnswer::Unauthorized);
         for status in [404, 405, 409, 500, 502, 503] {
             let reason = unavailable(answer_to(status, &[], TOKEN).await);
             assert!(reason.contains(&format!("answered {status}")), "{reason}");
@@ -432,14 +432,14 @@ mod http {
 
     #[tokio::test]
     async fn a_429_says_when_to_come_back_if_the_server_does() {
-        assert_eq!(answer_to(429, &[], "").await, Answer::Throttled(None));
-        assert_eq!(answer_to(429, &[("retry-after", "later")], "").await, Answer::Throttled(None));
+        assert_eq!(answer_to(429, &[], "").await, SinkAnswer::Throttled(None));
+        assert_eq!(answer_to(429, &[("retry-after", "later")], "").await, SinkAnswer::Throttled(None));
         let seconds = answer_to(429, &[("retry-after", "17")], "").await;
-        assert_eq!(seconds, Answer::Throttled(Some(Duration::from_secs(17))));
+        assert_eq!(seconds, SinkAnswer::Throttled(Some(Duration::from_secs(17))));
         let past = answer_to(429, &[("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT")], "").await;
-        assert_eq!(past, Answer::Throttled(Some(Duration::ZERO)));
+        assert_eq!(past, SinkAnswer::Throttled(Some(Duration::ZERO)));
         let future = answer_to(429, &[("retry-after", "Tue, 31 Dec 2999 23:59:59 GMT")], "").await;
-        assert_eq!(future, Answer::Throttled(Some(Duration::from_secs(3600))), "an hour is the most");
+        assert_eq!(future, SinkAnswer::Throttled(Some(Duration::from_secs(3600))), "an hour is the most");
     }
 
     #[tokio::test]
@@ -470,7 +470,7 @@ mod http {
     async fn an_endless_answer_is_not_read_to_its_end() {
         let report = json!({ "failed": 1, "failures": [{ "index": 0, "error": "x" }] }).to_string();
         for (status, expected) in
-            [(200, Answer::Accepted), (400, Answer::Invalid(None, "answered 400 Bad Request".into()))]
+            [(200, SinkAnswer::Accepted), (400, SinkAnswer::Invalid(None, "answered 400 Bad Request".into()))]
         {
             let report = report.clone();
             let address = serve(move |_| {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use crate::calls::Command;
-use crate::model::ids::{InstanceId, Run};
-use crate::rpc::Message;
+use crate::calls::SessionCommand;
+use crate::model::ids::{InstanceId, RunNumber};
+use crate::rpc::RpcMessage;
 use crate::tasks::guarded;
 
 /// Client and call that caused a request; the host assigns both numbers and never reuses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Origin {
+pub struct CallOrigin {
     /// Number of the client.
     pub client: u64,
     /// Number of the call.
@@ -21,9 +21,9 @@ pub struct Origin {
 
 /// Call or client on whose behalf a server sends a message, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum MessageCause {
     /// The message belongs to this call.
-    Call(Origin),
+    Call(CallOrigin),
     /// The message belongs to one of several calls of this client.
     Client(u64),
     /// No call is in flight.
@@ -38,46 +38,46 @@ pub enum Cause {
 /// block. `ended` is called exactly once per session, even if the session panics, is aborted or never begins.
 pub trait Audience: Send + Sync + 'static {
     /// Handles a notification of a server, except progress.
-    fn heard(&self, of: &Source, cause: Cause, message: Message);
+    fn heard(&self, of: &SessionSource, cause: MessageCause, message: RpcMessage);
     /// Handles progress of a call whose client asked for it; the message contains the client's own token.
-    fn progress(&self, origin: Origin, message: Message);
+    fn progress(&self, origin: CallOrigin, message: RpcMessage);
     /// Handles a request of a server. A dropped question is declined.
-    fn asked(&self, of: &Source, cause: Cause, question: Question);
+    fn asked(&self, of: &SessionSource, cause: MessageCause, question: ClientQuestion);
     /// Handles the withdrawal of a question; `message` is the server's notification.
-    fn withdrawn(&self, of: &Source, question: u64, message: Message);
+    fn withdrawn(&self, of: &SessionSource, question: u64, message: RpcMessage);
     /// Handles the start of a session. It has none of the previous session's log level and subscriptions.
-    fn began(&self, of: &Source);
+    fn began(&self, of: &SessionSource);
     /// Handles the end of a session and its questions.
-    fn ended(&self, of: &Source);
+    fn ended(&self, of: &SessionSource);
 }
 
 /// Identity of a session: an instance and its run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct SessionSource {
     /// The instance.
     pub id: InstanceId,
     /// Run of the instance.
-    pub run: Run,
+    pub run: RunNumber,
 }
 
 /// Audience without clients: declines every request of a server.
 #[derive(Debug, Default)]
-pub struct Unattended;
+pub struct NoAudience;
 
-impl Audience for Unattended {
-    fn heard(&self, _of: &Source, _cause: Cause, _message: Message) {}
+impl Audience for NoAudience {
+    fn heard(&self, _of: &SessionSource, _cause: MessageCause, _message: RpcMessage) {}
 
-    fn progress(&self, _origin: Origin, _message: Message) {}
+    fn progress(&self, _origin: CallOrigin, _message: RpcMessage) {}
 
-    fn asked(&self, _of: &Source, _cause: Cause, question: Question) {
+    fn asked(&self, _of: &SessionSource, _cause: MessageCause, question: ClientQuestion) {
         question.nobody();
     }
 
-    fn withdrawn(&self, _of: &Source, _question: u64, _message: Message) {}
+    fn withdrawn(&self, _of: &SessionSource, _question: u64, _message: RpcMessage) {}
 
-    fn began(&self, _of: &Source) {}
+    fn began(&self, _of: &SessionSource) {}
 
-    fn ended(&self, _of: &Source) {}
+    fn ended(&self, _of: &SessionSource) {}
 }
 
 const METHOD_NOT_FOUND: i64 = -32601;
@@ -85,14 +85,14 @@ const INTERNAL_ERROR: i64 = -32603;
 
 /// Request of a server to a client. It is answered exactly once: dropping it declines it.
 #[derive(Debug)]
-pub struct Question {
+pub struct ClientQuestion {
     number: u64,
-    message: Message,
-    answers: Option<mpsc::UnboundedSender<Box<Command>>>,
+    message: RpcMessage,
+    answers: Option<mpsc::UnboundedSender<Box<SessionCommand>>>,
 }
 
-impl Question {
-    pub(crate) fn new(number: u64, message: Message, answers: mpsc::UnboundedSender<Box<Command>>) -> Self {
+impl ClientQuestion {
+    pub(crate) fn new(number: u64, message: RpcMessage, answers: mpsc::UnboundedSender<Box<SessionCommand>>) -> Self {
         Self { number, message, answers: Some(answers) }
     }
 
@@ -102,18 +102,18 @@ impl Question {
     }
 
     /// Returns the whole request, with the server's own id.
-    pub fn message(&self) -> &Message {
+    pub fn message(&self) -> &RpcMessage {
         &self.message
     }
 
     /// Sends a result or an error to the server, under the server's own id.
-    pub fn answer(mut self, message: Message) {
-        self.say(Command::Answer { question: self.number, message });
+    pub fn answer(mut self, message: RpcMessage) {
+        self.say(SessionCommand::Answer { question: self.number, message });
     }
 
     /// Sends an error to the server.
     pub fn decline(mut self, code: i64, why: &str) {
-        self.say(Command::Decline { question: self.number, code, why: why.to_owned() });
+        self.say(SessionCommand::Decline { question: self.number, code, why: why.to_owned() });
     }
 
     /// Answers that no client is attached: an empty list for `roots/list`, an error for any other method.
@@ -124,16 +124,20 @@ impl Question {
     fn say_nobody(&mut self) {
         let question = self.number;
         match self.message.method() {
-            Some("roots/list") => self.say(Command::NoRoots { question }),
+            Some("roots/list") => self.say(SessionCommand::NoRoots { question }),
             Some("sampling/createMessage" | "elicitation/create") => {
                 let why = "no client is attached that could answer".to_owned();
-                self.say(Command::Decline { question, code: INTERNAL_ERROR, why });
+                self.say(SessionCommand::Decline { question, code: INTERNAL_ERROR, why });
             }
-            _ => self.say(Command::Decline { question, code: METHOD_NOT_FOUND, why: "method not found".to_owned() }),
+            _ => self.say(SessionCommand::Decline {
+                question,
+                code: METHOD_NOT_FOUND,
+                why: "method not found".to_owned(),
+            }),
         }
     }
 
-    fn say(&mut self, command: Command) {
+    fn say(&mut self, command: SessionCommand) {
         if let Some(answers) = self.answers.take() {
             // The send fails if the session is over; the server then awaits no response.
             let _ = answers.send(Box::new(command));
@@ -141,7 +145,7 @@ impl Question {
     }
 }
 
-impl Drop for Question {
+impl Drop for ClientQuestion {
     fn drop(&mut self) {
         self.say_nobody();
     }
@@ -149,30 +153,30 @@ impl Drop for Question {
 
 /// Audience of one session. Dropping it reports the end of the session, so that sessions that panic or are aborted
 /// report it too. A panic of the audience does not end the session.
-pub(crate) struct Stage {
+pub(crate) struct AudienceHandle {
     audience: Arc<dyn Audience>,
-    source: Source,
+    source: SessionSource,
     has_ended: bool,
 }
 
-impl Stage {
-    pub(crate) fn new(audience: Arc<dyn Audience>, source: Source) -> Self {
+impl AudienceHandle {
+    pub(crate) fn new(audience: Arc<dyn Audience>, source: SessionSource) -> Self {
         Self { audience, source, has_ended: false }
     }
 
-    pub(crate) fn heard(&self, cause: Cause, message: Message) {
+    pub(crate) fn heard(&self, cause: MessageCause, message: RpcMessage) {
         guarded("Audience::heard", || self.audience.heard(&self.source, cause, message));
     }
 
-    pub(crate) fn progress(&self, origin: Origin, message: Message) {
+    pub(crate) fn progress(&self, origin: CallOrigin, message: RpcMessage) {
         guarded("Audience::progress", || self.audience.progress(origin, message));
     }
 
-    pub(crate) fn asked(&self, cause: Cause, question: Question) {
+    pub(crate) fn asked(&self, cause: MessageCause, question: ClientQuestion) {
         guarded("Audience::asked", || self.audience.asked(&self.source, cause, question));
     }
 
-    pub(crate) fn withdrawn(&self, question: u64, message: Message) {
+    pub(crate) fn withdrawn(&self, question: u64, message: RpcMessage) {
         guarded("Audience::withdrawn", || self.audience.withdrawn(&self.source, question, message));
     }
 
@@ -187,7 +191,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for AudienceHandle {
     fn drop(&mut self) {
         self.end();
     }

@@ -23,10 +23,10 @@ use tokio::time::{Duration, Instant};
 
 use crate::model::event::{Envelope, Event};
 use crate::model::policy::BatchPolicy;
-use crate::rules::outbox::{Outbox, Statistics};
-use crate::rules::request_log::Request;
-use crate::seam::{Answer, EventSink, Numbers};
-use crate::tasks::{Tasks, guarded};
+use crate::rules::outbox::{Outbox, OutboxStatistics};
+use crate::rules::request_log::LoggedCall;
+use crate::seam::{EventSink, NumberStore, SinkAnswer};
+use crate::tasks::{ActorTasks, guarded};
 
 /// Number of events after which a slow subscriber misses some; it detects the gap in `seq`.
 const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
@@ -40,7 +40,7 @@ const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
 pub(crate) enum Msg {
     Wake,
     Cycle,
-    Answered(Answer),
+    Answered(SinkAnswer),
     Reserved(Result<u64, String>),
     FlushNow(oneshot::Sender<()>),
     FlushAndEnd(oneshot::Sender<usize>),
@@ -55,12 +55,12 @@ pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Sender of events, cloned into every part that emits them.
 #[derive(Clone)]
-pub struct Emitter(Arc<Door>);
+pub struct EventSender(Arc<EventRing>);
 
-struct Door {
+struct EventRing {
     ring: ArrayQueue<(Timestamp, Event)>,
     lost: AtomicU64,
-    requests: ArrayQueue<Box<Request>>,
+    requests: ArrayQueue<Box<LoggedCall>>,
     requests_lost: AtomicU64,
     closed: AtomicBool,
     wake: Notify,
@@ -70,10 +70,10 @@ struct Door {
     // Last time of the wall clock, in microseconds since 1970.
     wall_last: AtomicI64,
     subscribers: broadcast::Sender<Arc<Envelope>>,
-    statistics: watch::Sender<Statistics>,
+    statistics: watch::Sender<OutboxStatistics>,
 }
 
-impl Door {
+impl EventRing {
     fn wake(&self) {
         if !self.awake.swap(true, Ordering::AcqRel) {
             self.wake.notify_one();
@@ -88,9 +88,9 @@ impl Door {
     }
 }
 
-impl Emitter {
+impl EventSender {
     pub(crate) fn new(policy: &BatchPolicy, wall: WallClock) -> Self {
-        Self(Arc::new(Door {
+        Self(Arc::new(EventRing {
             ring: ArrayQueue::new(policy.queue_max.max(1)),
             lost: AtomicU64::new(0),
             requests: ArrayQueue::new((policy.queue_max / 2).max(1)),
@@ -117,7 +117,7 @@ impl Emitter {
         door.wake();
     }
 
-    pub(crate) fn log(&self, request: Request) {
+    pub(crate) fn log(&self, request: LoggedCall) {
         let door = &self.0;
         if door.closed.load(Ordering::Acquire) {
             return;
@@ -145,7 +145,7 @@ impl Emitter {
     }
 
     /// Returns the statistics of the batcher, including events that it has not received yet.
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> OutboxStatistics {
         let mut now = self.0.statistics.borrow().clone();
         now.queue_size += self.0.ring.len();
         now.dropped += self.0.lost.load(Ordering::Acquire);
@@ -163,39 +163,39 @@ impl Emitter {
 }
 
 pub(crate) struct Args {
-    pub(crate) events: Emitter,
+    pub(crate) events: EventSender,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) interval: Duration,
     pub(crate) outbox: Outbox,
 }
 
 /// Death notice of a batcher that panicked, with its queue.
-pub(crate) struct Died {
+pub(crate) struct BatcherDeath {
     pub(crate) outbox: Option<Box<Outbox>>,
     panic: String,
 }
 
-impl std::fmt::Debug for Died {
+impl std::fmt::Debug for BatcherDeath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Died({})", self.panic)
     }
 }
 
-impl std::fmt::Display for Died {
+impl std::fmt::Display for BatcherDeath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "the event batcher panicked: {}", self.panic)
     }
 }
 
-impl std::error::Error for Died {}
+impl std::error::Error for BatcherDeath {}
 
 pub(crate) struct EventBatcher;
 
 pub(crate) struct State {
-    events: Emitter,
+    events: EventSender,
     sink: Arc<dyn EventSink>,
-    numbers: Option<Arc<dyn Numbers>>,
-    numbering: Numbering,
+    numbers: Option<Arc<dyn NumberStore>>,
+    numbering: NumberReservation,
     // `None` after the batcher has died.
     outbox: Option<Box<Outbox>>,
     // Replies due at the end of this cycle.
@@ -203,11 +203,11 @@ pub(crate) struct State {
     flushing: Option<oneshot::Sender<usize>>,
     // Next wake-up for logged calls that become due.
     alarm: Option<Instant>,
-    tasks: Tasks,
+    tasks: ActorTasks,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Numbering {
+enum NumberReservation {
     Ready,
     Asked,
     // The next cycle asks again.
@@ -221,7 +221,7 @@ impl Actor for EventBatcher {
     type Arguments = Args;
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let mut tasks = Tasks::default();
+        let mut tasks = ActorTasks::default();
         let (door, me) = (args.events.0.clone(), myself.clone());
         tasks.spawn(async move {
             loop {
@@ -252,7 +252,7 @@ impl Actor for EventBatcher {
             events: args.events,
             sink: args.sink,
             numbers,
-            numbering: Numbering::Ready,
+            numbering: NumberReservation::Ready,
             outbox: Some(Box::new(outbox)),
             waiting: Vec::new(),
             flushing: None,
@@ -265,7 +265,7 @@ impl Actor for EventBatcher {
         let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| state.handle(&myself, msg))) else {
             return Ok(());
         };
-        Err(Box::new(Died { outbox: state.outbox.take(), panic: crate::tasks::panic_text(panic.as_ref()) }))
+        Err(Box::new(BatcherDeath { outbox: state.outbox.take(), panic: crate::tasks::panic_text(panic.as_ref()) }))
     }
 }
 
@@ -280,8 +280,10 @@ impl State {
             self.tell_requests(Some(now));
             self.set_alarm(myself);
         }
-        if self.numbering == Numbering::Refused && matches!(msg, Msg::Cycle | Msg::FlushNow(_) | Msg::FlushAndEnd(_)) {
-            self.numbering = Numbering::Ready;
+        if self.numbering == NumberReservation::Refused
+            && matches!(msg, Msg::Cycle | Msg::FlushNow(_) | Msg::FlushAndEnd(_))
+        {
+            self.numbering = NumberReservation::Ready;
         }
         let Some(outbox) = &mut self.outbox else { return };
         match msg {
@@ -291,7 +293,8 @@ impl State {
                 self.send_next(myself);
             }
             Msg::Answered(answer) => {
-                let kept = matches!(answer, Answer::Unauthorized | Answer::Throttled(_) | Answer::Unavailable(_));
+                let kept =
+                    matches!(answer, SinkAnswer::Unauthorized | SinkAnswer::Throttled(_) | SinkAnswer::Unavailable(_));
                 for (event, reason) in outbox.answered(now, wall, answer) {
                     tracing::warn!(seq = event.seq, kind = event.event.kind(), reason, "the sink refused an event");
                 }
@@ -314,7 +317,7 @@ impl State {
                 }
             }
             Msg::Reserved(Ok(through)) => {
-                self.numbering = Numbering::Ready;
+                self.numbering = NumberReservation::Ready;
                 for envelope in outbox.number(through) {
                     self.events.0.show(envelope);
                 }
@@ -325,7 +328,7 @@ impl State {
                 self.go_on(myself);
             }
             Msg::Reserved(Err(reason)) => {
-                self.numbering = Numbering::Refused;
+                self.numbering = NumberReservation::Refused;
                 tracing::warn!(reason, "events wait without numbers: none can be reserved now");
                 outbox.unreserved(reason);
             }
@@ -421,10 +424,10 @@ impl State {
         // A batch in flight is awaited first: only events that can be sent next need numbers.
         let (Some(outbox), Some(numbers)) = (&self.outbox, &self.numbers) else { return };
         let Some(through) = outbox.wanted() else { return };
-        if self.numbering != Numbering::Ready || outbox.is_sending() {
+        if self.numbering != NumberReservation::Ready || outbox.is_sending() {
             return;
         }
-        self.numbering = Numbering::Asked;
+        self.numbering = NumberReservation::Asked;
         let (numbers, me) = (numbers.clone(), myself.clone());
         self.tasks.spawn(async move {
             // `reserve` itself may panic before it returns a future.
@@ -450,7 +453,7 @@ impl State {
             // `send` itself may panic before it returns a future.
             let answer = AssertUnwindSafe(async move { sink.send(batch).await }).catch_unwind().await;
             let answer = answer.unwrap_or_else(|panic| {
-                Answer::Unavailable(format!("the sink panicked: {}", crate::tasks::panic_text(panic.as_ref())))
+                SinkAnswer::Unavailable(format!("the sink panicked: {}", crate::tasks::panic_text(panic.as_ref())))
             });
             // The cast fails if the batcher is gone; the next one sends the batch again.
             let _ = cast!(me, Msg::Answered(answer));
@@ -460,13 +463,13 @@ impl State {
     fn finish(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &self.outbox else { return };
         self.events.publish(outbox);
-        let is_under_way = outbox.is_sending() || self.numbering == Numbering::Asked;
+        let is_under_way = outbox.is_sending() || self.numbering == NumberReservation::Asked;
         if !is_under_way {
             for reply in self.waiting.drain(..) {
                 let _ = reply.send(());
             }
         }
-        let gives_up = self.numbers.is_some() && (outbox.is_kept() || self.numbering == Numbering::Refused);
+        let gives_up = self.numbers.is_some() && (outbox.is_kept() || self.numbering == NumberReservation::Refused);
         if (outbox.is_empty() || !is_under_way && gives_up)
             && let Some(reply) = self.flushing.take()
         {

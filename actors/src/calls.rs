@@ -20,15 +20,15 @@ use serde_json::value::RawValue;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Duration, Instant};
 
-use crate::audience::Origin;
+use crate::audience::CallOrigin;
 use crate::model::era::Era;
-use crate::model::exit::{CallError, Fate};
-use crate::model::ids::Run;
+use crate::model::exit::{CallError, CallFate};
+use crate::model::ids::RunNumber;
 use crate::model::remote::ServerInfo;
-use crate::model::secret::Mask;
+use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
-use crate::rpc::{Kind, Message, View};
-use crate::rules::idle::Activity;
+use crate::rpc::{MessageKind, MessageView, RpcMessage};
+use crate::rules::idle::RunActivity;
 use crate::rules::request_log::plain;
 
 const INTERNAL_ERROR: i64 = -32603;
@@ -37,7 +37,7 @@ pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60)
 
 /// Request of a caller to a server.
 #[derive(Debug)]
-pub enum Request {
+pub enum CallerRequest {
     /// A `tools/call` request. It carries one of our progress tokens, so that progress can extend its deadline.
     Tool {
         /// Name of the tool on its server.
@@ -58,11 +58,11 @@ pub enum Request {
 
 /// Request of a client, forwarded unchanged except for its id and its progress token.
 #[derive(Debug, Clone)]
-pub struct Relay {
+pub struct ClientRelay {
     /// The client's request.
-    pub message: Message,
+    pub message: RpcMessage,
     /// Client and call that made the request.
-    pub origin: Origin,
+    pub origin: CallOrigin,
     /// True if the request may be sent again although the server may have executed it.
     pub repeatable: bool,
     /// Name of the called tool, if any.
@@ -86,24 +86,26 @@ pub struct ClientFacts {
 }
 
 #[derive(Debug)]
-pub(crate) enum Wanted {
-    Request(Request),
-    Relay(Relay),
+pub(crate) enum OutboundRequest {
+    Request(CallerRequest),
+    Relay(ClientRelay),
 }
 
-impl Wanted {
+impl OutboundRequest {
     fn repeatable(&self) -> bool {
         match self {
-            Self::Request(Request::Tool { repeatable, .. }) | Self::Relay(Relay { repeatable, .. }) => *repeatable,
-            Self::Request(Request::Method { method, .. }) => is_repeatable(method),
+            Self::Request(CallerRequest::Tool { repeatable, .. }) | Self::Relay(ClientRelay { repeatable, .. }) => {
+                *repeatable
+            }
+            Self::Request(CallerRequest::Method { method, .. }) => is_repeatable(method),
         }
     }
 
     fn method(&self) -> &str {
         match self {
-            Self::Request(Request::Tool { .. }) => "tools/call",
-            Self::Request(Request::Method { method, .. }) => method,
-            Self::Relay(Relay { message, .. }) => message.method().unwrap_or_default(),
+            Self::Request(CallerRequest::Tool { .. }) => "tools/call",
+            Self::Request(CallerRequest::Method { method, .. }) => method,
+            Self::Relay(ClientRelay { message, .. }) => message.method().unwrap_or_default(),
         }
     }
 }
@@ -125,12 +127,12 @@ pub fn is_repeatable(method: &str) -> bool {
 }
 
 /// Response channel of a caller: for the result only, or for the whole message, including an error response.
-enum Waiter {
+enum ReplyChannel {
     Result(oneshot::Sender<Result<Box<RawValue>, CallError>>),
-    Whole(oneshot::Sender<Result<Message, CallError>>),
+    Whole(oneshot::Sender<Result<RpcMessage, CallError>>),
 }
 
-impl Waiter {
+impl ReplyChannel {
     fn fail(self, error: CallError) {
         // The send fails if the caller has gone; its cancellation is then on its way.
         match self {
@@ -141,20 +143,22 @@ impl Waiter {
 }
 
 /// Permit and response channel of an admitted call. Dropped without an answer, it fails the call with `fate`.
-pub(crate) struct Ticket {
-    waiter: Option<Waiter>,
-    pub(crate) fate: Fate,
-    place: Option<Place>,
+pub(crate) struct CallTicket {
+    waiter: Option<ReplyChannel>,
+    pub(crate) fate: CallFate,
+    place: Option<CallPermit>,
 }
 
-impl Ticket {
-    pub(crate) fn answer(mut self, answer: &View<'_>, text: &ByteString, mask: &Mask) {
+impl CallTicket {
+    pub(crate) fn answer(mut self, answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) {
         // Releases the permit before the caller sees the answer.
         self.place = None;
         match (self.waiter.take(), answer.kind, answer.outcome) {
-            (Some(Waiter::Whole(reply)), Kind::Result, _) => drop(reply.send(Ok(answer.keep(text)))),
-            (Some(Waiter::Whole(reply)), _, _) => drop(reply.send(Ok(masked(answer, text, mask)))),
-            (Some(Waiter::Result(reply)), Kind::Result, Some(result)) => drop(reply.send(Ok(result.to_owned()))),
+            (Some(ReplyChannel::Whole(reply)), MessageKind::Result, _) => drop(reply.send(Ok(answer.keep(text)))),
+            (Some(ReplyChannel::Whole(reply)), _, _) => drop(reply.send(Ok(masked(answer, text, mask)))),
+            (Some(ReplyChannel::Result(reply)), MessageKind::Result, Some(result)) => {
+                drop(reply.send(Ok(result.to_owned())))
+            }
             (Some(waiter), _, error) => waiter.fail(server_error(error, mask)),
             (None, _, _) => {}
         }
@@ -168,7 +172,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for CallTicket {
     fn drop(&mut self) {
         if let Some(waiter) = self.waiter.take() {
             waiter.fail(CallError::Terminated { fate: self.fate, reason: "the run ended".to_owned() });
@@ -176,7 +180,7 @@ impl Drop for Ticket {
     }
 }
 
-fn masked(answer: &View<'_>, text: &ByteString, mask: &Mask) -> Message {
+fn masked(answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) -> RpcMessage {
     // The error is rewritten only if it contains a secret.
     let kept = answer.keep(text);
     // Compares the decoded text: PHP escapes slashes, Python everything outside ASCII.
@@ -188,10 +192,10 @@ fn masked(answer: &View<'_>, text: &ByteString, mask: &Mask) -> Message {
     );
     let id = answer.id.map_or("null", RawValue::get);
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-    Message::read(text.into()).unwrap_or(kept)
+    RpcMessage::read(text.into()).unwrap_or(kept)
 }
 
-pub(crate) fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
+pub(crate) fn server_error(error: Option<&RawValue>, mask: &SecretMask) -> CallError {
     #[derive(Deserialize)]
     struct ServerError {
         code: i64,
@@ -218,22 +222,22 @@ pub(crate) fn server_error(error: Option<&RawValue>, mask: &Mask) -> CallError {
 /// the reason. `Tell` holds its permit until the notification is queued, and is dropped if the server does not read;
 /// `Discover` holds it until the answer. `NoRoots` answers for a caller without a client. Sent boxed: the channel
 /// allocates 32 slots per instance.
-pub(crate) enum Command {
-    Request(Asked),
-    Cancel { id: u64, words: Option<Message> },
-    Tell { message: Message, place: Place },
-    Answer { question: u64, message: Message },
+pub(crate) enum SessionCommand {
+    Request(AdmittedRequest),
+    Cancel { id: u64, words: Option<RpcMessage> },
+    Tell { message: RpcMessage, place: CallPermit },
+    Answer { question: u64, message: RpcMessage },
     Decline { question: u64, code: i64, why: String },
     NoRoots { question: u64 },
-    Discover(Discover),
+    Discover(DiscoverRequest),
 }
 
-pub(crate) struct Discover {
-    pub(crate) place: Place,
+pub(crate) struct DiscoverRequest {
+    pub(crate) place: CallPermit,
     pub(crate) reply: oneshot::Sender<Result<Option<Arc<ServerInfo>>, CallError>>,
 }
 
-impl Discover {
+impl DiscoverRequest {
     pub(crate) fn answer(self, answer: Result<Option<Arc<ServerInfo>>, CallError>) {
         drop(self.place);
         // The send fails if the caller no longer waits.
@@ -241,18 +245,18 @@ impl Discover {
     }
 }
 
-pub(crate) struct Asked {
+pub(crate) struct AdmittedRequest {
     pub(crate) id: u64,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: OutboundRequest,
     pub(crate) started: Instant,
     pub(crate) timeout: Duration,
     pub(crate) repeatable: bool,
-    pub(crate) ticket: Ticket,
+    pub(crate) ticket: CallTicket,
 }
 
 /// Live counters of one instance over all its runs, written by its sessions.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct InstanceCounters {
     messages: AtomicU64,
     calls: AtomicU64,
     errors: AtomicU64,
@@ -262,7 +266,7 @@ pub struct Counters {
     failed_checks: AtomicU64,
 }
 
-impl Counters {
+impl InstanceCounters {
     pub(crate) fn message(&self, at: Timestamp) {
         self.messages.fetch_add(1, Ordering::Relaxed);
         self.last_activity.store(at.as_millisecond(), Ordering::Relaxed);
@@ -337,7 +341,7 @@ fn shown(at: &AtomicI64) -> Option<Timestamp> {
 }
 
 /// State shared by the port of a run and its session: permits, admission and the time of the last activity.
-pub(crate) struct Gate {
+pub(crate) struct CallGate {
     /// Number of calls in flight, plus `CLOSED` if the port admits no more. One number, so that either a run falls
     /// asleep or a call enters, and never both.
     inside: AtomicUsize,
@@ -353,7 +357,7 @@ pub(crate) struct Gate {
 
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-impl Gate {
+impl CallGate {
     fn new(calls_max: usize) -> Self {
         let (inside, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let (next_id, active_at) = (AtomicU64::new(1), AtomicU64::new(0));
@@ -368,13 +372,13 @@ impl Gate {
         }
     }
 
-    fn enter(self: &Arc<Self>) -> Result<Place, NoEntry> {
+    fn enter(self: &Arc<Self>) -> Result<CallPermit, AdmissionError> {
         let limit = self.calls_max.load(Ordering::Relaxed).min(CLOSED - 1);
         let one_more = |inside: usize| (inside < limit).then_some(inside + 1);
         match self.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
-            Ok(_) => Ok(Place(self.clone())),
-            Err(inside) if inside >= CLOSED => Err(NoEntry::Closed),
-            Err(_) => Err(NoEntry::Full),
+            Ok(_) => Ok(CallPermit(self.clone())),
+            Err(inside) if inside >= CLOSED => Err(AdmissionError::Closed),
+            Err(_) => Err(AdmissionError::Full),
         }
     }
 
@@ -400,9 +404,9 @@ impl Gate {
     }
 }
 
-pub(crate) struct Place(Arc<Gate>);
+pub(crate) struct CallPermit(Arc<CallGate>);
 
-impl Drop for Place {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         // A caller may leave without notifying the session, which would then wait forever.
         if self.0.inside.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
@@ -412,15 +416,15 @@ impl Drop for Place {
 }
 
 /// Guard that keeps a run awake: a client waits for messages that the server sends by itself.
-pub struct Held(Arc<Gate>);
+pub struct KeepAwakeGuard(Arc<CallGate>);
 
-impl fmt::Debug for Held {
+impl fmt::Debug for KeepAwakeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Held")
     }
 }
 
-impl Drop for Held {
+impl Drop for KeepAwakeGuard {
     fn drop(&mut self) {
         self.0.active(Instant::now());
         self.0.held.fetch_sub(1, Ordering::AcqRel);
@@ -428,21 +432,21 @@ impl Drop for Held {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoEntry {
+pub(crate) enum AdmissionError {
     Full,
     Closed,
 }
 
 /// Call port of one run. Cloning is cheap. A port outlives its run and then rejects every call.
 #[derive(Clone)]
-pub struct CallPort(Arc<Port>);
+pub struct CallPort(Arc<CallPortInner>);
 
-struct Port {
-    run: Run,
-    commands: mpsc::UnboundedSender<Box<Command>>,
-    gate: Arc<Gate>,
+struct CallPortInner {
+    run: RunNumber,
+    commands: mpsc::UnboundedSender<Box<SessionCommand>>,
+    gate: Arc<CallGate>,
     spec: Arc<InstanceSpec>,
-    counters: Arc<Counters>,
+    counters: Arc<InstanceCounters>,
 }
 
 impl fmt::Debug for CallPort {
@@ -451,35 +455,35 @@ impl fmt::Debug for CallPort {
     }
 }
 
-impl Port {
+impl CallPortInner {
     fn limit(&self) -> usize {
         self.gate.calls_max.load(Ordering::Relaxed)
     }
 }
 
-pub(crate) struct PortEnd {
-    pub(crate) commands: mpsc::UnboundedReceiver<Box<Command>>,
-    pub(crate) answers: mpsc::UnboundedSender<Box<Command>>,
-    pub(crate) gate: Arc<Gate>,
+pub(crate) struct CallPortReceiver {
+    pub(crate) commands: mpsc::UnboundedReceiver<Box<SessionCommand>>,
+    pub(crate) answers: mpsc::UnboundedSender<Box<SessionCommand>>,
+    pub(crate) gate: Arc<CallGate>,
 }
 
 /// Call in flight. Dropping it before the answer cancels the call in the session.
-struct Asking<'a> {
-    port: &'a Port,
+struct CallInFlight<'a> {
+    port: &'a CallPortInner,
     id: u64,
     method: Option<String>,
     started: Instant,
     answered: bool,
 }
 
-impl Asking<'_> {
+impl CallInFlight<'_> {
     async fn answered<T>(
         &mut self,
         answer: &mut oneshot::Receiver<Result<T, CallError>>,
         is_result: impl FnOnce(&T) -> bool,
     ) -> Result<T, CallError> {
         let answer = answer.await.unwrap_or_else(|_| {
-            Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason: "the run ended".to_owned() })
+            Err(CallError::Terminated { fate: CallFate::MaybeExecuted, reason: "the run ended".to_owned() })
         });
         self.answered = true;
         let ok = answer.as_ref().is_ok_and(is_result);
@@ -497,33 +501,37 @@ impl Asking<'_> {
         answer
     }
 
-    fn withdraw(mut self, words: Message) {
+    fn withdraw(mut self, words: RpcMessage) {
         self.answered = true;
-        let _ = self.port.commands.send(Box::new(Command::Cancel { id: self.id, words: Some(words) }));
+        let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, words: Some(words) }));
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         if !self.answered {
             // The send fails if the run is over, and the call with it.
-            let _ = self.port.commands.send(Box::new(Command::Cancel { id: self.id, words: None }));
+            let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, words: None }));
         }
     }
 }
 
 impl CallPort {
-    pub(crate) fn new(run: Run, spec: Arc<InstanceSpec>, counters: Arc<Counters>) -> (Self, PortEnd) {
+    pub(crate) fn new(
+        run: RunNumber,
+        spec: Arc<InstanceSpec>,
+        counters: Arc<InstanceCounters>,
+    ) -> (Self, CallPortReceiver) {
         // The channel is unbounded, but every request in it holds a permit.
         let (commands, end) = mpsc::unbounded_channel();
-        let gate = Arc::new(Gate::new(spec.policy.session.calls_in_flight_max));
+        let gate = Arc::new(CallGate::new(spec.policy.session.calls_in_flight_max));
         let answers = commands.clone();
-        let port = Port { run, commands, gate: gate.clone(), spec, counters };
-        (Self(Arc::new(port)), PortEnd { commands: end, answers, gate })
+        let port = CallPortInner { run, commands, gate: gate.clone(), spec, counters };
+        (Self(Arc::new(port)), CallPortReceiver { commands: end, answers, gate })
     }
 
     /// Returns the run that this port belongs to.
-    pub fn run(&self) -> Run {
+    pub fn run(&self) -> RunNumber {
         self.0.run
     }
 
@@ -549,21 +557,21 @@ impl CallPort {
         self.0.gate.close_if_empty()
     }
 
-    pub(crate) fn activity(&self) -> Activity {
+    pub(crate) fn activity(&self) -> RunActivity {
         let gate = &self.0.gate;
         let last = gate.began + Duration::from_nanos(gate.active_at.load(Ordering::Relaxed));
         let held = gate.held.load(Ordering::Acquire);
-        Activity { needed_by: gate.inside() + held, last: last.into_std() }
+        RunActivity { needed_by: gate.inside() + held, last: last.into_std() }
     }
 
     /// Keeps the run awake while the returned guard exists. A run that falls asleep at the same moment ends anyway; the
     /// caller must then ask again.
-    pub fn hold(&self) -> Held {
+    pub fn hold(&self) -> KeepAwakeGuard {
         self.0.gate.held.fetch_add(1, Ordering::AcqRel);
-        Held(self.0.gate.clone())
+        KeepAwakeGuard(self.0.gate.clone())
     }
 
-    pub(crate) fn enter(&self) -> Result<Place, NoEntry> {
+    pub(crate) fn enter(&self) -> Result<CallPermit, AdmissionError> {
         self.0.gate.enter()
     }
 
@@ -577,42 +585,44 @@ impl CallPort {
     /// # Errors
     ///
     /// Returns the server's error, a timeout, or the reason why the request was not admitted or its run ended.
-    pub async fn request(&self, request: Request, timeout: Duration) -> Result<Box<RawValue>, CallError> {
+    pub async fn request(&self, request: CallerRequest, timeout: Duration) -> Result<Box<RawValue>, CallError> {
         match self.enter() {
             Ok(place) => self.request_from(place, request, timeout).await,
-            Err(NoEntry::Full) => Err(self.full()),
-            Err(NoEntry::Closed) => {
+            Err(AdmissionError::Full) => Err(self.full()),
+            Err(AdmissionError::Closed) => {
                 let reason = "the run takes no more calls".to_owned();
-                Err(CallError::Terminated { fate: Fate::NotSent, reason })
+                Err(CallError::Terminated { fate: CallFate::NotSent, reason })
             }
         }
     }
 
     pub(crate) async fn request_from(
         &self,
-        place: Place,
-        request: Request,
+        place: CallPermit,
+        request: CallerRequest,
         timeout: Duration,
     ) -> Result<Box<RawValue>, CallError> {
         let (reply, mut answer) = oneshot::channel();
-        self.ask(place, Wanted::Request(request), timeout, Waiter::Result(reply)).answered(&mut answer, |_| true).await
+        self.ask(place, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply))
+            .answered(&mut answer, |_| true)
+            .await
     }
 
     /// Forwards a client's request. Returns `None` if the client withdraws it with a cancellation in `withdrawn`.
     pub(crate) async fn relay_from(
         &self,
-        place: Place,
-        relay: Relay,
+        place: CallPermit,
+        relay: ClientRelay,
         timeout: Duration,
-        withdrawn: &mut Fuse<oneshot::Receiver<Message>>,
-    ) -> Result<Option<Message>, CallError> {
+        withdrawn: &mut Fuse<oneshot::Receiver<RpcMessage>>,
+    ) -> Result<Option<RpcMessage>, CallError> {
         // The client may have withdrawn the request while it waited for the server.
         if let Some(Ok(_)) = (&mut *withdrawn).now_or_never() {
             return Ok(None);
         }
         let (reply, mut answer) = oneshot::channel();
-        let mut asking = self.ask(place, Wanted::Relay(relay), timeout, Waiter::Whole(reply));
-        let is_result = |message: &Message| message.kind() == Kind::Result;
+        let mut asking = self.ask(place, OutboundRequest::Relay(relay), timeout, ReplyChannel::Whole(reply));
+        let is_result = |message: &RpcMessage| message.kind() == MessageKind::Result;
         let words = tokio::select! {
             biased;
             Ok(words) = withdrawn => words,
@@ -622,39 +632,49 @@ impl CallPort {
         Ok(None)
     }
 
-    fn ask(&self, place: Place, wanted: Wanted, timeout: Duration, waiter: Waiter) -> Asking<'_> {
+    fn ask(
+        &self,
+        place: CallPermit,
+        wanted: OutboundRequest,
+        timeout: Duration,
+        waiter: ReplyChannel,
+    ) -> CallInFlight<'_> {
         let port = &*self.0;
         let id = port.gate.next_id.fetch_add(1, Ordering::Relaxed);
-        let ticket = Ticket { waiter: Some(waiter), fate: Fate::NotSent, place: Some(place) };
+        let ticket = CallTicket { waiter: Some(waiter), fate: CallFate::NotSent, place: Some(place) };
         port.counters.call();
         let method = tracing::enabled!(tracing::Level::DEBUG).then(|| wanted.method().to_owned());
         let started = Instant::now();
         // If the run is over, the command is dropped and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
         let repeatable = wanted.repeatable();
-        let asked = Asked { id, wanted, started, timeout, repeatable, ticket };
-        let _ = port.commands.send(Box::new(Command::Request(asked)));
-        Asking { port, id, method, started, answered: false }
+        let asked = AdmittedRequest { id, wanted, started, timeout, repeatable, ticket };
+        let _ = port.commands.send(Box::new(SessionCommand::Request(asked)));
+        CallInFlight { port, id, method, started, answered: false }
     }
 
-    pub(crate) async fn discover(&self, place: Place, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
+    pub(crate) async fn discover(
+        &self,
+        place: CallPermit,
+        timeout: Duration,
+    ) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let (reply, answer) = oneshot::channel();
         let timeout = timeout.min(TIMEOUT_MAX);
-        let discover = Discover { place, reply };
-        let _ = self.0.commands.send(Box::new(Command::Discover(discover)));
+        let discover = DiscoverRequest { place, reply };
+        let _ = self.0.commands.send(Box::new(SessionCommand::Discover(discover)));
         // This request has no side effects, however often it is sent.
-        let over = || CallError::Terminated { fate: Fate::NotSent, reason: "the run ended".to_owned() };
-        let late = CallError::TimedOut { after: timeout, fate: Fate::NotSent };
+        let over = || CallError::Terminated { fate: CallFate::NotSent, reason: "the run ended".to_owned() };
+        let late = CallError::TimedOut { after: timeout, fate: CallFate::NotSent };
         match tokio::time::timeout(timeout, answer).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(over())),
             Err(_elapsed) => Err(late),
         }
     }
 
-    pub(crate) fn tell(&self, message: Message) -> Result<(), NoEntry> {
+    pub(crate) fn tell(&self, message: RpcMessage) -> Result<(), AdmissionError> {
         let place = self.enter()?;
         // If the run is over, the notification is dropped.
-        let _ = self.0.commands.send(Box::new(Command::Tell { message, place }));
+        let _ = self.0.commands.send(Box::new(SessionCommand::Tell { message, place }));
         Ok(())
     }
 }
@@ -668,22 +688,22 @@ mod tests {
 
     #[test]
     fn a_door_closes_only_while_nobody_is_inside_and_then_lets_nobody_in() {
-        let gate = Arc::new(Gate::new(2));
+        let gate = Arc::new(CallGate::new(2));
         let (first, second) = (gate.enter().ok().unwrap(), gate.enter().ok().unwrap());
-        assert_eq!(gate.enter().err(), Some(NoEntry::Full));
+        assert_eq!(gate.enter().err(), Some(AdmissionError::Full));
         drop(first);
         assert!(!gate.close_if_empty());
         assert_eq!((gate.inside(), gate.is_closed()), (1, false));
         drop(second);
         assert!(gate.close_if_empty());
-        assert_eq!(gate.enter().err(), Some(NoEntry::Closed));
+        assert_eq!(gate.enter().err(), Some(AdmissionError::Closed));
         assert_eq!((gate.inside(), gate.is_closed()), (0, true));
     }
 
     #[test]
     fn a_call_comes_in_or_the_door_closes_and_never_both() {
         for _ in 0..2000 {
-            let (gate, start) = (Arc::new(Gate::new(1)), Barrier::new(2));
+            let (gate, start) = (Arc::new(CallGate::new(1)), Barrier::new(2));
             let (place, closed) = std::thread::scope(|scope| {
                 let entering = scope.spawn(|| {
                     start.wait();

@@ -32,8 +32,8 @@ mod team;
 mod wire;
 mod worker;
 
-pub use batcher::{Emitter, WallClock};
-pub use calls::{CallPort, ClientFacts, Counters, Held, Relay, Request, is_repeatable};
-pub use root::{Farewell, Installed, Known, Part};
-pub use runtime::{Options, RuntimeHandle, start, start_linked};
-pub use team::{ControlError, Reconnected, Uninstalled, Verb};
+pub use batcher::{EventSender, WallClock};
+pub use calls::{CallPort, CallerRequest, ClientFacts, ClientRelay, InstanceCounters, KeepAwakeGuard, is_repeatable};
+pub use root::{EarlierState, InstallOutcome, RuntimePart, ShutdownReport};
+pub use runtime::{RuntimeHandle, RuntimeOptions, start, start_linked};
+pub use team::{ControlError, InstanceCommand, ReconnectOutcome, UninstallOutcome};

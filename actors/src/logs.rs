@@ -11,10 +11,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant};
 
-use crate::batcher::Emitter;
-use crate::model::event::{Event, LogLevel, LogLine, Subject};
+use crate::batcher::EventSender;
+use crate::model::event::{Event, EventSubject, LogLevel, LogLine};
 use crate::model::policy::LogPolicy;
-use crate::model::secret::Mask;
+use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
 use crate::rules::output::excerpt;
 use crate::tasks::{guarded, panic_text};
@@ -29,7 +29,7 @@ const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 pub(crate) const PRINTED_MAX: usize = 16;
 
 /// Output streams of a run, and the channel for its last line; its sender is dropped at the end of the output.
-pub(crate) struct Output<R> {
+pub(crate) struct ServerOutput<R> {
     pub(crate) stderr: Option<R>,
     pub(crate) printed: mpsc::Receiver<String>,
     pub(crate) last_line: watch::Sender<Option<String>>,
@@ -39,15 +39,15 @@ pub(crate) struct Output<R> {
 /// specification in `spec` determines the policy and the mask. After a panic the rest of stderr is read and discarded:
 /// the server must not block because of our fault.
 pub(crate) async fn drain(
-    output: Output<impl AsyncRead + Unpin>,
+    output: ServerOutput<impl AsyncRead + Unpin>,
     mut spec: watch::Receiver<Arc<InstanceSpec>>,
-    of: Arc<Subject>,
-    events: Emitter,
+    of: Arc<EventSubject>,
+    events: EventSender,
 ) {
-    let Output { mut stderr, mut printed, last_line } = output;
+    let ServerOutput { mut stderr, mut printed, last_line } = output;
     let (policy, mask) = of_spec(&mut spec);
     let name = of.process_id.clone();
-    let keeper = Keeper::new(policy, mask, of, events, last_line);
+    let keeper = OutputLogger::new(policy, mask, of, events, last_line);
     let keeping = keep(&mut stderr, &mut printed, &mut spec, keeper);
     let Err(panic) = AssertUnwindSafe(keeping).catch_unwind().await else { return };
     let panic = panic_text(panic.as_ref());
@@ -64,7 +64,7 @@ async fn keep(
     stderr: &mut Option<impl AsyncRead + Unpin>,
     printed: &mut mpsc::Receiver<String>,
     spec: &mut watch::Receiver<Arc<InstanceSpec>>,
-    mut keeper: Keeper,
+    mut keeper: OutputLogger,
 ) {
     let mut chunk = Vec::with_capacity(READ_SIZE);
     let mut printing = true;
@@ -108,7 +108,7 @@ async fn keep(
     }
 }
 
-fn of_spec(spec: &mut watch::Receiver<Arc<InstanceSpec>>) -> (LogPolicy, Mask) {
+fn of_spec(spec: &mut watch::Receiver<Arc<InstanceSpec>>) -> (LogPolicy, SecretMask) {
     let spec = spec.borrow_and_update();
     (spec.policy.logs.clone(), spec.mask.clone())
 }
@@ -121,11 +121,11 @@ async fn read(stderr: &mut Option<impl AsyncRead + Unpin>, chunk: &mut Vec<u8>) 
 }
 
 /// Unsent lines and their limits. Dropping it sends the rest, even if its task is aborted.
-struct Keeper {
+struct OutputLogger {
     policy: LogPolicy,
-    mask: Mask,
-    of: Arc<Subject>,
-    events: Emitter,
+    mask: SecretMask,
+    of: Arc<EventSubject>,
+    events: EventSender,
     line: Vec<u8>,
     batch: Vec<LogLine>,
     flush_at: Option<Instant>,
@@ -140,12 +140,12 @@ struct Keeper {
     spoke: bool,
 }
 
-impl Keeper {
+impl OutputLogger {
     fn new(
         policy: LogPolicy,
-        mask: Mask,
-        of: Arc<Subject>,
-        events: Emitter,
+        mask: SecretMask,
+        of: Arc<EventSubject>,
+        events: EventSender,
         last_line: watch::Sender<Option<String>>,
     ) -> Self {
         Self {
@@ -318,7 +318,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for OutputLogger {
     fn drop(&mut self) {
         // The code may panic again, and a second panic during unwinding would abort the process.
         guarded("the end of stderr", || {
@@ -329,7 +329,7 @@ impl Drop for Keeper {
     }
 }
 
-pub(crate) fn report(why: String, of: &Arc<Subject>, events: &Emitter) {
+pub(crate) fn report(why: String, of: &Arc<EventSubject>, events: &EventSender) {
     let metadata = json!({"source": "satellite"});
     let line = LogLine { level: LogLevel::Error, message: why, metadata, timestamp: events.wall() };
     events.emit(Event::ServerLogs { of: of.clone(), logs: vec![line] });
@@ -347,12 +347,12 @@ mod tests {
     use crate::session::remote::tests::spec;
 
     // Panics at the first read and then returns `left` bytes.
-    struct Panicking {
+    struct PanickingReader {
         panics: bool,
         left: usize,
     }
 
-    impl AsyncRead for Panicking {
+    impl AsyncRead for PanickingReader {
         fn poll_read(
             mut self: Pin<&mut Self>,
             _cx: &mut Context<'_>,
@@ -368,12 +368,12 @@ mod tests {
 
     #[test]
     fn stderr_is_read_to_its_end_also_after_a_panic() {
-        let mut stderr = Panicking { panics: true, left: 1_000_000 };
-        let events = Emitter::new(&BatchPolicy::default(), Arc::new(|| jiff::Timestamp::UNIX_EPOCH));
-        let of = Arc::new(Subject::from(&*spec()));
+        let mut stderr = PanickingReader { panics: true, left: 1_000_000 };
+        let events = EventSender::new(&BatchPolicy::default(), Arc::new(|| jiff::Timestamp::UNIX_EPOCH));
+        let of = Arc::new(EventSubject::from(&*spec()));
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let Ok(clock) = clock else { panic!("there is no clock") };
-        let output = Output {
+        let output = ServerOutput {
             stderr: Some(&mut stderr),
             printed: mpsc::channel(PRINTED_MAX).1,
             last_line: watch::Sender::new(None),

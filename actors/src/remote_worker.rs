@@ -10,16 +10,16 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::model::exit::{ExitCause, WorkerExit};
-use crate::session::{Control, remote};
-use crate::tasks::{Tasks, panic_text};
+use crate::session::{SessionControl, remote};
+use crate::tasks::{ActorTasks, panic_text};
 use crate::team;
 use crate::worker::{Args, Msg};
 
 pub(crate) struct RemoteWorker;
 
 pub(crate) struct State {
-    control: mpsc::UnboundedSender<Control>,
-    tasks: Tasks,
+    control: mpsc::UnboundedSender<SessionControl>,
+    tasks: ActorTasks,
     pub(crate) exit: Option<WorkerExit>,
 }
 
@@ -32,7 +32,7 @@ impl Actor for RemoteWorker {
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         let (port, end) = args.door();
         let (control, controlled) = mpsc::unbounded_channel();
-        args.tell_spawned(team::Spawned { pid: None, custody: None, port });
+        args.tell_spawned(team::SpawnedRun { pid: None, custody: None, port });
         let basis = args.basis(Instant::now(), end, controlled);
         let (spec, run, connector) = (args.spec.clone(), args.run, args.connector.clone());
         let span = args.span();
@@ -47,7 +47,7 @@ impl Actor for RemoteWorker {
             // The cast fails if the worker is gone.
             let _ = cast!(myself, Msg::Over(exit));
         });
-        let mut tasks = Tasks::default();
+        let mut tasks = ActorTasks::default();
         tasks.spawn(ending.instrument(span));
         Ok(State { control, tasks, exit: None })
     }
@@ -58,7 +58,7 @@ impl Actor for RemoteWorker {
             Msg::Control(control) => drop(state.control.send(control)),
             Msg::Over(exit) => {
                 state.exit = Some(exit);
-                state.tasks = Tasks::default();
+                state.tasks = ActorTasks::default();
                 myself.stop(None);
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),

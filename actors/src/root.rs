@@ -13,31 +13,33 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Duration, Instant};
 
 use crate::audience::Audience;
-use crate::batcher::{self, Emitter, EventBatcher};
+use crate::batcher::{self, EventBatcher, EventSender};
 use crate::byte_budget::ServerMemory;
 use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
-use crate::model::event::{Event, StopKind, Subject};
+use crate::model::event::{Event, EventSubject, StopKind};
 use crate::model::exit::{CallError, RuntimeEnd};
-use crate::model::ids::{InstanceId, Run, TeamId};
+use crate::model::ids::{InstanceId, RunNumber, TeamId};
 use crate::model::memo::StoredMemo;
 use crate::model::policy::{BatchPolicy, MemoryPolicy, RestartPolicy, TeamBudgetPolicy};
 use crate::model::remedy::Remedy;
-use crate::model::remote::Connection;
+use crate::model::remote::ConnectionState;
 use crate::model::snapshot::{InstanceView, Snapshot};
-use crate::model::spec::{InstanceSpec, Keep};
+use crate::model::spec::{InstanceSpec, ProcessLifetime};
 use crate::model::status::Status;
 use crate::registry::{self, StatusRegistry};
 use crate::rules::idle;
-use crate::rules::memory::{self, MemoryGate, MemoryNews, MemoryReading, MemoryStatus};
+use crate::rules::memory::{self, MemoryChange, MemoryGate, MemoryReading, MemoryStatus};
 use crate::rules::outbox::Outbox;
-use crate::rules::permits::{Pools, Urgency};
-use crate::rules::restart::{History, Verdict};
-use crate::rules::slot::{Input, Memo, Want};
+use crate::rules::permits::{PermitPools, StartPriority};
+use crate::rules::restart::{ExitHistory, RestartVerdict};
+use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connector, EventSink, Memory};
-use crate::tasks::{Tasks, guarded, panic_text};
-use crate::team::{self, ControlError, Reconnected, Reply, TeamSupervisor, Uninstalled, Verb};
+use crate::seam::{Connector, EventSink, StateStore};
+use crate::tasks::{ActorTasks, guarded, panic_text};
+use crate::team::{
+    self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, TeamSupervisor, UninstallOutcome,
+};
 
 /// Time beyond the longest grace after which a shutdown kills the remaining workers.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(2);
@@ -55,30 +57,30 @@ const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// snapshot yet. Root sends `Died` to itself so that it arrives after all messages of the dead actor. `Flushed`
 /// contains the number of unsent events. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
-    Install(Arc<InstanceSpec>, Known, Reply<Installed>),
-    Update(Arc<InstanceSpec>, Reply<Installed>),
-    Uninstall(InstanceId, Reply<Uninstalled>),
-    Control(InstanceId, Verb, Reply<()>),
-    Reconnect(InstanceId, Reply<Reconnected>),
+    Install(Arc<InstanceSpec>, EarlierState, ControlReply<InstallOutcome>),
+    Update(Arc<InstanceSpec>, ControlReply<InstallOutcome>),
+    Uninstall(InstanceId, ControlReply<UninstallOutcome>),
+    Control(InstanceId, InstanceCommand, ControlReply<()>),
+    Reconnect(InstanceId, ControlReply<ReconnectOutcome>),
     Woke(Duration),
     Memory(MemoryReading),
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
-    RequestPermit(InstanceId, Urgency),
+    RequestPermit(InstanceId, StartPriority),
     WithdrawPermit(InstanceId),
-    ReleasePermit(Run),
+    ReleasePermit(RunNumber),
     Throttle(TeamId, bool, TeamBudget),
     ChargeTeam(TeamId, std::time::Instant),
-    Remember(Arc<InstanceSpec>, Box<Memo>),
+    Remember(Arc<InstanceSpec>, Box<SlotMemo>),
     Forget(InstanceId),
     Revive(TeamId),
     Barrier(oneshot::Sender<()>),
     IsInstalled(InstanceId, oneshot::Sender<bool>),
     FlushEvents(oneshot::Sender<()>),
-    Died(ActorId, String, Remains),
-    Shutdown(oneshot::Sender<Farewell>),
+    Died(ActorId, String, ActorRemains),
+    Shutdown(oneshot::Sender<ShutdownReport>),
     ShutdownOverdue,
     Flushed(usize),
-    Panic(Part),
+    Panic(RuntimePart),
 }
 
 #[cfg(feature = "cluster")]
@@ -86,7 +88,7 @@ impl ractor::Message for Msg {}
 
 /// State that an ended actor leaves behind: the queue of the batcher, or the instance that a team's supervisor was
 /// handling when it panicked.
-pub(crate) enum Remains {
+pub(crate) enum ActorRemains {
     Nothing,
     Outbox(Box<Outbox>),
     Instance(InstanceId),
@@ -94,7 +96,7 @@ pub(crate) enum Remains {
 
 /// Part of the runtime that [`RuntimeHandle::panic`](crate::runtime::RuntimeHandle::panic) lets panic on purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum RuntimePart {
     /// The root supervisor, and with it the runtime.
     Root,
     /// The supervisor of this instance's team, while it handles this instance.
@@ -111,7 +113,7 @@ pub enum Part {
 
 /// State of a new instance from an earlier satellite, under the same configuration.
 #[derive(Debug, Clone, Default)]
-pub struct Known {
+pub struct EarlierState {
     /// Stored state of the instance.
     pub memo: Option<StoredMemo>,
     /// Last known tools. They apply only to an instance that was dormant or is `lazy`: it sleeps until the first call,
@@ -121,7 +123,7 @@ pub struct Known {
 
 /// Result of an install.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Installed {
+pub enum InstallOutcome {
     /// The instance is new.
     New,
     /// The instance existed with another configuration, or still runs with an older one because this one did not start;
@@ -133,7 +135,7 @@ pub enum Installed {
 
 /// Result of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Farewell {
+pub struct ShutdownReport {
     /// Number of events that the sink did not receive.
     pub events_lost: usize,
     /// True if every worker ended within its grace.
@@ -145,8 +147,8 @@ pub(crate) struct Args {
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
     pub(crate) sink: Arc<dyn EventSink>,
-    pub(crate) events: Emitter,
-    pub(crate) memory: Arc<dyn Memory>,
+    pub(crate) events: EventSender,
+    pub(crate) memory: Arc<dyn StateStore>,
     pub(crate) next_seq: u64,
     pub(crate) batch: BatchPolicy,
     pub(crate) team_budget: TeamBudgetPolicy,
@@ -172,17 +174,17 @@ pub(crate) struct Root;
 pub(crate) struct State {
     args: Args,
     // Ordered by team, so that the instances of a team are a range.
-    instances: BTreeMap<InstanceId, Desired>,
+    instances: BTreeMap<InstanceId, DesiredInstance>,
     // Ordered, so that messages to all teams have a deterministic order.
-    teams: BTreeMap<TeamId, Team>,
+    teams: BTreeMap<TeamId, TeamEntry>,
     supervisors: HashMap<ActorId, TeamId>,
     registry: ActorRef<registry::Msg>,
     batcher: Option<ActorRef<batcher::Msg>>,
-    permits: Pools,
+    permits: PermitPools,
     memory: MemoryGate,
     last_run: u64,
-    closing: Option<Closing>,
-    tasks: Tasks,
+    closing: Option<ShutdownProgress>,
+    tasks: ActorTasks,
 }
 
 /// Desired state of an instance, and what is known of it.
@@ -190,30 +192,31 @@ pub(crate) struct State {
 /// `memo` contains the configuration that it belongs to: if a supervisor dies during an update, the next one receives
 /// the update too. `leaving` is set during a removal and contains what was installed with the same identity meanwhile.
 /// `panics` are those of the team's supervisor while it handled this instance.
-struct Desired {
+struct DesiredInstance {
     spec: Arc<InstanceSpec>,
-    memo: Option<(Arc<InstanceSpec>, Box<Memo>)>,
-    leaving: Option<Leaving>,
-    panics: History,
+    memo: Option<(Arc<InstanceSpec>, Box<SlotMemo>)>,
+    leaving: Option<PendingRemoval>,
+    panics: ExitHistory,
 }
 
-struct Leaving {
-    next: Option<(Arc<InstanceSpec>, Known)>,
+struct PendingRemoval {
+    next: Option<(Arc<InstanceSpec>, EarlierState)>,
 }
 
-impl Desired {
-    fn new(spec: Arc<InstanceSpec>, known: Known, wall: Timestamp) -> Self {
-        let Known { memo, catalogue } = known;
+impl DesiredInstance {
+    fn new(spec: Arc<InstanceSpec>, known: EarlierState, wall: Timestamp) -> Self {
+        let EarlierState { memo, catalogue } = known;
         let memo = (memo.is_some() || catalogue.is_some()).then(|| {
             let now = Instant::now().into_std();
-            Box::new(Memo::restored(&spec, &memo.unwrap_or_default(), catalogue, now, wall))
+            Box::new(SlotMemo::restored(&spec, &memo.unwrap_or_default(), catalogue, now, wall))
         });
-        Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None, panics: History::default() }
+        Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None, panics: ExitHistory::default() }
     }
 
     fn charge_panic(&mut self, why: &str, now: std::time::Instant) {
         // After too many panics the instance fails permanently, so that the rest of the team continues.
-        let Verdict::GiveUp { exits, .. } = self.panics.charge(&RestartPolicy::default(), now, true, Duration::ZERO)
+        let RestartVerdict::GiveUp { exits, .. } =
+            self.panics.charge(&RestartPolicy::default(), now, true, Duration::ZERO)
         else {
             return;
         };
@@ -233,14 +236,14 @@ impl Desired {
 }
 
 #[derive(Default)]
-struct Team {
+struct TeamEntry {
     supervisor: Option<ActorRef<team::Msg>>,
-    deaths: History,
+    deaths: ExitHistory,
     budget: TeamBudget,
 }
 
-struct Closing {
-    replies: Vec<oneshot::Sender<Farewell>>,
+struct ShutdownProgress {
+    replies: Vec<oneshot::Sender<ShutdownReport>>,
     deadline: Instant,
     in_time: bool,
     flushing: bool,
@@ -256,7 +259,7 @@ impl Actor for Root {
         let registry = spawn_registry(Snapshot::default(), &args, &myself.get_cell()).await?;
         let outbox = Outbox::new(args.batch.clone(), args.next_seq, args.first_batch());
         let batcher = Some(spawn_batcher(outbox, &args, &myself.get_cell()).await?);
-        let permits = Pools::new(args.start_permits, args.connect_permits);
+        let permits = PermitPools::new(args.start_permits, args.connect_permits);
         Ok(State {
             args,
             instances: BTreeMap::new(),
@@ -268,7 +271,7 @@ impl Actor for Root {
             memory: MemoryGate::default(),
             last_run: 0,
             closing: None,
-            tasks: Tasks::default(),
+            tasks: ActorTasks::default(),
         })
     }
 
@@ -281,17 +284,18 @@ impl Actor for Root {
         // Names every variant: the default would stop the satellite when any of its parts ends.
         match event {
             SupervisionEvent::ActorTerminated(who, _, _) => {
-                drop(cast!(myself, Msg::Died(who.get_id(), "ended".to_owned(), Remains::Nothing)));
+                drop(cast!(myself, Msg::Died(who.get_id(), "ended".to_owned(), ActorRemains::Nothing)));
             }
             SupervisionEvent::ActorFailed(who, error) => {
                 let why = error.to_string();
-                let remains = match error.downcast::<batcher::Died>() {
-                    Ok(died) => died.outbox.map(Remains::Outbox),
-                    Err(error) => {
-                        error.downcast::<team::Died>().ok().and_then(|died| died.instance.map(Remains::Instance))
-                    }
+                let remains = match error.downcast::<batcher::BatcherDeath>() {
+                    Ok(died) => died.outbox.map(ActorRemains::Outbox),
+                    Err(error) => error
+                        .downcast::<team::TeamDeath>()
+                        .ok()
+                        .and_then(|died| died.instance.map(ActorRemains::Instance)),
                 };
-                drop(cast!(myself, Msg::Died(who.get_id(), why, remains.unwrap_or(Remains::Nothing))));
+                drop(cast!(myself, Msg::Died(who.get_id(), why, remains.unwrap_or(ActorRemains::Nothing))));
             }
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
             #[cfg(feature = "cluster")]
@@ -320,7 +324,7 @@ impl Root {
             Msg::Install(spec, known, reply) => state.install(spec, known, reply, &myself).await,
             Msg::Update(spec, reply) => {
                 if state.instances.get(&spec.id).is_some_and(|desired| desired.leaving.is_none()) {
-                    state.install(spec, Known::default(), reply, &myself).await;
+                    state.install(spec, EarlierState::default(), reply, &myself).await;
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
@@ -398,7 +402,7 @@ impl Root {
                 let Some(closing) = state.closing.take() else { return Ok(()) };
                 let _ = state.args.end.set(RuntimeEnd::ShutDown { events_lost, in_time: closing.in_time });
                 for reply in closing.replies {
-                    let _ = reply.send(Farewell { events_lost, in_time: closing.in_time });
+                    let _ = reply.send(ShutdownReport { events_lost, in_time: closing.in_time });
                 }
                 myself.stop(None);
             }
@@ -412,8 +416,8 @@ impl State {
     async fn install(
         &mut self,
         spec: Arc<InstanceSpec>,
-        known: Known,
-        reply: Reply<Installed>,
+        known: EarlierState,
+        reply: ControlReply<InstallOutcome>,
         myself: &ActorRef<Msg>,
     ) {
         if self.closing.is_some() {
@@ -423,31 +427,31 @@ impl State {
         let (id, team) = (spec.id.clone(), spec.id.team.clone());
         let installed = match self.instances.get_mut(&id) {
             // The previous instance is still ending; this one is installed afterwards.
-            Some(Desired { leaving: Some(leaving), .. }) => {
+            Some(DesiredInstance { leaving: Some(leaving), .. }) => {
                 leaving.next = Some((spec, known));
-                Installed::New
+                InstallOutcome::New
             }
-            Some(desired) if desired.spec == spec && !desired.can_try_again() => Installed::Unchanged,
+            Some(desired) if desired.spec == spec && !desired.can_try_again() => InstallOutcome::Unchanged,
             Some(desired) => {
                 desired.spec = spec.clone();
                 self.tell_team(&team, team::Msg::Update(spec));
-                Installed::Updated
+                InstallOutcome::Updated
             }
             None => {
                 self.install_new(spec, known, myself).await;
-                Installed::New
+                InstallOutcome::New
             }
         };
         let _ = reply.send(Ok(installed));
     }
 
-    fn uninstall(&mut self, id: InstanceId, reply: Reply<Uninstalled>) {
+    fn uninstall(&mut self, id: InstanceId, reply: ControlReply<UninstallOutcome>) {
         let Some(desired) = self.instances.get_mut(&id) else {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
         // A repeated uninstall also cancels what was installed meanwhile.
-        desired.leaving = Some(Leaving { next: None });
+        desired.leaving = Some(PendingRemoval { next: None });
         let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
         let team = id.team.clone();
         if self.supervisor(&team).is_some() {
@@ -455,13 +459,13 @@ impl State {
         } else {
             // The supervisor has died and its processes with it; nothing is left to end.
             self.forget_leaving(&team);
-            let _ = reply.send(Ok(Uninstalled { active: false, dormant }));
+            let _ = reply.send(Ok(UninstallOutcome { active: false, dormant }));
         }
     }
 
-    async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: Known, myself: &ActorRef<Msg>) {
+    async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: EarlierState, myself: &ActorRef<Msg>) {
         let team = spec.id.team.clone();
-        let desired = Desired::new(spec.clone(), known, self.args.events.wall());
+        let desired = DesiredInstance::new(spec.clone(), known, self.args.events.wall());
         let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
         self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
@@ -471,13 +475,13 @@ impl State {
         }
     }
 
-    fn remember(&mut self, spec: Arc<InstanceSpec>, memo: Box<Memo>) {
+    fn remember(&mut self, spec: Arc<InstanceSpec>, memo: Box<SlotMemo>) {
         // Changes during a shutdown are not stored: an instance that slept at the end of the satellite sleeps on with
         // the next one.
         let Some(desired) = self.instances.get_mut(&spec.id) else { return };
         let is_stored = match &desired.memo {
             Some((of, before)) => (Arc::ptr_eq(of, &spec) || *of == spec) && memo.is_stored_as(before),
-            None => memo.is_stored_as(&Memo::default()),
+            None => memo.is_stored_as(&SlotMemo::default()),
         };
         if !is_stored && self.closing.is_none() && desired.leaving.is_none() {
             let stored = memo.stored(Instant::now().into_std(), self.args.events.wall());
@@ -504,8 +508,8 @@ impl State {
         }
     }
 
-    fn of_team(&self, team: &TeamId) -> impl Iterator<Item = &Desired> {
-        let of_team = |(id, _): &(&InstanceId, &Desired)| id.team == *team;
+    fn of_team(&self, team: &TeamId) -> impl Iterator<Item = &DesiredInstance> {
+        let of_team = |(id, _): &(&InstanceId, &DesiredInstance)| id.team == *team;
         self.instances.range(InstanceId::first_of(team)..).take_while(of_team).map(|(_, desired)| desired)
     }
 
@@ -519,7 +523,7 @@ impl State {
             // The slot that would have emitted this event ended with the supervisor.
             let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
             self.args.events.emit(Event::Stopped {
-                of: Arc::new(Subject::from(&*desired.spec)),
+                of: Arc::new(EventSubject::from(&*desired.spec)),
                 kind: StopKind::Uninstall,
                 exit_code: None,
                 signal: None,
@@ -529,7 +533,7 @@ impl State {
             });
             match desired.leaving.and_then(|leaving| leaving.next) {
                 Some((spec, known)) => {
-                    let desired = Desired::new(spec, known, self.args.events.wall());
+                    let desired = DesiredInstance::new(spec, known, self.args.events.wall());
                     self.instances.insert(id, desired);
                 }
                 None => drop(cast!(self.registry, registry::Msg::Remove(id))),
@@ -559,7 +563,7 @@ impl State {
             }
         };
         self.supervisors.insert(supervisor.get_id(), team.clone());
-        for Desired { spec, memo, .. } in self.of_team(team) {
+        for DesiredInstance { spec, memo, .. } in self.of_team(team) {
             let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(memo.clone())));
             let _ = cast!(supervisor, team::Msg::Install(of.clone(), memo));
             if of != spec {
@@ -573,7 +577,7 @@ impl State {
         &mut self,
         who: ActorId,
         why: String,
-        remains: Remains,
+        remains: ActorRemains,
         myself: &ActorRef<Msg>,
     ) -> Result<(), ActorProcessingErr> {
         if who == self.registry.get_id() {
@@ -587,7 +591,7 @@ impl State {
             }
         } else if self.batcher.as_ref().is_some_and(|batcher| batcher.get_id() == who) {
             self.batcher = None;
-            let outbox = if let Remains::Outbox(outbox) = remains { Some(outbox) } else { None };
+            let outbox = if let ActorRemains::Outbox(outbox) = remains { Some(outbox) } else { None };
             let flushing = self.closing.as_ref().is_some_and(|closing| closing.flushing);
             if flushing && outbox.is_none() {
                 // The batcher has ended normally: its last action was the reply to the flush.
@@ -607,7 +611,7 @@ impl State {
                 self.flush(myself);
             }
         } else if let Some(team) = self.supervisors.remove(&who) {
-            if let Remains::Instance(id) = remains
+            if let ActorRemains::Instance(id) = remains
                 && let Some(desired) = self.instances.get_mut(&id)
             {
                 desired.charge_panic(&why, Instant::now().into_std());
@@ -636,8 +640,8 @@ impl State {
         // Same backoff as for a server, but without an end: a team is never abandoned.
         let policy = RestartPolicy { max_crashes: usize::MAX, ..Default::default() };
         let delay = match entry.deaths.charge(&policy, Instant::now().into_std(), true, Duration::ZERO) {
-            Verdict::Restart { attempt: 1, .. } | Verdict::GiveUp { .. } => Duration::ZERO,
-            Verdict::Restart { delay, .. } => delay,
+            RestartVerdict::Restart { attempt: 1, .. } | RestartVerdict::GiveUp { .. } => Duration::ZERO,
+            RestartVerdict::Restart { delay, .. } => delay,
         };
         if delay.is_zero() {
             self.spawn_team(team, myself).await;
@@ -655,18 +659,18 @@ impl State {
             // A dormant instance loses nothing with its supervisor and stays `online`.
             let dormant = memo.is_some_and(|(_, memo)| memo.is_dormant());
             let (status, message) = match view.want {
-                Want::Running if dormant => (Status::Online, view.message.clone()),
-                Want::Running => (Status::Connecting, Some("its supervisor is being restarted".to_owned())),
-                Want::Stopped => (Status::Offline, view.message.clone()),
+                RequestedState::Running if dormant => (Status::Online, view.message.clone()),
+                RequestedState::Running => (Status::Connecting, Some("its supervisor is being restarted".to_owned())),
+                RequestedState::Stopped => (Status::Offline, view.message.clone()),
             };
             let since = if status == view.status { view.since } else { self.args.events.wall() };
             let view = InstanceView {
                 status,
                 message,
-                remedy: Remedy::of(status, view.want == Want::Stopped, view.spec.is_remote()),
+                remedy: Remedy::of(status, view.want == RequestedState::Stopped, view.spec.is_remote()),
                 since,
                 dormant,
-                connection: view.connection.map(|_| Connection::Connecting),
+                connection: view.connection.map(|_| ConnectionState::Connecting),
                 ..view.without_run()
             };
             drop(cast!(self.registry, registry::Msg::Put(Arc::new(view))));
@@ -693,7 +697,7 @@ impl State {
     }
 
     fn grant(&mut self) {
-        while let Some((id, run)) = self.permits.grant(Run(self.last_run + 1)) {
+        while let Some((id, run)) = self.permits.grant(RunNumber(self.last_run + 1)) {
             self.last_run = run.0;
             let team = id.team.clone();
             self.tell_team(&team, team::Msg::Granted(id, run));
@@ -704,8 +708,8 @@ impl State {
         let now = Instant::now().into_std();
         let (pressure_percent, available_bytes) = (reading.pressure_percent, reading.available_bytes);
         match self.memory.observe(&self.args.memory_policy, &reading, now) {
-            MemoryNews::Enough | MemoryNews::StillShort => {}
-            MemoryNews::BecameShort => {
+            MemoryChange::Enough | MemoryChange::StillShort => {}
+            MemoryChange::BecameShort => {
                 tracing::warn!(
                     pressure_percent,
                     available_bytes,
@@ -713,8 +717,8 @@ impl State {
                 );
                 self.permits.allow_processes(Some(0));
             }
-            MemoryNews::OneStart => self.permits.allow_processes(Some(1)),
-            MemoryNews::Relieved => {
+            MemoryChange::OneStart => self.permits.allow_processes(Some(1)),
+            MemoryChange::Relieved => {
                 tracing::info!(pressure_percent, available_bytes, "memory is no longer short: servers start as usual");
                 self.permits.allow_processes(None);
             }
@@ -723,7 +727,7 @@ impl State {
         if self.memory.is_short() && self.closing.is_none() {
             for (id, idle) in memory::longest_idle(self.idle_servers(now)) {
                 let team = id.team.clone();
-                self.tell_team(&team, team::Msg::News(id, Input::MakeRoom(idle)));
+                self.tell_team(&team, team::Msg::News(id, SlotInput::MakeRoom(idle)));
             }
         }
         self.args.memory_status.send_replace(MemoryStatus {
@@ -737,7 +741,8 @@ impl State {
         let snapshot = self.args.published.borrow().clone();
         let idle = snapshot.iter().filter_map(|view| {
             let spec = &view.spec;
-            let may_sleep = spec.keep != Keep::AlwaysOn && idle::first_look(&spec.policy.idle, now).is_some();
+            let may_sleep =
+                spec.keep != ProcessLifetime::AlwaysOn && idle::first_look(&spec.policy.idle, now).is_some();
             let port = view.port.as_ref().filter(|_| may_sleep && !spec.is_remote())?;
             let activity = port.activity();
             (activity.needed_by == 0).then(|| (spec.id.clone(), now.saturating_duration_since(activity.last)))
@@ -756,7 +761,7 @@ impl State {
         self.teams.get(team)?.supervisor.as_ref()
     }
 
-    fn shut_down(&mut self, reply: oneshot::Sender<Farewell>, myself: &ActorRef<Msg>) {
+    fn shut_down(&mut self, reply: oneshot::Sender<ShutdownReport>, myself: &ActorRef<Msg>) {
         if let Some(closing) = &mut self.closing {
             closing.replies.push(reply);
             return;
@@ -764,7 +769,7 @@ impl State {
         let grace = self.instances.values().map(|desired| grace(&desired.spec)).max();
         let grace = grace.unwrap_or_default();
         let deadline = Instant::now() + grace + SHUTDOWN_MAX;
-        self.closing = Some(Closing { replies: vec![reply], deadline, in_time: true, flushing: false });
+        self.closing = Some(ShutdownProgress { replies: vec![reply], deadline, in_time: true, flushing: false });
         let me = myself.clone();
         self.tasks.spawn(async move {
             tokio::time::sleep(grace + SHUTDOWN_MARGIN).await;
@@ -823,14 +828,14 @@ impl State {
         });
     }
 
-    fn panic(&self, part: Part) {
+    fn panic(&self, part: RuntimePart) {
         match part {
-            Part::Root => std::panic::panic_any("asked to panic"),
-            Part::Instance(id) => self.tell_team(&id.team.clone(), team::Msg::PanicFor(id)),
-            Part::Registry => drop(cast!(self.registry, registry::Msg::Panic)),
-            Part::Batcher => drop(self.batcher.as_ref().map(|batcher| cast!(batcher, batcher::Msg::Panic))),
-            Part::Team(team) => self.tell_team(&team, team::Msg::Panic(None)),
-            Part::Worker(id) => self.tell_team(&id.team.clone(), team::Msg::Panic(Some(id))),
+            RuntimePart::Root => std::panic::panic_any("asked to panic"),
+            RuntimePart::Instance(id) => self.tell_team(&id.team.clone(), team::Msg::PanicFor(id)),
+            RuntimePart::Registry => drop(cast!(self.registry, registry::Msg::Panic)),
+            RuntimePart::Batcher => drop(self.batcher.as_ref().map(|batcher| cast!(batcher, batcher::Msg::Panic))),
+            RuntimePart::Team(team) => self.tell_team(&team, team::Msg::Panic(None)),
+            RuntimePart::Worker(id) => self.tell_team(&id.team.clone(), team::Msg::Panic(Some(id))),
         }
     }
 }

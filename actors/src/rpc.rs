@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 /// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MessageKind {
     /// A request, which requires a response.
     Request,
     /// A notification, which has no response.
@@ -26,7 +26,7 @@ pub enum Kind {
 
 /// Reason why a text is not a valid message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum MalformedMessage {
     /// The text is not JSON.
     #[error("not JSON: {0}")]
     NotJson(String),
@@ -40,10 +40,10 @@ pub enum Malformed {
 
 /// Borrowed message; its parts are slices of the text.
 #[derive(Debug, Clone)]
-pub struct View<'a> {
+pub struct MessageView<'a> {
     text: &'a str,
     /// Kind of the message.
-    pub kind: Kind,
+    pub kind: MessageKind,
     /// Id: a number or a string.
     pub id: Option<&'a RawValue>,
     /// Method of a request or notification.
@@ -58,22 +58,22 @@ pub struct View<'a> {
     pub outcome: Option<&'a RawValue>,
 }
 
-impl<'a> View<'a> {
+impl<'a> MessageView<'a> {
     /// Parses a text that contains one message and nothing else.
     ///
     /// # Errors
     ///
     /// Returns the reason why the text is not a valid message.
-    pub fn read(text: &'a str) -> Result<Self, Malformed> {
-        let mut parts = Parts::default();
+    pub fn read(text: &'a str) -> Result<Self, MalformedMessage> {
+        let mut parts = RawMembers::default();
         object(text, &mut |name, value| parts.take(name, value))?;
         parts.message(text)
     }
 
     /// Converts the view into an owned message. `text` must be the text that the view was read from.
-    pub fn keep(&self, text: &ByteString) -> Message {
+    pub fn keep(&self, text: &ByteString) -> RpcMessage {
         let range = |value: &RawValue| span(self.text, value.get());
-        Message {
+        RpcMessage {
             text: text.clone(),
             kind: self.kind,
             id: self.id.map(range),
@@ -88,9 +88,9 @@ impl<'a> View<'a> {
 
 /// Owned message. The ranges are byte ranges of its text; each spans one JSON value.
 #[derive(Clone)]
-pub struct Message {
+pub struct RpcMessage {
     text: ByteString,
-    kind: Kind,
+    kind: MessageKind,
     id: Option<Range<usize>>,
     method: Option<Box<str>>,
     params: Option<Range<usize>>,
@@ -99,7 +99,7 @@ pub struct Message {
     outcome: Option<Range<usize>>,
 }
 
-impl fmt::Debug for Message {
+impl fmt::Debug for RpcMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Params and outcome may contain secrets.
         let (id, method) = (self.id(), self.method());
@@ -111,15 +111,15 @@ impl fmt::Debug for Message {
     }
 }
 
-impl Message {
+impl RpcMessage {
     /// Parses a text that contains one message and nothing else.
     ///
     /// # Errors
     ///
     /// Returns the reason why the text is not a valid message.
-    pub fn read(text: Bytes) -> Result<Self, Malformed> {
+    pub fn read(text: Bytes) -> Result<Self, MalformedMessage> {
         let text = text_of(text)?;
-        Ok(View::read(&text)?.keep(&text))
+        Ok(MessageView::read(&text)?.keep(&text))
     }
 
     /// Returns the text, as sent.
@@ -128,7 +128,7 @@ impl Message {
     }
 
     /// Returns the kind of the message.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MessageKind {
         self.kind
     }
 
@@ -224,8 +224,8 @@ impl Message {
 /// # Errors
 ///
 /// Returns `Malformed::NotJson` if the bytes are not UTF-8.
-pub fn text_of(bytes: Bytes) -> Result<ByteString, Malformed> {
-    ByteString::try_from(bytes).map_err(|error| Malformed::NotJson(error.to_string()))
+pub fn text_of(bytes: Bytes) -> Result<ByteString, MalformedMessage> {
+    ByteString::try_from(bytes).map_err(|error| MalformedMessage::NotJson(error.to_string()))
 }
 
 /// Concatenates the parts of a text.
@@ -292,7 +292,7 @@ fn written<'a>(members: impl Iterator<Item = (&'a str, &'a str)>) -> String {
 }
 
 #[derive(Default)]
-struct Parts<'a> {
+struct RawMembers<'a> {
     version: Option<&'a RawValue>,
     id: Option<&'a RawValue>,
     method: Option<&'a RawValue>,
@@ -301,8 +301,8 @@ struct Parts<'a> {
     error: Option<&'a RawValue>,
 }
 
-impl<'a> Parts<'a> {
-    fn take(&mut self, name: &str, value: &'a RawValue) -> Result<(), Malformed> {
+impl<'a> RawMembers<'a> {
+    fn take(&mut self, name: &str, value: &'a RawValue) -> Result<(), MalformedMessage> {
         let (place, name) = match name {
             "jsonrpc" => (&mut self.version, "jsonrpc"),
             "id" => (&mut self.id, "id"),
@@ -315,44 +315,46 @@ impl<'a> Parts<'a> {
         once(place, value, name)
     }
 
-    fn message(self, text: &'a str) -> Result<View<'a>, Malformed> {
+    fn message(self, text: &'a str) -> Result<MessageView<'a>, MalformedMessage> {
         if self.version.and_then(string).as_deref() != Some("2.0") {
-            return Err(Malformed::NotRpc("`jsonrpc` is not \"2.0\""));
+            return Err(MalformedMessage::NotRpc("`jsonrpc` is not \"2.0\""));
         }
         let id = self.id.filter(|id| id.get() != "null");
         if id.is_some_and(|id| {
             !id.get().starts_with(|first: char| first == '"' || first == '-' || first.is_ascii_digit())
         }) {
-            return Err(Malformed::NotRpc("its id is neither a string nor a number"));
+            return Err(MalformedMessage::NotRpc("its id is neither a string nor a number"));
         }
         let method = match self.method {
-            Some(method) => Some(string(method).ok_or(Malformed::NotRpc("its method is not a string"))?),
+            Some(method) => Some(string(method).ok_or(MalformedMessage::NotRpc("its method is not a string"))?),
             None => None,
         };
         // Some servers send a null for an absent member.
         let error = self.error.filter(|error| error.get() != "null");
         let kind = match (&method, id, self.result, error) {
-            (Some(_), Some(_), _, _) => Kind::Request,
-            (Some(_), None, _, _) if self.id.is_some() => return Err(Malformed::NotRpc("the id of a request is null")),
-            (Some(_), None, _, _) => Kind::Notification,
-            (None, _, _, Some(_)) => Kind::Error,
-            (None, Some(_), Some(_), None) => Kind::Result,
-            (None, None, Some(_), None) => return Err(Malformed::NotRpc("a result without an id")),
-            (None, _, None, None) => return Err(Malformed::NotRpc("neither a request nor an answer")),
+            (Some(_), Some(_), _, _) => MessageKind::Request,
+            (Some(_), None, _, _) if self.id.is_some() => {
+                return Err(MalformedMessage::NotRpc("the id of a request is null"));
+            }
+            (Some(_), None, _, _) => MessageKind::Notification,
+            (None, _, _, Some(_)) => MessageKind::Error,
+            (None, Some(_), Some(_), None) => MessageKind::Result,
+            (None, None, Some(_), None) => return Err(MalformedMessage::NotRpc("a result without an id")),
+            (None, _, None, None) => return Err(MalformedMessage::NotRpc("neither a request nor an answer")),
         };
         let (mut token, mut of) = (None, None);
         if let (Some(method), Some(params)) = (&method, self.params) {
             (token, of) = places(method, kind, params.get())?;
         }
-        Ok(View { text, kind, id, method, params: self.params, token, of, outcome: error.or(self.result) })
+        Ok(MessageView { text, kind, id, method, params: self.params, token, of, outcome: error.or(self.result) })
     }
 }
 
 fn places<'a>(
     method: &str,
-    kind: Kind,
+    kind: MessageKind,
     params: &'a str,
-) -> Result<(Option<&'a RawValue>, Option<&'a RawValue>), Malformed> {
+) -> Result<(Option<&'a RawValue>, Option<&'a RawValue>), MalformedMessage> {
     let (mut token, mut of, mut meta) = (None, None, None);
     // Names may be spelled with escapes, so a text that contains an escape is searched too.
     let may_have = |name: &str| {
@@ -360,19 +362,19 @@ fn places<'a>(
         params.starts_with('{') && (holds(name) || holds("\\u"))
     };
     match (method, kind) {
-        ("notifications/progress", Kind::Notification) if may_have("progressToken") => {
+        ("notifications/progress", MessageKind::Notification) if may_have("progressToken") => {
             object(params, &mut |name, value| match name {
                 "progressToken" => once(&mut token, value, "progressToken"),
                 _ => Ok(()),
             })?;
         }
-        ("notifications/cancelled", Kind::Notification) if may_have("requestId") => {
+        ("notifications/cancelled", MessageKind::Notification) if may_have("requestId") => {
             object(params, &mut |name, value| match name {
                 "requestId" => once(&mut of, value, "requestId"),
                 _ => Ok(()),
             })?;
         }
-        (_, Kind::Request) if may_have("progressToken") => {
+        (_, MessageKind::Request) if may_have("progressToken") => {
             object(params, &mut |name, value| match name {
                 "_meta" => once(&mut meta, value, "_meta"),
                 _ => Ok(()),
@@ -389,8 +391,8 @@ fn places<'a>(
     Ok((token, of))
 }
 
-fn once<'a>(place: &mut Option<&'a RawValue>, value: &'a RawValue, name: &'static str) -> Result<(), Malformed> {
-    if place.replace(value).is_some() { Err(Malformed::Twice(name)) } else { Ok(()) }
+fn once<'a>(place: &mut Option<&'a RawValue>, value: &'a RawValue, name: &'static str) -> Result<(), MalformedMessage> {
+    if place.replace(value).is_some() { Err(MalformedMessage::Twice(name)) } else { Ok(()) }
 }
 
 fn span(text: &str, part: &str) -> Range<usize> {
@@ -415,13 +417,13 @@ fn plain(json: &str) -> Option<&str> {
 /// in an unknown member must not fail the message.
 fn object<'a>(
     json: &'a str,
-    member: &mut dyn FnMut(&str, &'a RawValue) -> Result<(), Malformed>,
-) -> Result<(), Malformed> {
-    struct Members<'m, 'a> {
-        member: &'m mut dyn FnMut(&str, &'a RawValue) -> Result<(), Malformed>,
+    member: &mut dyn FnMut(&str, &'a RawValue) -> Result<(), MalformedMessage>,
+) -> Result<(), MalformedMessage> {
+    struct MemberVisitor<'m, 'a> {
+        member: &'m mut dyn FnMut(&str, &'a RawValue) -> Result<(), MalformedMessage>,
     }
-    impl<'a> Visitor<'a> for Members<'_, 'a> {
-        type Value = Result<(), Malformed>;
+    impl<'a> Visitor<'a> for MemberVisitor<'_, 'a> {
+        type Value = Result<(), MalformedMessage>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("an object")
@@ -443,13 +445,13 @@ fn object<'a>(
     if !json.trim_ascii_start().starts_with('{') {
         // Serde would accept an array as an object.
         return match serde_json::from_str::<&RawValue>(json) {
-            Ok(_) => Err(Malformed::NotRpc("not an object")),
-            Err(error) => Err(Malformed::NotJson(error.to_string())),
+            Ok(_) => Err(MalformedMessage::NotRpc("not an object")),
+            Err(error) => Err(MalformedMessage::NotJson(error.to_string())),
         };
     }
-    let not_json = |error: serde_json::Error| Malformed::NotJson(error.to_string());
+    let not_json = |error: serde_json::Error| MalformedMessage::NotJson(error.to_string());
     let mut reader = serde_json::Deserializer::from_str(json);
-    let told = reader.deserialize_map(Members { member }).map_err(not_json)?;
+    let told = reader.deserialize_map(MemberVisitor { member }).map_err(not_json)?;
     reader.end().map_err(not_json)?;
     told
 }
@@ -461,8 +463,8 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Message, Malformed> {
-        Message::read(Bytes::copy_from_slice(text.as_bytes()))
+    fn read(text: &str) -> Result<RpcMessage, MalformedMessage> {
+        RpcMessage::read(Bytes::copy_from_slice(text.as_bytes()))
     }
 
     #[test]
@@ -471,7 +473,10 @@ mod tests {
             r#" {"params":{"name":"x","_meta":{"progressToken":"t","y":1e400}},"id":1,"method":"tools/call","jsonrpc":"2.0"} "#,
         )
         .unwrap();
-        assert_eq!((request.kind(), request.id(), request.method()), (Kind::Request, Some("1"), Some("tools/call")));
+        assert_eq!(
+            (request.kind(), request.id(), request.method()),
+            (MessageKind::Request, Some("1"), Some("tools/call"))
+        );
         assert_eq!((request.token(), request.of(), request.outcome()), (Some("\"t\""), None, None));
         assert_eq!(
             joined(&request.asked_as("70", "71")),
@@ -479,21 +484,21 @@ mod tests {
         );
 
         let answer = read(r#"{"jsonrpc":"2.0","id":"a","result":null}"#).unwrap();
-        assert_eq!((answer.kind(), answer.id(), answer.outcome()), (Kind::Result, Some("\"a\""), Some("null")));
+        assert_eq!((answer.kind(), answer.id(), answer.outcome()), (MessageKind::Result, Some("\"a\""), Some("null")));
         assert_eq!(joined(&answer.answering("5")), r#"{"jsonrpc":"2.0","id":5,"result":null}"#);
 
         let odd = read(r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#).unwrap();
-        assert_eq!((odd.kind(), odd.outcome()), (Kind::Result, Some("{}")));
+        assert_eq!((odd.kind(), odd.outcome()), (MessageKind::Result, Some("{}")));
         let both = read(r#"{"jsonrpc":"2.0","id":1,"result":null,"error":{}}"#).unwrap();
-        assert_eq!((both.kind(), both.outcome()), (Kind::Error, Some("{}")));
+        assert_eq!((both.kind(), both.outcome()), (MessageKind::Error, Some("{}")));
 
         let nothing = read(r#"{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}"#).unwrap();
-        assert_eq!((nothing.kind(), nothing.id()), (Kind::Error, None));
+        assert_eq!((nothing.kind(), nothing.id()), (MessageKind::Error, None));
 
         let progress =
             read(r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":1}}"#)
                 .unwrap();
-        assert_eq!((progress.kind(), progress.token()), (Kind::Notification, Some("7")));
+        assert_eq!((progress.kind(), progress.token()), (MessageKind::Notification, Some("7")));
         assert!(joined(&progress.told_as("\"x\"")).ends_with(b"{\"progressToken\":\"x\",\"progress\":1}}"));
         let cancelled =
             read(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r"}}"#).unwrap();
@@ -517,13 +522,13 @@ mod tests {
         assert_eq!(with(r#"["progressToken"]"#), Ok(None));
         assert_eq!(with(r#"{"_meta":"progressToken"}"#), Ok(None));
         let twice = r#"{"_meta":{"progressToken":1,"progress\u0054oken":2}}"#;
-        assert_eq!(with(twice), Err(Malformed::Twice("progressToken")));
+        assert_eq!(with(twice), Err(MalformedMessage::Twice("progressToken")));
     }
 
     #[test]
     fn what_is_no_message_is_told_with_its_reason() {
         for text in ["", "hello", "{", r#"{"a":}"#, r#"{"jsonrpc":"2.0","method":"a"} x"#, "{\"a\":\"\u{1}\"}"] {
-            assert!(matches!(read(text), Err(Malformed::NotJson(_))), "{text}: {:?}", read(text));
+            assert!(matches!(read(text), Err(MalformedMessage::NotJson(_))), "{text}: {:?}", read(text));
         }
         for text in [
             "[1,2]",
@@ -537,11 +542,11 @@ mod tests {
             r#"{"jsonrpc":"2.0","result":1}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":7}"#,
         ] {
-            assert!(matches!(read(text), Err(Malformed::NotRpc(_))), "{text}: {:?}", read(text));
+            assert!(matches!(read(text), Err(MalformedMessage::NotRpc(_))), "{text}: {:?}", read(text));
         }
-        assert!(matches!(Message::read(Bytes::from_static(b"\xff{}")), Err(Malformed::NotJson(_))));
+        assert!(matches!(RpcMessage::read(Bytes::from_static(b"\xff{}")), Err(MalformedMessage::NotJson(_))));
         let twice = r#"{"jsonrpc":"2.0","id":1,"i\u0064":2,"method":"m"}"#;
-        assert_eq!(read(twice).err(), Some(Malformed::Twice("id")));
+        assert_eq!(read(twice).err(), Some(MalformedMessage::Twice("id")));
     }
 
     #[test]
@@ -557,7 +562,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_are_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Message::read(Bytes::from(bytes));
+            let _ = RpcMessage::read(Bytes::from(bytes));
         }
 
         #[test]

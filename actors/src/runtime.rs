@@ -13,27 +13,27 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::audience::{Audience, Unattended};
-use crate::batcher::{Emitter, WallClock};
+use crate::audience::{Audience, NoAudience};
+use crate::batcher::{EventSender, WallClock};
 use crate::byte_budget::ServerMemory;
-use crate::calls::{CallPort, NoEntry, Place, Relay, Request, TIMEOUT_MAX};
+use crate::calls::{AdmissionError, CallPermit, CallPort, CallerRequest, ClientRelay, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
-use crate::model::exit::{CallError, Fate, RuntimeEnd};
+use crate::model::exit::{CallError, CallFate, RuntimeEnd};
 use crate::model::ids::InstanceId;
 use crate::model::policy::{BatchPolicy, MemoryPolicy, SessionPolicy, TeamBudgetPolicy};
 use crate::model::remote::ServerInfo;
-use crate::model::secret::Mask;
+use crate::model::secret::SecretMask;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
-use crate::root::{self, Farewell, Installed, Known, Part, Root};
-use crate::rpc::{Kind, Message, member};
+use crate::root::{self, EarlierState, InstallOutcome, Root, RuntimePart, ShutdownReport};
+use crate::rpc::{MessageKind, RpcMessage, member};
 use crate::rules::memory::{MemoryReading, MemoryStatus};
-use crate::rules::outbox::Statistics;
-use crate::rules::request_log::{self, Payload};
-use crate::seam::{Connector, EventSink, Forgetful, Memory};
+use crate::rules::outbox::OutboxStatistics;
+use crate::rules::request_log::{self, LoggedPayload};
+use crate::seam::{Connector, EventSink, NullStateStore, StateStore};
 use crate::tasks::spawn_observer;
-use crate::team::{ControlError, Reconnected, Reply, Uninstalled, Verb};
+use crate::team::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
 // Pause between two requests to a team whose supervisor is being replaced.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -41,7 +41,7 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Components and settings of a runtime.
-pub struct Options {
+pub struct RuntimeOptions {
     /// Starter of servers.
     pub connector: Arc<dyn Connector>,
     /// Receiver of server messages for clients; by default there are no clients.
@@ -51,7 +51,7 @@ pub struct Options {
     /// Destination of events.
     pub sink: Arc<dyn EventSink>,
     /// Store of instance state over restarts; by default nothing is stored.
-    pub memory: Arc<dyn Memory>,
+    pub memory: Arc<dyn StateStore>,
     /// The wall clock. It is used only for timestamps and for the age of events that an earlier satellite recorded.
     pub wall: WallClock,
     /// Number of the first event: one more than the last one that the sink has stored.
@@ -70,16 +70,16 @@ pub struct Options {
     pub seed: u64,
 }
 
-impl Options {
+impl RuntimeOptions {
     /// Creates options with default settings. The number of concurrent starts is twice the number of cores, at least 4.
     pub fn new(connector: Arc<dyn Connector>, sink: Arc<dyn EventSink>, wall: WallClock) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             connector,
-            audience: Arc::new(Unattended),
+            audience: Arc::new(NoAudience),
             server_memory: ServerMemory::default(),
             sink,
-            memory: Arc::new(Forgetful),
+            memory: Arc::new(NullStateStore),
             wall,
             next_seq: 1,
             batch: BatchPolicy::default(),
@@ -98,7 +98,7 @@ pub struct RuntimeHandle {
     root: ActorRef<root::Msg>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     memory: watch::Receiver<MemoryStatus>,
-    events: Emitter,
+    events: EventSender,
     request_payload_max: usize,
 }
 
@@ -107,7 +107,7 @@ pub struct RuntimeHandle {
 /// # Errors
 ///
 /// Fails if an option is invalid (`PolicyError`), or if an actor cannot be started.
-pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
+pub async fn start(options: RuntimeOptions) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
     let (args, parts) = parts(options)?;
     let (root, join) = Root::spawn(None, Root, args).await?;
     Ok(parts.handle(root, join))
@@ -123,7 +123,7 @@ pub async fn start(options: Options) -> Result<(RuntimeHandle, JoinHandle<Runtim
 ///
 /// Fails if an option is invalid (`PolicyError`), or if an actor cannot be started.
 pub async fn start_linked(
-    options: Options,
+    options: RuntimeOptions,
     supervisor: ActorCell,
 ) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
     let (args, parts) = parts(options)?;
@@ -131,16 +131,16 @@ pub async fn start_linked(
     Ok(parts.handle(root, join))
 }
 
-struct Parts {
+struct HandleParts {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     memory: watch::Receiver<MemoryStatus>,
-    events: Emitter,
+    events: EventSender,
     request_payload_max: usize,
     published: watch::Sender<Arc<Snapshot>>,
     end: Arc<OnceLock<RuntimeEnd>>,
 }
 
-impl Parts {
+impl HandleParts {
     fn handle(self, root: ActorRef<root::Msg>, join: JoinHandle<()>) -> (RuntimeHandle, JoinHandle<RuntimeEnd>) {
         let Self { snapshot, memory, events, request_payload_max, published, end } = self;
         let join = spawn_observer(async move {
@@ -154,14 +154,14 @@ impl Parts {
     }
 }
 
-fn parts(options: Options) -> Result<(root::Args, Parts), SpawnErr> {
+fn parts(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnErr> {
     let checked = options.batch.check().and_then(|()| options.team_budget.check());
     let checked = checked.and_then(|()| options.memory_policy.check());
     checked.map_err(|error| SpawnErr::StartupFailed(error.into()))?;
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
     let (memory_status, memory) = watch::channel(MemoryStatus::default());
     let end = Arc::<OnceLock<RuntimeEnd>>::default();
-    let events = Emitter::new(&options.batch, options.wall);
+    let events = EventSender::new(&options.batch, options.wall);
     let request_payload_max = options.batch.request_payload_max;
     let args = root::Args {
         connector: options.connector,
@@ -181,7 +181,7 @@ fn parts(options: Options) -> Result<(root::Args, Parts), SpawnErr> {
         memory_policy: options.memory_policy,
         memory_status,
     };
-    Ok((args, Parts { snapshot, memory, events, request_payload_max, published, end }))
+    Ok((args, HandleParts { snapshot, memory, events, request_payload_max, published, end }))
 }
 
 impl fmt::Debug for RuntimeHandle {
@@ -197,8 +197,8 @@ impl RuntimeHandle {
     ///
     /// Refuses an invalid policy ([`Policy::check`](crate::model::policy::Policy::check)), and any spec during a
     /// shutdown.
-    pub async fn install(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
-        self.install_known(spec, Known::default()).await
+    pub async fn install(&self, spec: InstanceSpec) -> Result<InstallOutcome, ControlError> {
+        self.install_known(spec, EarlierState::default()).await
     }
 
     /// Installs an instance with state from an earlier satellite under the same configuration. `known` is ignored if
@@ -207,7 +207,7 @@ impl RuntimeHandle {
     /// # Errors
     ///
     /// See [`RuntimeHandle::install`].
-    pub async fn install_known(&self, spec: InstanceSpec, known: Known) -> Result<Installed, ControlError> {
+    pub async fn install_known(&self, spec: InstanceSpec, known: EarlierState) -> Result<InstallOutcome, ControlError> {
         let spec = checked(spec)?;
         self.ask(|reply| root::Msg::Install(spec.clone(), known.clone(), reply)).await
     }
@@ -217,7 +217,7 @@ impl RuntimeHandle {
     /// # Errors
     ///
     /// Returns `NotFound` if the instance is not installed; see also [`RuntimeHandle::install`].
-    pub async fn update(&self, spec: InstanceSpec) -> Result<Installed, ControlError> {
+    pub async fn update(&self, spec: InstanceSpec) -> Result<InstallOutcome, ControlError> {
         let spec = checked(spec)?;
         self.ask(|reply| root::Msg::Update(spec.clone(), reply)).await
     }
@@ -227,14 +227,14 @@ impl RuntimeHandle {
     /// # Errors
     ///
     /// Returns `NotFound` if the instance is not installed.
-    pub async fn uninstall(&self, id: &InstanceId) -> Result<Uninstalled, ControlError> {
+    pub async fn uninstall(&self, id: &InstanceId) -> Result<UninstallOutcome, ControlError> {
         let before = self.status(id);
         let found = self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await;
         self.see().await;
         match (found, before) {
             // Removed with a supervisor that died during the removal.
             (Err(ControlError::NotFound), Some(view)) if self.status(id).is_none() => {
-                Ok(Uninstalled { active: view.pid.is_some(), dormant: view.dormant })
+                Ok(UninstallOutcome { active: view.pid.is_some(), dormant: view.dormant })
             }
             (found, _) => found,
         }
@@ -246,7 +246,7 @@ impl RuntimeHandle {
     ///
     /// Returns `NotFound` if the instance is not installed, or `Refused` if it cannot be started.
     pub async fn start(&self, id: &InstanceId) -> Result<(), ControlError> {
-        self.control(id, Verb::Start).await
+        self.control(id, InstanceCommand::Start).await
     }
 
     /// Stops an instance until the next start. Returns when its process is gone.
@@ -255,7 +255,7 @@ impl RuntimeHandle {
     ///
     /// Returns `NotFound` if the instance is not installed, or `Superseded` if another request undoes the stop.
     pub async fn stop(&self, id: &InstanceId) -> Result<(), ControlError> {
-        self.control(id, Verb::Stop).await
+        self.control(id, InstanceCommand::Stop).await
     }
 
     /// Restarts an instance with its failures cleared. Returns when the restart is under way.
@@ -264,7 +264,7 @@ impl RuntimeHandle {
     ///
     /// Returns `NotFound` if the instance is not installed, or `Refused` if it cannot be restarted.
     pub async fn restart(&self, id: &InstanceId) -> Result<(), ControlError> {
-        self.control(id, Verb::Restart).await
+        self.control(id, InstanceCommand::Restart).await
     }
 
     /// Reconnects a remote instance, whatever its state, or restarts a process. Returns when the attempt has succeeded
@@ -274,7 +274,7 @@ impl RuntimeHandle {
     ///
     /// Returns `NotFound` if the instance is not installed, `Refused` if it cannot be reconnected, or `Superseded` if
     /// it is removed meanwhile.
-    pub async fn reconnect(&self, id: &InstanceId) -> Result<Reconnected, ControlError> {
+    pub async fn reconnect(&self, id: &InstanceId) -> Result<ReconnectOutcome, ControlError> {
         let outcome = self.ask(|reply| root::Msg::Reconnect(id.clone(), reply)).await;
         self.see().await;
         outcome
@@ -297,7 +297,7 @@ impl RuntimeHandle {
         *self.memory.borrow()
     }
 
-    async fn control(&self, id: &InstanceId, verb: Verb) -> Result<(), ControlError> {
+    async fn control(&self, id: &InstanceId, verb: InstanceCommand) -> Result<(), ControlError> {
         let done = self.ask(|reply| root::Msg::Control(id.clone(), verb, reply)).await;
         self.see().await;
         done
@@ -374,12 +374,12 @@ impl RuntimeHandle {
     }
 
     /// Returns the emitter for events of the host, such as clients and configuration.
-    pub fn emitter(&self) -> &Emitter {
+    pub fn emitter(&self) -> &EventSender {
         &self.events
     }
 
     /// Returns the statistics of the event batcher.
-    pub fn event_statistics(&self) -> Statistics {
+    pub fn event_statistics(&self) -> OutboxStatistics {
         self.events.statistics()
     }
 
@@ -413,12 +413,12 @@ impl RuntimeHandle {
         let known = view.as_ref().and_then(|view| view.catalogue.as_deref()?.tool(tool));
         let repeatable = known.is_some_and(|tool| tool.repeatable);
         let params = self.payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
-        let call = Call { tool, arguments, repeatable };
-        let telling = Telling { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
+        let call = ToolCallRequest { tool, arguments, repeatable };
+        let telling = CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
         let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
         match &answer {
             Ok(result) => telling.of(Some(result.get()), tool_error(result.get())),
-            Err(error) => telling.of(None, Some(Wrong::of(error))),
+            Err(error) => telling.of(None, Some(CallFailure::of(error))),
         }
         answer
     }
@@ -428,7 +428,7 @@ impl RuntimeHandle {
     /// error, with an id of ours.
     ///
     /// `withdrawn` receives the client's cancellation, which is forwarded; the method then returns `None`. A request
-    /// that certainly did not reach the server is repeated once, and so is a [`Relay::repeatable`] one that may have
+    /// that certainly did not reach the server is repeated once, and so is a [`ClientRelay::repeatable`] one that may have
     /// been executed.
     ///
     /// # Errors
@@ -437,26 +437,27 @@ impl RuntimeHandle {
     pub async fn relay(
         &self,
         id: &InstanceId,
-        relay: Relay,
+        relay: ClientRelay,
         timeout: Option<Duration>,
-        withdrawn: oneshot::Receiver<Message>,
-    ) -> Result<Option<Message>, CallError> {
+        withdrawn: oneshot::Receiver<RpcMessage>,
+    ) -> Result<Option<RpcMessage>, CallError> {
         let started = Instant::now();
         let view = self.status(id);
         let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
         let params = self.payload(view.as_deref(), arguments);
-        let passing = Passing { relay: &relay, withdrawn: withdrawn.fuse() };
-        let telling = Telling { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
+        let passing = RelayedRequest { relay: &relay, withdrawn: withdrawn.fuse() };
+        let telling =
+            CallReporter { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
         let answer = self.request(id, view.as_deref(), passing, timeout, relay.repeatable).await;
         let response = answer.as_ref().ok().and_then(|message| message.as_ref()?.outcome());
         let wrong = match &answer {
-            Ok(Some(message)) if message.kind() == Kind::Result => response.and_then(tool_error),
+            Ok(Some(message)) if message.kind() == MessageKind::Result => response.and_then(tool_error),
             Ok(Some(_)) => {
                 let theirs = format!("server error: {}", response.unwrap_or_default());
-                Some(Wrong { ours: "server error".to_owned(), theirs: Some(theirs) })
+                Some(CallFailure { ours: "server error".to_owned(), theirs: Some(theirs) })
             }
-            Ok(None) => Some(Wrong::ours("cancelled by the client")),
-            Err(error) => Some(Wrong::of(error)),
+            Ok(None) => Some(CallFailure::ours("cancelled by the client")),
+            Err(error) => Some(CallFailure::of(error)),
         };
         telling.of(response, wrong);
         answer
@@ -467,13 +468,13 @@ impl RuntimeHandle {
     /// # Errors
     ///
     /// Returns `Busy` if too many calls are in flight.
-    pub fn tell(&self, id: &InstanceId, message: Message) -> Result<(), CallError> {
+    pub fn tell(&self, id: &InstanceId, message: RpcMessage) -> Result<(), CallError> {
         let port = self.status(id).and_then(|view| view.port.clone());
         let Some(port) = port else { return Ok(()) };
         match port.tell(message) {
             // The run falls asleep or was replaced; another run lacks the context of this notification.
-            Ok(()) | Err(NoEntry::Closed) => Ok(()),
-            Err(NoEntry::Full) => Err(port.full()),
+            Ok(()) | Err(AdmissionError::Closed) => Ok(()),
+            Err(AdmissionError::Full) => Err(port.full()),
         }
     }
 
@@ -489,7 +490,7 @@ impl RuntimeHandle {
         }
         let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
         self.ensure(id, deadline, timeout).await?;
-        let late = || CallError::TimedOut { after: timeout, fate: Fate::NotSent };
+        let late = || CallError::TimedOut { after: timeout, fate: CallFate::NotSent };
         let view = tokio::time::timeout_at(deadline, self.wait_for(id, |view| view.server.is_some())).await;
         view.ok().flatten().as_deref().and_then(known).ok_or_else(late)
     }
@@ -505,23 +506,23 @@ impl RuntimeHandle {
     /// Returns the reason why the server did not answer within `timeout`.
     pub async fn discover(&self, id: &InstanceId, timeout: Duration) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let view = self.status(id);
-        self.request(id, view.as_deref(), Discovering, Some(timeout), true).await
+        self.request(id, view.as_deref(), DiscoverAttempt, Some(timeout), true).await
     }
 
-    fn payload(&self, view: Option<&InstanceView>, json: Option<&str>) -> Option<Payload> {
+    fn payload(&self, view: Option<&InstanceView>, json: Option<&str>) -> Option<LoggedPayload> {
         let spec = &view.filter(|view| view.spec.request_logging)?.spec;
-        Some(Payload::of(json?, self.request_payload_max, &spec.mask))
+        Some(LoggedPayload::of(json?, self.request_payload_max, &spec.mask))
     }
 
-    fn called(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: Called<'_>) {
+    fn called(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: EndedToolCall<'_>) {
         // Uses the current state: credentials may have changed, and an unknown instance may exist by now.
         let Some(view) = self.status(id).or(view) else { return };
-        let Called { tool, started, params, response, wrong } = called;
+        let EndedToolCall { tool, started, params, response, wrong } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
         let error = wrong.map(|wrong| wrong.told(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
-            self.events.log(request_log::Request {
+            self.events.log(request_log::LoggedCall {
                 of: of.clone(),
                 mask: mask.clone(),
                 tool: tool.to_owned(),
@@ -541,7 +542,7 @@ impl RuntimeHandle {
         });
     }
 
-    async fn request<W: Wish>(
+    async fn request<W: RepeatableRequest>(
         &self,
         id: &InstanceId,
         view: Option<&InstanceView>,
@@ -551,7 +552,7 @@ impl RuntimeHandle {
     ) -> Result<W::Answer, CallError> {
         let default =
             || view.map_or(SessionPolicy::default().request_timeout, |view| view.spec.policy.session.request_timeout);
-        let may_repeat = |fate| fate == Fate::NotSent || (fate == Fate::MaybeExecuted && repeatable);
+        let may_repeat = |fate| fate == CallFate::NotSent || (fate == CallFate::MaybeExecuted && repeatable);
         let timeout = timeout.unwrap_or_else(default).min(TIMEOUT_MAX);
         let deadline = Instant::now() + timeout;
         let mut port = view.and_then(|view| view.port.clone()).filter(|port| !port.is_over());
@@ -568,9 +569,9 @@ impl RuntimeHandle {
             };
             let place = match open.enter() {
                 Ok(place) => place,
-                Err(NoEntry::Full) => return Err(graver(first.as_ref(), open.full())),
+                Err(AdmissionError::Full) => return Err(graver(first.as_ref(), open.full())),
                 // The run fell asleep or was replaced. No request was sent, so this does not count as an attempt.
-                Err(NoEntry::Closed) => continue,
+                Err(AdmissionError::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
             let answer = wish.ask(&open, place, left).await;
@@ -607,15 +608,15 @@ impl RuntimeHandle {
                 }
                 if self.root.get_status() >= ractor::ActorStatus::Stopping {
                     let reason = "the satellite has ended".to_owned();
-                    return Err(CallError::Terminated { fate: Fate::NotSent, reason });
+                    return Err(CallError::Terminated { fate: CallFate::NotSent, reason });
                 }
             }
         };
-        let late = CallError::TimedOut { after: timeout, fate: Fate::NotSent };
+        let late = CallError::TimedOut { after: timeout, fate: CallFate::NotSent };
         tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(late))
     }
 
-    async fn ask<T>(&self, message: impl Fn(Reply<T>) -> root::Msg) -> Result<T, ControlError> {
+    async fn ask<T>(&self, message: impl Fn(ControlReply<T>) -> root::Msg) -> Result<T, ControlError> {
         // Repeats the request if there is no reply: a team's supervisor may have died with it.
         let mut until = None;
         loop {
@@ -639,7 +640,7 @@ impl RuntimeHandle {
 
     /// Ends every worker gracefully and at once, flushes the events, and ends the runtime. If the runtime has already
     /// ended, it returns the report of that end.
-    pub async fn shutdown(&self) -> Farewell {
+    pub async fn shutdown(&self) -> ShutdownReport {
         let (reply, farewell) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Shutdown(reply));
         if let Ok(farewell) = farewell.await {
@@ -647,9 +648,9 @@ impl RuntimeHandle {
         }
         // The runtime has already ended.
         match self.ended().await {
-            RuntimeEnd::ShutDown { events_lost, in_time } => Farewell { events_lost, in_time },
+            RuntimeEnd::ShutDown { events_lost, in_time } => ShutdownReport { events_lost, in_time },
             RuntimeEnd::Killed | RuntimeEnd::Failed(_) => {
-                Farewell { events_lost: self.event_statistics().unsent(), in_time: false }
+                ShutdownReport { events_lost: self.event_statistics().unsent(), in_time: false }
             }
         }
     }
@@ -660,7 +661,7 @@ impl RuntimeHandle {
     }
 
     /// Makes a part of the runtime panic, for the load harness and the tests.
-    pub fn panic(&self, part: Part) {
+    pub fn panic(&self, part: RuntimePart) {
         let _ = cast!(self.root, root::Msg::Panic(part));
     }
 }
@@ -676,13 +677,13 @@ fn checked(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
 }
 
 /// A request to a server that may be attempted more than once.
-trait Wish: Send {
+trait RepeatableRequest: Send {
     type Answer: Send;
 
     fn ask(
         &mut self,
         port: &CallPort,
-        place: Place,
+        place: CallPermit,
         timeout: Duration,
     ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
 
@@ -692,31 +693,31 @@ trait Wish: Send {
     }
 }
 
-struct Call<'a> {
+struct ToolCallRequest<'a> {
     tool: &'a str,
     arguments: Option<Box<RawValue>>,
     repeatable: bool,
 }
 
-impl Wish for Call<'_> {
+impl RepeatableRequest for ToolCallRequest<'_> {
     type Answer = Box<RawValue>;
 
-    async fn ask(&mut self, port: &CallPort, place: Place, timeout: Duration) -> Result<Self::Answer, CallError> {
+    async fn ask(&mut self, port: &CallPort, place: CallPermit, timeout: Duration) -> Result<Self::Answer, CallError> {
         let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
-        let request = Request::Tool { name, arguments, repeatable: self.repeatable };
+        let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable };
         port.request_from(place, request, timeout).await
     }
 }
 
-struct Passing<'a> {
-    relay: &'a Relay,
-    withdrawn: Fuse<oneshot::Receiver<Message>>,
+struct RelayedRequest<'a> {
+    relay: &'a ClientRelay,
+    withdrawn: Fuse<oneshot::Receiver<RpcMessage>>,
 }
 
-impl Wish for Passing<'_> {
-    type Answer = Option<Message>;
+impl RepeatableRequest for RelayedRequest<'_> {
+    type Answer = Option<RpcMessage>;
 
-    async fn ask(&mut self, port: &CallPort, place: Place, timeout: Duration) -> Result<Self::Answer, CallError> {
+    async fn ask(&mut self, port: &CallPort, place: CallPermit, timeout: Duration) -> Result<Self::Answer, CallError> {
         port.relay_from(place, self.relay.clone(), timeout, &mut self.withdrawn).await
     }
 
@@ -729,12 +730,12 @@ impl Wish for Passing<'_> {
     }
 }
 
-struct Discovering;
+struct DiscoverAttempt;
 
-impl Wish for Discovering {
+impl RepeatableRequest for DiscoverAttempt {
     type Answer = Option<Arc<ServerInfo>>;
 
-    async fn ask(&mut self, port: &CallPort, place: Place, timeout: Duration) -> Result<Self::Answer, CallError> {
+    async fn ask(&mut self, port: &CallPort, place: CallPermit, timeout: Duration) -> Result<Self::Answer, CallError> {
         port.discover(place, timeout).await
     }
 }
@@ -742,57 +743,57 @@ impl Wish for Discovering {
 /// Returns the error of two attempts: if only the first may have been executed, its error.
 fn graver(first: Option<&CallError>, second: CallError) -> CallError {
     match first {
-        Some(first) if first.fate() == Some(Fate::MaybeExecuted) && second.fate() == Some(Fate::NotSent) => {
+        Some(first) if first.fate() == Some(CallFate::MaybeExecuted) && second.fate() == Some(CallFate::NotSent) => {
             first.clone()
         }
         Some(_) | None => second,
     }
 }
 
-struct Called<'a> {
+struct EndedToolCall<'a> {
     tool: &'a str,
     started: Instant,
-    params: Option<Payload>,
+    params: Option<LoggedPayload>,
     response: Option<&'a str>,
-    wrong: Option<Wrong>,
+    wrong: Option<CallFailure>,
 }
 
 /// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
-struct Telling<'a> {
+struct CallReporter<'a> {
     runtime: &'a RuntimeHandle,
     id: &'a InstanceId,
     view: Option<Arc<InstanceView>>,
     // `None` if the request calls no tool, or was reported.
     tool: Option<&'a str>,
     started: Instant,
-    params: Option<Payload>,
+    params: Option<LoggedPayload>,
 }
 
-impl Telling<'_> {
-    fn of(mut self, response: Option<&str>, wrong: Option<Wrong>) {
+impl CallReporter<'_> {
+    fn of(mut self, response: Option<&str>, wrong: Option<CallFailure>) {
         self.tell(response, wrong);
     }
 
-    fn tell(&mut self, response: Option<&str>, wrong: Option<Wrong>) {
+    fn tell(&mut self, response: Option<&str>, wrong: Option<CallFailure>) {
         let Some(tool) = self.tool.take() else { return };
         let (started, params) = (self.started, self.params.take());
-        self.runtime.called(self.id, self.view.take(), Called { tool, started, params, response, wrong });
+        self.runtime.called(self.id, self.view.take(), EndedToolCall { tool, started, params, response, wrong });
     }
 }
 
-impl Drop for Telling<'_> {
+impl Drop for CallReporter<'_> {
     fn drop(&mut self) {
-        self.tell(None, Some(Wrong::ours("its caller has gone")));
+        self.tell(None, Some(CallFailure::ours("its caller has gone")));
     }
 }
 
 /// Error of a call in our own words, and with the server's, which may contain anything.
-struct Wrong {
+struct CallFailure {
     ours: String,
     theirs: Option<String>,
 }
 
-impl Wrong {
+impl CallFailure {
     fn ours(why: &str) -> Self {
         Self { ours: why.to_owned(), theirs: None }
     }
@@ -806,7 +807,7 @@ impl Wrong {
         }
     }
 
-    fn told(self, with_theirs: bool, mask: &Mask, max: usize) -> String {
+    fn told(self, with_theirs: bool, mask: &SecretMask, max: usize) -> String {
         // Private calls omit the server's own words.
         let text = mask.apply(&self.theirs.filter(|_| with_theirs).unwrap_or(self.ours));
         if text.len() <= max {
@@ -816,9 +817,9 @@ impl Wrong {
     }
 }
 
-fn tool_error(result: &str) -> Option<Wrong> {
+fn tool_error(result: &str) -> Option<CallFailure> {
     #[derive(Deserialize)]
-    struct Content {
+    struct TextContent {
         text: String,
     }
     // Most results are no errors, and some are large, so they are not parsed.
@@ -826,7 +827,7 @@ fn tool_error(result: &str) -> Option<Wrong> {
     member(result, "isError").filter(|is_error| *is_error == "true")?;
     let content: Option<Vec<&RawValue>> =
         member(result, "content").and_then(|content| serde_json::from_str(content).ok());
-    let text = |part: &&RawValue| serde_json::from_str::<Content>(part.get()).ok();
+    let text = |part: &&RawValue| serde_json::from_str::<TextContent>(part.get()).ok();
     let theirs = content.unwrap_or_default().iter().find_map(text).map(|content| content.text);
-    Some(Wrong { ours: "the tool reports an error".to_owned(), theirs })
+    Some(CallFailure { ours: "the tool reports an error".to_owned(), theirs })
 }

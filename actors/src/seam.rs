@@ -12,11 +12,11 @@ use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::model::event::Envelope;
-use crate::model::exit::Limit;
-use crate::model::failure::{Failure, FailureKind};
-use crate::model::ids::{InstanceId, Run};
+use crate::model::exit::ExceededLimit;
+use crate::model::failure::{ExchangeFailure, FailureKind};
+use crate::model::ids::{InstanceId, RunNumber};
 use crate::model::memo::StoredMemo;
-use crate::model::snapshot::Custody;
+use crate::model::snapshot::ProcessContainment;
 use crate::model::spec::InstanceSpec;
 
 /// Starter of servers. The runtime calls it from a task of the worker, never from a handler, so it may take its time.
@@ -27,26 +27,26 @@ pub trait Connector: Send + Sync + 'static {
     /// # Errors
     ///
     /// Returns the reason from the operating system with the name of the command, but never an argument or a value.
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>>;
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>>;
 
     /// Returns a line to the remote server that `spec` describes. It must not block: the line connects on the first
     /// message and reports failures then.
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line>;
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine>;
 }
 
 /// Client side of one session with a remote server, independent of the transport. Dropping it ends every exchange and
 /// closes every stream at once. A line never sends a message twice: the session decides whether that is safe.
-pub trait Line: Send + 'static {
+pub trait ServerLine: Send + 'static {
     /// Queues a message without blocking. Messages may be reordered, but none overtakes `Initialized`, and
     /// `Credentials` apply to every later message.
-    fn send(&mut self, message: Outgoing);
+    fn send(&mut self, message: LineOutput);
     /// Returns the next incoming event. Only one task polls a line.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming>;
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<LineEvent>;
 }
 
 /// Messages from a session to its line.
 #[derive(Debug)]
-pub enum Outgoing {
+pub enum LineOutput {
     /// A JSON-RPC request. The line returns a message with this id, or `Failed`, unless the request is abandoned.
     Request {
         /// JSON-RPC id of the request, assigned by the session.
@@ -57,7 +57,7 @@ pub enum Outgoing {
         header_timeout: Option<Duration>,
         /// Header values of a request without a session, on any transport. The request belongs to no session of the
         /// line, and its response begins none.
-        routing: Option<Box<Routing>>,
+        routing: Option<Box<RequestHeaders>>,
     },
     /// A notification. If the server is unreachable or refuses the session or the credentials, the line reports `Lost`.
     /// If too many notifications are queued, the line drops the oldest.
@@ -98,7 +98,7 @@ pub enum Outgoing {
 
 /// Values of a request that HTTP headers repeat, unencoded: the line encodes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Routing {
+pub struct RequestHeaders {
     /// Value of `MCP-Protocol-Version`.
     pub version: &'static str,
     /// Value of `Mcp-Method`.
@@ -111,7 +111,7 @@ pub struct Routing {
 
 /// Events of a line, reported to its session.
 #[derive(Debug)]
-pub enum Incoming {
+pub enum LineEvent {
     /// A complete JSON-RPC message.
     Message {
         /// The message.
@@ -124,7 +124,7 @@ pub enum Incoming {
         /// Number of the request or probe.
         id: u64,
         /// The failure.
-        failure: Failure,
+        failure: ExchangeFailure,
     },
     /// A probe succeeded.
     Probed {
@@ -132,41 +132,41 @@ pub enum Incoming {
         id: u64,
     },
     /// The session is over. The line has reported `Failed` for each request that was never sent.
-    Lost(Failure),
+    Lost(ExchangeFailure),
     /// The session was closed as requested.
     Closed,
 }
 
 /// Line for hosts without a connector for remote servers: every request fails with `FailureKind::Unserved`.
 #[derive(Debug, Default)]
-pub struct Unserved {
+pub struct UnsupportedLine {
     asked: VecDeque<u64>,
     closing: bool,
     waker: Option<Waker>,
 }
 
-impl Line for Unserved {
-    fn send(&mut self, message: Outgoing) {
+impl ServerLine for UnsupportedLine {
+    fn send(&mut self, message: LineOutput) {
         match message {
-            Outgoing::Request { id, .. } | Outgoing::Probe { id } => self.asked.push_back(id),
-            Outgoing::Close => self.closing = true,
-            Outgoing::Notification { .. }
-            | Outgoing::Response { .. }
-            | Outgoing::Initialized { .. }
-            | Outgoing::Abandon { .. }
-            | Outgoing::Credentials(_) => {}
+            LineOutput::Request { id, .. } | LineOutput::Probe { id } => self.asked.push_back(id),
+            LineOutput::Close => self.closing = true,
+            LineOutput::Notification { .. }
+            | LineOutput::Response { .. }
+            | LineOutput::Initialized { .. }
+            | LineOutput::Abandon { .. }
+            | LineOutput::Credentials(_) => {}
         }
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<LineEvent> {
         if let Some(id) = self.asked.pop_front() {
-            return Poll::Ready(Incoming::Failed { id, failure: Failure::unsent(FailureKind::Unserved) });
+            return Poll::Ready(LineEvent::Failed { id, failure: ExchangeFailure::unsent(FailureKind::Unserved) });
         }
         if self.closing {
-            return Poll::Ready(Incoming::Closed);
+            return Poll::Ready(LineEvent::Closed);
         }
         self.waker = Some(cx.waker().clone());
         Poll::Pending
@@ -186,7 +186,7 @@ pub enum OpenError {
 }
 
 /// Process started by a connector: its pipes, its handle and a guard that kills it.
-pub struct Link {
+pub struct ProcessLink {
     /// Stdout of the server: newline-delimited JSON-RPC.
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
     /// Stdin of the server. Dropping it closes the pipe.
@@ -194,7 +194,7 @@ pub struct Link {
     /// Stderr of the server; the worker always drains it.
     pub stderr: Option<Box<dyn AsyncRead + Send + Unpin>>,
     /// The process.
-    pub process: Box<dyn Process>,
+    pub process: Box<dyn ServerProcess>,
     /// Guard that kills all remaining processes when it is dropped, at once and without blocking. The worker keeps it
     /// in its state, so it also works if an actor is killed.
     pub guard: Box<dyn Send>,
@@ -202,16 +202,16 @@ pub struct Link {
 
 /// Handle of a server's process for supervision. The methods that send a signal do nothing after all processes have
 /// ended.
-pub trait Process: Send + 'static {
+pub trait ServerProcess: Send + 'static {
     /// Returns the process id, if there is one.
     fn pid(&self) -> Option<u32>;
     /// Returns how the process is contained, if there is anything to report.
-    fn custody(&self) -> Option<Arc<Custody>> {
+    fn custody(&self) -> Option<Arc<ProcessContainment>> {
         None
     }
     /// Returns a function that determines, after the process has ended and stderr was drained, whether a resource limit
     /// ended it.
-    fn autopsy(&self) -> Option<Autopsy> {
+    fn autopsy(&self) -> Option<LimitProbe> {
         None
     }
     /// Resolves when the leader has ended. Cancel-safe; may be called again.
@@ -224,8 +224,8 @@ pub trait Process: Send + 'static {
     fn kill(&mut self);
 }
 
-/// Function that returns the resource limit that ended a process, if any. See [`Process::autopsy`].
-pub type Autopsy = Box<dyn FnOnce() -> Option<Limit> + Send>;
+/// Function that returns the resource limit that ended a process, if any. See [`ServerProcess::autopsy`].
+pub type LimitProbe = Box<dyn FnOnce() -> Option<ExceededLimit> + Send>;
 
 /// Exit status of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -239,8 +239,8 @@ pub struct ProcessEnd {
 /// Destination of events. It receives one batch at a time. After a failure the same batch may arrive again with the
 /// same id, so that the sink can discard duplicates.
 pub trait EventSink: Send + Sync + 'static {
-    /// Sends one batch, in order. Must not panic; every failure is an [`Answer`].
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer>;
+    /// Sends one batch, in order. Must not panic; every failure is an [`SinkAnswer`].
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer>;
 
     /// Returns true if the sink is local, such as a disk: the batcher then sends events at once, and events that arrive
     /// during a batch form the next one. Otherwise it sends once per interval. Events that the sink did not accept wait
@@ -250,13 +250,13 @@ pub trait EventSink: Send + Sync + 'static {
     }
 
     /// Returns the store that reserves event numbers. `None`: events are numbered as they arrive.
-    fn numbers(&self) -> Option<Arc<dyn Numbers>> {
+    fn numbers(&self) -> Option<Arc<dyn NumberStore>> {
         None
     }
 }
 
 /// Store of event numbers over restarts of the satellite.
-pub trait Numbers: Send + Sync + 'static {
+pub trait NumberStore: Send + Sync + 'static {
     /// Reserves the numbers up to and including `through`. After `Ok` no later satellite uses them for other events.
     ///
     /// # Errors
@@ -266,7 +266,7 @@ pub trait Numbers: Send + Sync + 'static {
 }
 
 /// Store of instance state over restarts of the satellite. Its methods must not block or panic.
-pub trait Memory: Send + Sync + 'static {
+pub trait StateStore: Send + Sync + 'static {
     /// Stores the latest state of an instance with this configuration.
     fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo);
     /// Deletes the state of an instance that was removed.
@@ -275,9 +275,9 @@ pub trait Memory: Send + Sync + 'static {
 
 /// Memory that stores nothing: instance state ends with the satellite.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Forgetful;
+pub struct NullStateStore;
 
-impl Memory for Forgetful {
+impl StateStore for NullStateStore {
     fn remember(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {}
 
     fn forget(&self, _id: &InstanceId) {}
@@ -285,7 +285,7 @@ impl Memory for Forgetful {
 
 /// Batch of events for a sink; never empty.
 #[derive(Debug, PartialEq)]
-pub struct Batch {
+pub struct SinkBatch {
     /// Id of the batch, the same for every attempt to send it.
     pub id: u64,
     /// Events in order of `seq`.
@@ -294,7 +294,7 @@ pub struct Batch {
 
 /// Result of sending a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum SinkAnswer {
     /// The sink accepted all events.
     Accepted,
     /// The sink accepted all events but these, given by index in the batch with the reason. The batcher logs and drops

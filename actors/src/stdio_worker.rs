@@ -13,12 +13,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::calls::{CallPort, PortEnd};
+use crate::calls::{CallPort, CallPortReceiver};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::spec::InstanceSpec;
-use crate::seam::{Link, OpenError};
-use crate::session::{Basis, Control, stdio};
-use crate::tasks::{Tasks, guarded, panic_text};
+use crate::seam::{OpenError, ProcessLink};
+use crate::session::{SessionArgs, SessionControl, stdio};
+use crate::tasks::{ActorTasks, guarded, panic_text};
 use crate::worker::{Args, Msg};
 use crate::{logs, team};
 
@@ -29,10 +29,10 @@ pub(crate) struct State {
     // Current specification of the run.
     spec: watch::Sender<Arc<InstanceSpec>>,
     since: Instant,
-    waiting: Option<(PortEnd, mpsc::UnboundedReceiver<Control>)>,
+    waiting: Option<(CallPortReceiver, mpsc::UnboundedReceiver<SessionControl>)>,
     port: CallPort,
-    control: mpsc::UnboundedSender<Control>,
-    tasks: Tasks,
+    control: mpsc::UnboundedSender<SessionControl>,
+    tasks: ActorTasks,
     guard: Option<Box<dyn Send>>,
     pub(crate) exit: Option<WorkerExit>,
 }
@@ -46,7 +46,7 @@ impl Actor for StdioWorker {
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         let (port, end) = args.door();
         let (control, controlled) = mpsc::unbounded_channel();
-        let mut tasks = Tasks::default();
+        let mut tasks = ActorTasks::default();
         let (connector, spec, run) = (args.connector.clone(), args.spec.clone(), args.run);
         let opening = async move { connector.open(spec, run).await };
         // The handshake timeout starts here: a start that hangs consumes it.
@@ -81,11 +81,11 @@ impl Actor for StdioWorker {
                 state.end(WorkerExit::because(cause), &myself);
             }
             // No session exists yet: dropping the pending start also drops its result.
-            Msg::Control(Control::Stop) if state.waiting.is_some() => {
+            Msg::Control(SessionControl::Stop) if state.waiting.is_some() => {
                 state.end(WorkerExit::because(ExitCause::Asked), &myself);
             }
             Msg::Control(control) => {
-                if let Control::Adopt(spec) = &control {
+                if let SessionControl::Adopt(spec) = &control {
                     state.spec.send_replace(spec.clone());
                 }
                 // The send fails if the session has already ended.
@@ -99,11 +99,11 @@ impl Actor for StdioWorker {
 }
 
 impl State {
-    fn begin(&mut self, link: Link, myself: &ActorRef<Msg>) {
+    fn begin(&mut self, link: ProcessLink, myself: &ActorRef<Msg>) {
         let Some((port, control)) = self.waiting.take() else { return };
         let Args { spec, subject, events, .. } = &self.args;
         self.guard = Some(link.guard);
-        self.args.tell_spawned(team::Spawned {
+        self.args.tell_spawned(team::SpawnedRun {
             pid: guarded("Process::pid", || link.process.pid()).flatten(),
             custody: guarded("Process::custody", || link.process.custody()).flatten(),
             port: self.port.clone(),
@@ -112,10 +112,10 @@ impl State {
         // The task that drains the output drops the sender at its end.
         let (last_line, mut drained) = watch::channel(None);
         let (printed, lines) = mpsc::channel(logs::PRINTED_MAX);
-        let output = logs::Output { stderr: link.stderr, printed: lines, last_line };
+        let output = logs::ServerOutput { stderr: link.stderr, printed: lines, last_line };
         self.tasks.spawn(logs::drain(output, self.spec.subscribe(), subject.clone(), events.clone()));
         let session = stdio::run(stdio::Args {
-            basis: Basis { printed: Some(printed), ..self.args.basis(self.since, port, control) },
+            basis: SessionArgs { printed: Some(printed), ..self.args.basis(self.since, port, control) },
             reader: link.reader,
             writer: link.writer,
             process: link.process,
@@ -147,7 +147,7 @@ impl State {
             logs::report(format!("did not start: {}", exit.cause()), &self.args.subject, &self.args.events);
         }
         self.exit = Some(exit);
-        self.tasks = Tasks::default();
+        self.tasks = ActorTasks::default();
         self.guard = None;
         myself.stop(None);
     }

@@ -8,9 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::task::{JoinHandle, JoinSet};
 
 #[derive(Default)]
-pub(crate) struct Tasks(JoinSet<()>);
+pub(crate) struct ActorTasks(JoinSet<()>);
 
-impl Tasks {
+impl ActorTasks {
     pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         // Reaps the tasks that have ended.
         while self.0.try_join_next().is_some() {}

@@ -12,31 +12,31 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::audience::Audience;
-use crate::batcher::Emitter;
+use crate::batcher::EventSender;
 use crate::byte_budget::ServerMemory;
-use crate::calls::{CallPort, Counters};
-use crate::model::event::{Event, StopKind, Subject};
+use crate::calls::{CallPort, InstanceCounters};
+use crate::model::event::{Event, EventSubject, StopKind};
 use crate::model::exit::{CallError, ExitCause, WorkerExit};
-use crate::model::ids::{InstanceId, Run, TeamId};
+use crate::model::ids::{InstanceId, RunNumber, TeamId};
 use crate::model::policy::TeamBudgetPolicy;
 use crate::model::remedy::Remedy;
-use crate::model::snapshot::{Custody, InstanceView};
+use crate::model::snapshot::{InstanceView, ProcessContainment};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::remote_worker::RemoteWorker;
-use crate::rules::jitter::Dice;
-use crate::rules::permits::Urgency;
-use crate::rules::slot::{Effect, HealthNews, Input, Memo, Phase, Slot, Told, Want};
-use crate::rules::team_budget::{Change, TeamBudget};
+use crate::rules::jitter::JitterRng;
+use crate::rules::permits::StartPriority;
+use crate::rules::slot::{HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase};
+use crate::rules::team_budget::{TeamBudget, ThrottleChange};
 use crate::seam::Connector;
-use crate::session::Control;
+use crate::session::SessionControl;
 use crate::stdio_worker::StdioWorker;
-use crate::tasks::{Tasks, panic_text};
+use crate::tasks::{ActorTasks, panic_text};
 use crate::{registry, root, worker};
 
 /// Commands for an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub enum InstanceCommand {
     /// Run, and take calls.
     Start,
     /// Stop, and stay stopped.
@@ -69,7 +69,7 @@ pub enum ControlError {
 
 /// State of an instance before its uninstall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Uninstalled {
+pub struct UninstallOutcome {
     /// True if it had a process or a connection, or one was being started.
     pub active: bool,
     /// True if it was dormant.
@@ -78,7 +78,7 @@ pub struct Uninstalled {
 
 /// Result of a reconnect.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Reconnected {
+pub struct ReconnectOutcome {
     /// True if the instance takes calls now.
     pub success: bool,
     /// Status after the attempt.
@@ -87,7 +87,7 @@ pub struct Reconnected {
     pub status_message: Option<String>,
 }
 
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
+pub(crate) type ControlReply<T> = oneshot::Sender<Result<T, ControlError>>;
 
 /// Messages to a team's supervisor.
 ///
@@ -96,17 +96,17 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, ControlError>>;
 /// worker. `Registry` announces a new registry, which must receive every instance. `Panic` panics on purpose, for the
 /// load harness and the tests; `PanicFor` attributes the panic to an instance.
 pub(crate) enum Msg {
-    Install(Arc<InstanceSpec>, Option<Box<Memo>>),
+    Install(Arc<InstanceSpec>, Option<Box<SlotMemo>>),
     Update(Arc<InstanceSpec>),
-    Uninstall(InstanceId, Reply<Uninstalled>),
-    Control(InstanceId, Verb, Reply<()>),
-    Reconnect(InstanceId, Reply<Reconnected>),
+    Uninstall(InstanceId, ControlReply<UninstallOutcome>),
+    Control(InstanceId, InstanceCommand, ControlReply<()>),
+    Reconnect(InstanceId, ControlReply<ReconnectOutcome>),
     Woke(std::time::Duration),
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
-    Granted(InstanceId, Run),
-    Spawned(InstanceId, Run, Spawned),
-    News(InstanceId, Input),
-    Ended(InstanceId, Run, WorkerExit),
+    Granted(InstanceId, RunNumber),
+    Spawned(InstanceId, RunNumber, SpawnedRun),
+    News(InstanceId, SlotInput),
+    Ended(InstanceId, RunNumber, WorkerExit),
     Tick,
     Registry(ActorRef<registry::Msg>),
     Shutdown,
@@ -135,7 +135,7 @@ impl Msg {
 /// Death notice of a supervisor that panicked, with the instance that it was handling.
 #[derive(Debug, thiserror::Error)]
 #[error("{panic}")]
-pub(crate) struct Died {
+pub(crate) struct TeamDeath {
     pub(crate) instance: Option<InstanceId>,
     panic: String,
 }
@@ -143,9 +143,9 @@ pub(crate) struct Died {
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
-pub(crate) struct Spawned {
+pub(crate) struct SpawnedRun {
     pub(crate) pid: Option<u32>,
-    pub(crate) custody: Option<Arc<Custody>>,
+    pub(crate) custody: Option<Arc<ProcessContainment>>,
     pub(crate) port: CallPort,
 }
 
@@ -158,7 +158,7 @@ pub(crate) struct Args {
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
     pub(crate) seed: u64,
-    pub(crate) events: Emitter,
+    pub(crate) events: EventSender,
     pub(crate) root: ActorRef<root::Msg>,
     pub(crate) registry: ActorRef<registry::Msg>,
 }
@@ -167,11 +167,11 @@ pub(crate) struct TeamSupervisor;
 
 pub(crate) struct State {
     args: Args,
-    instances: HashMap<InstanceId, Instance>,
-    workers: HashMap<ActorId, (InstanceId, Run)>,
+    instances: HashMap<InstanceId, TeamInstance>,
+    workers: HashMap<ActorId, (InstanceId, RunNumber)>,
     deadlines: BTreeSet<(std::time::Instant, InstanceId)>,
     budget: TeamBudget,
-    alarm: Option<(std::time::Instant, Tasks)>,
+    alarm: Option<(std::time::Instant, ActorTasks)>,
     closing: bool,
     // Instance being handled; the death notice names it after a panic.
     at_work: Option<InstanceId>,
@@ -182,26 +182,26 @@ pub(crate) struct State {
 /// `since` is the last reported status and when it was entered. There are at most two workers: a rolling update starts
 /// the second one. `ended` is the subject of an ended run while its end is reported; during a rolling update it differs
 /// from the current configuration.
-struct Instance {
+struct TeamInstance {
     slot: Slot,
-    subject: Arc<Subject>,
-    counters: Arc<Counters>,
+    subject: Arc<EventSubject>,
+    counters: Arc<InstanceCounters>,
     since: (Status, Timestamp),
-    workers: Vec<Worker>,
-    ended: Option<Arc<Subject>>,
+    workers: Vec<RunningWorker>,
+    ended: Option<Arc<EventSubject>>,
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
-    stopping: Vec<Reply<()>>,
-    reconnecting: Vec<Reply<Reconnected>>,
-    removing: Vec<(Uninstalled, Reply<Uninstalled>)>,
+    stopping: Vec<ControlReply<()>>,
+    reconnecting: Vec<ControlReply<ReconnectOutcome>>,
+    removing: Vec<(UninstallOutcome, ControlReply<UninstallOutcome>)>,
 }
 
-struct Worker {
-    run: Run,
-    subject: Arc<Subject>,
+struct RunningWorker {
+    run: RunNumber,
+    subject: Arc<EventSubject>,
     actor: ActorRef<worker::Msg>,
     port: Option<CallPort>,
-    custody: Option<Arc<Custody>>,
+    custody: Option<Arc<ProcessContainment>>,
 }
 
 #[cfg_attr(feature = "async-trait", ractor::async_trait)]
@@ -255,7 +255,9 @@ impl Actor for TeamSupervisor {
         state.at_work = msg.instance().cloned();
         match AssertUnwindSafe(Self::on_message(myself, msg, state)).catch_unwind().await {
             Ok(()) => Ok(()),
-            Err(panic) => Err(Box::new(Died { instance: state.at_work.take(), panic: panic_text(panic.as_ref()) })),
+            Err(panic) => {
+                Err(Box::new(TeamDeath { instance: state.at_work.take(), panic: panic_text(panic.as_ref()) }))
+            }
         }
     }
 }
@@ -265,7 +267,7 @@ impl TeamSupervisor {
         let now = Instant::now().into_std();
         match msg {
             Msg::Install(spec, memo) => state.install(spec, memo, now, &myself).await,
-            Msg::Update(spec) => state.input(&spec.id.clone(), Input::Update(spec), now, &myself).await,
+            Msg::Update(spec) => state.input(&spec.id.clone(), SlotInput::Update(spec), now, &myself).await,
             Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
             Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
             Msg::Reconnect(id, reply) => state.reconnect(&id, reply, now, &myself).await,
@@ -295,19 +297,19 @@ impl State {
     async fn install(
         &mut self,
         spec: Arc<InstanceSpec>,
-        memo: Option<Box<Memo>>,
+        memo: Option<Box<SlotMemo>>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
         let id = spec.id.clone();
-        let subject = Arc::new(Subject::from(&*spec));
-        let dice = Dice::new(self.args.seed, &spec.name);
+        let subject = Arc::new(EventSubject::from(&*spec));
+        let dice = JitterRng::new(self.args.seed, &spec.name);
         let (slot, effects) = match memo {
             Some(memo) => Slot::revive(spec, dice, &memo),
             None => Slot::new(spec, dice),
         };
         let since = (slot.status, self.args.events.wall());
-        let instance = Instance {
+        let instance = TeamInstance {
             slot,
             subject,
             counters: Arc::default(),
@@ -324,7 +326,7 @@ impl State {
         self.carry_out(&id, effects, true, now, myself).await;
     }
 
-    async fn input(&mut self, id: &InstanceId, input: Input, now: std::time::Instant, myself: &ActorRef<Msg>) {
+    async fn input(&mut self, id: &InstanceId, input: SlotInput, now: std::time::Instant, myself: &ActorRef<Msg>) {
         let Some(instance) = self.instances.get_mut(id) else { return };
         self.at_work = Some(id.clone());
         let shows = shows(&input);
@@ -335,7 +337,7 @@ impl State {
     async fn carry_out(
         &mut self,
         id: &InstanceId,
-        effects: Vec<Effect>,
+        effects: Vec<SlotEffect>,
         shows_itself: bool,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
@@ -353,8 +355,8 @@ impl State {
     async fn control(
         &mut self,
         id: &InstanceId,
-        verb: Verb,
-        reply: Reply<()>,
+        verb: InstanceCommand,
+        reply: ControlReply<()>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
@@ -365,18 +367,18 @@ impl State {
         let effects = instance.handle(
             now,
             match verb {
-                Verb::Start => Input::Start,
-                Verb::Stop => Input::Stop,
-                Verb::Restart => Input::Restart,
+                InstanceCommand::Start => SlotInput::Start,
+                InstanceCommand::Stop => SlotInput::Stop,
+                InstanceCommand::Restart => SlotInput::Restart,
             },
         );
         // A stop is complete when the process is gone; the other commands when they are under way.
         let reply = match (denied(&effects), verb) {
-            (None, Verb::Stop) => {
+            (None, InstanceCommand::Stop) => {
                 instance.stopping.push(reply);
                 None
             }
-            (None, Verb::Start | Verb::Restart) => Some((reply, Ok(()))),
+            (None, InstanceCommand::Start | InstanceCommand::Restart) => Some((reply, Ok(()))),
             (Some(refused), _) => Some((reply, Err(refused))),
         };
         self.carry_out(id, effects, true, now, myself).await;
@@ -389,7 +391,7 @@ impl State {
     async fn reconnect(
         &mut self,
         id: &InstanceId,
-        reply: Reply<Reconnected>,
+        reply: ControlReply<ReconnectOutcome>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
@@ -397,7 +399,7 @@ impl State {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
-        let effects = instance.handle(now, Input::Reconnect);
+        let effects = instance.handle(now, SlotInput::Reconnect);
         // The reply follows when the attempt has an outcome.
         match denied(&effects) {
             Some(refused) => drop(reply.send(Err(refused))),
@@ -408,14 +410,14 @@ impl State {
 
     async fn woke(&mut self, asleep: std::time::Duration, now: std::time::Instant, myself: &ActorRef<Msg>) {
         for id in self.in_order() {
-            self.input(&id, Input::Woke(asleep), now, myself).await;
+            self.input(&id, SlotInput::Woke(asleep), now, myself).await;
         }
     }
 
     async fn uninstall(
         &mut self,
         id: &InstanceId,
-        reply: Reply<Uninstalled>,
+        reply: ControlReply<UninstallOutcome>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
@@ -423,9 +425,9 @@ impl State {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
-        let found = Uninstalled { active: !instance.workers.is_empty(), dormant: instance.slot.is_dormant() };
+        let found = UninstallOutcome { active: !instance.workers.is_empty(), dormant: instance.slot.is_dormant() };
         instance.removing.push((found, reply));
-        self.input(id, Input::Uninstall, now, myself).await;
+        self.input(id, SlotInput::Uninstall, now, myself).await;
     }
 
     async fn ensure(
@@ -449,12 +451,12 @@ impl State {
             return;
         }
         instance.callers.push(reply);
-        self.input(id, Input::Call, now, myself).await;
+        self.input(id, SlotInput::Call, now, myself).await;
     }
 
-    async fn granted(&mut self, id: &InstanceId, run: Run, now: std::time::Instant, myself: &ActorRef<Msg>) {
+    async fn granted(&mut self, id: &InstanceId, run: RunNumber, now: std::time::Instant, myself: &ActorRef<Msg>) {
         if self.instances.contains_key(id) {
-            self.input(id, Input::Granted(run), now, myself).await;
+            self.input(id, SlotInput::Granted(run), now, myself).await;
         } else {
             // Removed while the grant was on its way.
             self.tell_root(root::Msg::ReleasePermit(run));
@@ -464,8 +466,8 @@ impl State {
     async fn spawned(
         &mut self,
         id: &InstanceId,
-        run: Run,
-        spawned: Spawned,
+        run: RunNumber,
+        spawned: SpawnedRun,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
@@ -474,13 +476,13 @@ impl State {
             worker.port = Some(spawned.port);
             worker.custody = spawned.custody;
         }
-        self.input(id, Input::Spawned(run, spawned.pid), now, myself).await;
+        self.input(id, SlotInput::Spawned(run, spawned.pid), now, myself).await;
     }
 
     async fn ended(
         &mut self,
         id: &InstanceId,
-        run: Run,
+        run: RunNumber,
         exit: WorkerExit,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
@@ -492,13 +494,13 @@ impl State {
             // A dormant instance keeps no memory for workers.
             instance.workers = Vec::new();
         }
-        self.input(id, Input::Ended(run, exit), now, myself).await;
+        self.input(id, SlotInput::Ended(run, exit), now, myself).await;
         // Callers that arrived during the end wait for the next run; a dormant instance is woken for them.
         if let Some(instance) = self.instances.get_mut(id) {
             instance.ended = None;
             instance.callers.retain(|caller| !caller.is_closed());
             if !instance.callers.is_empty() {
-                self.input(id, Input::Call, now, myself).await;
+                self.input(id, SlotInput::Call, now, myself).await;
             }
         }
         if self.closing && self.instances.is_empty() {
@@ -517,7 +519,7 @@ impl State {
             let Some(instance) = self.instances.get_mut(&id) else { continue };
             instance.deadline = None;
             let activity = instance.port().map(CallPort::activity);
-            self.input(&id, Input::Tick(activity), now, myself).await;
+            self.input(&id, SlotInput::Tick(activity), now, myself).await;
         }
     }
 
@@ -539,7 +541,7 @@ impl State {
     async fn shut_down(&mut self, now: std::time::Instant, myself: &ActorRef<Msg>) {
         self.closing = true;
         for id in self.in_order() {
-            self.input(&id, Input::Shutdown, now, myself).await;
+            self.input(&id, SlotInput::Shutdown, now, myself).await;
         }
         if self.instances.is_empty() {
             myself.stop(None);
@@ -552,41 +554,41 @@ impl State {
     async fn perform(
         &mut self,
         id: &InstanceId,
-        effects: Vec<Effect>,
+        effects: Vec<SlotEffect>,
         shows: bool,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
-    ) -> Option<Input> {
-        let shows = shows || effects.iter().any(Effect::shows);
+    ) -> Option<SlotInput> {
+        let shows = shows || effects.iter().any(SlotEffect::shows);
         let (mut remove, mut next) = (false, None);
         for effect in effects {
             let instance = self.instances.get_mut(id)?;
             match effect {
-                Effect::RequestPermit { urgent } => {
-                    let urgency = if urgent { Urgency::Urgent } else { Urgency::Normal };
+                SlotEffect::RequestPermit { urgent } => {
+                    let urgency = if urgent { StartPriority::Urgent } else { StartPriority::Normal };
                     self.tell_root(root::Msg::RequestPermit(id.clone(), urgency));
                 }
-                Effect::WithdrawPermit => self.tell_root(root::Msg::WithdrawPermit(id.clone())),
-                Effect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
-                Effect::Spawn { run, spec, discover } => self.spawn(run, spec, discover, myself).await,
-                Effect::Stop(run) => instance.tell_session(run, Control::Stop),
-                Effect::Hurry(run) => instance.tell_session(run, Control::Hurry),
-                Effect::Check(run) => instance.tell_session(run, Control::Check),
-                Effect::Adopt { run, spec } => instance.tell_session(run, Control::Adopt(spec)),
-                Effect::TrySleep { run, idle } => {
+                SlotEffect::WithdrawPermit => self.tell_root(root::Msg::WithdrawPermit(id.clone())),
+                SlotEffect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
+                SlotEffect::Spawn { run, spec, discover } => self.spawn(run, spec, discover, myself).await,
+                SlotEffect::Stop(run) => instance.tell_session(run, SessionControl::Stop),
+                SlotEffect::Hurry(run) => instance.tell_session(run, SessionControl::Hurry),
+                SlotEffect::Check(run) => instance.tell_session(run, SessionControl::Check),
+                SlotEffect::Adopt { run, spec } => instance.tell_session(run, SessionControl::Adopt(spec)),
+                SlotEffect::TrySleep { run, idle } => {
                     // From here on the port rejects new calls, and their callers ask the slot: no call is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
-                    next = port.is_some_and(CallPort::close_if_unused).then_some(Input::Sleep { run, idle });
+                    next = port.is_some_and(CallPort::close_if_unused).then_some(SlotInput::Sleep { run, idle });
                 }
-                Effect::Drain(run) => {
+                SlotEffect::Drain(run) => {
                     // Late callers are rejected by the port, ask the slot, and get the other run.
                     if let Some(port) = instance.worker(run).and_then(|worker| worker.port.as_ref()) {
                         port.close();
                     }
-                    instance.tell_session(run, Control::Drain);
+                    instance.tell_session(run, SessionControl::Drain);
                 }
-                Effect::Discover(run) => instance.tell_session(run, Control::Discover),
-                Effect::Status { status, message, remedy } => {
+                SlotEffect::Discover(run) => instance.tell_session(run, SessionControl::Discover),
+                SlotEffect::Status { status, message, remedy } => {
                     if instance.since.0 != status {
                         instance.since = (status, self.args.events.wall());
                     }
@@ -594,15 +596,15 @@ impl State {
                     let of = instance.subject.clone();
                     self.args.events.emit(Event::StatusChanged { of, status, status_message: message, remedy });
                 }
-                Effect::Refused { status, cause } => {
+                SlotEffect::Refused { status, cause } => {
                     tracing::warn!(instance = %instance.slot.spec.name, %status, ?cause, "invalid status transition");
                 }
-                Effect::ChargeTeam => {
+                SlotEffect::ChargeTeam => {
                     let change = self.budget.charge(&self.args.budget, now);
                     self.tell_root(root::Msg::ChargeTeam(self.args.team.clone(), now));
                     self.tell_budget(change);
                 }
-                Effect::Tell(told) => {
+                SlotEffect::Tell(told) => {
                     log_told(&instance.slot.spec, &told);
                     let ended = instance.ended.as_ref().filter(|_| is_an_end(&told));
                     let subject = ended.unwrap_or(&instance.subject).clone();
@@ -610,14 +612,14 @@ impl State {
                         self.args.events.emit(event);
                     }
                 }
-                Effect::Admit(run) => instance.admit(run),
-                Effect::Refuse { message, remedy } => {
+                SlotEffect::Admit(run) => instance.admit(run),
+                SlotEffect::Refuse { message, remedy } => {
                     let refused = CallError::Refused { status: instance.slot.status, message, remedy };
                     for caller in std::mem::take(&mut instance.callers) {
                         let _ = caller.send(Err(refused.clone()));
                     }
                 }
-                Effect::Unreachable { last_error, retry_at } => {
+                SlotEffect::Unreachable { last_error, retry_at } => {
                     let next_retry_ms = retry_at.map(|at| milliseconds(at.saturating_duration_since(now)));
                     let last_attempt = self.args.events.wall();
                     for caller in std::mem::take(&mut instance.callers) {
@@ -626,8 +628,8 @@ impl State {
                     }
                 }
                 // The caller has already received this answer.
-                Effect::Denied { .. } => {}
-                Effect::Remove => remove = true,
+                SlotEffect::Denied { .. } => {}
+                SlotEffect::Remove => remove = true,
             }
         }
         self.settle(id, remove, shows);
@@ -647,15 +649,15 @@ impl State {
             instance.deadline = deadline;
         }
         let stopping = match (&instance.slot.phase, instance.slot.want) {
-            (Phase::Stopped, _) | (Phase::Unconfigured, Want::Stopped) => Some(Ok(())),
-            (_, Want::Running) => Some(Err(ControlError::Superseded)),
-            (_, Want::Stopped) => None,
+            (SlotPhase::Stopped, _) | (SlotPhase::Unconfigured, RequestedState::Stopped) => Some(Ok(())),
+            (_, RequestedState::Running) => Some(Err(ControlError::Superseded)),
+            (_, RequestedState::Stopped) => None,
         };
         let answered = stopping.map(|answer| (std::mem::take(&mut instance.stopping), answer));
         let has_outcome = !remove && !instance.slot.is_under_way();
         let reconnected = (!instance.reconnecting.is_empty() && has_outcome).then(|| {
             let slot = &instance.slot;
-            let outcome = Reconnected {
+            let outcome = ReconnectOutcome {
                 success: slot.open_run().is_some() && slot.status == Status::Online,
                 status: slot.status,
                 status_message: slot.message.clone(),
@@ -697,12 +699,12 @@ impl State {
         }
     }
 
-    async fn spawn(&mut self, run: Run, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
+    async fn spawn(&mut self, run: RunNumber, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
         let id = spec.id.clone();
         let Some(instance) = self.instances.get_mut(&id) else { return };
-        let subject = Arc::new(Subject::from(&*spec));
+        let subject = Arc::new(EventSubject::from(&*spec));
         let remote = spec.is_remote();
-        let dice = Dice::new(self.args.seed ^ run.0, &spec.name);
+        let dice = JitterRng::new(self.args.seed ^ run.0, &spec.name);
         let args = worker::Args {
             run,
             subject: subject.clone(),
@@ -726,7 +728,7 @@ impl State {
         match spawned {
             Ok((actor, _)) => {
                 self.workers.insert(actor.get_id(), (id, run));
-                instance.workers.push(Worker { run, subject, actor, port: None, custody: None });
+                instance.workers.push(RunningWorker { run, subject, actor, port: None, custody: None });
             }
             Err(error) => {
                 let exit = WorkerExit::because(ExitCause::Panicked(error.to_string()));
@@ -735,17 +737,17 @@ impl State {
         }
     }
 
-    fn tell_budget(&self, change: Option<Change>) {
+    fn tell_budget(&self, change: Option<ThrottleChange>) {
         let Some(change) = change else { return };
         let team_id = self.args.team.clone();
         let window_seconds = self.args.budget.window.as_secs();
-        let throttled = matches!(change, Change::Throttled { .. });
+        let throttled = matches!(change, ThrottleChange::Throttled { .. });
         let event = match change {
-            Change::Throttled { exits: exits_in_window } => {
+            ThrottleChange::Throttled { exits: exits_in_window } => {
                 tracing::warn!(%team_id, exits_in_window, window_seconds, "too many unwanted exits: the team's servers start one at a time");
                 Event::TeamThrottled { team_id: team_id.clone(), exits_in_window, window_seconds }
             }
-            Change::Unthrottled { exits: exits_in_window } => {
+            ThrottleChange::Unthrottled { exits: exits_in_window } => {
                 tracing::info!(%team_id, exits_in_window, window_seconds, "the team's servers start as usual again");
                 Event::TeamUnthrottled { team_id: team_id.clone(), exits_in_window, window_seconds }
             }
@@ -771,7 +773,7 @@ impl State {
             return;
         }
         self.alarm = due.map(|at| {
-            let (mut alarm, me) = (Tasks::default(), myself.clone());
+            let (mut alarm, me) = (ActorTasks::default(), myself.clone());
             alarm.spawn(async move {
                 tokio::time::sleep_until(Instant::from_std(at)).await;
                 let _ = cast!(me, Msg::Tick);
@@ -781,18 +783,18 @@ impl State {
     }
 }
 
-impl Instance {
-    fn handle(&mut self, now: std::time::Instant, input: Input) -> Vec<Effect> {
+impl TeamInstance {
+    fn handle(&mut self, now: std::time::Instant, input: SlotInput) -> Vec<SlotEffect> {
         // Events name the configuration that applies after the input.
         let before = self.slot.spec.clone();
         let effects = self.slot.handle(now, input);
         if !Arc::ptr_eq(&before, &self.slot.spec) {
-            self.subject = Arc::new(Subject::from(&*self.slot.spec));
+            self.subject = Arc::new(EventSubject::from(&*self.slot.spec));
         }
         effects
     }
 
-    fn worker(&self, run: Run) -> Option<&Worker> {
+    fn worker(&self, run: RunNumber) -> Option<&RunningWorker> {
         self.workers.iter().find(|worker| worker.run == run)
     }
 
@@ -800,17 +802,17 @@ impl Instance {
         self.worker(self.slot.open_run()?)?.port.as_ref()
     }
 
-    fn tell_worker(&self, run: Run, msg: worker::Msg) {
+    fn tell_worker(&self, run: RunNumber, msg: worker::Msg) {
         if let Some(worker) = self.worker(run) {
             let _ = cast!(worker.actor, msg);
         }
     }
 
-    fn tell_session(&self, run: Run, control: Control) {
+    fn tell_session(&self, run: RunNumber, control: SessionControl) {
         self.tell_worker(run, worker::Msg::Control(control));
     }
 
-    fn admit(&mut self, run: Run) {
+    fn admit(&mut self, run: RunNumber) {
         // A run whose session is over takes no calls; callers wait for the news of its end.
         let port = self.worker(run).and_then(|worker| worker.port.clone());
         let Some(port) = port.filter(CallPort::is_open) else { return };
@@ -853,9 +855,11 @@ impl Instance {
     }
 }
 
-fn denied(effects: &[Effect]) -> Option<ControlError> {
+fn denied(effects: &[SlotEffect]) -> Option<ControlError> {
     effects.iter().find_map(|effect| match effect {
-        Effect::Denied { message, remedy } => Some(ControlError::Refused { message: message.clone(), remedy: *remedy }),
+        SlotEffect::Denied { message, remedy } => {
+            Some(ControlError::Refused { message: message.clone(), remedy: *remedy })
+        }
         _ => None,
     })
 }
@@ -870,89 +874,103 @@ fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
     }
 }
 
-fn log_told(spec: &InstanceSpec, told: &Told) {
+fn log_told(spec: &InstanceSpec, told: &SlotEvent) {
     let instance = &spec.name;
     match told {
-        Told::NotTaken { reason } => tracing::warn!(
+        SlotEvent::NotTaken { reason } => tracing::warn!(
             %instance, reason,
             "the new configuration did not come up; the old one stays"
         ),
-        Told::Crashed { exit, will_restart, .. } | Told::Exited { exit, will_restart } => {
+        SlotEvent::Crashed { exit, will_restart, .. } | SlotEvent::Exited { exit, will_restart } => {
             let uptime_seconds = exit.ran.unwrap_or_default().as_secs();
             tracing::warn!(
                 %instance, pid = exit.pid,
                 reason = exit.reason(), uptime_seconds, will_restart, "the server ended unasked"
             );
         }
-        Told::Dormant { pid, idle, .. } => tracing::info!(
+        SlotEvent::Dormant { pid, idle, .. } => tracing::info!(
             %instance, pid,
             idle_seconds = idle.as_secs(), "asleep"
         ),
-        Told::Respawned { dormant, took } => tracing::info!(
+        SlotEvent::Respawned { dormant, took } => tracing::info!(
             %instance, dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "the server has woken up"
         ),
-        Told::Health(HealthNews::Degraded { failures, last_error }) => tracing::warn!(
+        SlotEvent::Health(HealthChange::Degraded { failures, last_error }) => tracing::warn!(
             %instance, consecutive_failures = failures,
             last_error, "its health checks fail"
         ),
-        Told::Health(HealthNews::Restored { .. }) => tracing::info!(
+        SlotEvent::Health(HealthChange::Restored { .. }) => tracing::info!(
             %instance, "the server is healthy again"
         ),
-        Told::Reconnecting { attempt, after } => tracing::debug!(
+        SlotEvent::Reconnecting { attempt, after } => tracing::debug!(
             %instance, attempt,
             next_retry_ms = milliseconds(*after), "not connected"
         ),
         // Their status is logged.
-        Told::Disconnected { .. }
-        | Told::Reconnected { .. }
-        | Told::Started { .. }
-        | Told::Restarted { .. }
-        | Told::Discovered { .. }
-        | Told::Stopped { .. }
-        | Told::Removed { .. }
-        | Told::PermanentlyFailed { .. } => {}
+        SlotEvent::Disconnected { .. }
+        | SlotEvent::Reconnected { .. }
+        | SlotEvent::Started { .. }
+        | SlotEvent::Restarted { .. }
+        | SlotEvent::Discovered { .. }
+        | SlotEvent::Stopped { .. }
+        | SlotEvent::Removed { .. }
+        | SlotEvent::PermanentlyFailed { .. } => {}
     }
 }
 
-fn is_an_end(told: &Told) -> bool {
+fn is_an_end(told: &SlotEvent) -> bool {
     // These concern a run that has ended, not the current state of the instance.
-    matches!(told, Told::Stopped { .. } | Told::Disconnected { .. } | Told::Exited { .. } | Told::Crashed { .. })
+    matches!(
+        told,
+        SlotEvent::Stopped { .. }
+            | SlotEvent::Disconnected { .. }
+            | SlotEvent::Exited { .. }
+            | SlotEvent::Crashed { .. }
+    )
 }
 
-fn shows(input: &Input) -> bool {
+fn shows(input: &SlotInput) -> bool {
     // The snapshot changes after these inputs even without a visible effect.
     match input {
-        Input::Spawned(..) | Input::Update(_) | Input::DiscoveryFailed(..) | Input::Initialized(..) => true,
+        SlotInput::Spawned(..) | SlotInput::Update(_) | SlotInput::DiscoveryFailed(..) | SlotInput::Initialized(..) => {
+            true
+        }
         // An attempt begins, or is due earlier than before.
-        Input::Reconnect | Input::Woke(_) | Input::Granted(_) | Input::Call => true,
+        SlotInput::Reconnect | SlotInput::Woke(_) | SlotInput::Granted(_) | SlotInput::Call => true,
         _ => false,
     }
 }
 
-fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, now: std::time::Instant) -> Vec<Event> {
+fn events_of(
+    told: SlotEvent,
+    subject: &Arc<EventSubject>,
+    slot: &Slot,
+    events: &EventSender,
+    now: std::time::Instant,
+) -> Vec<Event> {
     let (of, pid, spec) = (subject.clone(), slot.pid, &*slot.spec);
     let seconds = |exit: &WorkerExit| exit.ran.unwrap_or_default().as_secs();
     let one = match told {
-        Told::Started { after, tool_count } => {
+        SlotEvent::Started { after, tool_count } => {
             let spawn_duration_ms = milliseconds(after);
             Event::Started { of, pid, transport: spec.transport().to_owned(), tool_count, spawn_duration_ms }
         }
-        Told::Restarted { reason, old_pid, attempt } => {
+        SlotEvent::Restarted { reason, old_pid, attempt } => {
             Event::Restarted { of, old_pid, new_pid: pid, restart_reason: reason, attempt_number: attempt }
         }
-        Told::Dormant { pid, idle, last_activity } => {
+        SlotEvent::Dormant { pid, idle, last_activity } => {
             let ago = now.saturating_duration_since(last_activity);
             // If the subtraction fails, the wall clock is wrong anyway.
             let last_activity_at = events.wall().checked_sub(ago).unwrap_or_default();
             Event::Dormant { of, pid, idle_duration_seconds: idle.as_secs(), last_activity_at }
         }
-        Told::Respawned { dormant, took } => Event::Respawned {
+        SlotEvent::Respawned { dormant, took } => Event::Respawned {
             of,
             pid,
             dormant_duration_seconds: dormant.as_secs(),
             respawn_duration_ms: milliseconds(took),
         },
-        Told::Discovered { before, now } => {
+        SlotEvent::Discovered { before, now } => {
             let tools = now.tools.iter().map(|tool| tool.name.to_string()).collect();
             let (tool_count, total_tokens) = (now.tools.len(), now.total_tokens());
             let discovered = Event::ToolsDiscovered { of: of.clone(), tool_count, total_tokens, tools };
@@ -966,24 +984,24 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
             return std::iter::once(discovered).chain(updated).collect();
         }
         // The accompanying status reports it.
-        Told::NotTaken { .. } => return Vec::new(),
-        Told::Disconnected { intentional: was_intentional } => Event::Disconnected { of, was_intentional },
-        Told::Reconnecting { attempt, after } => {
+        SlotEvent::NotTaken { .. } => return Vec::new(),
+        SlotEvent::Disconnected { intentional: was_intentional } => Event::Disconnected { of, was_intentional },
+        SlotEvent::Reconnecting { attempt, after } => {
             Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }
         }
-        Told::Reconnected { attempts: attempts_taken, changed } => {
+        SlotEvent::Reconnected { attempts: attempts_taken, changed } => {
             let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
             // Already validated in the handshake.
             let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
             Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken, changed }
         }
-        Told::Health(HealthNews::Degraded { failures: consecutive_failures, last_error }) => {
+        SlotEvent::Health(HealthChange::Degraded { failures: consecutive_failures, last_error }) => {
             Event::HealthDegraded { of, consecutive_failures, last_error }
         }
-        Told::Health(HealthNews::Restored { failures: consecutive_failures, last_error }) => {
+        SlotEvent::Health(HealthChange::Restored { failures: consecutive_failures, last_error }) => {
             Event::HealthRestored { of, consecutive_failures, last_error }
         }
-        Told::Stopped { kind, exit } => Event::Stopped {
+        SlotEvent::Stopped { kind, exit } => Event::Stopped {
             of,
             kind,
             exit_code: exit.code,
@@ -992,7 +1010,7 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
             active: None,
             dormant: None,
         },
-        Told::Removed { active, dormant, exit } => Event::Stopped {
+        SlotEvent::Removed { active, dormant, exit } => Event::Stopped {
             of,
             kind: StopKind::Uninstall,
             exit_code: exit.as_ref().and_then(|exit| exit.code),
@@ -1001,7 +1019,7 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
             active: Some(active),
             dormant: Some(dormant),
         },
-        Told::Exited { exit, will_restart } => Event::Exited {
+        SlotEvent::Exited { exit, will_restart } => Event::Exited {
             of,
             exit_code: exit.code,
             signal: exit.signal,
@@ -1009,7 +1027,7 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
             uptime_seconds: seconds(&exit),
             will_restart,
         },
-        Told::Crashed { exit, count, will_restart } => Event::Crashed {
+        SlotEvent::Crashed { exit, count, will_restart } => Event::Crashed {
             of,
             reason: exit.reason(),
             exit_code: exit.code,
@@ -1018,7 +1036,7 @@ fn events_of(told: Told, subject: &Arc<Subject>, slot: &Slot, events: &Emitter, 
             crash_count: count,
             will_restart,
         },
-        Told::PermanentlyFailed { exits, last_error, message, remedy } => Event::PermanentlyFailed {
+        SlotEvent::PermanentlyFailed { exits, last_error, message, remedy } => Event::PermanentlyFailed {
             of,
             total_crashes: exits,
             last_error,

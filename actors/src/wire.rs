@@ -22,7 +22,7 @@ const COUNTED_FROM: usize = 64 * 1024;
 /// Lines of a byte stream, with a limit of `line_max` bytes per line. `scanned` is the number of buffered bytes without
 /// a newline, and `dropped` the size so far of a line that is dropped because memory is short. `last_read` is the time
 /// of the last read, or of the creation before any.
-pub(crate) struct Lines<R> {
+pub(crate) struct LineReader<R> {
     reader: R,
     buffer: BytesMut,
     scanned: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Lines<R> {
 /// Result of a read. `FirstByte` is returned once. `Line` does not contain the newline. `Dropped` contains the size of
 /// a line that did not fit into the memory budget.
 #[derive(Debug)]
-pub(crate) enum Received {
+pub(crate) enum ReadOutcome {
     FirstByte,
     Line(Bytes),
     End,
@@ -46,7 +46,7 @@ pub(crate) enum Received {
     Failed(std::io::Error),
 }
 
-impl<R: AsyncRead + Unpin> Lines<R> {
+impl<R: AsyncRead + Unpin> LineReader<R> {
     pub(crate) fn new(reader: R, line_max: usize, memory: Arc<ByteBudget>) -> Self {
         let (share, last_read) = (memory.share(), Instant::now());
         let buffer = BytesMut::new();
@@ -59,28 +59,28 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 
     /// Returns the next line. Cancel-safe: a partial line stays in the buffer.
-    pub(crate) async fn next(&mut self) -> Received {
+    pub(crate) async fn next(&mut self) -> ReadOutcome {
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
                 let end = self.scanned + at;
                 if self.dropped + end > self.line_max {
-                    return Received::TooLong;
+                    return ReadOutcome::TooLong;
                 }
                 let line = self.buffer.split_to(end).freeze();
                 self.buffer.advance(1);
                 self.scanned = 0;
                 if self.dropped > 0 {
-                    return Received::Dropped(std::mem::take(&mut self.dropped) + end);
+                    return ReadOutcome::Dropped(std::mem::take(&mut self.dropped) + end);
                 }
                 if self.share.bytes() == 0 {
-                    return Received::Line(line);
+                    return ReadOutcome::Line(line);
                 }
                 let share = std::mem::replace(&mut self.share, self.memory.share());
-                return Received::Line(share.hold(line));
+                return ReadOutcome::Line(share.hold(line));
             }
             self.scanned = self.buffer.len();
             if self.dropped + self.scanned > self.line_max {
-                return Received::TooLong;
+                return ReadOutcome::TooLong;
             }
             if self.dropped > 0 || !self.has_memory() {
                 self.dropped += self.scanned;
@@ -100,14 +100,14 @@ impl<R: AsyncRead + Unpin> Lines<R> {
                 self.reader.read_buf(&mut self.buffer).await
             };
             match read {
-                Ok(0) => return Received::End,
+                Ok(0) => return ReadOutcome::End,
                 Ok(_) => {
                     self.last_read = Instant::now();
                     if !std::mem::replace(&mut self.started, true) {
-                        return Received::FirstByte;
+                        return ReadOutcome::FirstByte;
                     }
                 }
-                Err(error) => return Received::Failed(error),
+                Err(error) => return ReadOutcome::Failed(error),
             }
         }
     }
@@ -141,40 +141,43 @@ mod tests {
     #[tokio::test]
     async fn lines_are_found_across_reads_and_one_over_the_limit_is_told() {
         let text: &[u8] = b"one\n\ntwo-is-long\nrest";
-        let mut lines = Lines::new(tokio::io::BufReader::with_capacity(3, text), 11, ByteBudget::unlimited());
+        let mut lines = LineReader::new(tokio::io::BufReader::with_capacity(3, text), 11, ByteBudget::unlimited());
         let mut seen = Vec::new();
         loop {
             match lines.next().await {
-                Received::FirstByte => assert!(seen.is_empty()),
-                Received::Line(line) => seen.push(String::from_utf8_lossy(&line).into_owned()),
-                Received::End => break,
-                Received::Dropped(_) | Received::TooLong | Received::Failed(_) => panic!("no line is over the limit"),
+                ReadOutcome::FirstByte => assert!(seen.is_empty()),
+                ReadOutcome::Line(line) => seen.push(String::from_utf8_lossy(&line).into_owned()),
+                ReadOutcome::End => break,
+                ReadOutcome::Dropped(_) | ReadOutcome::TooLong | ReadOutcome::Failed(_) => {
+                    panic!("no line is over the limit")
+                }
             }
         }
         assert_eq!(seen, ["one", "", "two-is-long"]);
-        let mut long = Lines::new(b"twelve bytes\n".as_slice(), 11, ByteBudget::unlimited());
-        assert!(matches!(long.next().await, Received::FirstByte));
-        assert!(matches!(long.next().await, Received::TooLong));
+        let mut long = LineReader::new(b"twelve bytes\n".as_slice(), 11, ByteBudget::unlimited());
+        assert!(matches!(long.next().await, ReadOutcome::FirstByte));
+        assert!(matches!(long.next().await, ReadOutcome::TooLong));
     }
 
     #[tokio::test]
     async fn a_line_for_which_there_is_no_memory_is_dropped_and_the_next_one_is_read() {
         let budget = ByteBudget::new(300_000);
         let text = [&vec![b'a'; 400_000][..], b"\nshort\n", &vec![b'b'; 200_000], b"\n"].concat();
-        let mut lines = Lines::new(tokio::io::BufReader::with_capacity(1000, &text[..]), 1_000_000, budget.clone());
-        assert!(matches!(lines.next().await, Received::FirstByte));
-        assert!(matches!(lines.next().await, Received::Dropped(400_000)));
+        let mut lines =
+            LineReader::new(tokio::io::BufReader::with_capacity(1000, &text[..]), 1_000_000, budget.clone());
+        assert!(matches!(lines.next().await, ReadOutcome::FirstByte));
+        assert!(matches!(lines.next().await, ReadOutcome::Dropped(400_000)));
         assert_eq!(budget.used(), 0);
-        assert!(matches!(lines.next().await, Received::Line(line) if line == "short"));
-        let Received::Line(line) = lines.next().await else { panic!("there is memory for it") };
+        assert!(matches!(lines.next().await, ReadOutcome::Line(line) if line == "short"));
+        let ReadOutcome::Line(line) = lines.next().await else { panic!("there is memory for it") };
         assert_eq!(line.len(), 200_000);
         assert!((136_000..300_000).contains(&budget.used()), "{}", budget.used());
         drop(line);
         assert_eq!(budget.used(), 0);
         // A line over the limit is too long, with or without memory for it.
-        let mut long = Lines::new(&text[..], 350_000, ByteBudget::new(1000));
-        assert!(matches!(long.next().await, Received::FirstByte));
-        assert!(matches!(long.next().await, Received::TooLong));
+        let mut long = LineReader::new(&text[..], 350_000, ByteBudget::new(1000));
+        assert!(matches!(long.next().await, ReadOutcome::FirstByte));
+        assert!(matches!(long.next().await, ReadOutcome::TooLong));
     }
 
     #[test]

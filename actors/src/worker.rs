@@ -7,26 +7,26 @@ use ractor::{ActorRef, cast};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::audience::{Audience, Source, Stage};
-use crate::batcher::Emitter;
+use crate::audience::{Audience, AudienceHandle, SessionSource};
+use crate::batcher::EventSender;
 use crate::byte_budget::ServerMemory;
-use crate::calls::{CallPort, Counters, PortEnd};
+use crate::calls::{CallPort, CallPortReceiver, InstanceCounters};
 use crate::model::era::Era;
-use crate::model::event::Subject;
+use crate::model::event::EventSubject;
 use crate::model::exit::WorkerExit;
-use crate::model::ids::Run;
+use crate::model::ids::RunNumber;
 use crate::model::spec::InstanceSpec;
-use crate::rules::jitter::Dice;
-use crate::rules::slot::{HealthNews, Input};
-use crate::seam::{Connector, Link, OpenError};
-use crate::session::{Basis, Control, News};
+use crate::rules::jitter::JitterRng;
+use crate::rules::slot::{HealthChange, SlotInput};
+use crate::seam::{Connector, OpenError, ProcessLink};
+use crate::session::{SessionArgs, SessionControl, SessionEvent};
 use crate::{remote_worker, stdio_worker, team};
 
 /// Messages to a worker. `Opened` contains the result of starting a process. `Over` means that the session has ended
 /// and nothing of the run is left. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
-    Opened(Result<Link, OpenError>),
-    Control(Control),
+    Opened(Result<ProcessLink, OpenError>),
+    Control(SessionControl),
     Over(WorkerExit),
     Panic,
 }
@@ -35,28 +35,33 @@ pub(crate) enum Msg {
 impl ractor::Message for Msg {}
 
 pub(crate) struct Args {
-    pub(crate) run: Run,
+    pub(crate) run: RunNumber,
     pub(crate) spec: Arc<InstanceSpec>,
-    pub(crate) subject: Arc<Subject>,
+    pub(crate) subject: Arc<EventSubject>,
     pub(crate) discover: bool,
     pub(crate) era: Option<Era>,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) events: Emitter,
+    pub(crate) counters: Arc<InstanceCounters>,
+    pub(crate) events: EventSender,
     pub(crate) team: ActorRef<team::Msg>,
-    pub(crate) dice: Dice,
+    pub(crate) dice: JitterRng,
 }
 
 impl Args {
-    pub(crate) fn door(&self) -> (CallPort, PortEnd) {
+    pub(crate) fn door(&self) -> (CallPort, CallPortReceiver) {
         CallPort::new(self.run, self.spec.clone(), self.counters.clone())
     }
 
-    pub(crate) fn basis(&self, since: Instant, port: PortEnd, control: mpsc::UnboundedReceiver<Control>) -> Basis {
+    pub(crate) fn basis(
+        &self,
+        since: Instant,
+        port: CallPortReceiver,
+        control: mpsc::UnboundedReceiver<SessionControl>,
+    ) -> SessionArgs {
         let wall = self.events.clone();
-        Basis {
+        SessionArgs {
             spec: self.spec.clone(),
             port,
             control,
@@ -69,26 +74,29 @@ impl Args {
             news: self.news(),
             printed: None,
             memory: self.server_memory.clone(),
-            stage: Stage::new(self.audience.clone(), Source { id: self.spec.id.clone(), run: self.run }),
+            stage: AudienceHandle::new(
+                self.audience.clone(),
+                SessionSource { id: self.spec.id.clone(), run: self.run },
+            ),
         }
     }
 
-    fn news(&self) -> Box<dyn Fn(News) + Send> {
+    fn news(&self) -> Box<dyn Fn(SessionEvent) + Send> {
         let (run, id, team) = (self.run, self.spec.id.clone(), self.team.clone());
         Box::new(move |news| {
             let input = match news {
-                News::FirstByte => Input::FirstByte(run),
-                News::Printed(line) => Input::Printed(run, line),
-                News::Initialized(server) => Input::Initialized(run, server),
-                News::Discovered(catalogue) => Input::Discovered(run, catalogue),
-                News::DiscoveryFailed(why, pause) => Input::DiscoveryFailed(run, why, pause),
-                News::Recovered => Input::Recovered(run),
-                News::Leans(era) => Input::Leans(run, era),
-                News::Degraded(failures, last_error) => {
-                    Input::Health(run, HealthNews::Degraded { failures, last_error })
+                SessionEvent::FirstByte => SlotInput::FirstByte(run),
+                SessionEvent::Printed(line) => SlotInput::Printed(run, line),
+                SessionEvent::Initialized(server) => SlotInput::Initialized(run, server),
+                SessionEvent::Discovered(catalogue) => SlotInput::Discovered(run, catalogue),
+                SessionEvent::DiscoveryFailed(why, pause) => SlotInput::DiscoveryFailed(run, why, pause),
+                SessionEvent::Recovered => SlotInput::Recovered(run),
+                SessionEvent::Leans(era) => SlotInput::Leans(run, era),
+                SessionEvent::Degraded(failures, last_error) => {
+                    SlotInput::Health(run, HealthChange::Degraded { failures, last_error })
                 }
-                News::Restored(failures, last_error) => {
-                    Input::Health(run, HealthNews::Restored { failures, last_error })
+                SessionEvent::Restored(failures, last_error) => {
+                    SlotInput::Health(run, HealthChange::Restored { failures, last_error })
                 }
             };
             // The cast fails if the team's supervisor has died, and this worker with it.
@@ -96,7 +104,7 @@ impl Args {
         })
     }
 
-    pub(crate) fn tell_spawned(&self, spawned: team::Spawned) {
+    pub(crate) fn tell_spawned(&self, spawned: team::SpawnedRun) {
         let _ = cast!(self.team, team::Msg::Spawned(self.spec.id.clone(), self.run, spawned));
     }
 

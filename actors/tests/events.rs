@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::catalogue::Aspect;
+use mcp_satellite_actors::model::catalogue::CatalogueAspect;
 use mcp_satellite_actors::model::event::{
-    Envelope, Event, LogLevel, LogLine, RequestLine, RestartReason, StopKind, Subject,
+    Envelope, Event, EventSubject, LogLevel, LogLine, RequestLine, RestartReason, StopKind,
 };
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
@@ -18,8 +18,8 @@ fn at() -> Timestamp {
     "2026-11-21T06:33:00.123Z".parse().unwrap()
 }
 
-fn subject() -> Arc<Subject> {
-    Arc::new(Subject {
+fn subject() -> Arc<EventSubject> {
+    Arc::new(EventSubject {
         installation_id: "abc123".into(),
         team_id: "team_acme".into(),
         user_id: "user_alice".into(),
@@ -92,7 +92,12 @@ fn following(event: Option<&Event>) -> Option<Event> {
         Some(Event::Respawned { .. }) => Event::Disconnected { of, was_intentional: true },
         Some(Event::Disconnected { .. }) => Event::Reconnecting { of, attempt: 3, next_retry_ms: 4000 },
         Some(Event::Reconnecting { .. }) => {
-            let changed = vec![Aspect::Capabilities, Aspect::Tools, Aspect::Resources, Aspect::Prompts];
+            let changed = vec![
+                CatalogueAspect::Capabilities,
+                CatalogueAspect::Tools,
+                CatalogueAspect::Resources,
+                CatalogueAspect::Prompts,
+            ];
             let capabilities = json!({"tools": {"listChanged": true}});
             Event::Reconnected { of, capabilities, attempts_taken: 3, changed }
         }

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::model::memo::{Asleep, Delay, Exit, StoredMemo};
+use mcp_satellite_actors::model::ids::RunNumber;
+use mcp_satellite_actors::model::memo::{StoredDelay, StoredExit, StoredMemo, StoredSleep};
 use mcp_satellite_actors::model::policy::RestartPolicy;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::jitter::Dice;
-use mcp_satellite_actors::rules::slot::{Effect, Input, Memo, Phase, Slot, Want, Why};
+use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::rules::slot::{
+    RequestedState, Slot, SlotEffect, SlotInput, SlotMemo, SlotPhase, StartReason,
+};
 use samples::{catalogue, incomplete, introduced, remote, spec};
 
 /// A satellite that starts, at this moment of both clocks.
@@ -35,19 +37,19 @@ impl Start {
         self.wall - SignedDuration::from_secs(seconds)
     }
 
-    fn memo(&self, spec: &InstanceSpec, stored: &StoredMemo, tools: bool) -> Memo {
-        Memo::restored(spec, stored, tools.then(|| catalogue("read")), self.now, self.wall)
+    fn memo(&self, spec: &InstanceSpec, stored: &StoredMemo, tools: bool) -> SlotMemo {
+        SlotMemo::restored(spec, stored, tools.then(|| catalogue("read")), self.now, self.wall)
     }
 
-    fn slot(&self, spec: &Arc<InstanceSpec>, stored: &StoredMemo, tools: bool) -> (Slot, Vec<Effect>) {
-        let (slot, effects) = Slot::revive(spec.clone(), Dice::new(0, "a"), &self.memo(spec, stored, tools));
-        let refused = effects.iter().find(|effect| matches!(effect, Effect::Refused { .. }));
+    fn slot(&self, spec: &Arc<InstanceSpec>, stored: &StoredMemo, tools: bool) -> (Slot, Vec<SlotEffect>) {
+        let (slot, effects) = Slot::revive(spec.clone(), JitterRng::new(0, "a"), &self.memo(spec, stored, tools));
+        let refused = effects.iter().find(|effect| matches!(effect, SlotEffect::Refused { .. }));
         assert!(refused.is_none(), "every transition is one that the table knows: {refused:?}");
         (slot, effects)
     }
 
     fn asleep(&self, seconds: i64) -> StoredMemo {
-        StoredMemo { dormant: Some(Asleep { since: self.ago(seconds) }), ..StoredMemo::default() }
+        StoredMemo { dormant: Some(StoredSleep { since: self.ago(seconds) }), ..StoredMemo::default() }
     }
 }
 
@@ -55,20 +57,20 @@ fn failed() -> StoredMemo {
     StoredMemo { failed: Some("Process crashed 3 times".to_owned()), ..StoredMemo::default() }
 }
 
-fn asks_for_a_permit(effects: &[Effect]) -> bool {
-    effects.iter().any(|effect| matches!(effect, Effect::RequestPermit { .. }))
+fn asks_for_a_permit(effects: &[SlotEffect]) -> bool {
+    effects.iter().any(|effect| matches!(effect, SlotEffect::RequestPermit { .. }))
 }
 
 #[test]
 fn what_is_written_down_is_read_back_as_it_was() {
     let start = Start::new();
-    let exits = vec![Exit { at: start.ago(250), crash: true }, Exit { at: start.ago(20), crash: false }];
+    let exits = vec![StoredExit { at: start.ago(250), crash: true }, StoredExit { at: start.ago(20), crash: false }];
     let stored = StoredMemo {
         config: None,
         stopped: true,
         failed: Some("once too often".to_owned()),
-        dormant: Some(Asleep { since: start.ago(77) }),
-        delayed: Some(Delay { from: start.wall, until: start.ago(-9) }),
+        dormant: Some(StoredSleep { since: start.ago(77) }),
+        delayed: Some(StoredDelay { from: start.wall, until: start.ago(-9) }),
         exits,
         quick: 2,
         restarts: 5,
@@ -84,15 +86,15 @@ fn what_is_written_down_is_read_back_as_it_was() {
 #[test]
 fn one_that_failed_for_good_stays_so_until_a_person_restarts_it() {
     let start = Start::new();
-    for keep in [Keep::Listed, Keep::Lazy, Keep::AlwaysOn] {
+    for keep in [ProcessLifetime::Listed, ProcessLifetime::Lazy, ProcessLifetime::AlwaysOn] {
         let spec = spec(|config| config.keep = keep);
         let (mut slot, effects) = start.slot(&spec, &failed(), true);
-        assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &Phase::Failed), "{keep:?}");
+        assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &SlotPhase::Failed), "{keep:?}");
         assert_eq!(slot.message.as_deref(), Some("Process crashed 3 times"));
         assert!(!asks_for_a_permit(&effects));
-        slot.handle(start.now, Input::Call);
-        assert_eq!(slot.phase, Phase::Failed, "a call does not");
-        assert!(asks_for_a_permit(&slot.handle(start.now, Input::Restart)));
+        slot.handle(start.now, SlotInput::Call);
+        assert_eq!(slot.phase, SlotPhase::Failed, "a call does not");
+        assert!(asks_for_a_permit(&slot.handle(start.now, SlotInput::Restart)));
     }
 }
 
@@ -101,13 +103,13 @@ fn a_stop_wins_over_everything_else() {
     let start = Start::new();
     let asleep = StoredMemo { stopped: true, ..start.asleep(5) };
     for stored in [StoredMemo { stopped: true, ..failed() }, asleep] {
-        for spec in [spec(|_| {}), spec(|config| config.keep = Keep::Lazy), spec(incomplete), spec(remote)] {
+        for spec in [spec(|_| {}), spec(|config| config.keep = ProcessLifetime::Lazy), spec(incomplete), spec(remote)] {
             let (slot, effects) = start.slot(&spec, &stored, true);
             let expected = if spec.missing.is_empty() {
-                (Want::Stopped, Status::Offline, &Phase::Stopped)
+                (RequestedState::Stopped, Status::Offline, &SlotPhase::Stopped)
             } else {
                 // Its user is still asked.
-                (Want::Stopped, Status::AwaitingUserConfig, &Phase::Unconfigured)
+                (RequestedState::Stopped, Status::AwaitingUserConfig, &SlotPhase::Unconfigured)
             };
             assert_eq!((slot.want, slot.status, &slot.phase), expected);
             assert!(!asks_for_a_permit(&effects));
@@ -121,11 +123,11 @@ fn one_that_slept_sleeps_on_where_its_tools_are_known_and_may() {
     let slept = start.asleep(60);
     let (mut slot, effects) = start.slot(&spec(|_| {}), &slept, true);
     let since = start.now.checked_sub(Duration::from_secs(60)).unwrap();
-    assert_eq!((slot.status, &slot.phase), (Status::Online, &Phase::Dormant { since, not_before: start.now }));
+    assert_eq!((slot.status, &slot.phase), (Status::Online, &SlotPhase::Dormant { since, not_before: start.now }));
     assert!(slot.catalogue.is_some() && !asks_for_a_permit(&effects));
-    assert!(asks_for_a_permit(&slot.handle(start.now, Input::Call)), "a call wakes it");
+    assert!(asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)), "a call wakes it");
     for (spec, tools) in
-        [(spec(|_| {}), false), (spec(|config| config.keep = Keep::AlwaysOn), true), (spec(remote), true)]
+        [(spec(|_| {}), false), (spec(|config| config.keep = ProcessLifetime::AlwaysOn), true), (spec(remote), true)]
     {
         let (slot, effects) = start.slot(&spec, &slept, tools);
         assert!(!slot.is_dormant() && asks_for_a_permit(&effects), "{:?} is started", spec.keep);
@@ -145,8 +147,8 @@ fn one_that_did_not_sleep_is_started_also_where_its_tools_are_known() {
 fn what_was_left_of_a_delay_is_waited_for_and_no_more() {
     let start = Start::new();
     let delayed = |from: i64, until: i64| StoredMemo {
-        delayed: Some(Delay { from: start.ago(from), until: start.ago(until) }),
-        exits: vec![Exit { at: start.ago(from), crash: true }],
+        delayed: Some(StoredDelay { from: start.ago(from), until: start.ago(until) }),
+        exits: vec![StoredExit { at: start.ago(from), crash: true }],
         quick: 1,
         ..StoredMemo::default()
     };
@@ -158,20 +160,22 @@ fn what_was_left_of_a_delay_is_waited_for_and_no_more() {
             continue;
         }
         let until = start.now + Duration::from_secs(left);
-        assert!(matches!(slot.phase, Phase::Backoff { until: at, why: Why::Again { attempt: 1, .. } } if at == until));
+        assert!(
+            matches!(slot.phase, SlotPhase::Backoff { until: at, why: StartReason::Again { attempt: 1, .. } } if at == until)
+        );
         assert_eq!(slot.next_retry_at(), Some(until));
-        assert!(!asks_for_a_permit(&effects) && !asks_for_a_permit(&slot.handle(start.now, Input::Call)));
-        assert!(asks_for_a_permit(&slot.handle(until, Input::Tick(None))));
+        assert!(!asks_for_a_permit(&effects) && !asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)));
+        assert!(asks_for_a_permit(&slot.handle(until, SlotInput::Tick(None))));
     }
 }
 
 #[test]
 fn a_call_does_not_wake_one_before_the_delay_that_it_slept_with_is_over() {
     let start = Start::new();
-    let delayed = Some(Delay { from: start.wall, until: start.ago(-5) });
+    let delayed = Some(StoredDelay { from: start.wall, until: start.ago(-5) });
     let (mut slot, _) = start.slot(&spec(|_| {}), &StoredMemo { delayed, ..start.asleep(1) }, true);
-    assert!(!asks_for_a_permit(&slot.handle(start.now, Input::Call)));
-    assert!(asks_for_a_permit(&slot.handle(start.now + Duration::from_secs(5), Input::Tick(None))));
+    assert!(!asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)));
+    assert!(asks_for_a_permit(&slot.handle(start.now + Duration::from_secs(5), SlotInput::Tick(None))));
 }
 
 #[test]
@@ -179,7 +183,7 @@ fn exits_count_on_within_their_window_and_those_of_the_future_count_as_now() {
     let start = Start::new();
     let policy = RestartPolicy::default();
     let count = |seconds: &[i64], later: u64| {
-        let exits = seconds.iter().map(|ago| Exit { at: start.ago(*ago), crash: true }).collect();
+        let exits = seconds.iter().map(|ago| StoredExit { at: start.ago(*ago), crash: true }).collect();
         let (slot, _) = start.slot(&spec(|_| {}), &StoredMemo { exits, ..StoredMemo::default() }, false);
         slot.history.in_window(&policy, start.now + Duration::from_secs(later))
     };
@@ -194,15 +198,15 @@ fn exits_count_on_within_their_window_and_those_of_the_future_count_as_now() {
 #[test]
 fn only_what_outlives_the_satellite_is_a_reason_to_write() {
     let start = Start::new();
-    let (mut slot, _) = Slot::new(spec(|_| {}), Dice::new(0, "a"));
-    let nothing = Memo::default();
+    let (mut slot, _) = Slot::new(spec(|_| {}), JitterRng::new(0, "a"));
+    let nothing = SlotMemo::default();
     assert!(slot.memo().is_stored_as(&nothing));
-    slot.handle(start.now, Input::Stop);
+    slot.handle(start.now, SlotInput::Stop);
     let stopped = slot.memo();
     assert!(!stopped.is_stored_as(&nothing));
-    slot.handle(start.now, Input::Stop);
+    slot.handle(start.now, SlotInput::Stop);
     assert!(slot.memo().is_stored_as(&stopped));
-    slot.handle(start.now, Input::Start);
+    slot.handle(start.now, SlotInput::Start);
     assert!(!slot.memo().is_stored_as(&stopped) && slot.memo().is_stored_as(&nothing));
 }
 
@@ -217,16 +221,16 @@ fn the_era_of_a_server_is_written_down_where_it_is_not_the_one_that_is_tried_fir
         let stored = StoredMemo { era: remembered, ..StoredMemo::default() };
         let (mut slot, _) = start.slot(&spec(|_| {}), &stored, false);
         assert_eq!(slot.era, remembered);
-        let (run, other) = (Run(1), Run(2));
-        slot.handle(start.now, Input::Granted(run));
+        let (run, other) = (RunNumber(1), RunNumber(2));
+        slot.handle(start.now, SlotInput::Granted(run));
         // It ended before it could say so: what it has refused is known all the same.
-        slot.handle(start.now, Input::Leans(other, found.other()));
+        slot.handle(start.now, SlotInput::Leans(other, found.other()));
         assert_eq!(slot.era, remembered, "that is about another run");
-        slot.handle(start.now, Input::Leans(run, found));
+        slot.handle(start.now, SlotInput::Leans(run, found));
         assert_eq!(slot.memo().stored(start.now, start.wall).era, written);
         let mut server = introduced();
         Arc::get_mut(&mut server).unwrap().era = found;
-        slot.handle(start.now, Input::Initialized(run, server));
+        slot.handle(start.now, SlotInput::Initialized(run, server));
         assert_eq!(slot.memo().stored(start.now, start.wall).era, written);
     }
 }

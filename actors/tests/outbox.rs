@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::rules::outbox::{Outbox, State};
-use mcp_satellite_actors::seam::{Answer, Batch};
+use mcp_satellite_actors::rules::outbox::{BatcherState, Outbox};
+use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use proptest::prelude::*;
 
 /// An outbox with a time of its own, and what has become of its events.
@@ -54,19 +54,19 @@ impl Desk {
     }
 
     /// A cycle begins, and this is its first batch.
-    fn cycle(&mut self) -> Option<Arc<Batch>> {
+    fn cycle(&mut self) -> Option<Arc<SinkBatch>> {
         self.outbox.begin_cycle(self.now);
         self.next()
     }
 
-    fn next(&mut self) -> Option<Arc<Batch>> {
+    fn next(&mut self) -> Option<Arc<SinkBatch>> {
         self.outbox.next_batch(self.now, Timestamp::UNIX_EPOCH)
     }
 
-    fn answer(&mut self, batch: &Batch, answer: Answer) {
+    fn answer(&mut self, batch: &SinkBatch, answer: SinkAnswer) {
         let taken: Vec<usize> = match &answer {
-            Answer::Accepted => (0..batch.events.len()).collect(),
-            Answer::Partial(failed) => {
+            SinkAnswer::Accepted => (0..batch.events.len()).collect(),
+            SinkAnswer::Partial(failed) => {
                 (0..batch.events.len()).filter(|at| failed.iter().all(|(index, _)| index != at)).collect()
             }
             _ => Vec::new(),
@@ -77,7 +77,7 @@ impl Desk {
     }
 
     /// A whole cycle against a sink; how many batches it took.
-    fn run_cycle(&mut self, mut sink: impl FnMut(&Batch) -> Answer) -> usize {
+    fn run_cycle(&mut self, mut sink: impl FnMut(&SinkBatch) -> SinkAnswer) -> usize {
         self.outbox.begin_cycle(self.now);
         let mut batches = 0;
         while let Some(batch) = self.next() {
@@ -97,7 +97,7 @@ impl Desk {
     }
 }
 
-fn seqs(batch: &Batch) -> Vec<u64> {
+fn seqs(batch: &SinkBatch) -> Vec<u64> {
     batch.events.iter().map(|event| event.seq).collect()
 }
 
@@ -124,7 +124,7 @@ fn nothing_is_sent_before_the_cycle() {
     let mut desk = Desk::new();
     desk.push(250);
     assert_eq!(desk.next(), None);
-    assert_eq!(desk.run_cycle(|_| Answer::Accepted), 3);
+    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 3);
     desk.push(1);
     assert_eq!(desk.next(), None, "it came after the cycle");
 }
@@ -136,7 +136,7 @@ fn more_than_a_hundred_go_in_following_batches_in_order() {
     let mut sizes = Vec::new();
     desk.run_cycle(|batch| {
         sizes.push(batch.events.len());
-        Answer::Accepted
+        SinkAnswer::Accepted
     });
     assert_eq!(sizes, [100, 100, 50]);
     assert_eq!(desk.sent(), to(250));
@@ -149,9 +149,9 @@ fn one_batch_is_in_flight_at_a_time_and_each_has_an_id_of_its_own() {
     desk.push(150);
     let first = desk.cycle().unwrap();
     assert!(desk.outbox.is_sending());
-    assert_eq!(desk.outbox.statistics().state, State::Sending);
+    assert_eq!(desk.outbox.statistics().state, BatcherState::Sending);
     assert_eq!(desk.next(), None);
-    desk.answer(&first, Answer::Accepted);
+    desk.answer(&first, SinkAnswer::Accepted);
     let second = desk.next().unwrap();
     assert_eq!((first.id, second.id), (7, 8));
 }
@@ -162,7 +162,7 @@ fn over_ten_thousand_the_oldest_go_and_are_announced() {
     desk.push(10_003);
     assert_eq!(desk.outbox.statistics().queue_size, 10_000);
     assert_eq!(desk.outbox.statistics().dropped, 3);
-    desk.run_cycle(|_| Answer::Accepted);
+    desk.run_cycle(|_| SinkAnswer::Accepted);
     assert_eq!(desk.sent(), (4..=10_004).collect::<Vec<u64>>());
     assert_eq!(gaps(&desk.sent), [(1, 3)]);
     assert!(desk.outbox.is_empty());
@@ -176,7 +176,7 @@ fn a_gap_alone_is_announced_in_its_cycle_and_not_before() {
     assert_eq!(desk.outbox.statistics().dropped, 7);
     assert!(!desk.outbox.is_empty(), "a gap that nobody was told of is not settled");
     assert_eq!(desk.next(), None, "no cycle has begun");
-    desk.run_cycle(|_| Answer::Accepted);
+    desk.run_cycle(|_| SinkAnswer::Accepted);
     assert_eq!((desk.sent(), gaps(&desk.sent)), (vec![8], vec![(1, 7)]));
     assert!(desk.outbox.is_empty());
 }
@@ -187,12 +187,12 @@ fn the_batch_in_flight_is_never_dropped_and_comes_again_under_its_id() {
     desk.push(100);
     let batch = desk.cycle().unwrap();
     desk.push(10_050);
-    desk.answer(&batch, Answer::Unavailable("503".to_owned()));
+    desk.answer(&batch, SinkAnswer::Unavailable("503".to_owned()));
     desk.wait(3);
     let again = desk.cycle().unwrap();
     assert_eq!(again, batch);
-    desk.answer(&again, Answer::Accepted);
-    desk.run_cycle(|_| Answer::Accepted);
+    desk.answer(&again, SinkAnswer::Accepted);
+    desk.run_cycle(|_| SinkAnswer::Accepted);
     assert_eq!(gaps(&desk.sent), [(101, 150)]);
     assert_eq!(desk.sent()[..101], [to(100), vec![151]].concat());
 }
@@ -213,10 +213,10 @@ fn a_gap_whose_announcement_was_dropped_is_announced_again_and_says_no_more_than
     desk.push(14);
     let batch = desk.cycle().unwrap();
     assert_eq!(seqs(&batch), [5, 6, 7, 8]);
-    desk.answer(&batch, Answer::Accepted);
+    desk.answer(&batch, SinkAnswer::Accepted);
     // The announcement of 1 to 4 waits as 15; these are one too many for it.
     desk.push(15);
-    desk.run_cycle(|_| Answer::Accepted);
+    desk.run_cycle(|_| SinkAnswer::Accepted);
     assert_eq!(gaps(&desk.sent), [(1, 4), (9, 20)]);
     assert_eq!(desk.sent(), [to(8)[4..].to_vec(), (21..=32).collect()].concat());
 }
@@ -227,18 +227,18 @@ fn what_a_partial_answer_refuses_is_dropped_and_the_rest_is_taken() {
     desk.push(5);
     let failures = [(4, "x"), (1, "y"), (1, "again"), (9, "not there")];
     let failures: Vec<(usize, String)> = failures.map(|(at, why)| (at, why.to_owned())).to_vec();
-    desk.run_cycle(|_| Answer::Partial(failures.clone()));
+    desk.run_cycle(|_| SinkAnswer::Partial(failures.clone()));
     assert_eq!((desk.sent(), desk.refused()), (vec![1, 3, 4], vec![5, 2]));
     let statistics = desk.outbox.statistics();
     assert_eq!((statistics.sent, statistics.failed, statistics.unsent()), (3, 2, 0));
-    assert_eq!(statistics.state, State::Idle);
+    assert_eq!(statistics.state, BatcherState::Idle);
 }
 
 /// A sink that takes none of a batch with an invalid event in it, and says which one or does not.
-fn strict(invalid: &[u64], names_it: bool) -> impl FnMut(&Batch) -> Answer {
+fn strict(invalid: &[u64], names_it: bool) -> impl FnMut(&SinkBatch) -> SinkAnswer {
     move |batch| match batch.events.iter().position(|event| invalid.contains(&event.seq)) {
-        Some(at) => Answer::Invalid(names_it.then_some(at), "what is this?".to_owned()),
-        None => Answer::Accepted,
+        Some(at) => SinkAnswer::Invalid(names_it.then_some(at), "what is this?".to_owned()),
+        None => SinkAnswer::Accepted,
     }
 }
 
@@ -264,7 +264,7 @@ fn invalid_events_are_found_wherever_they_are_and_only_they_are_dropped() {
 fn a_batch_of_nothing_but_invalid_events_is_dropped_event_by_event() {
     let mut desk = Desk::new();
     desk.push(20);
-    desk.run_cycle(|_| Answer::Invalid(None, "no".to_owned()));
+    desk.run_cycle(|_| SinkAnswer::Invalid(None, "no".to_owned()));
     assert_eq!((desk.sent(), desk.refused()), (Vec::new(), to(20)));
     assert!(desk.outbox.is_empty());
 }
@@ -275,7 +275,7 @@ fn an_index_that_is_not_in_the_batch_is_as_good_as_none() {
     desk.push(8);
     desk.run_cycle(|batch| {
         let bad = batch.events.iter().any(|event| event.seq == 3);
-        if bad { Answer::Invalid(Some(1_000), "no".to_owned()) } else { Answer::Accepted }
+        if bad { SinkAnswer::Invalid(Some(1_000), "no".to_owned()) } else { SinkAnswer::Accepted }
     });
     assert_eq!(desk.refused(), [3]);
 }
@@ -288,7 +288,7 @@ fn a_batch_that_is_too_large_is_halved_until_it_fits_and_an_event_that_never_fit
     desk.run_cycle(|batch| {
         sizes.push(batch.events.len());
         let fits = batch.events.len() <= 30 && batch.events.iter().all(|event| event.seq != 77);
-        if fits { Answer::Accepted } else { Answer::TooLarge }
+        if fits { SinkAnswer::Accepted } else { SinkAnswer::TooLarge }
     });
     assert_eq!(sizes[..4], [100, 50, 25, 100]);
     assert_eq!(desk.refused(), [77]);
@@ -297,15 +297,15 @@ fn a_batch_that_is_too_large_is_halved_until_it_fits_and_an_event_that_never_fit
 
 #[test]
 fn what_the_sink_cannot_take_now_is_kept_until_the_next_cycle() {
-    for answer in [Answer::Unauthorized, Answer::Unavailable("refused".to_owned())] {
+    for answer in [SinkAnswer::Unauthorized, SinkAnswer::Unavailable("refused".to_owned())] {
         let mut desk = Desk::new();
         desk.push(150);
         assert_eq!(desk.run_cycle(|_| answer.clone()), 1, "one attempt a cycle");
-        assert_eq!(desk.outbox.statistics().state, State::Retrying);
+        assert_eq!(desk.outbox.statistics().state, BatcherState::Retrying);
         assert!(desk.outbox.statistics().last_error.is_some());
         assert_eq!(desk.outbox.unsent(), 150);
         desk.wait(3);
-        assert_eq!(desk.run_cycle(|_| Answer::Accepted), 2);
+        assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 2);
         assert_eq!(desk.sent(), to(150));
         assert_eq!(desk.outbox.statistics().last_error, None);
     }
@@ -317,7 +317,7 @@ fn pauses(desk: &mut Desk, count: usize, retry_after: Option<u64>) -> Vec<u64> {
         let since = desk.now;
         loop {
             desk.wait(1);
-            let batches = desk.run_cycle(|_| Answer::Throttled(retry_after.map(Duration::from_secs)));
+            let batches = desk.run_cycle(|_| SinkAnswer::Throttled(retry_after.map(Duration::from_secs)));
             if batches > 0 {
                 return desk.now.duration_since(since).as_secs();
             }
@@ -330,14 +330,14 @@ fn pauses(desk: &mut Desk, count: usize, retry_after: Option<u64>) -> Vec<u64> {
 fn a_throttling_sink_is_tried_again_after_3_6_12_24_and_48_seconds_and_the_delay_resets_after_a_success() {
     let mut desk = Desk::new();
     desk.push(1);
-    desk.run_cycle(|_| Answer::Throttled(None));
-    assert_eq!(desk.outbox.statistics().state, State::BackingOff);
+    desk.run_cycle(|_| SinkAnswer::Throttled(None));
+    assert_eq!(desk.outbox.statistics().state, BatcherState::BackingOff);
     assert_eq!(pauses(&mut desk, 6, None), [3, 6, 12, 24, 48, 48]);
     desk.wait(48);
-    desk.run_cycle(|_| Answer::Accepted);
+    desk.run_cycle(|_| SinkAnswer::Accepted);
     assert_eq!(desk.sent(), [1]);
     desk.push(1);
-    desk.run_cycle(|_| Answer::Throttled(None));
+    desk.run_cycle(|_| SinkAnswer::Throttled(None));
     assert_eq!(pauses(&mut desk, 1, None), [3], "the delay starts again");
 }
 
@@ -345,7 +345,7 @@ fn a_throttling_sink_is_tried_again_after_3_6_12_24_and_48_seconds_and_the_delay
 fn retry_after_is_honoured_where_it_is_longer() {
     let mut desk = Desk::new();
     desk.push(1);
-    desk.run_cycle(|_| Answer::Throttled(Some(Duration::from_secs(20))));
+    desk.run_cycle(|_| SinkAnswer::Throttled(Some(Duration::from_secs(20))));
     assert_eq!(pauses(&mut desk, 4, Some(20)), [20, 20, 20, 24]);
 }
 
@@ -353,21 +353,21 @@ fn retry_after_is_honoured_where_it_is_longer() {
 fn no_retry_after_is_too_long_to_be_counted() {
     let mut desk = Desk::new();
     desk.push(1);
-    desk.run_cycle(|_| Answer::Throttled(Some(Duration::MAX)));
+    desk.run_cycle(|_| SinkAnswer::Throttled(Some(Duration::MAX)));
     desk.wait(3600);
     assert_eq!(desk.cycle(), None);
-    assert_eq!(desk.outbox.statistics().state, State::BackingOff);
+    assert_eq!(desk.outbox.statistics().state, BatcherState::BackingOff);
 }
 
 #[test]
 fn on_the_way_out_a_pause_is_not_honoured() {
     let mut desk = Desk::new();
     desk.push(150);
-    desk.run_cycle(|_| Answer::Throttled(None));
+    desk.run_cycle(|_| SinkAnswer::Throttled(None));
     desk.push(1);
     desk.outbox.hurry();
     while let Some(batch) = desk.next() {
-        desk.answer(&batch, Answer::Accepted);
+        desk.answer(&batch, SinkAnswer::Accepted);
     }
     assert_eq!(desk.sent(), to(151));
 }
@@ -396,7 +396,7 @@ fn what_is_read_from_where_it_is_stored_keeps_its_numbers_and_nothing_goes_twice
     let mut batches = Vec::new();
     desk.run_cycle(|batch| {
         batches.push(seqs(batch));
-        Answer::Accepted
+        SinkAnswer::Accepted
     });
     assert_eq!(batches, [[5, 6, 9, 10, 11]]);
     assert_eq!(desk.outbox.settled_before(), None);
@@ -407,7 +407,7 @@ fn what_is_read_from_where_it_is_stored_keeps_its_numbers_and_nothing_goes_twice
 fn what_is_read_is_over_no_limit() {
     let mut desk = Desk::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
     desk.outbox.refill(stored(1..=250));
-    assert_eq!(desk.run_cycle(|_| Answer::Accepted), 3);
+    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 3);
     assert_eq!(desk.sent(), to(250));
     assert_eq!(desk.outbox.statistics().dropped, 0);
 }
@@ -420,12 +420,12 @@ fn what_was_in_flight_when_a_process_ended_goes_first_and_under_its_id() {
     assert_eq!(desk.next(), None, "with the cycle, as always");
     let batch = desk.cycle().unwrap();
     assert_eq!((batch.id, seqs(&batch)), (3, (41..=60).collect()));
-    let unavailable = Answer::Unavailable("down".to_owned());
+    let unavailable = SinkAnswer::Unavailable("down".to_owned());
     desk.answer(&batch, unavailable);
     assert!(desk.outbox.is_kept());
     assert_eq!(desk.cycle(), Some(batch.clone()), "and again");
     assert!(!desk.outbox.is_kept());
-    desk.answer(&batch, Answer::Accepted);
+    desk.answer(&batch, SinkAnswer::Accepted);
     let next = desk.next().unwrap();
     assert_eq!((next.id, seqs(&next)), (7, (61..=65).collect()), "a new one has an id of this process");
 }
@@ -444,25 +444,25 @@ fn the_first_that_is_not_settled_is_known_whatever_the_answers() {
     let first = |desk: &Desk| desk.outbox.settled_before();
     let batch = desk.cycle().unwrap();
     assert_eq!(first(&desk), Some(1), "in flight is not settled");
-    desk.answer(&batch, Answer::Throttled(None));
+    desk.answer(&batch, SinkAnswer::Throttled(None));
     assert_eq!(first(&desk), Some(1));
     desk.wait(6);
     let batch = desk.cycle().unwrap();
-    desk.answer(&batch, Answer::Invalid(Some(0), "the first".to_owned()));
+    desk.answer(&batch, SinkAnswer::Invalid(Some(0), "the first".to_owned()));
     assert_eq!(first(&desk), Some(2), "one that is refused for good is settled");
     let batch = desk.next().unwrap();
-    desk.answer(&batch, Answer::TooLarge);
+    desk.answer(&batch, SinkAnswer::TooLarge);
     assert_eq!(first(&desk), Some(2));
     let batch = desk.next().unwrap();
     assert_eq!(seqs(&batch), [2, 3, 4, 5]);
-    desk.answer(&batch, Answer::Partial(vec![(3, "the last".to_owned())]));
+    desk.answer(&batch, SinkAnswer::Partial(vec![(3, "the last".to_owned())]));
     assert_eq!(first(&desk), Some(6));
     let batch = desk.next().unwrap();
-    desk.answer(&batch, Answer::Invalid(Some(2), "in the middle".to_owned()));
+    desk.answer(&batch, SinkAnswer::Invalid(Some(2), "in the middle".to_owned()));
     assert_eq!(first(&desk), Some(6), "what is before it is not taken");
     let batch = desk.next().unwrap();
     assert_eq!(seqs(&batch), [6, 7, 9, 10]);
-    desk.answer(&batch, Answer::Accepted);
+    desk.answer(&batch, SinkAnswer::Accepted);
     assert_eq!(first(&desk), None);
     assert_eq!(desk.refused(), [1, 5, 8]);
 }
@@ -471,7 +471,7 @@ fn the_first_that_is_not_settled_is_known_whatever_the_answers() {
 fn reconnecting_events_of_one_instance_are_thinned_to_five_and_each_doubling() {
     let subject = |name: &str| {
         let ids = ("abc123".into(), "team_acme".into(), "user_alice".into());
-        Arc::new(Subject {
+        Arc::new(EventSubject {
             installation_id: ids.0,
             team_id: ids.1,
             user_id: ids.2,
@@ -527,7 +527,7 @@ enum Reply {
     Unavailable,
 }
 
-impl From<Reply> for Answer {
+impl From<Reply> for SinkAnswer {
     fn from(reply: Reply) -> Self {
         let why = || "because".to_owned();
         match reply {
@@ -574,8 +574,8 @@ proptest! {
     ) {
         let policy = BatchPolicy { batch_max: 4, queue_max: 10, ..BatchPolicy::default() };
         let mut desk = Desk::with(policy.clone());
-        let mut in_flight: Option<Arc<Batch>> = None;
-        let mut known: Option<Arc<Batch>> = None;
+        let mut in_flight: Option<Arc<SinkBatch>> = None;
+        let mut known: Option<Arc<SinkBatch>> = None;
         for step in steps {
             let mut came = None;
             match step {
@@ -611,11 +611,11 @@ proptest! {
             prop_assert_eq!((statistics.sent, statistics.failed), (desk.sent.len() as u64, desk.refused.len() as u64));
         }
         if let Some(batch) = in_flight {
-            desk.answer(&batch, Answer::Accepted);
+            desk.answer(&batch, SinkAnswer::Accepted);
         }
         desk.wait(3600);
         while !desk.outbox.is_empty() {
-            prop_assert!(desk.run_cycle(|_| Answer::Accepted) > 0, "it is stuck: {:?}", desk.outbox);
+            prop_assert!(desk.run_cycle(|_| SinkAnswer::Accepted) > 0, "it is stuck: {:?}", desk.outbox);
         }
 
         let sent = desk.sent();
@@ -645,10 +645,10 @@ fn events_are_not_sent_before_their_numbers_are_reserved() {
     desk.push(1);
     let numbered: Vec<u64> = desk.outbox.number(3).map(|envelope| envelope.seq).collect();
     assert_eq!((numbered, desk.outbox.wanted()), (vec![1, 2, 3], Some(4)));
-    assert_eq!(desk.run_cycle(|_| Answer::Accepted), 1);
+    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 1);
     assert!(!desk.outbox.is_empty());
     assert_eq!(desk.reserve(), [4]);
-    assert_eq!(desk.run_cycle(|_| Answer::Accepted), 1);
+    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 1);
     assert!(desk.outbox.is_empty());
     let seqs: Vec<u64> = desk.sent.iter().map(|(seq, _)| *seq).collect();
     assert_eq!(seqs, [1, 2, 3, 4]);
@@ -668,7 +668,7 @@ fn events_that_are_dropped_without_a_number_are_announced_once_there_are_numbers
     desk.push(1);
     for _ in 0..3 {
         desk.reserve();
-        desk.run_cycle(|_| Answer::Accepted);
+        desk.run_cycle(|_| SinkAnswer::Accepted);
     }
     assert!(desk.outbox.is_empty());
     let announced = |event: &Event| match event {

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mcp_satellite_actors::model::ids::{InstanceId, Run, TeamId};
-use mcp_satellite_actors::rules::permits::{Permits, Urgency};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber, TeamId};
+use mcp_satellite_actors::rules::permits::{StartPermits, StartPriority};
 use proptest::prelude::*;
 
 const TEAMS: [&str; 3] = ["a", "b", "c"];
@@ -41,8 +41,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[derive(Default)]
 struct Model {
-    waiting: BTreeMap<InstanceId, Urgency>,
-    held: BTreeMap<Run, TeamId>,
+    waiting: BTreeMap<InstanceId, StartPriority>,
+    held: BTreeMap<RunNumber, TeamId>,
     throttled: BTreeSet<TeamId>,
     runs: u64,
 }
@@ -53,20 +53,23 @@ impl Model {
     }
 
     /// Whether somebody of this urgency or more could be given a permit now.
-    fn somebody(&self, least: Urgency) -> bool {
+    fn somebody(&self, least: StartPriority) -> bool {
         self.waiting.iter().any(|(instance, urgency)| *urgency >= least && self.may_start(&instance.team))
     }
 
-    fn grant(&mut self, permits: &mut Permits) -> Result<bool, TestCaseError> {
-        let next = Run(self.runs + 1);
+    fn grant(&mut self, permits: &mut StartPermits) -> Result<bool, TestCaseError> {
+        let next = RunNumber(self.runs + 1);
         let granted = permits.grant(|| next);
         let free = self.held.len() < LIMIT;
-        prop_assert_eq!(granted.is_some(), free && self.somebody(Urgency::Normal), "one is free and one waits");
+        prop_assert_eq!(granted.is_some(), free && self.somebody(StartPriority::Normal), "one is free and one waits");
         let Some((instance, run)) = granted else { return Ok(false) };
         let urgency = self.waiting.get(&instance).copied();
         prop_assert!(urgency.is_some(), "{} does not wait", instance);
         prop_assert!(self.may_start(&instance.team), "{} is throttled", instance.team);
-        prop_assert!(urgency == Some(Urgency::Urgent) || !self.somebody(Urgency::Urgent), "a caller waits behind it");
+        prop_assert!(
+            urgency == Some(StartPriority::Urgent) || !self.somebody(StartPriority::Urgent),
+            "a caller waits behind it"
+        );
         self.waiting.remove(&instance);
         self.runs += 1;
         self.held.insert(run, instance.team.clone());
@@ -79,11 +82,11 @@ proptest! {
 
     #[test]
     fn a_permit_goes_to_who_may_have_it_and_to_everybody_in_the_end(steps in prop::collection::vec(step(), 1..100)) {
-        let (mut permits, mut model) = (Permits::new(LIMIT), Model::default());
+        let (mut permits, mut model) = (StartPermits::new(LIMIT), Model::default());
         for step in steps {
             match step {
                 Step::Request { team, instance, urgent } => {
-                    let urgency = if urgent { Urgency::Urgent } else { Urgency::Normal };
+                    let urgency = if urgent { StartPriority::Urgent } else { StartPriority::Normal };
                     permits.request(id(team, instance), urgency);
                     let known = model.waiting.entry(id(team, instance)).or_insert(urgency);
                     *known = urgency.max(*known);

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Event, RequestLine, Subject};
+use mcp_satellite_actors::model::event::{Event, EventSubject, RequestLine};
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::rules::request_log::{Payload, Request, RequestLog};
+use mcp_satellite_actors::model::secret::SecretMask;
+use mcp_satellite_actors::rules::request_log::{LoggedCall, LoggedPayload, RequestLog};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const SECRET: &str = "hush \"hush\"/ü";
 
-fn subject(name: &str) -> Arc<Subject> {
-    Arc::new(Subject {
+fn subject(name: &str) -> Arc<EventSubject> {
+    Arc::new(EventSubject {
         installation_id: "i".into(),
         team_id: "t".into(),
         user_id: "u".into(),
@@ -25,10 +25,10 @@ fn subject(name: &str) -> Arc<Subject> {
     })
 }
 
-fn request(name: &str, tool: &str) -> Request {
-    Request {
+fn request(name: &str, tool: &str) -> LoggedCall {
+    LoggedCall {
         of: subject(name),
-        mask: Mask::new([SECRET, "87654321"]),
+        mask: SecretMask::new([SECRET, "87654321"]),
         tool: tool.to_owned(),
         params: None,
         response: None,
@@ -55,7 +55,7 @@ fn tools(event: Event) -> (String, Vec<String>) {
 /// What a payload of `json` is told as, of which `max` bytes are kept.
 fn told(json: &str, max: usize) -> Value {
     let mut request = request("a", "x");
-    request.params = Some(Payload::of(json, max, &request.mask));
+    request.params = Some(LoggedPayload::of(json, max, &request.mask));
     let mut log = log();
     assert_eq!(log.take(Instant::now(), request), None);
     let (_, mut lines) = lines(log.take_all().pop().unwrap());

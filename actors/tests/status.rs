@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use mcp_satellite_actors::model::status::{Cause, Status, next};
+use mcp_satellite_actors::model::status::{Status, StatusCause, next};
 
 /// A column's head. A new status asks for one.
 fn short(status: Status) -> &'static str {
@@ -35,8 +35,8 @@ fn row(first: &str, cells: impl Iterator<Item = String>) -> String {
 }
 
 /// The causes by which `status` becomes another one, and what it becomes.
-fn ways_out(status: Status) -> Vec<(Cause, Status)> {
-    let out = Cause::ALL.into_iter().filter_map(|cause| Some((cause, next(status, cause)?)));
+fn ways_out(status: Status) -> Vec<(StatusCause, Status)> {
+    let out = StatusCause::ALL.into_iter().filter_map(|cause| Some((cause, next(status, cause)?)));
     out.filter(|(_, to)| *to != status).collect()
 }
 
@@ -56,7 +56,7 @@ fn steps(from: Status, to: Status) -> Option<usize> {
 #[test]
 fn the_whole_table_is_as_printed() {
     let mut text = heads("cause \\ status");
-    for cause in Cause::ALL {
+    for cause in StatusCause::ALL {
         let cells = Status::ALL.map(|status| next(status, cause).map_or("-", short).to_owned());
         text += &row(&format!("{cause:?}"), cells.into_iter());
     }
@@ -76,12 +76,13 @@ fn the_whole_table_is_as_printed() {
 /// Held against the column "who leaves it" of the specification.
 #[test]
 fn each_status_is_left_by_whom_the_specification_says() {
-    use Cause::{
+    use StatusCause::{
         Asked, Attempt, AuthRefused, BudgetSpent, ConfigChanged, ConfigMissing, Configured, CredentialsChanged,
         Discovered, Ended, Failed, Initialized, Lost, Recalled, Stopped, Synced, Taken,
     };
     let by = |status| -> BTreeSet<String> { ways_out(status).iter().map(|(cause, _)| format!("{cause:?}")).collect() };
-    let only = |causes: &[Cause]| -> BTreeSet<String> { causes.iter().map(|cause| format!("{cause:?}")).collect() };
+    let only =
+        |causes: &[StatusCause]| -> BTreeSet<String> { causes.iter().map(|cause| format!("{cause:?}")).collect() };
 
     assert_eq!(by(Status::AwaitingUserConfig), only(&[Configured, Stopped]));
     assert_eq!(by(Status::Provisioning), only(&[Taken, Recalled, Failed, Stopped, ConfigMissing]));
@@ -124,8 +125,8 @@ fn what_is_under_way_can_fail_in_every_way() {
 #[test]
 fn a_stop_and_a_missing_value_come_in_every_status() {
     for status in Status::ALL {
-        assert_eq!(next(status, Cause::Stopped), Some(Status::Offline));
-        assert_eq!(next(status, Cause::ConfigMissing), Some(Status::AwaitingUserConfig));
+        assert_eq!(next(status, StatusCause::Stopped), Some(Status::Offline));
+        assert_eq!(next(status, StatusCause::ConfigMissing), Some(Status::AwaitingUserConfig));
     }
 }
 
@@ -133,7 +134,7 @@ fn a_stop_and_a_missing_value_come_in_every_status() {
 fn only_a_catalogue_that_is_handed_over_or_known_from_before_makes_an_instance_online() {
     for status in Status::ALL {
         for (cause, to) in ways_out(status) {
-            let has_one = matches!(cause, Cause::Synced | Cause::Recalled);
+            let has_one = matches!(cause, StatusCause::Synced | StatusCause::Recalled);
             assert!(to != Status::Online || has_one, "{status} by {cause:?}");
         }
     }
@@ -144,10 +145,10 @@ fn every_status_can_get_online_and_nothing_goes_back_to_provisioning_but_by_conf
     for status in Status::ALL {
         assert!(steps(status, Status::Online).is_some(), "{status} is a dead end");
         for (cause, to) in ways_out(status) {
-            assert!(to != Status::Provisioning || cause == Cause::Configured, "{status} by {cause:?}");
+            assert!(to != Status::Provisioning || cause == StatusCause::Configured, "{status} by {cause:?}");
         }
     }
-    for cause in Cause::ALL {
+    for cause in StatusCause::ALL {
         assert!(Status::ALL.iter().any(|status| next(*status, cause).is_some()), "{cause:?} is never accepted");
     }
 }

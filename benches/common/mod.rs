@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use mcp_satellite::load::measure::{self, Memory};
+use mcp_satellite::load::measure::{self, ProcessMemory};
 #[allow(unused_imports, reason = "each bench uses its part of it")]
 pub(crate) use mcp_satellite::load::measure::{CpuClock, number, time};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target};
+use mcp_satellite_actors::model::spec::{
+    ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
+};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink};
-use mcp_satellite_actors::{Options, RuntimeHandle};
+use mcp_satellite_actors::seam::{Connector, EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -34,8 +36,8 @@ pub(crate) const GIVE_UP: Duration = Duration::from_secs(120);
 pub(crate) struct NullSink;
 
 impl EventSink for NullSink {
-    fn send(&self, _: Arc<Batch>) -> BoxFuture<'static, Answer> {
-        Box::pin(std::future::ready(Answer::Accepted))
+    fn send(&self, _: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
+        Box::pin(std::future::ready(SinkAnswer::Accepted))
     }
 }
 
@@ -46,9 +48,9 @@ pub(crate) fn tokio_runtime() -> tokio::runtime::Runtime {
 pub(crate) async fn start(
     connector: impl Connector,
     sink: impl EventSink,
-    tune: impl FnOnce(&mut Options),
+    tune: impl FnOnce(&mut RuntimeOptions),
 ) -> RuntimeHandle {
-    let mut options = Options::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
+    let mut options = RuntimeOptions::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
     tune(&mut options);
     mcp_satellite_actors::start(options).await.unwrap().0
 }
@@ -63,13 +65,16 @@ pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], p
         user_slug: format!("user-{user}").into(),
         installation: format!("installation_{}", nth / teams / users).into(),
         server: "server".into(),
-        target: Target::Stdio { command: command.clone(), cwd: None },
-        server_layer: Layer { args: args.iter().map(|arg| arg.as_str().into()).collect(), ..Layer::default() },
-        team_layer: Layer::default(),
-        user_layer: Layer::default(),
+        target: ServerTarget::Stdio { command: command.clone(), cwd: None },
+        server_layer: ConfigTier {
+            args: args.iter().map(|arg| arg.as_str().into()).collect(),
+            ..ConfigTier::default()
+        },
+        team_layer: ConfigTier::default(),
+        user_layer: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: Keep::AlwaysOn,
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::AlwaysOn,
+        on_update: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::clone(policy),
     };
@@ -83,7 +88,7 @@ pub(crate) fn is_online(view: &InstanceView) -> bool {
 
 /// Returns the resident memory of this process and its peak, in bytes.
 pub(crate) fn resident() -> (usize, usize) {
-    let memory = Memory::now();
+    let memory = ProcessMemory::now();
     (usize::try_from(memory.resident).unwrap(), usize::try_from(memory.peak).unwrap())
 }
 
@@ -102,13 +107,13 @@ pub(crate) fn quantile(values: impl IntoIterator<Item = Duration>, part: f64) ->
 
 // ---- baseline ----
 
-pub(crate) struct Bare {
+pub(crate) struct BareServer {
     pub(crate) child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Bare {
+impl BareServer {
     pub(crate) fn start(program: &[String]) -> Self {
         let mut child = Command::new(&program[0])
             .args(&program[1..])
@@ -162,9 +167,9 @@ pub(crate) fn server_everything() -> Option<String> {
 // ---- report ----
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     name: String,
-    measured: Measured,
+    measured: MeasurementContext,
     columns: Vec<String>,
     rows: Vec<Vec<String>>,
     goals: Vec<Goal>,
@@ -172,7 +177,7 @@ pub(crate) struct Report {
 
 /// Machine, time and load average of a measurement. The load shows how busy the machine was otherwise.
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct MeasurementContext {
     pub(crate) machine: BTreeMap<String, String>,
     pub(crate) at: Timestamp,
     load: f64,
@@ -186,10 +191,10 @@ struct Goal {
     found: f64,
 }
 
-impl Report {
+impl BenchReport {
     pub(crate) fn new<const N: usize>(name: &str, columns: [&str; N]) -> Self {
         let columns = columns.map(str::to_owned).to_vec();
-        let measured = Measured { machine: machine(), at: Timestamp::now(), load: load() };
+        let measured = MeasurementContext { machine: machine(), at: Timestamp::now(), load: load() };
         Self { name: name.to_owned(), measured, columns, rows: Vec::new(), goals: Vec::new() }
     }
 
@@ -218,7 +223,7 @@ impl Report {
         files.filter_map(|file| read(file.unwrap().path())).map(|report| (report.name.clone(), report)).collect()
     }
 
-    pub(crate) fn measured(&self) -> &Measured {
+    pub(crate) fn measured(&self) -> &MeasurementContext {
         &self.measured
     }
 

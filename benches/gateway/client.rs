@@ -10,7 +10,7 @@ use super::common::GIVE_UP;
 const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#;
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
-pub(crate) struct Client {
+pub(crate) struct BenchClient {
     stream: BufReader<TcpStream>,
     host: String,
     head: String,
@@ -18,12 +18,12 @@ pub(crate) struct Client {
     body: Vec<u8>,
 }
 
-struct Answer {
+struct HttpAnswer {
     status: u16,
     session: Option<String>,
 }
 
-impl Client {
+impl BenchClient {
     /// Connects and initializes a session. `call` is the body of every call.
     pub(crate) async fn open(url: &str, call: String) -> Self {
         let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
@@ -71,7 +71,7 @@ impl Client {
         format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len()).into_bytes()
     }
 
-    async fn post(&mut self, request: &[u8]) -> Answer {
+    async fn post(&mut self, request: &[u8]) -> HttpAnswer {
         self.stream.get_mut().write_all(request).await.unwrap();
         let mut line = String::new();
         self.line(&mut line).await;
@@ -99,7 +99,7 @@ impl Client {
             self.line(&mut line).await;
             chunked = length > 0;
         }
-        Answer { status, session }
+        HttpAnswer { status, session }
     }
 
     async fn line(&mut self, line: &mut String) {

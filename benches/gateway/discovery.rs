@@ -7,16 +7,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mcp_satellite::config::{Auth, GatewayPlan, GatewayUser};
+use mcp_satellite::config::{EndpointAuth, GatewayPlan, GatewayUser};
 use mcp_satellite::gateway::access::Access;
-use mcp_satellite::gateway::behind::Behind;
-use mcp_satellite::gateway::room::Rooms;
+use mcp_satellite::gateway::behind::EndpointDispatcher;
+use mcp_satellite::gateway::room::GatewayAudience;
 use mcp_satellite::gateway::sessions::Sessions;
-use mcp_satellite::gateway::{self, Gateway, Settings};
+use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::common::{self, Report, quantile, time};
+use super::client::BenchClient;
+use super::common::{self, BenchReport, quantile, time};
 use super::house::{House, Lists};
 
 const SERVERS: usize = 100;
@@ -71,7 +71,7 @@ async fn open() -> (House, Gateway, SocketAddr) {
     let servers = servers();
     let servers: Vec<_> = servers.iter().map(|(name, id, lists)| (name.as_str(), id.as_str(), *lists)).collect();
     let sessions = Arc::new(Sessions::new());
-    let rooms = Arc::new(Rooms::new(sessions.clone()));
+    let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
     let house = House::before(rooms.clone(), &servers).await;
     let user = GatewayUser {
         team: "acme".into(),
@@ -82,13 +82,13 @@ async fn open() -> (House, Gateway, SocketAddr) {
         token_kept: false,
         flat: false,
     };
-    let mut plan = GatewayPlan { auth: Auth::None(None), users: vec![user], ..GatewayPlan::default() };
+    let mut plan = GatewayPlan { auth: EndpointAuth::None(None), users: vec![user], ..GatewayPlan::default() };
     plan.limits.requests_per_second = 0;
     let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let address = listener.local_addr().unwrap();
-    let settings = Settings::new("bench", &plan, address);
+    let settings = GatewaySettings::new("bench", &plan, address);
     let access = Arc::new(Access::new(&plan).unwrap());
-    let faces = Arc::new(Behind::new(&house.runtime, rooms));
+    let faces = Arc::new(EndpointDispatcher::new(&house.runtime, rooms));
     let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
     (house, gateway, address)
 }
@@ -125,7 +125,7 @@ async fn first() -> (Duration, Duration) {
 
 async fn all() -> (Vec<Duration>, Vec<Duration>) {
     let (house, _gateway, address) = open().await;
-    let mut client = Client::open(&format!("http://{address}/mcp"), String::new()).await;
+    let mut client = BenchClient::open(&format!("http://{address}/mcp"), String::new()).await;
     let (mut inside, mut over_http) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         for question in questions() {
@@ -148,7 +148,7 @@ pub(crate) fn measure() {
     let (first, held) = one_thread.block_on(first());
     let (inside, over_http) = common::tokio_runtime().block_on(all());
     let mut report =
-        Report::new("discovery", ["10,000 tools in 100 servers", "questions", "median", "99 %", "longest"]);
+        BenchReport::new("discovery", ["10,000 tools in 100 servers", "questions", "median", "99 %", "longest"]);
     for (what, times) in [("without HTTP", &inside), ("over HTTP", &over_http)] {
         let of = |part| time(quantile(times.iter().copied(), part));
         report.row([what.to_owned(), times.len().to_string(), of(0.5), of(0.99), of(1.0)]);

@@ -30,7 +30,7 @@ pub(crate) fn echo(tools: usize) -> Vec<String> {
     [SATELLITE, "sim-server", "--tools", &tools.to_string()].map(str::to_owned).into()
 }
 
-pub(crate) struct Gateway {
+pub(crate) struct GatewayProcess {
     pub(crate) name: &'static str,
     pub(crate) url: String,
     pub(crate) call: String,
@@ -40,7 +40,7 @@ pub(crate) struct Gateway {
     _home: Option<TempDir>,
 }
 
-impl Drop for Gateway {
+impl Drop for GatewayProcess {
     fn drop(&mut self) {
         let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
         // An error means that the process has ended already. SIGTERM lets a supervisor end its servers.
@@ -49,7 +49,7 @@ impl Drop for Gateway {
     }
 }
 
-impl Gateway {
+impl GatewayProcess {
     /// Returns the CPU time that the process has used so far, without its children.
     pub(crate) fn cpu(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
@@ -67,7 +67,7 @@ impl Gateway {
     }
 }
 
-pub(crate) async fn all() -> Vec<Gateway> {
+pub(crate) async fn all() -> Vec<GatewayProcess> {
     // Starting blocks; nothing else runs meanwhile.
     tokio::task::spawn_blocking(|| {
         let ours = [
@@ -83,7 +83,7 @@ pub(crate) async fn all() -> Vec<Gateway> {
 }
 
 /// Starts the built binary with default settings, except for the limits of a user.
-fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: String) -> Gateway {
+fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: String) -> GatewayProcess {
     let home = TempDir::new().unwrap();
     let [program, arguments @ ..] = &echo(tools)[..] else { unreachable!("a command has a name") };
     let config = format!(
@@ -103,18 +103,18 @@ fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: Strin
     // The child is the reaper; the satellite is its child.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
     let pid = children.split_whitespace().next().unwrap().parse().unwrap();
-    Gateway { name, url: format!("{base}{path}"), call, pid, child, _home: Some(home) }
+    GatewayProcess { name, url: format!("{base}{path}"), call, pid, child, _home: Some(home) }
 }
 
-fn rmcp() -> Gateway {
+fn rmcp() -> GatewayProcess {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(sdk::CHILD, "1");
     let (child, url) = started(command, |line| line.starts_with("http://"));
     let (name, call) = ("rmcp's StreamableHttpService", ECHO.replace("NAME", "echo"));
-    Gateway { name, url, call, pid: child.id(), child, _home: None }
+    GatewayProcess { name, url, call, pid: child.id(), child, _home: None }
 }
 
-fn mcp_proxy() -> Option<Gateway> {
+fn mcp_proxy() -> Option<GatewayProcess> {
     let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/mcp-proxy");
     let program = std::env::var_os("MCP_PROXY").map_or_else(usual, PathBuf::from);
     if !program.exists() {
@@ -139,7 +139,7 @@ fn mcp_proxy() -> Option<Gateway> {
         std::thread::sleep(Duration::from_millis(20));
     }
     let (url, call) = (format!("http://127.0.0.1:{port}/"), ECHO.replace("NAME", "echo__echo"));
-    Some(Gateway { name: MCP_PROXY, url, call, pid: child.id(), child, _home: Some(home) })
+    Some(GatewayProcess { name: MCP_PROXY, url, call, pid: child.id(), child, _home: Some(home) })
 }
 
 #[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]

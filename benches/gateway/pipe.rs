@@ -13,27 +13,27 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::common::GIVE_UP;
 
-type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<String>>>>;
+type PendingAnswers = Arc<Mutex<HashMap<u64, oneshot::Sender<String>>>>;
 
-pub(crate) struct Pipe {
+pub(crate) struct SharedPipe {
     lines: mpsc::UnboundedSender<String>,
-    waiting: Waiting,
+    waiting: PendingAnswers,
     next: Arc<AtomicU64>,
     _child: Child,
 }
 
-pub(crate) struct Caller {
+pub(crate) struct PipeCaller {
     lines: mpsc::UnboundedSender<String>,
-    waiting: Waiting,
+    waiting: PendingAnswers,
     next: Arc<AtomicU64>,
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct PipeAnswer {
     id: u64,
 }
 
-impl Pipe {
+impl SharedPipe {
     pub(crate) async fn start(program: &[String]) -> Self {
         let mut child = Command::new(&program[0])
             .args(&program[1..])
@@ -45,7 +45,7 @@ impl Pipe {
             .unwrap();
         let (mut stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let (lines, mut to_write) = mpsc::unbounded_channel::<String>();
-        let waiting = Waiting::default();
+        let waiting = PendingAnswers::default();
         tokio::spawn(async move {
             while let Some(mut line) = to_write.recv().await {
                 // All waiting lines go into one write, as in every gateway here.
@@ -69,12 +69,12 @@ impl Pipe {
         pipe
     }
 
-    pub(crate) fn caller(&self) -> Caller {
-        Caller { lines: self.lines.clone(), waiting: Arc::clone(&self.waiting), next: Arc::clone(&self.next) }
+    pub(crate) fn caller(&self) -> PipeCaller {
+        PipeCaller { lines: self.lines.clone(), waiting: Arc::clone(&self.waiting), next: Arc::clone(&self.next) }
     }
 }
 
-impl Caller {
+impl PipeCaller {
     pub(crate) async fn calls(self, calls: usize) -> Vec<Duration> {
         let mut took = Vec::with_capacity(calls);
         for _ in 0..calls {
@@ -103,10 +103,10 @@ impl Caller {
     }
 }
 
-async fn read(mut stdout: BufReader<ChildStdout>, waiting: Waiting) {
+async fn read(mut stdout: BufReader<ChildStdout>, waiting: PendingAnswers) {
     let mut line = String::new();
     while stdout.read_line(&mut line).await.unwrap() > 0 {
-        let Answer { id } = serde_json::from_str(&line).unwrap();
+        let PipeAnswer { id } = serde_json::from_str(&line).unwrap();
         let caller = waiting.lock().unwrap().remove(&id).unwrap();
         caller.send(std::mem::take(&mut line)).unwrap();
     }

@@ -35,7 +35,7 @@ pub(crate) async fn serve() {
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();
     tokio::time::timeout(GIVE_UP, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
-    let face = Face { runtime, id };
+    let face = RuntimeHandler { runtime, id };
     let sessions = Arc::new(LocalSessionManager::default());
     let service = StreamableHttpService::new(move || Ok(face.clone()), sessions, StreamableHttpServerConfig::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -46,12 +46,12 @@ pub(crate) async fn serve() {
 }
 
 #[derive(Clone)]
-struct Face {
+struct RuntimeHandler {
     runtime: RuntimeHandle,
     id: InstanceId,
 }
 
-impl ServerHandler for Face {
+impl ServerHandler for RuntimeHandler {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("bench", "0"))

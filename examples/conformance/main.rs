@@ -22,14 +22,14 @@ use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, Stream
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
-use server::Fixture;
+use server::ConformanceServer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     match std::env::args().nth(1) {
         None => {
             let pipes = (tokio::io::stdin(), tokio::io::stdout());
-            Fixture::new(changes()).serve(pipes).await?.waiting().await?;
+            ConformanceServer::new(changes()).serve(pipes).await?.waiting().await?;
         }
         Some(address) => listen(address.parse()?).await?,
     }
@@ -41,7 +41,7 @@ async fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     println!("http://{}/mcp", listener.local_addr()?);
     let sessions = LocalSessionManager::default().into();
     let changes = changes();
-    let fixture = move || Ok(Fixture::new(changes.clone()));
+    let fixture = move || Ok(ConformanceServer::new(changes.clone()));
     let service = StreamableHttpService::new(fixture, sessions, StreamableHttpServerConfig::default());
     axum::serve(listener, axum::Router::new().nest_service("/mcp", service)).await?;
     Ok(())

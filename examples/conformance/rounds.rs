@@ -12,19 +12,19 @@ const ROUNDS: &str = include_str!("rounds.json");
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Round {
+struct InputRound {
     input_requests: Map<String, Value>,
     request_state: Option<String>,
 }
 
-impl Round {
+impl InputRound {
     fn askable(&self, client: &Value) -> Map<String, Value> {
         let requests = self.input_requests.iter().filter(|(_, request)| client.get(needed(request)).is_some());
         requests.map(|(key, request)| (key.clone(), request.clone())).collect()
     }
 }
 
-pub(crate) struct Answers {
+pub(crate) struct InputAnswers {
     pub(crate) responses: Option<InputResponses>,
     pub(crate) state: Option<String>,
 }
@@ -32,11 +32,11 @@ pub(crate) struct Answers {
 /// Returns the requests to send to the client before the call can be answered, or `None` if none is left.
 pub(crate) fn next(
     name: &str,
-    answers: &Answers,
+    answers: &InputAnswers,
     client: Option<&ClientCapabilities>,
 ) -> Result<Option<InputRequiredResult>, ErrorData> {
     let Some(rounds) = value(ROUNDS)?.get_mut(name).map(Value::take) else { return Ok(None) };
-    let rounds: Vec<Round> = serde_json::from_value(rounds).map_err(internal)?;
+    let rounds: Vec<InputRound> = serde_json::from_value(rounds).map_err(internal)?;
     let client = serde_json::to_value(client).map_err(internal)?;
     let Some(round) = rounds.get(answered(&rounds, answers, &client)?) else { return Ok(None) };
     let askable = round.askable(&client);
@@ -52,7 +52,7 @@ pub(crate) fn next(
     told(asked).map(Some)
 }
 
-fn answered(rounds: &[Round], answers: &Answers, client: &Value) -> Result<usize, ErrorData> {
+fn answered(rounds: &[InputRound], answers: &InputAnswers, client: &Value) -> Result<usize, ErrorData> {
     let round = rounds.iter().position(|round| round.request_state == answers.state);
     match (round, &answers.responses) {
         (Some(at), Some(responses)) => {

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio::time::sleep;
 
-use crate::rounds::{self, Answers};
+use crate::rounds::{self, InputAnswers};
 
 const TOOLS: &str = include_str!("tools.json");
 const RESOURCES: &str = include_str!("resources.json");
@@ -38,7 +38,7 @@ const STEP: Duration = Duration::from_millis(50);
 
 type Context = RequestContext<RoleServer>;
 
-pub(crate) struct Fixture {
+pub(crate) struct ConformanceServer {
     /// Index in [`LEVELS`] of the lowest level that a session receives.
     level: AtomicUsize,
     /// Change notifications for subscribers. Over HTTP each request may have its own server, so they share this
@@ -46,13 +46,13 @@ pub(crate) struct Fixture {
     changes: broadcast::Sender<ServerNotification>,
 }
 
-impl Fixture {
+impl ConformanceServer {
     pub(crate) fn new(changes: broadcast::Sender<ServerNotification>) -> Self {
         Self { level: AtomicUsize::new(0), changes }
     }
 }
 
-impl ServerHandler for Fixture {
+impl ServerHandler for ConformanceServer {
     fn get_info(&self) -> ServerConfig {
         let mut capabilities = ServerCapabilities::builder()
             .enable_tools()
@@ -73,7 +73,7 @@ impl ServerHandler for Fixture {
     }
 
     async fn call_tool(&self, request: CallToolRequestParams, context: Context) -> Result<CallToolResponse, ErrorData> {
-        let answers = Answers { responses: request.input_responses, state: request.request_state };
+        let answers = InputAnswers { responses: request.input_responses, state: request.request_state };
         if let Some(asked) = rounds::next(&request.name, &answers, context.client_capabilities().as_ref())? {
             return Ok(asked.into());
         }
@@ -191,7 +191,7 @@ impl ServerHandler for Fixture {
         request: GetPromptRequestParams,
         context: Context,
     ) -> Result<GetPromptResponse, ErrorData> {
-        let answers = Answers { responses: request.input_responses, state: request.request_state };
+        let answers = InputAnswers { responses: request.input_responses, state: request.request_state };
         if let Some(asked) = rounds::next(&request.name, &answers, context.client_capabilities().as_ref())? {
             return Ok(asked.into());
         }
@@ -243,7 +243,7 @@ impl ServerHandler for Fixture {
     }
 }
 
-impl Fixture {
+impl ConformanceServer {
     async fn change(&self, context: &Context, method: &str) -> Result<Value, ErrorData> {
         let change: ServerNotification = serde_json::from_value(json!({"method": method})).map_err(internal)?;
         // An error means that there is no subscriber.

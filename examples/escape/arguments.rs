@@ -3,9 +3,9 @@
 use nix::unistd::Pid;
 use serde_json::Value;
 
-pub(crate) struct Arguments<'a>(pub(crate) &'a Value);
+pub(crate) struct AttemptArguments<'a>(pub(crate) &'a Value);
 
-impl<'a> Arguments<'a> {
+impl<'a> AttemptArguments<'a> {
     pub(crate) fn text(&self, name: &str) -> Result<&'a str, String> {
         self.optional_text(name)?.ok_or_else(|| format!("`{name}` is missing"))
     }

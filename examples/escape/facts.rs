@@ -123,7 +123,7 @@ fn processes() -> Vec<Value> {
 }
 
 fn mounts() -> Vec<Value> {
-    let mount = |mount: procfs::Mount| {
+    let mount = |mount: procfs::MountInfo| {
         json!({
             "point": mount.point, "root": mount.root, "options": mount.options,
             "kind": mount.kind, "source": mount.source,

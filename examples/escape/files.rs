@@ -10,8 +10,8 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::unistd::Pid;
 
-use crate::arguments::Arguments;
-use crate::outcome::{Outcome, Steps};
+use crate::arguments::AttemptArguments;
+use crate::outcome::{AttemptOutcome, AttemptSteps};
 use crate::procfs;
 
 const READ_MAX: u64 = 64 * 1024;
@@ -22,9 +22,9 @@ pub(crate) fn unique(folder: impl AsRef<Path>) -> PathBuf {
     folder.as_ref().join(format!(".escape-{}-{number}", std::process::id()))
 }
 
-pub(crate) fn read_file(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn read_file(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let path = Path::new(arguments.text("path")?);
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     steps.saw(format!("read {}", path.display()), read(path));
     Ok(steps.into())
 }
@@ -46,11 +46,11 @@ fn read(path: &Path) -> io::Result<String> {
 }
 
 /// Reads the environment of one process or of all. Returns no values, and names only for a process given by its id.
-pub(crate) fn read_environ(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn read_environ(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let needle = arguments.optional_text("needle")?;
     let any = arguments.0.get("pid").is_none_or(|pid| *pid == "any");
     let Some(pid) = (if any { None } else { arguments.pid()? }) else { return Ok(read_any_environ(needle)) };
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     match environ(pid.as_raw(), needle) {
         Ok((escaped, environment)) => {
             let seen = format!("{} bytes, {}", environment.len(), names(&environment));
@@ -61,7 +61,7 @@ pub(crate) fn read_environ(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-fn read_any_environ(needle: Option<&str>) -> Outcome {
+fn read_any_environ(needle: Option<&str>) -> AttemptOutcome {
     let (mut escaped, mut readable, mut refused) = (false, 0, 0);
     let mut found = Vec::new();
     for pid in procfs::pids() {
@@ -77,7 +77,7 @@ fn read_any_environ(needle: Option<&str>) -> Outcome {
         }
     }
     let found = if escaped { format!("; found in that of {}", found.join(" ")) } else { String::new() };
-    Outcome::new(escaped, format!("{readable} readable, {refused} refused{found}"))
+    AttemptOutcome::new(escaped, format!("{readable} readable, {refused} refused{found}"))
 }
 
 /// Reads the environment of a process. Also returns true if it contains `needle` or, without one, if it is that of
@@ -105,8 +105,8 @@ fn contains(text: &[u8], needle: &[u8]) -> bool {
 }
 
 /// Lists inherited file descriptors beyond stdin, stdout and stderr. No mount hides an open file.
-pub(crate) fn descriptors(_: &Arguments) -> Result<Outcome, String> {
-    let mut steps = Steps::default();
+pub(crate) fn descriptors(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
+    let mut steps = AttemptSteps::default();
     for (number, target) in procfs::descriptors() {
         steps.told(number.to_string(), number > 2, target);
     }
@@ -114,9 +114,9 @@ pub(crate) fn descriptors(_: &Arguments) -> Result<Outcome, String> {
 }
 
 /// Opens an existing file for writing without a change; otherwise creates a file and removes it.
-pub(crate) fn write_file(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn write_file(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let path = Path::new(arguments.text("path")?);
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     steps.saw(format!("write {}", path.display()), write(path));
     Ok(steps.into())
 }

@@ -27,22 +27,22 @@ const CHUNK: usize = 1 << 20;
 const NO_LIMIT: i32 = 3;
 
 #[derive(Clone, Copy)]
-pub(crate) enum Crash {
+pub(crate) enum CrashKind {
     Cpu,
     Memory,
     FileSize,
 }
 
 #[derive(Default)]
-pub(crate) struct Flags {
+pub(crate) struct EscapeFlags {
     on_term: Option<PathBuf>,
     /// True if the end of stdin does not end the program.
     stays: bool,
-    crash: Option<Crash>,
+    crash: Option<CrashKind>,
     identity: bool,
 }
 
-impl Flags {
+impl EscapeFlags {
     pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut flags = Self::default();
         while let Some(arg) = args.next() {
@@ -55,9 +55,9 @@ impl Flags {
                 "--no-term-handler" => flags.stays = true,
                 "--crash" => {
                     flags.crash = Some(match value()?.as_str() {
-                        "cpu" => Crash::Cpu,
-                        "memory" => Crash::Memory,
-                        "file-size" => Crash::FileSize,
+                        "cpu" => CrashKind::Cpu,
+                        "memory" => CrashKind::Memory,
+                        "file-size" => CrashKind::FileSize,
                         other => return Err(format!("--crash takes cpu, memory or file-size, not {other}")),
                     });
                 }
@@ -117,7 +117,7 @@ pub(crate) fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
     Ok(())
 }
 
-impl Crash {
+impl CrashKind {
     /// Uses a resource without bound until a limit ends this process.
     pub(crate) fn crash(self) -> ! {
         match self {

@@ -11,24 +11,24 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{getegid, geteuid, gethostname};
 
-use crate::arguments::Arguments;
+use crate::arguments::AttemptArguments;
 use crate::files::{open_for_writing, unique};
 use crate::flags::home;
-use crate::outcome::{Outcome, Steps, in_child, name};
+use crate::outcome::{AttemptOutcome, AttemptSteps, in_child, name};
 use crate::procfs;
 
 const CGROUPS_MAX: usize = 500;
 
-pub(crate) fn set_hostname(_: &Arguments) -> Result<Outcome, String> {
-    let mut steps = Steps::default();
+pub(crate) fn set_hostname(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
+    let mut steps = AttemptSteps::default();
     steps.done("sethostname", gethostname().and_then(nix::unistd::sethostname));
     Ok(steps.into())
 }
 
 /// Temporary directory to mount on; dropping it removes the directory.
-struct Place(PathBuf);
+struct MountPoint(PathBuf);
 
-impl Place {
+impl MountPoint {
     fn new() -> io::Result<Self> {
         let make = |folder: &Path| {
             let path = unique(folder);
@@ -43,18 +43,18 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MountPoint {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.0);
     }
 }
 
-pub(crate) fn mount(_: &Arguments) -> Result<Outcome, String> {
-    let place = match Place::new() {
+pub(crate) fn mount(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
+    let place = match MountPoint::new() {
         Ok(place) => place,
-        Err(error) => return Ok(Outcome::new(false, format!("no folder to mount on: {}", name(&error)))),
+        Err(error) => return Ok(AttemptOutcome::new(false, format!("no folder to mount on: {}", name(&error)))),
     };
-    let all = |steps: &mut Steps, how: &str| {
+    let all = |steps: &mut AttemptSteps, how: &str| {
         steps.done(format!("{how}tmpfs"), place.mount(None, Some("tmpfs"), MsFlags::empty()));
         steps.done(format!("{how}bind /"), place.mount(Some("/"), None, MsFlags::MS_BIND | MsFlags::MS_REC));
         steps.done(format!("{how}proc"), place.mount(None, Some("proc"), MsFlags::empty()));
@@ -80,7 +80,7 @@ fn become_root_of_a_namespace() -> io::Result<()> {
 }
 
 /// Remounts read-only mounts as writable and reverts that. If allowed, it does so in a new mount namespace.
-pub(crate) fn remount(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn remount(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let chosen = arguments.optional_text("path")?;
     let points: Vec<PathBuf> = if let Some(path) = chosen {
         vec![path.into()]
@@ -124,7 +124,7 @@ fn make_writable(point: &Path) -> nix::Result<()> {
     Ok(())
 }
 
-pub(crate) fn unshare(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn unshare(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     const KINDS: [(&str, CloneFlags); 8] = [
         ("user", CloneFlags::CLONE_NEWUSER),
         ("user and network", CloneFlags::CLONE_NEWUSER.union(CloneFlags::CLONE_NEWNET)),
@@ -135,7 +135,7 @@ pub(crate) fn unshare(_: &Arguments) -> Result<Outcome, String> {
         ("ipc", CloneFlags::CLONE_NEWIPC),
         ("cgroup", CloneFlags::CLONE_NEWCGROUP),
     ];
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     for (kind, flags) in KINDS {
         steps.append(in_child(|steps| steps.done(format!("a {kind} namespace"), leave(flags))));
     }
@@ -143,9 +143,9 @@ pub(crate) fn unshare(_: &Arguments) -> Result<Outcome, String> {
 }
 
 /// Joins the namespaces of another process that differ from its own.
-pub(crate) fn setns(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn setns(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let pid = arguments.pid()?.ok_or("`pid` is missing")?;
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     for kind in ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"] {
         let path = format!("/proc/{pid}/ns/{kind}");
         let (theirs, own) = (fs::read_link(&path), fs::read_link(format!("/proc/self/ns/{kind}")));
@@ -162,7 +162,7 @@ pub(crate) fn setns(arguments: &Arguments) -> Result<Outcome, String> {
 }
 
 /// Creates an `io_uring`, through which operations can bypass a system call filter.
-pub(crate) fn io_uring(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn io_uring(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     // A zeroed `io_uring_params` of the kernel.
     let mut parameters = [0_u32; 30];
     #[expect(unsafe_code, reason = "no library has a wrapper")]
@@ -172,13 +172,13 @@ pub(crate) fn io_uring(_: &Arguments) -> Result<Outcome, String> {
         // The descriptor stays open until the program exits.
         format!("descriptor {descriptor}")
     });
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     steps.saw("io_uring_setup", made);
     Ok(steps.into())
 }
 
 /// Opens devices for reading without reading them, which has no side effects, and creates device nodes.
-pub(crate) fn device(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn device(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     const DEVICES: [&str; 14] = [
         "/dev/mem",
         "/dev/kmsg",
@@ -195,7 +195,7 @@ pub(crate) fn device(_: &Arguments) -> Result<Outcome, String> {
         "/dev/mapper/control",
         "/dev/userfaultfd",
     ];
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     for path in DEVICES {
         steps.done(path, File::open(path));
     }
@@ -217,7 +217,7 @@ pub(crate) fn device(_: &Arguments) -> Result<Outcome, String> {
 const ASKS_LATER: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Opens settings of the kernel for writing without writing them.
-pub(crate) fn sysctl_write(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn sysctl_write(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     const FILES: [&str; 11] = [
         "/proc/sysrq-trigger",
         "/proc/sys/kernel/hostname",
@@ -231,7 +231,7 @@ pub(crate) fn sysctl_write(_: &Arguments) -> Result<Outcome, String> {
         "/proc/sys/user/max_user_namespaces",
         "/sys/kernel/uevent_helper",
     ];
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     for path in FILES {
         steps.done(path, open_for_writing(Path::new(path)));
     }
@@ -263,14 +263,14 @@ fn writable_below(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Moves a child into another cgroup; it ends there.
-pub(crate) fn cgroup_escape(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn cgroup_escape(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let mounted =
         procfs::mounts().into_iter().filter(|mount| mount.kind.starts_with("cgroup")).map(|mount| mount.point);
     let mut folders: Vec<PathBuf> = mounted.chain([PathBuf::from("/sys/fs/cgroup")]).collect();
     folders.sort();
     folders.dedup();
     let mut seen = 0;
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     while let Some(folder) = folders.pop()
         && seen < CGROUPS_MAX
     {
@@ -288,5 +288,5 @@ pub(crate) fn cgroup_escape(_: &Arguments) -> Result<Outcome, String> {
         }));
         return Ok(steps.into());
     }
-    Ok(Outcome::new(false, format!("none that may be written among {seen} folders")))
+    Ok(AttemptOutcome::new(false, format!("none that may be written among {seen} folders")))
 }

@@ -6,8 +6,8 @@ use std::io;
 use nix::errno::Errno;
 use nix::libc::{self, SYS_add_key, SYS_keyctl};
 
-use crate::arguments::Arguments;
-use crate::outcome::{Outcome, Steps};
+use crate::arguments::AttemptArguments;
+use crate::outcome::{AttemptOutcome, AttemptSteps};
 
 const SESSION: c_long = -3;
 const USER: c_long = -4;
@@ -33,9 +33,9 @@ fn keyctl(operation: c_long, key: c_long, first: c_long, second: c_long, third: 
 }
 
 /// Finds the key with this description, or without one, every key in the keyrings.
-pub(crate) fn find(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn find(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let needle = arguments.optional_text("needle")?.map(CString::new).transpose().map_err(|error| error.to_string())?;
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     for (name, ring) in RINGS {
         match &needle {
             Some(needle) => {
@@ -75,7 +75,7 @@ fn describe(key: i32) -> Option<String> {
 }
 
 /// Adds a key to the user's keyring, which expires after a minute.
-pub(crate) fn plant(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn plant(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     const CONTENT: &[u8] = b"planted";
     let name = CString::new(arguments.text("name")?).map_err(|error| error.to_string())?;
     #[expect(unsafe_code, reason = "no library has a wrapper")]
@@ -83,7 +83,7 @@ pub(crate) fn plant(arguments: &Arguments) -> Result<Outcome, String> {
     let key =
         unsafe { libc::syscall(SYS_add_key, TYPE.as_ptr(), name.as_ptr(), CONTENT.as_ptr(), CONTENT.len(), USER) };
     let planted = Errno::result(key).and_then(|key| keyctl(SET_TIMEOUT, key, 60, 0, 0));
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     steps.done("a key in the user's keyring", planted.map_err(io::Error::from));
     Ok(steps.into())
 }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal};
 
-use crate::arguments::Arguments;
+use crate::arguments::AttemptArguments;
 use crate::files::unique;
 use crate::flags::{handle, home};
-use crate::outcome::{Outcome, Steps, in_child, name};
+use crate::outcome::{AttemptOutcome, AttemptSteps, in_child, name};
 
 const DISK_MAX: usize = 1 << 30;
 const MEMORY_MAX: usize = 4 << 30;
@@ -24,9 +24,9 @@ const CHUNK: usize = 1 << 20;
 const FILE: usize = 8 << 20;
 
 /// Created file or directory; dropping it removes it.
-struct Made(PathBuf);
+struct TemporaryPath(PathBuf);
 
-impl Drop for Made {
+impl Drop for TemporaryPath {
     fn drop(&mut self) {
         let _ = if self.0.is_dir() { fs::remove_dir_all(&self.0) } else { fs::remove_file(&self.0) };
     }
@@ -50,20 +50,20 @@ fn fill(path: &Path, bytes: usize) -> (usize, Option<io::Error>) {
     (written, None)
 }
 
-fn told(written: usize, bytes: usize, error: Option<&io::Error>) -> Outcome {
+fn told(written: usize, bytes: usize, error: Option<&io::Error>) -> AttemptOutcome {
     let why = error.map_or_else(String::new, |error| format!(", then {}", name(error)));
-    Outcome::new(written == bytes, format!("{written} bytes{why}"))
+    AttemptOutcome::new(written == bytes, format!("{written} bytes{why}"))
 }
 
 /// Fills a directory with many files, because the size of one file has its own limit.
-pub(crate) fn fill_tmp(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn fill_tmp(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let bytes = arguments.at_most("bytes", DISK_MAX)?;
     let folder = unique(arguments.optional_text("path")?.unwrap_or("/tmp"));
     handle(Signal::SIGXFSZ, SigHandler::SigIgn).map_err(|error| error.to_string())?;
     if let Err(error) = fs::create_dir(&folder) {
         return Ok(told(0, bytes, Some(&error)));
     }
-    let folder = Made(folder);
+    let folder = TemporaryPath(folder);
     let (mut written, mut stopped) = (0, None);
     while written < bytes && stopped.is_none() {
         let (more, error) = fill(&unique(&folder.0), FILE.min(bytes - written));
@@ -74,31 +74,31 @@ pub(crate) fn fill_tmp(arguments: &Arguments) -> Result<Outcome, String> {
 }
 
 /// Creates empty files, which use memory of the kernel.
-pub(crate) fn many_files(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn many_files(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let count = arguments.at_most("count", FILES_MAX)?;
     let folder = unique(arguments.optional_text("path")?.unwrap_or("/tmp"));
     fs::create_dir(&folder).map_err(|error| error.to_string())?;
-    let folder = Made(folder);
+    let folder = TemporaryPath(folder);
     for number in 0..count {
         if let Err(error) = File::create(folder.0.join(number.to_string())) {
-            return Ok(Outcome::new(false, format!("{number} files, then {}", name(&error))));
+            return Ok(AttemptOutcome::new(false, format!("{number} files, then {}", name(&error))));
         }
     }
-    Ok(Outcome::new(true, format!("{count} files")))
+    Ok(AttemptOutcome::new(true, format!("{count} files")))
 }
 
-pub(crate) fn big_file(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn big_file(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let bytes = arguments.at_most("bytes", DISK_MAX)?;
     let folder = arguments.optional_text("path")?.map_or_else(home, PathBuf::from);
     handle(Signal::SIGXFSZ, SigHandler::SigIgn).map_err(|error| error.to_string())?;
-    let file = Made(unique(folder));
+    let file = TemporaryPath(unique(folder));
     let (written, error) = fill(&file.0, bytes);
     Ok(told(written, bytes, error.as_ref()))
 }
 
 /// Allocates memory in this process, not in a child: an instance reaches its limit in this way, and the test sees if it
 /// is killed.
-pub(crate) fn memory(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn memory(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let bytes = arguments.at_most("bytes", MEMORY_MAX)?;
     let mut hoard: Vec<Vec<u8>> = Vec::new();
     let mut had = 0;
@@ -114,24 +114,24 @@ pub(crate) fn memory(arguments: &Arguments) -> Result<Outcome, String> {
         had += size;
     }
     let why = if had < bytes { ", then ENOMEM" } else { "" };
-    Ok(Outcome::new(had == bytes, format!("{had} bytes{why}")))
+    Ok(AttemptOutcome::new(had == bytes, format!("{had} bytes{why}")))
 }
 
-pub(crate) fn open_files(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn open_files(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let count = arguments.at_most("count", DESCRIPTORS_MAX)?;
     let mut files = Vec::new();
     while files.len() < count {
         match File::open("/dev/null") {
             Ok(file) => files.push(file),
             Err(error) => {
-                return Ok(Outcome::new(false, format!("{} files, then {}", files.len(), name(&error))));
+                return Ok(AttemptOutcome::new(false, format!("{} files, then {}", files.len(), name(&error))));
             }
         }
     }
-    Ok(Outcome::new(true, format!("{count} files")))
+    Ok(AttemptOutcome::new(true, format!("{count} files")))
 }
 
-pub(crate) fn raise_limits(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn raise_limits(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     const LIMITS: [(&str, Resource); 6] = [
         ("address space", Resource::RLIMIT_AS),
         ("processor time", Resource::RLIMIT_CPU),
@@ -140,7 +140,7 @@ pub(crate) fn raise_limits(_: &Arguments) -> Result<Outcome, String> {
         ("processes", Resource::RLIMIT_NPROC),
         ("core", Resource::RLIMIT_CORE),
     ];
-    let raise = |steps: &mut Steps| {
+    let raise = |steps: &mut AttemptSteps| {
         for (what, resource) in LIMITS {
             match getrlimit(resource) {
                 Ok((_, u64::MAX)) => steps.told(what, false, "unlimited"),

@@ -54,7 +54,7 @@ mod server;
 fn main() -> std::process::ExitCode {
     use std::process::ExitCode;
 
-    let flags = match flags::Flags::parse(std::env::args().skip(1)) {
+    let flags = match flags::EscapeFlags::parse(std::env::args().skip(1)) {
         Ok(flags) => flags,
         Err(error) => {
             complain(&error);

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-use crate::arguments::Arguments;
-use crate::outcome::{Outcome, Steps};
+use crate::arguments::AttemptArguments;
+use crate::outcome::{AttemptOutcome, AttemptSteps};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(crate) fn connect(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn connect(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let address = arguments.text("address")?;
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     match address.to_socket_addrs() {
         Ok(addresses) => {
             for address in addresses {
@@ -26,38 +26,38 @@ pub(crate) fn connect(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-pub(crate) fn listen(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn listen(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let address = arguments.text("address")?;
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     steps.done(format!("listen {address}"), TcpListener::bind(address));
     Ok(steps.into())
 }
 
 /// Connects to a Unix socket. One with a file is hidden with the file; an abstract one (`@name`) only by a network
 /// namespace.
-pub(crate) fn unix_socket(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn unix_socket(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let path = arguments.text("path")?;
     let address = match path.strip_prefix('@') {
         Some(name) => SocketAddr::from_abstract_name(name),
         None => SocketAddr::from_pathname(path),
     };
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     steps.done(format!("connect {path}"), address.and_then(|address| UnixStream::connect_addr(&address)));
     Ok(steps.into())
 }
 
 /// Opens a socket to the hypervisor and other virtual machines.
-pub(crate) fn vsock(_: &Arguments) -> Result<Outcome, String> {
-    let mut steps = Steps::default();
+pub(crate) fn vsock(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
+    let mut steps = AttemptSteps::default();
     for (name, kind) in [("stream", SockType::Stream), ("datagram", SockType::Datagram)] {
         steps.done(name, socket(AddressFamily::Vsock, kind, SockFlag::SOCK_CLOEXEC, None));
     }
     Ok(steps.into())
 }
 
-pub(crate) fn raw_socket(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn raw_socket(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let open = |family, protocol| socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol);
-    let mut steps = Steps::default();
+    let mut steps = AttemptSteps::default();
     steps.done("raw IP", open(AddressFamily::Inet, SockProtocol::Icmp));
     steps.done("raw IPv6", open(AddressFamily::Inet6, SockProtocol::IcmpV6));
     steps.done("packets", open(AddressFamily::Packet, SockProtocol::EthAll));

@@ -12,39 +12,39 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, pipe2};
 use serde::{Deserialize, Serialize};
 
-pub(crate) struct Outcome {
+pub(crate) struct AttemptOutcome {
     pub(crate) escaped: bool,
     pub(crate) detail: String,
 }
 
-impl Outcome {
+impl AttemptOutcome {
     pub(crate) fn new(escaped: bool, detail: impl Into<String>) -> Self {
         Self { escaped, detail: detail.into() }
     }
 }
 
 #[derive(Serialize, Deserialize)]
-struct Step {
+struct AttemptStep {
     what: String,
     result: Result<String, String>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
-pub(crate) struct Steps(Vec<Step>);
+pub(crate) struct AttemptSteps(Vec<AttemptStep>);
 
-impl Steps {
+impl AttemptSteps {
     pub(crate) fn done<T>(&mut self, what: impl Into<String>, result: Result<T, impl Into<io::Error>>) {
         self.saw(what, result.map(|_| "done".to_owned()));
     }
 
     pub(crate) fn saw(&mut self, what: impl Into<String>, result: Result<String, impl Into<io::Error>>) {
-        self.0.push(Step { what: what.into(), result: result.map_err(|error| name(&error.into())) });
+        self.0.push(AttemptStep { what: what.into(), result: result.map_err(|error| name(&error.into())) });
     }
 
     /// Adds a step with an observation for success or failure.
     pub(crate) fn told(&mut self, what: impl Into<String>, escaped: bool, seen: impl Into<String>) {
         let result = if escaped { Ok(seen.into()) } else { Err(seen.into()) };
-        self.0.push(Step { what: what.into(), result });
+        self.0.push(AttemptStep { what: what.into(), result });
     }
 
     pub(crate) fn append(&mut self, mut other: Self) {
@@ -52,17 +52,18 @@ impl Steps {
     }
 }
 
-impl From<Steps> for Outcome {
+impl From<AttemptSteps> for AttemptOutcome {
     /// Successful steps come first, because a failed test shows them.
-    fn from(steps: Steps) -> Self {
-        let (succeeded, failed): (Vec<Step>, Vec<Step>) = steps.0.into_iter().partition(|step| step.result.is_ok());
+    fn from(steps: AttemptSteps) -> Self {
+        let (succeeded, failed): (Vec<AttemptStep>, Vec<AttemptStep>) =
+            steps.0.into_iter().partition(|step| step.result.is_ok());
         let escaped = !succeeded.is_empty();
         let all: Vec<String> = succeeded.into_iter().chain(failed).map(|step| step.to_string()).collect();
         Self { escaped, detail: if all.is_empty() { "nothing to try".to_owned() } else { all.join("; ") } }
     }
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for AttemptStep {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.result {
             Ok(seen) => write!(formatter, "{}: SUCCEEDED, {seen}", self.what),
@@ -77,8 +78,8 @@ pub(crate) fn name(error: &io::Error) -> String {
 
 /// Runs an attempt in a child, so that its effects end with the child. If a limit prevents the fork, this process runs
 /// the attempt itself.
-pub(crate) fn in_child(attempt: impl FnOnce(&mut Steps)) -> Steps {
-    let mut steps = Steps::default();
+pub(crate) fn in_child(attempt: impl FnOnce(&mut AttemptSteps)) -> AttemptSteps {
+    let mut steps = AttemptSteps::default();
     match try_in_child(attempt) {
         Ok(told) => steps.append(told),
         Err((Errno::EAGAIN, attempt)) => attempt(&mut steps),
@@ -87,7 +88,7 @@ pub(crate) fn in_child(attempt: impl FnOnce(&mut Steps)) -> Steps {
     steps
 }
 
-fn try_in_child<F: FnOnce(&mut Steps)>(attempt: F) -> Result<Steps, (Errno, F)> {
+fn try_in_child<F: FnOnce(&mut AttemptSteps)>(attempt: F) -> Result<AttemptSteps, (Errno, F)> {
     let (from, into) = match pipe2(OFlag::O_CLOEXEC) {
         Ok(pipe) => pipe,
         Err(error) => return Err((error, attempt)),
@@ -95,7 +96,7 @@ fn try_in_child<F: FnOnce(&mut Steps)>(attempt: F) -> Result<Steps, (Errno, F)> 
     match fork() {
         Ok(ForkResult::Child) => {
             drop(from);
-            let mut steps = Steps::default();
+            let mut steps = AttemptSteps::default();
             attempt(&mut steps);
             let _ = File::from(into).write_all(&serde_json::to_vec(&steps).unwrap_or_default());
             end_child()
@@ -107,7 +108,7 @@ fn try_in_child<F: FnOnce(&mut Steps)>(attempt: F) -> Result<Steps, (Errno, F)> 
             let status = waitpid(child, None);
             let steps = read.ok().and_then(|_| serde_json::from_slice(&told).ok());
             Ok(steps.unwrap_or_else(|| {
-                let mut steps = Steps::default();
+                let mut steps = AttemptSteps::default();
                 steps.told("a child that tries", false, format!("{status:?}"));
                 steps
             }))

@@ -11,8 +11,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Gid, Pid, Uid, setgid, setgroups, setresuid};
 
-use crate::arguments::Arguments;
-use crate::outcome::{Outcome, Steps, in_child, name};
+use crate::arguments::AttemptArguments;
+use crate::outcome::{AttemptOutcome, AttemptSteps, in_child, name};
 use crate::procfs;
 
 /// Setuid programs of common distributions. Without arguments and input they print something, wait, or start a shell
@@ -31,7 +31,7 @@ const SETUID_PROGRAMS: [&str; 8] = [
 /// Time for which a started program is observed. It has its privileges from its first instruction on, or never.
 const LOOK: Duration = Duration::from_millis(200);
 
-pub(crate) fn setuid(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn setuid(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let root = Uid::from_raw(0);
     Ok(in_child(|steps| {
         steps.done("setgroups(0)", setgroups(&[Gid::from_raw(0)]));
@@ -42,8 +42,8 @@ pub(crate) fn setuid(_: &Arguments) -> Result<Outcome, String> {
 }
 
 /// Runs a program with the setuid bit or a file capability and observes the privileges that it gains.
-pub(crate) fn setuid_binary(arguments: &Arguments) -> Result<Outcome, String> {
-    let mut steps = Steps::default();
+pub(crate) fn setuid_binary(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
+    let mut steps = AttemptSteps::default();
     let args = arguments.texts("args")?;
     if let Some(path) = arguments.optional_text("path")? {
         run(&mut steps, path, &args);
@@ -73,7 +73,7 @@ impl Privileges {
     }
 }
 
-fn run(steps: &mut Steps, path: &str, args: &[&str]) {
+fn run(steps: &mut AttemptSteps, path: &str, args: &[&str]) {
     let mut command = Command::new(path);
     command.args(args).env_clear().process_group(0).current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -114,6 +114,6 @@ fn ended(pid: Pid) -> bool {
     !matches!(waitid(Id::Pid(pid), flags), Ok(WaitStatus::StillAlive))
 }
 
-pub(crate) fn chroot(_: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn chroot(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     Ok(in_child(|steps| steps.done("chroot(\"/\")", nix::unistd::chroot("/"))).into())
 }

@@ -10,8 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, getppid, pipe2};
 
-use crate::arguments::Arguments;
-use crate::outcome::{Outcome, Steps, end_child, fork as fork_child, in_child};
+use crate::arguments::AttemptArguments;
+use crate::outcome::{AttemptOutcome, AttemptSteps, end_child, fork as fork_child, in_child};
 use crate::procfs;
 
 const FORKS_MAX: usize = 10_000;
@@ -24,8 +24,8 @@ fn is_meant(pid: Pid, start_time: Option<u64>) -> bool {
     }
 }
 
-pub(crate) fn see_processes(arguments: &Arguments) -> Result<Outcome, String> {
-    let mut steps = Steps::default();
+pub(crate) fn see_processes(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
+    let mut steps = AttemptSteps::default();
     if let Some(pid) = arguments.pid()? {
         let meant = is_meant(pid, arguments.optional_number("start_time")?);
         let seen = procfs::process(pid.as_raw());
@@ -46,11 +46,11 @@ pub(crate) fn see_processes(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(steps.into())
 }
 
-pub(crate) fn signal(arguments: &Arguments) -> Result<Outcome, String> {
-    let mut steps = Steps::default();
+pub(crate) fn signal(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
+    let mut steps = AttemptSteps::default();
     if let Some(pid) = arguments.pid()? {
         if !is_meant(pid, arguments.optional_number("start_time")?) {
-            return Ok(Outcome::new(false, format!("{pid} is another process here")));
+            return Ok(AttemptOutcome::new(false, format!("{pid} is another process here")));
         }
         steps.done(format!("kill({pid}, 0)"), kill(pid, None));
         // A stopped process is not continued.
@@ -70,13 +70,13 @@ pub(crate) fn signal(arguments: &Arguments) -> Result<Outcome, String> {
 }
 
 /// Attaches to one named process only: without a sandbox, this program could attach to any.
-pub(crate) fn ptrace(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn ptrace(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let pid = arguments.pid()?.ok_or("`pid` is missing")?;
     if pid == Pid::this() {
         return Err("that is this process".to_owned());
     }
     if !is_meant(pid, arguments.optional_number("start_time")?) {
-        return Ok(Outcome::new(false, format!("{pid} is another process here")));
+        return Ok(AttemptOutcome::new(false, format!("{pid} is another process here")));
     }
     let outcome = in_child(|steps| {
         // Seizing does not stop the process, and the end of this child detaches.
@@ -86,7 +86,7 @@ pub(crate) fn ptrace(arguments: &Arguments) -> Result<Outcome, String> {
     Ok(outcome.into())
 }
 
-pub(crate) fn fork(arguments: &Arguments) -> Result<Outcome, String> {
+pub(crate) fn fork(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let count = arguments.at_most("count", FORKS_MAX)?;
     let limit = arguments.optional_number("limit")?;
     let (wait, go) = pipe2(OFlag::O_CLOEXEC).map_err(|error| error.to_string())?;
@@ -112,5 +112,5 @@ pub(crate) fn fork(arguments: &Arguments) -> Result<Outcome, String> {
     }
     let escaped = limit.map_or(children.len() == count, |limit| children.len() as u64 > limit);
     let why = stopped.map_or_else(String::new, |error| format!(", then {error:?}"));
-    Ok(Outcome::new(escaped, format!("{} children{why}", children.len())))
+    Ok(AttemptOutcome::new(escaped, format!("{} children{why}", children.len())))
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use nix::unistd::Pid;
 
-pub(crate) struct Process {
+pub(crate) struct ProcessInfo {
     pub(crate) pid: i32,
     pub(crate) name: String,
     pub(crate) state: String,
@@ -16,13 +16,13 @@ pub(crate) struct Process {
     pub(crate) start_time: u64,
 }
 
-pub(crate) fn process(pid: i32) -> Option<Process> {
+pub(crate) fn process(pid: i32) -> Option<ProcessInfo> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program chooses its name, which may contain parentheses and spaces.
     let (head, tail) = stat.rsplit_once(')')?;
     let (_, name) = head.split_once('(')?;
     let fields: Vec<&str> = tail.split_whitespace().collect();
-    Some(Process {
+    Some(ProcessInfo {
         pid,
         name: name.to_owned(),
         state: (*fields.first()?).to_owned(),
@@ -38,8 +38,8 @@ pub(crate) fn pids() -> BTreeSet<i32> {
 }
 
 /// Returns the processes that are neither ancestors nor descendants of this one.
-pub(crate) fn strangers() -> Vec<Process> {
-    let all: BTreeMap<i32, Process> = pids().into_iter().filter_map(|pid| Some((pid, process(pid)?))).collect();
+pub(crate) fn strangers() -> Vec<ProcessInfo> {
+    let all: BTreeMap<i32, ProcessInfo> = pids().into_iter().filter_map(|pid| Some((pid, process(pid)?))).collect();
     let line_of = |pid: i32| std::iter::successors(Some(pid), |pid| all.get(pid).map(|process| process.parent));
     let own = Pid::this().as_raw();
     let above: BTreeSet<i32> = line_of(own).collect();
@@ -63,7 +63,7 @@ pub(crate) fn status(pid: &str, key: &str) -> Option<String> {
     Some(line.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-pub(crate) struct Mount {
+pub(crate) struct MountInfo {
     pub(crate) point: PathBuf,
     /// Root of the mount within its file system.
     pub(crate) root: String,
@@ -72,13 +72,13 @@ pub(crate) struct Mount {
     pub(crate) source: String,
 }
 
-pub(crate) fn mounts() -> Vec<Mount> {
+pub(crate) fn mounts() -> Vec<MountInfo> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mount = |line: &str| {
         let (here, there) = line.split_once(" - ")?;
         let here: Vec<&str> = here.split(' ').collect();
         let there: Vec<&str> = there.split(' ').collect();
-        Some(Mount {
+        Some(MountInfo {
             root: (*here.get(3)?).to_owned(),
             point: here.get(4)?.replace("\\040", " ").into(),
             options: (*here.get(5)?).to_owned(),

@@ -5,12 +5,12 @@ use std::io::{self, BufRead, Write};
 
 use serde_json::{Value, json};
 
-use crate::arguments::Arguments;
-use crate::flags::Crash;
-use crate::outcome::Outcome;
+use crate::arguments::AttemptArguments;
+use crate::flags::CrashKind;
+use crate::outcome::AttemptOutcome;
 use crate::{facts, files, kernel, keys, limits, network, privileges, processes};
 
-type Attempt = fn(&Arguments) -> Result<Outcome, String>;
+type Attempt = fn(&AttemptArguments) -> Result<AttemptOutcome, String>;
 
 const ATTEMPTS: [(&str, &str, Attempt); 33] = [
     ("read_file", "path: of a file or a folder", files::read_file),
@@ -48,7 +48,7 @@ const ATTEMPTS: [(&str, &str, Attempt); 33] = [
     ("plant_key", "name: of a key in the user's keyring, for a minute", keys::plant),
 ];
 
-pub(crate) fn serve(input: impl BufRead, mut output: impl Write, crash: Option<Crash>) -> io::Result<()> {
+pub(crate) fn serve(input: impl BufRead, mut output: impl Write, crash: Option<CrashKind>) -> io::Result<()> {
     for line in input.lines() {
         // A line that is not JSON is ignored.
         let Ok(message) = serde_json::from_str::<Value>(&line?) else { continue };
@@ -111,7 +111,7 @@ fn result(structured: &Value) -> Value {
 }
 
 fn attempt(arguments: &Value) -> Value {
-    let arguments = Arguments(arguments);
+    let arguments = AttemptArguments(arguments);
     let outcome = arguments.text("what").and_then(|what| {
         let Some((name, takes, attempt)) = ATTEMPTS.iter().find(|(name, ..)| *name == what) else {
             let names = ATTEMPTS.map(|(name, ..)| name).join(", ");

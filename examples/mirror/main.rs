@@ -13,7 +13,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use mcp_satellite::actors::rpc::{Kind, View};
+use mcp_satellite::actors::rpc::{MessageKind, MessageView};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -24,7 +24,7 @@ const GREETING: &str = concat!(
 );
 
 #[derive(Deserialize)]
-struct Say<'a> {
+struct SayParams<'a> {
     #[serde(borrow)]
     messages: Vec<&'a RawValue>,
 }
@@ -44,12 +44,12 @@ fn main() -> io::Result<()> {
 }
 
 fn answers(line: &[u8], told: &mut Vec<String>) -> Vec<String> {
-    let message = std::str::from_utf8(line).ok().and_then(|text| Some((text, View::read(text).ok()?)));
+    let message = std::str::from_utf8(line).ok().and_then(|text| Some((text, MessageView::read(text).ok()?)));
     let Some((text, message)) = message else {
         let line = serde_json::Value::from(String::from_utf8_lossy(line));
         return vec![mirrored(&format!(r#"{{"malformed":{line}}}"#))];
     };
-    let Some(id) = message.id.filter(|_| message.kind == Kind::Request).map(RawValue::get) else {
+    let Some(id) = message.id.filter(|_| message.kind == MessageKind::Request).map(RawValue::get) else {
         let quiet = message.method.as_deref() == Some("notifications/initialized");
         return if quiet { Vec::new() } else { vec![mirrored(&format!(r#"{{"reflected":{text}}}"#))] };
     };
@@ -62,7 +62,7 @@ fn answers(line: &[u8], told: &mut Vec<String>) -> Vec<String> {
         Some("mirror/say") => {
             let params = message.params.map_or("{}", RawValue::get);
             let token = message.token.map_or("null", RawValue::get);
-            match serde_json::from_str::<Say<'_>>(params) {
+            match serde_json::from_str::<SayParams<'_>>(params) {
                 Ok(say) => say.messages.iter().map(|message| filled(message.get(), id, token)).collect(),
                 Err(error) => {
                     let why = serde_json::Value::from(error.to_string());

@@ -48,7 +48,7 @@ pub struct SystemInfo {
 
 /// Response to a successful registration.
 #[derive(Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Registered {
+pub struct RegistrationResponse {
     /// Identifier of the satellite in URLs.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
     pub satellite_id: String,
@@ -57,7 +57,7 @@ pub struct Registered {
     pub api_key: String,
 }
 
-impl std::fmt::Debug for Registered {
+impl std::fmt::Debug for RegistrationResponse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Registered").field("satellite_id", &self.satellite_id).finish_non_exhaustive()
     }
@@ -80,9 +80,9 @@ pub enum PollingMode {
 
 /// Commands for a satellite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Commands {
+pub struct PollCommands {
     /// Commands in order of execution, most urgent first. A command is delivered again until its result has arrived.
-    pub commands: Vec<Command>,
+    pub commands: Vec<BackendCommand>,
     /// Interval until the next poll.
     #[serde(default)]
     pub polling_mode: PollingMode,
@@ -97,7 +97,7 @@ pub struct Commands {
 
 /// Command for a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Command {
+pub struct BackendCommand {
     /// Identifier of the command. The satellite executes it once, however often it is delivered.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
     pub id: String,
@@ -105,8 +105,8 @@ pub struct Command {
     pub command_type: String,
     /// Urgency of the command.
     #[serde(default)]
-    pub priority: Priority,
-    /// Arguments of the command: see [`Target`], [`Configure`] and [`HealthCheck`].
+    pub priority: CommandPriority,
+    /// Arguments of the command: see [`CommandTarget`], [`ConfigurePayload`] and [`HealthCheckPayload`].
     #[serde(default)]
     pub payload: Map<String, Value>,
     /// Time after which the satellite must not execute the command.
@@ -115,26 +115,26 @@ pub struct Command {
     pub expires_at: Option<jiff::Timestamp>,
 }
 
-/// Values of [`Command::command_type`].
+/// Values of [`BackendCommand::command_type`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CommandType {
-    /// Read the configuration again; the payload is [`Configure`].
+    /// Read the configuration again; the payload is [`ConfigurePayload`].
     Configure,
-    /// Restart the instances and clear their failures; the payload is [`Target`].
+    /// Restart the instances and clear their failures; the payload is [`CommandTarget`].
     Restart,
-    /// Start the instances; the payload is [`Target`].
+    /// Start the instances; the payload is [`CommandTarget`].
     Spawn,
-    /// Stop the instances and keep them stopped; the payload is [`Target`].
+    /// Stop the instances and keep them stopped; the payload is [`CommandTarget`].
     Kill,
-    /// Check whether the servers accept the credentials; the payload is [`HealthCheck`].
+    /// Check whether the servers accept the credentials; the payload is [`HealthCheckPayload`].
     HealthCheck,
 }
 
 /// Urgency of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Priority {
+pub enum CommandPriority {
     /// Before all other commands; the satellite then polls every 2 s.
     Immediate,
     /// Soon; the satellite then polls every 10 s.
@@ -148,7 +148,7 @@ pub enum Priority {
 
 /// Selection of instances that match all given members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Target {
+pub struct CommandTarget {
     /// Identifier of the installation.
     pub installation_id: String,
     /// Identifier of the team; without it, all teams.
@@ -161,7 +161,7 @@ pub struct Target {
 
 /// Payload of `configure`: the satellite reads the whole configuration and applies the differences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Configure {
+pub struct ConfigurePayload {
     /// Reason of the command.
     pub event: ConfigureEvent,
     /// Identifier of the affected installation; absent for `team_member_removed`.
@@ -175,7 +175,7 @@ pub struct Configure {
     pub user_id: Option<String>,
 }
 
-/// Values of [`Configure::event`].
+/// Values of [`ConfigurePayload::event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigureEvent {
@@ -195,10 +195,10 @@ pub enum ConfigureEvent {
 
 /// Payload of `health_check`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct HealthCheck {
+pub struct HealthCheckPayload {
     /// Instances to check.
     #[serde(flatten)]
-    pub target: Target,
+    pub target: CommandTarget,
     /// Kind of check; the default and only value is `credential_validation`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_type: Option<String>,
@@ -208,7 +208,7 @@ pub struct HealthCheck {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CommandResult {
     /// Outcome of the command.
-    pub status: Outcome,
+    pub status: CommandOutcome,
     /// Observed statuses: `{"instances": [{"instance": …, "status": …, "status_message": …}]}`; some commands add
     /// members.
     #[serde(default)]
@@ -223,7 +223,7 @@ pub struct CommandResult {
 /// Values of [`CommandResult::status`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// The statuses show the requested effect.
     Completed,
     /// The statuses do not show the requested effect.
@@ -234,7 +234,7 @@ pub enum Outcome {
 
 /// Response without data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Received {
+pub struct EmptyResponse {
     /// Always true: errors are answered with an [`ErrorBody`].
     pub success: bool,
 }
@@ -242,7 +242,7 @@ pub struct Received {
 /// Complete configuration of a satellite. The members have the same names, forms and meanings as the tables in a
 /// configuration file.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Config {
+pub struct SatelliteConfig {
     /// Identifier of this configuration, also in `ETag` and `If-None-Match`: 1 to 128 visible ASCII characters without
     /// `"`.
     #[serde(deserialize_with = "hash")]
@@ -264,7 +264,7 @@ fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 }
 
 // Prints only counts: servers and teams may contain credentials.
-impl std::fmt::Debug for Config {
+impl std::fmt::Debug for SatelliteConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (servers, teams) = (self.servers.len(), self.teams.len());
         f.debug_struct("Config").field("hash", &self.hash).field("servers", &servers).field("teams", &teams).finish()
@@ -273,7 +273,7 @@ impl std::fmt::Debug for Config {
 
 /// Batch of events from a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Events {
+pub struct EventBatch {
     /// Events in order of `seq`.
     #[schemars(length(min = 1, max = 100))]
     pub events: Vec<EventEnvelope>,
@@ -298,7 +298,7 @@ pub struct EventEnvelope {
 
 /// Response to a batch of events.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct EventsTaken {
+pub struct EventBatchResult {
     /// True if the backend accepted all events.
     pub success: bool,
     /// Number of accepted events.
@@ -310,12 +310,12 @@ pub struct EventsTaken {
     pub event_ids: Vec<String>,
     /// Rejected events.
     #[serde(default)]
-    pub failures: Vec<EventFailure>,
+    pub failures: Vec<RejectedEvent>,
 }
 
 /// Event that the backend rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct EventFailure {
+pub struct RejectedEvent {
     /// Index of the event in the batch, from 0.
     pub index: usize,
     /// Type of the event.
@@ -342,12 +342,12 @@ pub struct Heartbeat {
     /// Number of instances by status. Statuses without instances are omitted.
     pub counts: BTreeMap<String, usize>,
     /// Instances by team identifier.
-    pub processes_by_team: BTreeMap<String, Vec<Process>>,
+    pub processes_by_team: BTreeMap<String, Vec<HeartbeatInstance>>,
     /// Names of the offered tools by instance, without their schemas.
     pub tools: BTreeMap<String, Vec<String>>,
     /// Progress of the event delivery.
     pub events: EventProgress,
-    /// Hash of the applied configuration: [`Config::hash`].
+    /// Hash of the applied configuration: [`SatelliteConfig::hash`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_hash: Option<String>,
 }
@@ -375,7 +375,7 @@ pub struct SystemMetrics {
 
 /// Instance in a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Process {
+pub struct HeartbeatInstance {
     /// Full name of the instance.
     pub instance: String,
     /// Identifier of the installation.

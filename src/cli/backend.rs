@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::run::Log;
-use super::{BAD_INPUT, DONE, FAILED, Failed, complain, location, shell_word, tell};
-use crate::backend::server::{Backend, OpenError, Settings};
+use super::run::LogArgs;
+use super::{BAD_INPUT, CommandFailure, DONE, FAILED, complain, location, shell_word, tell};
+use crate::backend::server::{BackendOpenError, BackendServer, BackendSettings};
 use crate::config::listen_address;
 
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ It keeps everything in DIR: what satellites told, their configuration, and three
   registration-token    opens the door for one satellite within a day; a used one is replaced at the next start
 
 It speaks plain HTTP. Where others can listen, put a proxy with TLS in front of it.")]
-pub(super) struct BackendVerb {
+pub(super) struct BackendCliCommand {
     /// Address on which satellites reach the backend
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400", value_parser = listen_address)]
     listen: SocketAddr,
@@ -31,7 +31,7 @@ pub(super) struct BackendVerb {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     poll_interval: Option<f64>,
     #[command(flatten)]
-    log: Log,
+    log: LogArgs,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -39,24 +39,24 @@ fn seconds(text: &str) -> Result<f64, String> {
     if (0.05..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("give 0.05 to 3600 seconds".to_owned()) }
 }
 
-impl BackendVerb {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl BackendCliCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         self.log.init();
-        let mut signals = Signals::new()?;
+        let mut signals = BackendSignals::new()?;
         let listener = TcpListener::bind(self.listen).map_err(|error| {
             let (at, taken) = (self.listen, error.kind() == ErrorKind::AddrInUse);
             let hint = if taken { "; something else listens there: give another --listen" } else { "" };
-            Failed::new(if taken { BAD_INPUT } else { FAILED }, format!("cannot listen at {at}: {error}{hint}"))
+            CommandFailure::new(if taken { BAD_INPUT } else { FAILED }, format!("cannot listen at {at}: {error}{hint}"))
         })?;
         let location = location(self.data_dir.as_deref(), ".satellite-backend");
         let opened = location.take().map_err(|error| {
             let shown = location.path.display();
-            Failed::new(FAILED, format!("cannot use the data directory `{shown}`: {error}"))
+            CommandFailure::new(FAILED, format!("cannot use the data directory `{shown}`: {error}"))
         })?;
-        let settings = Settings { poll_interval: self.poll_interval, ..Settings::new(opened.path()) };
-        let backend = Backend::open(settings).await.map_err(|error| {
-            let code = if matches!(error, OpenError::InUse(_)) { BAD_INPUT } else { FAILED };
-            Failed::new(code, error.to_string())
+        let settings = BackendSettings { poll_interval: self.poll_interval, ..BackendSettings::new(opened.path()) };
+        let backend = BackendServer::open(settings).await.map_err(|error| {
+            let code = if matches!(error, BackendOpenError::InUse(_)) { BAD_INPUT } else { FAILED };
+            CommandFailure::new(code, error.to_string())
         })?;
         let (data_dir, curl, token) =
             (backend.data_dir().to_owned(), backend.curl_file(), backend.registration_token());
@@ -72,13 +72,13 @@ impl BackendVerb {
         tracing::info!(%address, data_dir = %data_dir.display(), "the backend is running");
         tell(&greeting(address, &data_dir, &curl, &token));
         tokio::select! {
-            error = serving.ended() => return Err(Failed::new(FAILED, format!("the backend ended by itself: {error}"))),
+            error = serving.ended() => return Err(CommandFailure::new(FAILED, format!("the backend ended by itself: {error}"))),
             () = signals.end() => {}
         }
         tracing::info!("ending: what is being answered is answered");
         tokio::select! {
             () = serving.shut_down() => Ok(DONE),
-            () = signals.end() => Err(Failed::new(FAILED, "ended at once by a second signal")),
+            () = signals.end() => Err(CommandFailure::new(FAILED, "ended at once by a second signal")),
         }
     }
 }
@@ -114,13 +114,13 @@ What they do:
     )
 }
 
-struct Signals {
+struct BackendSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
 }
 
-impl Signals {
+impl BackendSignals {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

@@ -4,19 +4,19 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use mcp_satellite_actors::model::spec::Target;
+use mcp_satellite_actors::model::spec::ServerTarget;
 
-use super::{BAD_INPUT, DONE, FAILED, Failed, complain, say};
+use super::{BAD_INPUT, CommandFailure, DONE, FAILED, complain, say};
 use crate::config::Profile;
-use crate::config::{self, Auth, ConfigErrors, GatewayPlan, Listen, Plan};
-use crate::connect::isolation::{Finding, Isolation, find_program};
+use crate::config::{self, ConfigErrors, EndpointAuth, GatewayPlan, ListenSetting, Plan};
+use crate::connect::isolation::{Isolation, SandboxFinding, find_program};
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::data_dir::DataDir;
-use crate::watch::Texts;
+use crate::watch::ConfigTexts;
 
 /// Configuration files.
 #[derive(Debug, Clone, Args)]
-pub(super) struct Sources {
+pub(super) struct ConfigSources {
     /// The satellite's own configuration (TOML)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -25,12 +25,12 @@ pub(super) struct Sources {
     mcp_json: Option<PathBuf>,
 }
 
-pub(super) enum Refused {
+pub(super) enum PlanError {
     NoSource,
     Config(ConfigErrors),
 }
 
-impl Refused {
+impl PlanError {
     pub(super) fn in_a_line(&self) -> String {
         match self {
             Self::NoSource => NO_SOURCE.to_owned(),
@@ -39,11 +39,11 @@ impl Refused {
     }
 }
 
-impl From<Refused> for Failed {
-    fn from(refused: Refused) -> Self {
+impl From<PlanError> for CommandFailure {
+    fn from(refused: PlanError) -> Self {
         match refused {
-            Refused::NoSource => Self::new(BAD_INPUT, NO_SOURCE),
-            Refused::Config(errors) => Self::styled(BAD_INPUT, rendered(&errors)),
+            PlanError::NoSource => Self::new(BAD_INPUT, NO_SOURCE),
+            PlanError::Config(errors) => Self::styled(BAD_INPUT, rendered(&errors)),
         }
     }
 }
@@ -51,10 +51,10 @@ impl From<Refused> for Failed {
 const NO_SOURCE: &str =
     "no configuration is named: give --config FILE, --mcp-json FILE or both (`satellite demo` needs neither)";
 
-impl Sources {
+impl ConfigSources {
     /// Loads all files into one plan, or returns all errors of all files. `listen` overrides the address of the MCP
     /// endpoint.
-    pub(super) fn load(&self, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
+    pub(super) fn load(&self, listen: Option<SocketAddr>) -> Result<Plan, PlanError> {
         self.plan(&self.read(), listen)
     }
 
@@ -62,15 +62,15 @@ impl Sources {
         self.config.is_some() || self.mcp_json.is_some()
     }
 
-    pub(super) fn read(&self) -> Texts {
-        Texts {
+    pub(super) fn read(&self) -> ConfigTexts {
+        ConfigTexts {
             config: self.config.as_deref().map(config::held_by),
             mcp_json: self.mcp_json.as_deref().map(config::held_by),
         }
     }
 
     /// Makes a plan as [`Self::load`] does, from texts that were read before.
-    pub(super) fn plan(&self, texts: &Texts, listen: Option<SocketAddr>) -> Result<Plan, Refused> {
+    pub(super) fn plan(&self, texts: &ConfigTexts, listen: Option<SocketAddr>) -> Result<Plan, PlanError> {
         let toml = self.config.as_deref().zip(texts.config.as_ref());
         let toml = toml.map(|(file, held)| config::load_held(file, held));
         // The base settings of the satellite's own file also apply to the servers of `mcp.json`.
@@ -78,7 +78,7 @@ impl Sources {
         let json = self.mcp_json.as_deref().zip(texts.mcp_json.as_ref());
         let json = json.map(|(file, held)| config::load_mcp_json_held(file, held, &base));
         let plan = match (toml, json) {
-            (None, None) => return Err(Refused::NoSource),
+            (None, None) => return Err(PlanError::NoSource),
             (Some(plan), None) | (None, Some(plan)) => plan,
             (Some(Ok(one)), Some(Ok(other))) => one.merge(other),
             (Some(Err(one)), Some(Err(other))) => Err(one.and(other)),
@@ -88,38 +88,38 @@ impl Sources {
             Some(address) => plan.listening_at(address),
             None => Ok(plan),
         });
-        plan.and_then(Plan::settled).map_err(Refused::Config)
+        plan.and_then(Plan::settled).map_err(PlanError::Config)
     }
 }
 
 pub(super) fn rendered(errors: &ConfigErrors) -> String {
     let mut text = String::new();
     let handler = miette::MietteHandlerOpts::new().width(110).build();
-    let report = Rendered(errors, &handler);
+    let report = ReportDrawing(errors, &handler);
     std::fmt::Write::write_fmt(&mut text, format_args!("{report:?}")).ok();
     text
 }
 
 /// Wraps a report, because miette draws through `Debug`.
-struct Rendered<'a>(&'a ConfigErrors, &'a miette::MietteHandler);
+struct ReportDrawing<'a>(&'a ConfigErrors, &'a miette::MietteHandler);
 
-impl std::fmt::Debug for Rendered<'_> {
+impl std::fmt::Debug for ReportDrawing<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         miette::ReportHandler::debug(self.1, self.0, f)
     }
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Check {
+pub(super) struct CheckCommand {
     #[command(flatten)]
-    sources: Sources,
+    sources: ConfigSources,
     /// Exit with code 1 if there is a warning
     #[arg(long)]
     strict: bool,
 }
 
-impl Check {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl CheckCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let plan = self.sources.load(None)?;
         let missing = missing(&plan);
         let warnings = plan.warnings.iter().chain(&missing);
@@ -128,7 +128,8 @@ impl Check {
         }
         let is_good_enough = !self.strict || warnings.count() == 0;
         let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        let remote = plan.instances.iter().filter(|instance| matches!(instance.target, Target::Remote { .. })).count();
+        let remote =
+            plan.instances.iter().filter(|instance| matches!(instance.target, ServerTarget::Remote { .. })).count();
         let remotes = if remote > 0 { format!(", {remote} of them remote") } else { String::new() };
         say(&format!(
             "the configuration is good: {}, {}, {} to run{remotes}",
@@ -143,13 +144,14 @@ impl Check {
 
 fn endpoint(plan: &GatewayPlan) -> String {
     let Some(address) = plan.address() else {
-        let why = if plan.listen == Listen::Off { "switched off" } else { "not configured; add [gateway] for one" };
+        let why =
+            if plan.listen == ListenSetting::Off { "switched off" } else { "not configured; add [gateway] for one" };
         return format!("the MCP endpoint is {why}");
     };
     let who = match (&plan.auth, plan.alone()) {
-        (Auth::None(_), Ok(user)) => format!("everybody on this machine is {}/{}", user.team_slug, user.slug),
-        (Auth::None(_), Err(why)) => why,
-        (Auth::Bearer, _) => {
+        (EndpointAuth::None(_), Ok(user)) => format!("everybody on this machine is {}/{}", user.team_slug, user.slug),
+        (EndpointAuth::None(_), Err(why)) => why,
+        (EndpointAuth::Bearer, _) => {
             let count = plan.admitted().count();
             let kept = plan.users.iter().find(|user| user.token_kept).map(|user| {
                 format!("; `satellite run` keeps the token of {}/{} in its data directory", user.team_slug, user.slug)
@@ -170,7 +172,7 @@ fn missing(plan: &Plan) -> Vec<String> {
     };
     let mut warnings: Vec<String> = Vec::new();
     for config in &plan.instances {
-        let Target::Stdio { command, cwd } = &config.target else { continue };
+        let ServerTarget::Stdio { command, cwd } = &config.target else { continue };
         let spec = config.clone().merge();
         // A sandbox has its own directories.
         let directory = cwd.as_deref().filter(|_| !in_sandbox);
@@ -192,7 +194,7 @@ fn missing(plan: &Plan) -> Vec<String> {
 }
 
 /// Prints what this machine offers to contain servers, found out by trials. Returns true if servers can start.
-async fn machine(plan: &Plan) -> Result<bool, Failed> {
+async fn machine(plan: &Plan) -> Result<bool, CommandFailure> {
     let home = tempfile::tempdir()?;
     let options = StdioOptions {
         data_dir: Some(DataDir::create(&home.path().join("data"))?),
@@ -203,7 +205,7 @@ async fn machine(plan: &Plan) -> Result<bool, Failed> {
     say(&format!("this machine: process trees are held by {}", connector.held_by()));
     say(&format!("  {}", crate::connect::isolation::kernel()));
     let findings = connector.sandboxes().await;
-    for Finding { sandbox, usable } in &findings {
+    for SandboxFinding { sandbox, usable } in &findings {
         match usable {
             Ok(path) => say(&format!("  {sandbox}: works ({})", path.display())),
             Err(why) => say(&format!("  {sandbox}: cannot be used: {why}")),

@@ -6,11 +6,11 @@ use clap::Args;
 use humantime::format_duration;
 
 use super::table::{rendered, table};
-use super::{DONE, DataDirArg, Failed, printable, say, to_json};
+use super::{CommandFailure, DONE, DataDirArg, printable, say, to_json};
 use crate::gateway::clients::ClientStatus;
 
 #[derive(Debug, Args)]
-pub(super) struct Clients {
+pub(super) struct ClientsCommand {
     #[command(flatten)]
     data_dir: DataDirArg,
     /// An array of objects, for scripts
@@ -18,8 +18,8 @@ pub(super) struct Clients {
     json: bool,
 }
 
-impl Clients {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl ClientsCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let clients: Vec<ClientStatus> = self.data_dir.client()?.get("/v1/clients", &()).await?;
         if self.json {
             say(&to_json(&clients)?);

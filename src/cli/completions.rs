@@ -6,12 +6,12 @@ use clap_complete::Shell;
 use super::{Cli, DONE};
 
 #[derive(Debug, Args)]
-pub(super) struct Completions {
+pub(super) struct CompletionsCommand {
     /// The shell: source the output from its start-up file
     shell: Shell,
 }
 
-impl Completions {
+impl CompletionsCommand {
     pub(super) fn run(self) -> u8 {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "satellite", &mut script);

@@ -10,8 +10,8 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::control::{in_words, settled, warn_not_durable};
-use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, say, say_json, to_json};
-use crate::console::api::{ConfigureRequest, Configured, GivenBy, Required};
+use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, complain, say, say_json, to_json};
+use crate::console::api::{ConfigureRequest, ConfigureResult, RequiredValue, RequiredValueSource};
 
 /// Upper limit for a value from stdin or a file, in bytes. The satellite accepts less.
 const READ_MAX: u64 = 1 << 20;
@@ -32,9 +32,9 @@ env:NAME and file:PATH are read here and now, and what they hold is kept. The en
 
 To a remote server a value goes as the header KEY, or as the query parameter KEY if its configuration has one; header:KEY \
 and query:KEY say which. bearer_token is the token of its header Authorization.")]
-pub(super) struct Configure {
+pub(super) struct ConfigureCommand {
     #[command(flatten)]
-    target: Target,
+    target: InstanceArg,
     /// KEY, KEY=VALUE, KEY=env:NAME or KEY=file:PATH
     #[arg(value_name = "KEY[=VALUE]")]
     values: Vec<String>,
@@ -51,15 +51,15 @@ pub(super) struct Configure {
     data_dir: DataDirArg,
 }
 
-enum Typed<'a> {
+enum TypedValue<'a> {
     Is(String),
     /// The value must be read from the terminal or stdin. Contains the whole argument.
     Ask(&'a str),
 }
 
-impl Configure {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
-        let bad = |why: String| Failed::new(BAD_INPUT, why);
+impl ConfigureCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        let bad = |why: String| CommandFailure::new(BAD_INPUT, why);
         let mut typed = BTreeMap::new();
         for argument in &self.values {
             let (key, value) = read(argument)?;
@@ -69,23 +69,25 @@ impl Configure {
         }
         let client = self.data_dir.client()?;
         let mut request = ConfigureRequest { selector: self.target.into(), set: BTreeMap::new(), unset: Vec::new() };
-        let asked: Vec<&str> =
-            typed.values().filter_map(|value| if let Typed::Ask(key) = value { Some(*key) } else { None }).collect();
+        let asked: Vec<&str> = typed
+            .values()
+            .filter_map(|value| if let TypedValue::Ask(key) = value { Some(*key) } else { None })
+            .collect();
         if !asked.is_empty() {
             // Check the keys first, before a person types a secret in vain.
-            let known: Configured = client.post("/v1/configure", &request).await?;
+            let known: ConfigureResult = client.post("/v1/configure", &request).await?;
             refuse_unknown(&asked, &known)?;
             let given = ask(&asked, &known.instance.instance).await?;
-            typed.extend(asked.into_iter().zip(given.into_iter().map(Typed::Is)));
+            typed.extend(asked.into_iter().zip(given.into_iter().map(TypedValue::Is)));
         }
         let values = typed.into_iter().filter_map(|(key, value)| match value {
-            Typed::Is(value) => Some((key.to_owned(), value)),
-            Typed::Ask(_) => None,
+            TypedValue::Is(value) => Some((key.to_owned(), value)),
+            TypedValue::Ask(_) => None,
         });
         request.set = values.collect();
         request.unset = self.unset;
         let is_change = !(request.set.is_empty() && request.unset.is_empty());
-        let mut configured: Configured = client.post("/v1/configure", &request).await?;
+        let mut configured: ConfigureResult = client.post("/v1/configure", &request).await?;
         warn_not_durable(configured.not_durable.as_deref());
         if is_change && !self.no_wait {
             configured.instance = settled(&client, configured.instance).await?;
@@ -108,18 +110,18 @@ impl Configure {
     }
 }
 
-fn tell(Required { key, given_by }: &Required) {
+fn tell(RequiredValue { key, given_by }: &RequiredValue) {
     let by = match given_by {
-        Some(GivenBy::Configure) => "given",
-        Some(GivenBy::File) => "given in the configuration",
+        Some(RequiredValueSource::Configure) => "given",
+        Some(RequiredValueSource::File) => "given in the configuration",
         None => "missing",
     };
     say(&format!("  {key}: {by}"));
 }
 
 /// Parses an argument. References are resolved here, because they mean the environment and the directory of this shell.
-fn read(argument: &str) -> Result<(&str, Typed<'_>), Failed> {
-    let bad = |why: String| Failed::new(BAD_INPUT, why);
+fn read(argument: &str) -> Result<(&str, TypedValue<'_>), CommandFailure> {
+    let bad = |why: String| CommandFailure::new(BAD_INPUT, why);
     let (key, value) = match argument.split_once('=') {
         Some((key, value)) => (key, Some(value)),
         None => (argument, None),
@@ -127,18 +129,18 @@ fn read(argument: &str) -> Result<(&str, Typed<'_>), Failed> {
     if key.is_empty() {
         return Err(bad("a value is given as KEY=VALUE, and one has no KEY".to_owned()));
     }
-    let Some(value) = value else { return Ok((key, Typed::Ask(key))) };
+    let Some(value) = value else { return Ok((key, TypedValue::Ask(key))) };
     if let Some(name) = value.strip_prefix("env:") {
         let value = std::env::var(name).map_err(|error| bad(format!("the environment variable `{name}`: {error}")))?;
-        return Ok((key, Typed::Is(value)));
+        return Ok((key, TypedValue::Is(value)));
     }
     // A URL such as `file://` is an ordinary value.
     if let Some(path) = value.strip_prefix("file:").filter(|path| !path.starts_with("//")) {
         let cannot = |error: std::io::Error| bad(format!("cannot read the file `{path}`: {error}"));
         let file = std::fs::File::open(path).map_err(cannot)?;
-        return Ok((key, Typed::Is(whole(file).map_err(cannot)?)));
+        return Ok((key, TypedValue::Is(whole(file).map_err(cannot)?)));
     }
-    Ok((key, Typed::Is(value.to_owned())))
+    Ok((key, TypedValue::Is(value.to_owned())))
 }
 
 fn whole(from: impl Read) -> std::io::Result<String> {
@@ -157,7 +159,7 @@ fn without_line_end(text: &mut String) {
 
 /// Rejects unknown keys as the satellite would, before a value is typed. The message does not repeat the key, which may
 /// be a value in the wrong position.
-fn refuse_unknown(asked: &[&str], known: &Configured) -> Result<(), Failed> {
+fn refuse_unknown(asked: &[&str], known: &ConfigureResult) -> Result<(), CommandFailure> {
     let is_known = |typed: &str| {
         let name = typed.strip_prefix("query:").or(typed.strip_prefix("header:")).unwrap_or(typed);
         let of = |key: &str| key.eq_ignore_ascii_case(name) || (name == "bearer_token" && key == "Authorization");
@@ -168,7 +170,7 @@ fn refuse_unknown(asked: &[&str], known: &Configured) -> Result<(), Failed> {
     }
     let name = &known.instance.instance;
     let keys: Vec<&str> = known.required.iter().map(|required| required.key.as_str()).collect();
-    Err(Failed::new(
+    Err(CommandFailure::new(
         BAD_INPUT,
         match keys.as_slice() {
             [] => format!("`{name}`: the configuration asks for no value of its user"),
@@ -177,8 +179,8 @@ fn refuse_unknown(asked: &[&str], known: &Configured) -> Result<(), Failed> {
     ))
 }
 
-async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
-    let bad = |why: &str| Failed::new(BAD_INPUT, why);
+async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, CommandFailure> {
+    let bad = |why: &str| CommandFailure::new(BAD_INPUT, why);
     if !std::io::stdin().is_terminal() {
         if keys.len() > 1 {
             return Err(bad("only one value can be read from stdin; give the others as KEY=env:NAME or KEY=file:PATH"));
@@ -191,7 +193,7 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
     // Installed before the first prompt, so that no interrupt is lost.
     let mut interrupts = signal(SignalKind::interrupt())?;
     for key in keys {
-        let hidden = Hidden::begin()?;
+        let hidden = EchoGuard::begin()?;
         // An interrupt restores the terminal.
         let _ = write!(std::io::stderr(), "{key} of {instance} (it is not shown): ");
         let reading = tokio::task::spawn_blocking(|| {
@@ -204,7 +206,7 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
         };
         drop(hidden);
         let _ = writeln!(std::io::stderr());
-        let mut line = read.map_err(|error| Failed::new(FAILED, format!("nothing was changed: {error}")))?;
+        let mut line = read.map_err(|error| CommandFailure::new(FAILED, format!("nothing was changed: {error}")))?;
         without_line_end(&mut line);
         if line.is_empty() {
             return Err(bad("no value was typed; nothing was changed"));
@@ -214,9 +216,9 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, Failed> {
     Ok(values)
 }
 
-struct Hidden(Termios);
+struct EchoGuard(Termios);
 
-impl Hidden {
+impl EchoGuard {
     fn begin() -> std::io::Result<Self> {
         let stdin = std::io::stdin();
         let before = tcgetattr(stdin.as_fd())?;
@@ -227,7 +229,7 @@ impl Hidden {
     }
 }
 
-impl Drop for Hidden {
+impl Drop for EchoGuard {
     fn drop(&mut self) {
         // A terminal that is gone needs no restoring.
         let _ = tcsetattr(std::io::stdin().as_fd(), OptionalActions::Now, &self.0);

@@ -3,29 +3,32 @@
 use std::time::Duration;
 
 use clap::Args;
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::value::RawValue;
 
 use super::status::with_next_step;
-use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, printable, say, say_json, to_json};
-use crate::console::api::{
-    CallRequest, Controlled, InstanceStatus, Pruned, Reconnected, ReloadQuery, Reloaded, Selector,
+use super::{
+    BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, complain, printable, say, say_json, to_json,
 };
-use crate::console::client::{Client, ClientError};
+use crate::console::api::{
+    CallRequest, ControlResult, InstanceSelector, InstanceStatus, PruneResult, ReconnectResult, ReloadQuery,
+    ReloadResult,
+};
+use crate::console::client::{ClientError, ConsoleClient};
 
 const POLL: Duration = Duration::from_millis(100);
 
-impl From<Target> for Selector {
-    fn from(target: Target) -> Self {
+impl From<InstanceArg> for InstanceSelector {
+    fn from(target: InstanceArg) -> Self {
         Self { server: target.server, team: target.team, user: target.user }
     }
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Call {
+pub(super) struct CallCommand {
     #[command(flatten)]
-    target: Target,
+    target: InstanceArg,
     /// Name of the tool, as the server defines it
     tool: String,
     /// Arguments of the tool, a JSON object
@@ -41,9 +44,9 @@ pub(super) struct Call {
     data_dir: DataDirArg,
 }
 
-impl Call {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
-        let bad = |why: String| Failed::new(BAD_INPUT, why);
+impl CallCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        let bad = |why: String| CommandFailure::new(BAD_INPUT, why);
         let arguments = match self.arguments {
             None => None,
             Some(text) => {
@@ -61,7 +64,7 @@ impl Call {
         let result = match self.data_dir.client()?.post_text("/v1/call", &request).await {
             Ok(result) => result,
             Err(ClientError::Refused(failure)) if self.json => {
-                let failed = Failed::from(ClientError::Refused(failure.clone()));
+                let failed = CommandFailure::from(ClientError::Refused(failure.clone()));
                 say_json(&to_json(&serde_json::json!({ "error": failure }))?);
                 return Ok(failed.code);
             }
@@ -77,16 +80,17 @@ impl Call {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Stop {
+pub(super) struct StopCommand {
     #[command(flatten)]
-    target: Target,
+    target: InstanceArg,
     #[command(flatten)]
     data_dir: DataDirArg,
 }
 
-impl Stop {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
-        let stopped: Controlled = self.data_dir.client()?.post("/v1/stop", &Selector::from(self.target)).await?;
+impl StopCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        let stopped: ControlResult =
+            self.data_dir.client()?.post("/v1/stop", &InstanceSelector::from(self.target)).await?;
         say(&in_words(&stopped.instance));
         warn_not_durable(stopped.not_durable.as_deref());
         Ok(DONE)
@@ -94,9 +98,9 @@ impl Stop {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Control {
+pub(super) struct ControlCommand {
     #[command(flatten)]
-    target: Target,
+    target: InstanceArg,
     /// Do not wait until it is online
     #[arg(long)]
     no_wait: bool,
@@ -104,10 +108,11 @@ pub(super) struct Control {
     data_dir: DataDirArg,
 }
 
-impl Control {
-    pub(super) async fn run(self, verb: &str) -> Result<u8, Failed> {
+impl ControlCommand {
+    pub(super) async fn run(self, verb: &str) -> Result<u8, CommandFailure> {
         let client = self.data_dir.client()?;
-        let controlled: Controlled = client.post(&format!("/v1/{verb}"), &Selector::from(self.target)).await?;
+        let controlled: ControlResult =
+            client.post(&format!("/v1/{verb}"), &InstanceSelector::from(self.target)).await?;
         warn_not_durable(controlled.not_durable.as_deref());
         let row = controlled.instance;
         let row = if self.no_wait { row } else { settled(&client, row).await? };
@@ -121,9 +126,9 @@ impl Control {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Reconnect {
+pub(super) struct ReconnectCommand {
     #[command(flatten)]
-    target: Target,
+    target: InstanceArg,
     /// Print {"instance", "success", "status", "status_message", "not_durable"}
     #[arg(long)]
     json: bool,
@@ -131,11 +136,11 @@ pub(super) struct Reconnect {
     data_dir: DataDirArg,
 }
 
-impl Reconnect {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
-        let selector = Selector::from(self.target);
-        let outcome: Reconnected = self.data_dir.client()?.post("/v1/reconnect", &selector).await?;
-        let Reconnected { instance, success, status, status_message, next_step, not_durable } = &outcome;
+impl ReconnectCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        let selector = InstanceSelector::from(self.target);
+        let outcome: ReconnectResult = self.data_dir.client()?.post("/v1/reconnect", &selector).await?;
+        let ReconnectResult { instance, success, status, status_message, next_step, not_durable } = &outcome;
         warn_not_durable(not_durable.as_deref());
         let words = with_next_step(&sentence(instance, *status, "", status_message.as_deref()), next_step.as_deref());
         match (self.json, success) {
@@ -148,7 +153,7 @@ impl Reconnect {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Reload {
+pub(super) struct ReloadCommand {
     /// Apply the configuration even if it removes more than half of the servers
     #[arg(long)]
     accept: bool,
@@ -156,17 +161,17 @@ pub(super) struct Reload {
     data_dir: DataDirArg,
 }
 
-impl Reload {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl ReloadCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let request = ReloadQuery { accept: self.accept };
-        let Reloaded { servers, teams } = self.data_dir.client()?.post("/v1/reload", &request).await?;
+        let ReloadResult { servers, teams } = self.data_dir.client()?.post("/v1/reload", &request).await?;
         say(&format!("configuration applied; servers: {servers}, teams: {teams}"));
         Ok(DONE)
     }
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Prune {
+pub(super) struct PruneCommand {
     /// Print {"instances": ["TEAM/USER/INSTALLATION", …]}
     #[arg(long)]
     json: bool,
@@ -174,9 +179,9 @@ pub(super) struct Prune {
     data_dir: DataDirArg,
 }
 
-impl Prune {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
-        let pruned: Pruned = self.data_dir.client()?.post("/v1/prune", &()).await?;
+impl PruneCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        let pruned: PruneResult = self.data_dir.client()?.post("/v1/prune", &()).await?;
         if self.json {
             say(&to_json(&pruned)?);
         } else if pruned.instances.is_empty() {
@@ -212,11 +217,11 @@ fn sentence(instance: &str, status: Status, more: &str, why: Option<&str>) -> St
 }
 
 /// Waits until the instance has left all transitional states. Every transition has a time limit.
-pub(super) async fn settled(client: &Client, mut row: InstanceStatus) -> Result<InstanceStatus, Failed> {
-    let selector = Selector { server: row.instance.clone(), team: None, user: None };
+pub(super) async fn settled(client: &ConsoleClient, mut row: InstanceStatus) -> Result<InstanceStatus, CommandFailure> {
+    let selector = InstanceSelector { server: row.instance.clone(), team: None, user: None };
     // A lost remote server keeps its status while it is reconnecting.
     let connecting = |row: &InstanceStatus| {
-        row.connection.is_some_and(|now| matches!(now, Connection::Connecting | Connection::Reconnecting))
+        row.connection.is_some_and(|now| matches!(now, ConnectionState::Connecting | ConnectionState::Reconnecting))
     };
     while (row.status.is_transitional() || connecting(&row)) && row.next_retry_ms.is_none() {
         tokio::time::sleep(POLL).await;

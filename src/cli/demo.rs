@@ -8,11 +8,11 @@ use std::time::Duration;
 use clap::Args;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 
-use super::run::{Log, beside_the_bar, supervise};
-use super::{BAD_INPUT, DEMO_DATA_DIR, DataDirArg, FAILED, Failed, flag, location, shell_word, tell};
+use super::run::{LogArgs, beside_the_bar, supervise};
+use super::{BAD_INPUT, CommandFailure, DEMO_DATA_DIR, DataDirArg, FAILED, flag, location, shell_word, tell};
 use crate::config::{self, ConfigErrors, Plan};
 use crate::console::api::EndpointStatus;
-use crate::reaper::Below;
+use crate::reaper::ReaperLink;
 
 const CLIENT: (&str, &str) = ("team_acme", "user_alice");
 
@@ -63,7 +63,7 @@ server = "search"
 "#;
 
 #[derive(Debug, Args)]
-pub(super) struct Demo {
+pub(super) struct DemoCommand {
     /// Serve the MCP endpoint exactly here, such as 127.0.0.1:7300, localhost:7300 or :7300 for this machine only
     #[arg(long, value_name = "ADDR", value_parser = config::listen_address)]
     listen: Option<SocketAddr>,
@@ -71,14 +71,14 @@ pub(super) struct Demo {
     #[arg(long, value_name = "DIR", env = "SATELLITE_DATA_DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
-    log: Log,
+    log: LogArgs,
 }
 
-impl Demo {
-    pub(super) async fn run(self, below: Below) -> Result<u8, Failed> {
+impl DemoCommand {
+    pub(super) async fn run(self, below: ReaperLink) -> Result<u8, CommandFailure> {
         self.log.init();
         let program = std::env::current_exe()
-            .map_err(|error| Failed::new(FAILED, format!("cannot find this program's own file: {error}")))?;
+            .map_err(|error| CommandFailure::new(FAILED, format!("cannot find this program's own file: {error}")))?;
         let program = program.display().to_string();
         let plan = example(&program, self.listen)?;
         let servers = plan.instances.len();
@@ -108,13 +108,13 @@ impl Demo {
     }
 }
 
-fn example(program: &str, listen: Option<SocketAddr>) -> Result<Plan, Failed> {
+fn example(program: &str, listen: Option<SocketAddr>) -> Result<Plan, CommandFailure> {
     let text = EXAMPLE.replace("\"SELF\"", &serde_json::Value::from(program).to_string());
-    let refused = |errors: ConfigErrors| Failed::new(FAILED, errors.to_string());
+    let refused = |errors: ConfigErrors| CommandFailure::new(FAILED, errors.to_string());
     let mut plan = config::parse("demo.toml", &text, &|_| None).map_err(refused)?;
     plan.gateway.keep_token(CLIENT.0, CLIENT.1);
     match listen {
-        Some(address) => plan.listening_at(address).map_err(|errors| Failed::new(BAD_INPUT, listed(&errors))),
+        Some(address) => plan.listening_at(address).map_err(|errors| CommandFailure::new(BAD_INPUT, listed(&errors))),
         None => Ok(plan),
     }
 }

@@ -9,26 +9,26 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{DONE, DataDirArg, Failed, say};
-use crate::connect::process::Stat;
-use crate::console::api::{Ending, Filter, StatusReply};
-use crate::console::client::{Client, ClientError};
+use super::{CommandFailure, DONE, DataDirArg, say};
+use crate::connect::process::ProcessStat;
+use crate::console::api::{ConsoleFilter, ShutdownReply, StatusReply};
+use crate::console::client::{ClientError, ConsoleClient};
 use crate::reaper;
 
 const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
-pub(super) struct Down {
+pub(super) struct DownCommand {
     #[command(flatten)]
     data_dir: DataDirArg,
 }
 
-impl Down {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl DownCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let client = self.data_dir.client()?;
-        let Ending { pid } = client.post("/v1/down", &()).await?;
+        let ShutdownReply { pid } = client.post("/v1/down", &()).await?;
         // The reaper ends after the satellite.
-        let last = Stat::read(pid).filter(|_| !reaper::is_orphan(pid)).map_or(pid, |stat| stat.parent);
+        let last = ProcessStat::read(pid).filter(|_| !reaper::is_orphan(pid)).map_or(pid, |stat| stat.parent);
         let process = i32::try_from(last).ok().and_then(Pid::from_raw);
         match process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
             Some(process) => {
@@ -53,9 +53,9 @@ fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
 }
 
 /// Waits until the control socket does not answer any more.
-async fn silence(client: &Client) -> Result<(), Failed> {
+async fn silence(client: &ConsoleClient) -> Result<(), CommandFailure> {
     loop {
-        match client.get::<StatusReply>("/v1/status", &Filter::default()).await {
+        match client.get::<StatusReply>("/v1/status", &ConsoleFilter::default()).await {
             Err(ClientError::NotRunning { .. }) => return Ok(()),
             Err(error @ ClientError::Unsafe(_)) => return Err(error.into()),
             Err(ClientError::Refused(_) | ClientError::Lost(_)) | Ok(_) => tokio::time::sleep(POLL).await,

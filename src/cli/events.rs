@@ -5,21 +5,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, RequestLine, Subject};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, LogLine, RequestLine};
 use mcp_satellite_actors::model::status::Status;
 use serde::Serialize;
 
 use super::control::in_words as in_words_of;
-use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, NO_SATELLITE, Target, complain, printable, say, say_json};
-use crate::console::api::{EventQuery, Filter, InstanceStatus, Selector, StatusReply};
-use crate::console::client::{Client, ClientError};
+use super::{
+    BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, NO_SATELLITE, complain, printable, say, say_json,
+};
+use crate::console::api::{ConsoleFilter, EventQuery, InstanceSelector, InstanceStatus, StatusReply};
+use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::{hint, is_of_team, stored_team};
-use crate::journal::{self, Logs as Stored};
+use crate::journal::{self, StoredLines as Stored};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Args)]
-pub(super) struct Events {
+pub(super) struct EventsCommand {
     #[command(flatten)]
     data_dir: DataDirArg,
     /// Only events after this number
@@ -40,9 +42,9 @@ pub(super) struct Events {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Logs {
+pub(super) struct LogsCommand {
     #[command(flatten)]
-    target: Target,
+    target: InstanceArg,
     /// Continue with new lines until interrupted, also over restarts of the satellite
     #[arg(long)]
     follow: bool,
@@ -56,11 +58,11 @@ pub(super) struct Logs {
     data_dir: DataDirArg,
 }
 
-impl Events {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl EventsCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         if let Some(unknown) = self.types.iter().find(|kind| !Event::KINDS.contains(&kind.as_str())) {
             let hint = hint("event", unknown, &Event::KINDS, &Event::KINDS);
-            return Err(Failed::new(BAD_INPUT, format!("there is no type of event `{unknown}`{hint}")));
+            return Err(CommandFailure::new(BAD_INPUT, format!("there is no type of event `{unknown}`{hint}")));
         }
         let team = match &self.team {
             Some(team) => Some(self.team_id(team).await?),
@@ -68,7 +70,7 @@ impl Events {
         };
         let types = (!self.types.is_empty()).then(|| self.types.join(","));
         let query = EventQuery { since: self.since, follow: self.follow, types, team: team.clone(), instance: None };
-        let wanted = journal::Query { types: self.types, team, ..journal::Query::default() };
+        let wanted = journal::StoredEventQuery { types: self.types, team, ..journal::StoredEventQuery::default() };
         let json = self.json;
         read(
             &self.data_dir.find()?,
@@ -88,7 +90,7 @@ impl Events {
 
     /// Returns the id of the team with this id or slug: from the stored events, which also contain removed teams, or
     /// else from the satellite. An unknown team is an error, unless `--follow` waits for its first event.
-    async fn team_id(&self, team: &str) -> Result<String, Failed> {
+    async fn team_id(&self, team: &str) -> Result<String, CommandFailure> {
         let directory = &self.data_dir.find()?;
         // A missing directory has no events and no teams; the reader reports it.
         let ids = match directory.is_dir().then(|| stored_team(directory, team)).transpose() {
@@ -97,12 +99,12 @@ impl Events {
             Ok(None) => return Ok(team.to_owned()),
             Err(error) => return Err(unreadable(directory, &error)),
         };
-        let filter = Filter { team: Some(team.to_owned()), user: None };
+        let filter = ConsoleFilter { team: Some(team.to_owned()), user: None };
         match self.data_dir.client()?.get::<StatusReply>("/v1/status", &filter).await {
             Err(ClientError::NotRunning { .. }) if !self.follow => {
                 let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
                 let message = format!("no stored event is about a team `{team}`{}", hint("team", team, &ids, &ids));
-                Err(Failed::new(BAD_INPUT, message))
+                Err(CommandFailure::new(BAD_INPUT, message))
             }
             Ok(_) | Err(ClientError::NotRunning { .. }) => Ok(team.to_owned()),
             Err(error) => Err(error.into()),
@@ -110,11 +112,11 @@ impl Events {
     }
 }
 
-impl Logs {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl LogsCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let data_dir = self.data_dir.find()?;
-        let client = Client::new(&data_dir)?;
-        let selector = Selector::from(self.target);
+        let client = ConsoleClient::new(&data_dir)?;
+        let selector = InstanceSelector::from(self.target);
         let mut row = None;
         let (instance, server, team, user) = match client.post::<InstanceStatus>("/v1/resolve", &selector).await {
             Ok(found) => (Some(row.insert(found).instance.clone()), None, None, None),
@@ -124,7 +126,7 @@ impl Logs {
             Err(error) => return Err(error.into()),
         };
         let named = server.clone();
-        let wanted = |of: &Subject| {
+        let wanted = |of: &EventSubject| {
             let name = &*of.process_id;
             instance.as_ref().is_none_or(|instance| instance == name)
                 && server.as_ref().is_none_or(|server| server == of.server_slug.as_str() || server == name)
@@ -136,7 +138,7 @@ impl Logs {
             Ok(()) | Err(ClientError::NotRunning { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let show = Show { json: self.json };
+        let show = LinePrinter { json: self.json };
         let directory = data_directory(&data_dir)?;
         let (kind, through) = if self.requests {
             let stored = journal::request_logs(directory, wanted).map_err(|error| unreadable(&data_dir, &error))?;
@@ -178,22 +180,22 @@ fn is_unknown(error: &ClientError) -> bool {
 }
 
 /// Returns an error if no line is stored for an unknown name, which is most likely mistyped.
-fn found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), Failed> {
+fn found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), CommandFailure> {
     match name {
         Some(name) if stored.lines.is_empty() => {
             let hint = "`satellite status` lists those that there are";
-            Err(Failed::new(BAD_INPUT, format!("no server `{name}`, and nothing is stored of one; {hint}")))
+            Err(CommandFailure::new(BAD_INPUT, format!("no server `{name}`, and nothing is stored of one; {hint}")))
         }
         Some(_) | None => Ok(()),
     }
 }
 
 #[derive(Clone, Copy)]
-struct Show {
+struct LinePrinter {
     json: bool,
 }
 
-impl Show {
+impl LinePrinter {
     fn line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
         // A stored line was read from JSON, so it serializes.
         if self.json {
@@ -216,7 +218,7 @@ impl Show {
 }
 
 /// Returns true if an event is about an instance of the user with this id or slug; see [`is_of_team`].
-fn is_of_user(of: &Subject, user: &str) -> bool {
+fn is_of_user(of: &EventSubject, user: &str) -> bool {
     of.user_id.as_str() == user || of.process_id.ends_with(&format!("-{user}-{}", of.installation_id))
 }
 
@@ -227,11 +229,11 @@ async fn read(
     mut query: EventQuery,
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
-) -> Result<u8, Failed> {
+) -> Result<u8, CommandFailure> {
     let mut told = false;
     loop {
         // Checked each time: the directory may have been replaced.
-        match Client::new(data_dir)?.stream("/v1/events", &query).await {
+        match ConsoleClient::new(data_dir)?.stream("/v1/events", &query).await {
             Ok(mut lines) => {
                 told = false;
                 if lines.is_not_all() {
@@ -284,8 +286,8 @@ fn stored(
     since: Option<u64>,
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
-) -> Result<Option<u64>, Failed> {
-    let query = journal::Query { since, ..journal::Query::default() };
+) -> Result<Option<u64>, CommandFailure> {
+    let query = journal::StoredEventQuery { since, ..journal::StoredEventQuery::default() };
     let mut events = journal::read(data_directory(data_dir)?, query).map_err(|error| unreadable(data_dir, &error))?;
     for envelope in events.by_ref().filter(wanted) {
         show(&envelope);
@@ -300,16 +302,16 @@ fn stored(
     Ok(events.passed())
 }
 
-fn data_directory(directory: &Path) -> Result<&Path, Failed> {
+fn data_directory(directory: &Path) -> Result<&Path, CommandFailure> {
     if !directory.is_dir() {
         let message = format!("there is no data directory `{}`; name it with --data-dir", directory.display());
-        return Err(Failed::new(NO_SATELLITE, message));
+        return Err(CommandFailure::new(NO_SATELLITE, message));
     }
     Ok(directory)
 }
 
-fn unreadable(data_dir: &Path, error: &io::Error) -> Failed {
-    Failed::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.display()))
+fn unreadable(data_dir: &Path, error: &io::Error) -> CommandFailure {
+    CommandFailure::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.display()))
 }
 
 /// Formats an event in one line: `   118  06:33:01.204Z  mcp.server.crashed  memory-acme-alice-m1  exit_code=null

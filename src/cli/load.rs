@@ -15,16 +15,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::check::rendered as drawn;
-use super::run::Count;
+use super::run::SignalCount;
 use super::table::{rendered, table};
-use super::{BAD_INPUT, DONE, FAILED, Failed, LAST_TASKS, complain, complain_styled, say, say_styled, shell_word};
+use super::{
+    BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, complain, complain_styled, say, say_styled, shell_word,
+};
 use crate::connect::process::raise_descriptor_limit;
-use crate::load::chance::Seed;
-use crate::load::report::{self, Live, Table, headline, tables, verdict};
-use crate::load::scenario::{self, Overrides, SHIPPED, Scenario, ScenarioErrors};
-use crate::load::types::{Findings, Mode, Setup};
+use crate::load::chance::RunSeed;
+use crate::load::report::{self, ReportTable, TerminalProgress, headline, tables, verdict};
+use crate::load::scenario::{self, SHIPPED, Scenario, ScenarioErrors, ScenarioOverrides};
+use crate::load::types::{RunFindings, RunSetup, ServerEnvironment};
 use crate::load::{self, LoadError};
-use crate::reaper::Below;
+use crate::reaper::ReaperLink;
 
 /// Exit code if the result is unknown or could not be written.
 const NOT_KNOWN: u8 = 4;
@@ -37,7 +39,7 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 Exit codes: 0 every promise was kept, 1 one was broken, 2 bad input, 4 it could not be run or written, 130 ended early.
 Ctrl-C, or SIGTERM, ends the load; everybody recovers, and what was found so far is judged and told. A second one ends it at once.
 The same scenario and seed give the same calls and faults; a run prints the command that repeats it.")]
-pub(super) struct Load {
+pub(super) struct LoadCommand {
     /// Name of a built-in scenario (see --list), or path of a scenario file
     #[arg(long, value_name = "NAME|FILE", default_value = "mixed")]
     scenario: String,
@@ -79,13 +81,13 @@ pub(super) struct Load {
     print_scenario: Option<String>,
 }
 
-impl From<ScenarioErrors> for Failed {
+impl From<ScenarioErrors> for CommandFailure {
     fn from(errors: ScenarioErrors) -> Self {
         Self::styled(BAD_INPUT, drawn(&errors))
     }
 }
 
-impl From<LoadError> for Failed {
+impl From<LoadError> for CommandFailure {
     fn from(error: LoadError) -> Self {
         match error {
             LoadError::Scenario(errors) => errors.into(),
@@ -98,13 +100,13 @@ impl From<LoadError> for Failed {
     }
 }
 
-impl Load {
+impl LoadCommand {
     /// Returns true if the run starts processes and must therefore run below the reaper.
     pub(super) fn is_real(&self) -> bool {
         self.real && !self.list && self.print_scenario.is_none()
     }
 
-    pub(super) fn run(self, below: Option<Below>) -> Result<u8, Failed> {
+    pub(super) fn run(self, below: Option<ReaperLink>) -> Result<u8, CommandFailure> {
         if self.list {
             say_styled(&list()?);
             return Ok(DONE);
@@ -114,11 +116,11 @@ impl Load {
             return Ok(DONE);
         }
         let scenario = self.scenario()?;
-        let seed = Seed(self.seed.unwrap_or_else(drawn_seed));
+        let seed = RunSeed(self.seed.unwrap_or_else(drawn_seed));
         let repeat = self.repeat(&scenario, seed);
         // Checked before the run: a long run must not end with a file that cannot be written.
         self.trace.as_deref().map(can_write).transpose()?;
-        let page = self.report.as_deref().map(Page::create).transpose()?;
+        let page = self.report.as_deref().map(ReportFile::create).transpose()?;
         if let (Some(trace), Some(page)) = (&self.trace, &page) {
             page.is_not(trace)?;
         }
@@ -157,7 +159,7 @@ impl Load {
     }
 
     /// Writes the findings to all requested outputs. Returns an error message for each output that failed.
-    fn tell(&self, findings: &Findings, page: Option<Page>) -> Vec<String> {
+    fn tell(&self, findings: &RunFindings, page: Option<ReportFile>) -> Vec<String> {
         let mut failed = Vec::new();
         let text = if self.json { report::json(findings).map_err(io::Error::other) } else { Ok(told(findings)) };
         match text.and_then(|text| writeln!(io::stdout().lock(), "{text}")) {
@@ -179,17 +181,17 @@ impl Load {
         failed
     }
 
-    fn mode(&self) -> Mode {
+    fn mode(&self) -> ServerEnvironment {
         match (self.real, self.virtual_time) {
-            (true, _) => Mode::Real,
-            (false, true) => Mode::Virtual,
-            (false, false) => Mode::Simulated,
+            (true, _) => ServerEnvironment::Real,
+            (false, true) => ServerEnvironment::Virtual,
+            (false, false) => ServerEnvironment::Simulated,
         }
     }
 
-    fn scenario(&self) -> Result<Scenario, Failed> {
+    fn scenario(&self) -> Result<Scenario, CommandFailure> {
         let duration = self.seconds.map(Duration::from_secs);
-        let overrides = Overrides { instances: self.instances, teams: self.teams, duration };
+        let overrides = ScenarioOverrides { instances: self.instances, teams: self.teams, duration };
         let scenario = scenario::load(&self.scenario)?.with(overrides)?;
         if self.virtual_time {
             scenario.paused()?;
@@ -198,7 +200,7 @@ impl Load {
     }
 
     /// Returns the command that repeats the run, from the same directory and with an unchanged scenario file.
-    fn repeat(&self, scenario: &Scenario, seed: Seed) -> String {
+    fn repeat(&self, scenario: &Scenario, seed: RunSeed) -> String {
         let flags = [(self.real, " --real"), (self.gateway, " --gateway"), (self.virtual_time, " --virtual-time")];
         let flags: String = flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag).collect();
         format!(
@@ -215,19 +217,19 @@ impl Load {
     fn findings(
         &self,
         scenario: Scenario,
-        seed: Seed,
+        seed: RunSeed,
         repeat: String,
-        below: Option<Below>,
-    ) -> Result<Option<Findings>, Failed> {
+        below: Option<ReaperLink>,
+    ) -> Result<Option<RunFindings>, CommandFailure> {
         let mode = self.mode();
         if let Err(error) = raise_descriptor_limit() {
             complain(&format!("cannot raise the limit of open files: {error}"));
         }
         load::hush();
         let program = std::env::current_exe()
-            .map_err(|error| Failed::new(NOT_KNOWN, format!("cannot find this program's own file: {error}")))?;
-        let live = Arc::new(Live::new(scenario.duration));
-        let setup = Setup {
+            .map_err(|error| CommandFailure::new(NOT_KNOWN, format!("cannot find this program's own file: {error}")))?;
+        let live = Arc::new(TerminalProgress::new(scenario.duration));
+        let setup = RunSetup {
             scenario,
             seed,
             mode,
@@ -235,10 +237,10 @@ impl Load {
             program,
             repeat,
             trace: self.trace.clone(),
-            seams: load::Seams::default(),
+            seams: load::TestHooks::default(),
         };
         let at_once = listen(below, &live)
-            .map_err(|error| Failed::new(NOT_KNOWN, format!("cannot listen for signals: {error}")))?;
+            .map_err(|error| CommandFailure::new(NOT_KNOWN, format!("cannot listen for signals: {error}")))?;
         let threads = load::threads(mode)?;
         let found = threads.block_on(async {
             tokio::select! {
@@ -259,15 +261,15 @@ impl Load {
 
 /// Waits for signals on a separate thread, because the thread of the run may be busy and its clock may stand still. The
 /// first signal makes `live` end the run early; the second cancels the token.
-fn listen(below: Option<Below>, live: &Arc<Live>) -> io::Result<CancellationToken> {
+fn listen(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) -> io::Result<CancellationToken> {
     let hearing = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = {
         let _in = hearing.enter();
-        Signals {
+        LoadSignals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             below,
-            count: Count::default(),
+            count: SignalCount::default(),
         }
     };
     let (live, at_once) = (Arc::clone(live), CancellationToken::new());
@@ -285,14 +287,14 @@ fn listen(below: Option<Below>, live: &Arc<Live>) -> io::Result<CancellationToke
     Ok(at_once)
 }
 
-struct Signals {
+struct LoadSignals {
     interrupt: Signal,
     terminate: Signal,
-    below: Option<Below>,
-    count: Count,
+    below: Option<ReaperLink>,
+    count: SignalCount,
 }
 
-impl Signals {
+impl LoadSignals {
     async fn next(&mut self) {
         while !self.count.is_new() {
             let through_the_reaper = async {
@@ -318,16 +320,16 @@ fn repeated(repeat: &str) {
 }
 
 /// HTML report that replaces an older file only when it is complete.
-struct Page {
+struct ReportFile {
     path: PathBuf,
     file: File,
     /// Temporary file. `None` for a pipe or a device, which is written directly.
     unfinished: Option<PathBuf>,
 }
 
-impl Page {
-    fn create(path: &Path) -> Result<Self, Failed> {
-        let cannot = |error: &io::Error| Failed { code: BAD_INPUT, ..cannot_write(path, error) };
+impl ReportFile {
+    fn create(path: &Path) -> Result<Self, CommandFailure> {
+        let cannot = |error: &io::Error| CommandFailure { code: BAD_INPUT, ..cannot_write(path, error) };
         let unfinished = match fs::metadata(path) {
             Ok(found) if !found.is_file() => None,
             // The path may be a link to the file.
@@ -344,11 +346,11 @@ impl Page {
         Ok(Self { path: place, file, unfinished: Some(unfinished) })
     }
 
-    fn is_not(&self, trace: &Path) -> Result<(), Failed> {
+    fn is_not(&self, trace: &Path) -> Result<(), CommandFailure> {
         let trace = place(trace);
         let taken = std::iter::once(&self.path).chain(&self.unfinished).any(|path| *path == trace);
         let why = || format!("the trace and the report cannot both be written to {}", trace.display());
-        if taken { Err(Failed::new(BAD_INPUT, why())) } else { Ok(()) }
+        if taken { Err(CommandFailure::new(BAD_INPUT, why())) } else { Ok(()) }
     }
 
     fn finish(mut self, text: &str) -> io::Result<()> {
@@ -361,7 +363,7 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for ReportFile {
     fn drop(&mut self) {
         if let Some(unfinished) = &self.unfinished {
             // If removing fails, the name shows that the file is temporary.
@@ -382,16 +384,16 @@ fn drawn_seed() -> u64 {
 }
 
 /// Checks that the file can be written. Its content is kept until the run begins.
-fn can_write(path: &Path) -> Result<(), Failed> {
+fn can_write(path: &Path) -> Result<(), CommandFailure> {
     let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    opened.map(drop).map_err(|error| Failed { code: BAD_INPUT, ..cannot_write(path, &error) })
+    opened.map(drop).map_err(|error| CommandFailure { code: BAD_INPUT, ..cannot_write(path, &error) })
 }
 
-fn cannot_write(path: &Path, error: &io::Error) -> Failed {
-    Failed::new(FAILED, format!("cannot write {}: {error}", path.display()))
+fn cannot_write(path: &Path, error: &io::Error) -> CommandFailure {
+    CommandFailure::new(FAILED, format!("cannot write {}: {error}", path.display()))
 }
 
-fn list() -> Result<String, Failed> {
+fn list() -> Result<String, CommandFailure> {
     let mut table = table(&["SCENARIO", "SERVERS", "TEAMS", "SECONDS", "WHAT HAPPENS"]);
     for (name, _) in SHIPPED {
         let scenario = scenario::load(name)?;
@@ -402,21 +404,21 @@ fn list() -> Result<String, Failed> {
     Ok(rendered(&table))
 }
 
-fn shipped(name: &str) -> Result<&'static str, Failed> {
+fn shipped(name: &str) -> Result<&'static str, CommandFailure> {
     let found = SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
     found.ok_or_else(|| {
         let names = SHIPPED.map(|(name, _)| name).join(", ");
-        Failed::new(BAD_INPUT, format!("no scenario `{name}` is built in; there are: {names}"))
+        CommandFailure::new(BAD_INPUT, format!("no scenario `{name}` is built in; there are: {names}"))
     })
 }
 
-fn told(findings: &Findings) -> String {
+fn told(findings: &RunFindings) -> String {
     let tables: Vec<String> = tables(findings).iter().map(as_text).collect();
     let verdict = verdict(findings);
     format!("{}\n{verdict}\n\n{}\n\nrepeat: {}", headline(findings), tables.join("\n\n"), findings.repeat)
 }
 
-fn as_text(Table { title, head, rows }: &Table) -> String {
+fn as_text(ReportTable { title, head, rows }: &ReportTable) -> String {
     let titled: Vec<String> = head
         .iter()
         .enumerate()

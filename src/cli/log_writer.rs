@@ -11,12 +11,12 @@ use crate::disk::WAIT_MAX;
 
 const QUEUE_MAX: usize = 10_000;
 
-enum Order {
+enum LogOrder {
     Line(Vec<u8>),
     Finish(mpsc::Sender<()>),
 }
 
-static WRITER: OnceLock<SyncSender<Order>> = OnceLock::new();
+static WRITER: OnceLock<SyncSender<LogOrder>> = OnceLock::new();
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 pub(super) fn start(print: impl Fn(&[u8]) + Send + 'static) -> io::Result<()> {
@@ -24,9 +24,9 @@ pub(super) fn start(print: impl Fn(&[u8]) + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name("satellite-log".into()).spawn(move || {
         for order in inbox {
             match order {
-                Order::Line(line) => print(&line),
+                LogOrder::Line(line) => print(&line),
                 // An error means that the caller has stopped waiting.
-                Order::Finish(done) => drop(done.send(())),
+                LogOrder::Finish(done) => drop(done.send(())),
             }
             let dropped = DROPPED.swap(0, Ordering::AcqRel);
             if dropped > 0 {
@@ -43,7 +43,7 @@ pub(super) fn start(print: impl Fn(&[u8]) + Send + 'static) -> io::Result<()> {
 /// Queues a line for the thread and drops it if the queue is full. Returns false if the thread is not running.
 pub(super) fn write(line: &[u8]) -> bool {
     let Some(orders) = WRITER.get() else { return false };
-    match orders.try_send(Order::Line(line.to_vec())) {
+    match orders.try_send(LogOrder::Line(line.to_vec())) {
         Ok(()) => true,
         Err(TrySendError::Full(_)) => {
             DROPPED.fetch_add(1, Ordering::AcqRel);
@@ -57,7 +57,7 @@ pub(super) fn write(line: &[u8]) -> bool {
 pub(super) fn finish() {
     let Some(orders) = WRITER.get() else { return };
     let (done, written) = mpsc::channel();
-    if orders.try_send(Order::Finish(done)).is_ok() {
+    if orders.try_send(LogOrder::Finish(done)).is_ok() {
         // An error means that stderr hangs; do not wait any longer.
         let _ = written.recv_timeout(WAIT_MAX);
     }

@@ -29,11 +29,11 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::console::api::Filter;
-use crate::console::client::{Client, ClientError};
+use crate::console::api::ConsoleFilter;
+use crate::console::client::{ClientError, ConsoleClient};
 use crate::huge_pages;
-use crate::known_dirs::{self, Location};
-use crate::reaper::{self, Below};
+use crate::known_dirs::{self, DataDirLocation};
+use crate::reaper::{self, ReaperLink};
 use print::{complain, complain_styled, printable, say, say_json, say_styled, tell, to_json};
 
 /// Upper limit for the time to wait at exit for tasks on blocking threads.
@@ -61,59 +61,59 @@ Exit codes: 0 done, 1 a tool or a server failed, 2 bad input, 3 no satellite is 
 )]
 struct Cli {
     #[command(subcommand)]
-    verb: Verb,
+    verb: CliCommand,
 }
 
 #[derive(Subcommand)]
-enum Verb {
+enum CliCommand {
     /// Run the servers of a configuration, in the foreground, until SIGTERM or SIGINT
-    Run(run::Run),
+    Run(run::RunCommand),
     /// Stop the running satellite and wait until it has ended
-    Down(down::Down),
+    Down(down::DownCommand),
     /// Run an example: two teams, five users, real child processes
-    Demo(demo::Demo),
+    Demo(demo::DemoCommand),
     /// Report every error of a configuration at once
-    Check(check::Check),
+    Check(check::CheckCommand),
     /// Show every server: status, process, tools, restarts
-    Status(status::Status),
+    Status(status::StatusCommand),
     /// List the connected clients: sessions, and clients without a session that have an open request or stream or had
     /// one within the last minute
-    Clients(clients::Clients),
+    Clients(clients::ClientsCommand),
     /// Call one tool and print its result as JSON
-    Call(control::Call),
+    Call(control::CallCommand),
     /// List the tools that are offered
-    Tools(tools::Tools),
+    Tools(tools::ToolsCommand),
     /// Print events of a satellite
-    Events(events::Events),
+    Events(events::EventsCommand),
     /// Print what a server wrote to stderr
-    Logs(events::Logs),
+    Logs(events::LogsCommand),
     /// Start a server again with a clean slate; also leaves permanently_failed
-    Restart(control::Control),
+    Restart(control::ControlCommand),
     /// Stop a server; only `start` brings it back
-    Stop(control::Stop),
+    Stop(control::StopCommand),
     /// Start a server that was stopped
-    Start(control::Control),
+    Start(control::ControlCommand),
     /// Reconnect a remote server now; restart a server that is a process
-    Reconnect(control::Reconnect),
+    Reconnect(control::ReconnectCommand),
     /// Read the configuration again, now
-    Reload(control::Reload),
+    Reload(control::ReloadCommand),
     /// Erase the data of servers that are not configured any more, without waiting for the retention
-    Prune(control::Prune),
+    Prune(control::PruneCommand),
     /// Set values that a server's configuration requires from its user
-    Configure(configure::Configure),
+    Configure(configure::ConfigureCommand),
     /// Authorize a remote server by OAuth, or revoke the authorization
-    Auth(auth::Auth),
+    Auth(auth::AuthCommand),
     /// Generate a token for a client of the MCP endpoint, and the line to write into the configuration for it
-    Token(token::Token),
+    Token(token::TokenCommand),
     /// Run a control plane for satellites: gives them their configuration and commands, and stores what they report
-    Backend(backend::BackendVerb),
+    Backend(backend::BackendCliCommand),
     /// Run load and faults against a fleet of simulated or real servers and check the guarantees
-    Load(Box<load::Load>),
+    Load(Box<load::LoadCommand>),
     /// Print a completion script for a shell
-    Completions(completions::Completions),
+    Completions(completions::CompletionsCommand),
     /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
     #[command(hide = true)]
-    SimServer(Box<sim_server::SimServer>),
+    SimServer(Box<sim_server::SimServerCommand>),
 }
 
 /// Location of a satellite's data and its control socket.
@@ -128,16 +128,16 @@ const DATA_DIR: &str = ".satellite";
 const DEMO_DATA_DIR: &str = ".satellite-demo";
 
 impl DataDirArg {
-    fn location(&self) -> Location {
+    fn location(&self) -> DataDirLocation {
         location(self.data_dir.as_deref(), DATA_DIR)
     }
 
-    fn client(&self) -> Result<Client, Failed> {
-        Ok(Client::new(&self.find()?)?)
+    fn client(&self) -> Result<ConsoleClient, CommandFailure> {
+        Ok(ConsoleClient::new(&self.find()?)?)
     }
 
     /// Returns the data directory of the running satellite, and prints a note if it is not the default one.
-    fn find(&self) -> Result<PathBuf, Failed> {
+    fn find(&self) -> Result<PathBuf, CommandFailure> {
         let found = self.found()?;
         if self.data_dir.is_none() && found != Path::new(DATA_DIR) {
             let found = found.display();
@@ -148,7 +148,7 @@ impl DataDirArg {
 
     /// Returns the named data directory, or else the default one if a satellite is running on it, or else that of the
     /// only running satellite of this user.
-    fn found(&self) -> Result<PathBuf, Failed> {
+    fn found(&self) -> Result<PathBuf, CommandFailure> {
         let here = self.location();
         if here.is_named {
             return Ok(here.path);
@@ -177,7 +177,7 @@ impl DataDirArg {
                     "no satellite is running on `{DATA_DIR}`, and several are running elsewhere: {}; name one with --data-dir",
                     several.join(", ")
                 );
-                Err(Failed::new(NO_SATELLITE, message))
+                Err(CommandFailure::new(NO_SATELLITE, message))
             }
         }
     }
@@ -191,8 +191,8 @@ impl DataDirArg {
     }
 }
 
-fn location(named: Option<&Path>, default: &str) -> Location {
-    Location { path: named.unwrap_or(Path::new(default)).to_owned(), is_named: named.is_some() }
+fn location(named: Option<&Path>, default: &str) -> DataDirLocation {
+    DataDirLocation { path: named.unwrap_or(Path::new(default)).to_owned(), is_named: named.is_some() }
 }
 
 fn flag(data_dir: &Path) -> String {
@@ -201,7 +201,7 @@ fn flag(data_dir: &Path) -> String {
 
 /// Selection of one instance.
 #[derive(Debug, Clone, Args)]
-struct Target {
+struct InstanceArg {
     /// A server's slug where it is unique, else its full name: SERVER-TEAM-USER-INSTALLATION (in `status --json`)
     server: String,
     /// Only servers of this team (slug or id)
@@ -214,7 +214,7 @@ struct Target {
 
 /// Filter for lists of instances.
 #[derive(Debug, Clone, Args)]
-struct Only {
+struct ListFilterArgs {
     /// Only this team (slug or id)
     #[arg(long, value_name = "TEAM")]
     team: Option<String>,
@@ -223,18 +223,18 @@ struct Only {
     user: Option<String>,
 }
 
-impl From<Only> for Filter {
-    fn from(only: Only) -> Self {
+impl From<ListFilterArgs> for ConsoleFilter {
+    fn from(only: ListFilterArgs) -> Self {
         Self { team: only.team, user: only.user }
     }
 }
 
-struct Failed {
+struct CommandFailure {
     code: u8,
     message: String,
 }
 
-impl Failed {
+impl CommandFailure {
     fn new(code: u8, message: impl Into<String>) -> Self {
         let message: String = message.into();
         Self { code, message: crate::printable::lines(&message) }
@@ -245,7 +245,7 @@ impl Failed {
     }
 }
 
-impl From<ClientError> for Failed {
+impl From<ClientError> for CommandFailure {
     fn from(error: ClientError) -> Self {
         let code = match &error {
             ClientError::NotRunning { .. } => NO_SATELLITE,
@@ -265,7 +265,7 @@ impl From<ClientError> for Failed {
     }
 }
 
-impl From<std::io::Error> for Failed {
+impl From<std::io::Error> for CommandFailure {
     fn from(error: std::io::Error) -> Self {
         Self::new(FAILED, error.to_string())
     }
@@ -276,49 +276,49 @@ pub fn main() -> ExitCode {
     huge_pages::turn_off();
     let cli = Cli::parse();
     let outcome = match cli.verb {
-        Verb::SimServer(verb) => std::process::exit(verb.run()),
+        CliCommand::SimServer(verb) => std::process::exit(verb.run()),
         // A subcommand that starts servers runs below the reaper, which ends leftover processes. No thread exists yet.
-        Verb::Run(verb) => {
+        CliCommand::Run(verb) => {
             return below_the_reaper(|below| told(in_runtime(verb.run(below))));
         }
-        Verb::Demo(verb) => {
+        CliCommand::Demo(verb) => {
             return below_the_reaper(|below| told(in_runtime(verb.run(below))));
         }
-        Verb::Load(verb) if verb.is_real() => {
+        CliCommand::Load(verb) if verb.is_real() => {
             return below_the_reaper(|below| told(verb.run(Some(below))));
         }
-        Verb::Load(verb) => verb.run(None),
-        Verb::Down(verb) => in_runtime(verb.run()),
-        Verb::Status(verb) => in_runtime(verb.run()),
-        Verb::Clients(verb) => in_runtime(verb.run()),
-        Verb::Call(verb) => in_runtime(verb.run()),
-        Verb::Tools(verb) => in_runtime(verb.run()),
-        Verb::Events(verb) => in_runtime(verb.run()),
-        Verb::Logs(verb) => in_runtime(verb.run()),
-        Verb::Restart(verb) => in_runtime(verb.run("restart")),
-        Verb::Stop(verb) => in_runtime(verb.run()),
-        Verb::Start(verb) => in_runtime(verb.run("start")),
-        Verb::Reconnect(verb) => in_runtime(verb.run()),
-        Verb::Reload(verb) => in_runtime(verb.run()),
-        Verb::Prune(verb) => in_runtime(verb.run()),
-        Verb::Configure(verb) => in_runtime(verb.run()),
-        Verb::Auth(verb) => in_runtime(verb.run()),
-        Verb::Check(verb) => in_runtime(verb.run()),
-        Verb::Backend(verb) => in_runtime(verb.run()),
-        Verb::Token(verb) => verb.run(),
-        Verb::Completions(verb) => Ok(verb.run()),
+        CliCommand::Load(verb) => verb.run(None),
+        CliCommand::Down(verb) => in_runtime(verb.run()),
+        CliCommand::Status(verb) => in_runtime(verb.run()),
+        CliCommand::Clients(verb) => in_runtime(verb.run()),
+        CliCommand::Call(verb) => in_runtime(verb.run()),
+        CliCommand::Tools(verb) => in_runtime(verb.run()),
+        CliCommand::Events(verb) => in_runtime(verb.run()),
+        CliCommand::Logs(verb) => in_runtime(verb.run()),
+        CliCommand::Restart(verb) => in_runtime(verb.run("restart")),
+        CliCommand::Stop(verb) => in_runtime(verb.run()),
+        CliCommand::Start(verb) => in_runtime(verb.run("start")),
+        CliCommand::Reconnect(verb) => in_runtime(verb.run()),
+        CliCommand::Reload(verb) => in_runtime(verb.run()),
+        CliCommand::Prune(verb) => in_runtime(verb.run()),
+        CliCommand::Configure(verb) => in_runtime(verb.run()),
+        CliCommand::Auth(verb) => in_runtime(verb.run()),
+        CliCommand::Check(verb) => in_runtime(verb.run()),
+        CliCommand::Backend(verb) => in_runtime(verb.run()),
+        CliCommand::Token(verb) => verb.run(),
+        CliCommand::Completions(verb) => Ok(verb.run()),
     };
     told(outcome).into()
 }
 
-fn below_the_reaper(satellite: impl FnOnce(Below) -> u8) -> ExitCode {
+fn below_the_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> ExitCode {
     match reaper::above(satellite) {
         Ok(code) => code,
-        Err(error) => told(Err(Failed::new(FAILED, format!("cannot start the reaper: {error}")))).into(),
+        Err(error) => told(Err(CommandFailure::new(FAILED, format!("cannot start the reaper: {error}")))).into(),
     }
 }
 
-fn in_runtime(verb: impl Future<Output = Result<u8, Failed>>) -> Result<u8, Failed> {
+fn in_runtime(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(verb);
@@ -326,16 +326,16 @@ fn in_runtime(verb: impl Future<Output = Result<u8, Failed>>) -> Result<u8, Fail
             runtime.shutdown_timeout(LAST_TASKS);
             outcome
         }
-        Err(error) => Err(Failed::new(FAILED, format!("cannot start the async runtime: {error}"))),
+        Err(error) => Err(CommandFailure::new(FAILED, format!("cannot start the async runtime: {error}"))),
     }
 }
 
 /// Prints a failure and returns the exit code.
-fn told(outcome: Result<u8, Failed>) -> u8 {
+fn told(outcome: Result<u8, CommandFailure>) -> u8 {
     log_writer::finish();
     match outcome {
         Ok(code) => code,
-        Err(Failed { code, message }) => {
+        Err(CommandFailure { code, message }) => {
             // Printed on another thread: stderr may be a file on a hanging disk.
             let (done, written) = std::sync::mpsc::channel();
             let print = move || {

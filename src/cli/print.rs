@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use super::{DONE, FAILED, Failed};
+use super::{CommandFailure, DONE, FAILED};
 use crate::printable;
 
 pub(super) fn say(text: &str) {
@@ -45,6 +45,7 @@ pub(super) fn printable(text: &str) -> String {
     printable::line(text)
 }
 
-pub(super) fn to_json(value: &impl serde::Serialize) -> Result<String, Failed> {
-    serde_json::to_string_pretty(value).map_err(|error| Failed::new(FAILED, format!("cannot write JSON: {error}")))
+pub(super) fn to_json(value: &impl serde::Serialize) -> Result<String, CommandFailure> {
+    serde_json::to_string_pretty(value)
+        .map_err(|error| CommandFailure::new(FAILED, format!("cannot write JSON: {error}")))
 }

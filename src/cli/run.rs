@@ -14,22 +14,22 @@ use mcp_satellite_actors::model::status::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::check::{Refused, Sources};
-use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, log_writer, tell};
+use super::check::{ConfigSources, PlanError};
+use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, tell};
 use crate::config::{Plan, SinkPlan, listen_address};
 use crate::connect::process::signals::are_ignored;
-use crate::known_dirs::Location;
-use crate::reaper::Below;
-use crate::satellite::{Accepted, Rejected, ReloadRequest, Satellite, StartError};
-use crate::watch::{Texts, Watch};
+use crate::known_dirs::DataDirLocation;
+use crate::reaper::ReaperLink;
+use crate::satellite::{AcceptedReload, RejectedReload, ReloadRequest, RunningSatellite, StartError};
+use crate::watch::{ConfigTexts, ConfigWatch};
 
 /// Default log filter. ractor and rmcp log much that does not matter to an operator, and rmcp logs payloads.
 const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
 
 #[derive(Debug, Args)]
-pub(super) struct Run {
+pub(super) struct RunCommand {
     #[command(flatten)]
-    sources: Sources,
+    sources: ConfigSources,
     /// Serve the MCP endpoint exactly here, whatever the configuration says, such as 127.0.0.1:7300, localhost:7300 or
     /// :7300 for this machine only
     #[arg(long, value_name = "ADDR", value_parser = listen_address)]
@@ -37,11 +37,11 @@ pub(super) struct Run {
     #[command(flatten)]
     data_dir: DataDirArg,
     #[command(flatten)]
-    log: Log,
+    log: LogArgs,
 }
 
 #[derive(Debug, Clone, Args)]
-pub(super) struct Log {
+pub(super) struct LogArgs {
     /// Format of the log on stderr [default: human on a terminal, json elsewhere]; RUST_LOG filters it
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -55,7 +55,7 @@ enum LogFormat {
     Json,
 }
 
-impl Log {
+impl LogArgs {
     pub(super) fn init(&self) {
         let terminal = std::io::stderr().is_terminal();
         let format = self.log_format.unwrap_or(if terminal { LogFormat::Human } else { LogFormat::Json });
@@ -65,7 +65,7 @@ impl Log {
             let _ = beside_the_bar(|| std::io::stderr().write_all(line));
         });
         let builder =
-            tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| BesideTheBar).log_internal_errors(false);
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StderrWriter).log_internal_errors(false);
         // An error means that the embedding program has installed a subscriber already, which is kept.
         let _ = match format {
             LogFormat::Human => builder.with_ansi(terminal).with_target(false).try_init(),
@@ -85,9 +85,9 @@ pub(super) fn beside_the_bar<T>(print: impl FnOnce() -> T) -> T {
 
 /// Log output on stderr with the progress bar hidden meanwhile. The log writer thread prints, because stderr may be a
 /// file on a hanging disk; a line that cannot be written is lost, and supervision continues.
-struct BesideTheBar;
+struct StderrWriter;
 
-impl Write for BesideTheBar {
+impl Write for StderrWriter {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         if !log_writer::write(line) {
             let _ = beside_the_bar(|| std::io::stderr().write_all(line));
@@ -100,10 +100,10 @@ impl Write for BesideTheBar {
     }
 }
 
-impl Run {
-    pub(super) async fn run(self, below: Below) -> Result<u8, Failed> {
+impl RunCommand {
+    pub(super) async fn run(self, below: ReaperLink) -> Result<u8, CommandFailure> {
         self.log.init();
-        let files = Files { sources: self.sources, listen: self.listen };
+        let files = ConfigFiles { sources: self.sources, listen: self.listen };
         let texts = files.sources.read();
         let plan = files.plan(&texts)?;
         let servers = plan.instances.len();
@@ -127,19 +127,19 @@ impl Run {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Files {
-    sources: Sources,
+pub(super) struct ConfigFiles {
+    sources: ConfigSources,
     listen: Option<SocketAddr>,
 }
 
-impl Files {
-    fn plan(&self, texts: &Texts) -> Result<Plan, Refused> {
+impl ConfigFiles {
+    fn plan(&self, texts: &ConfigTexts) -> Result<Plan, PlanError> {
         self.sources.plan(texts, self.listen)
     }
 
-    fn watched(&self, texts: Texts, plan: &Plan) -> Watch {
+    fn watched(&self, texts: ConfigTexts, plan: &Plan) -> ConfigWatch {
         let sources = self.sources.clone();
-        Watch::new(Arc::new(move || sources.read()), texts, plan.watch)
+        ConfigWatch::new(Arc::new(move || sources.read()), texts, plan.watch)
     }
 }
 
@@ -148,24 +148,24 @@ impl Files {
 /// ends the satellite. `greet` is called after all instances are installed.
 pub(super) async fn supervise(
     plan: Plan,
-    location: &Location,
-    files: Option<(Files, Texts)>,
-    below: Below,
-    greet: impl FnOnce(&Satellite),
-) -> Result<u8, Failed> {
+    location: &DataDirLocation,
+    files: Option<(ConfigFiles, ConfigTexts)>,
+    below: ReaperLink,
+    greet: impl FnOnce(&RunningSatellite),
+) -> Result<u8, CommandFailure> {
     let servers = plan.instances.len();
     let mut files = files.map(|(files, texts)| {
         let watch = files.watched(texts, &plan);
         (files, watch)
     });
-    let mut signals = Signals::new(below)?;
+    let mut signals = SatelliteSignals::new(below)?;
     let satellite = tokio::select! {
-        started = Box::pin(Satellite::start(plan, location)) => started.map_err(|error| {
+        started = Box::pin(RunningSatellite::start(plan, location)) => started.map_err(|error| {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
-            Failed::new(code, error.to_string())
+            CommandFailure::new(code, error.to_string())
         })?,
         // Processes started by then are ended by their guards and by the reaper.
-        () = signals.end() => return Err(Failed::new(FAILED, "ended by a signal before it was up")),
+        () = signals.end() => return Err(CommandFailure::new(FAILED, "ended by a signal before it was up")),
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
@@ -184,19 +184,19 @@ pub(super) async fn supervise(
                     progress.abort();
                     reloading = Some(Box::pin(take_on(&satellite, read_again(files, watch, reload))));
                 }
-                (None, Reload::Requested(request)) => {
+                (None, ReloadReason::Requested(request)) => {
                     let why = "cannot reload: this satellite was started without a configuration file";
                     // An error means that the requester does not wait any more.
                     let _ = request.reply.send(Err(why.to_owned().into()));
                 }
-                (None, Reload::Asked | Reload::Changed(_)) => break,
+                (None, ReloadReason::Asked | ReloadReason::Changed(_)) => break,
             }
         }
         tokio::select! {
             end = satellite.ended() => {
                 Box::pin(satellite.kill()).await;
                 let why = format!("the runtime ended: {end}; every server was killed; start the satellite again");
-                return Err(Failed::new(FAILED, why));
+                return Err(CommandFailure::new(FAILED, why));
             }
             () = satellite.asked_to_end() => break,
             () = &mut tending => {}
@@ -208,10 +208,10 @@ pub(super) async fn supervise(
                      stopped: another satellite may use the path; start it again"
                 );
                 tracing::error!(%data_dir, "the data directory was deleted or replaced; the satellite stops");
-                lost = Some(Failed::new(FAILED, message));
+                lost = Some(CommandFailure::new(FAILED, message));
                 break;
             }
-            Some(Tried { texts, outcome }) = OptionFuture::from(reloading.as_mut()) => {
+            Some(ReloadOutcome { texts, outcome }) = OptionFuture::from(reloading.as_mut()) => {
                 reloading = None;
                 if let Some((_, watch)) = &mut files {
                     watch.is_on = outcome.as_ref().copied().unwrap_or(watch.is_on);
@@ -219,18 +219,18 @@ pub(super) async fn supervise(
                 }
             }
             // Changes during a reload are seen by the first check after it.
-            texts = changed(&mut files), if reloading.is_none() => asked = Some(Reload::Changed(texts)),
-            request = satellite.reload_requested(), if asked.is_none() => asked = Some(Reload::Requested(request)),
+            texts = changed(&mut files), if reloading.is_none() => asked = Some(ReloadReason::Changed(texts)),
+            request = satellite.reload_requested(), if asked.is_none() => asked = Some(ReloadReason::Requested(request)),
             request = signals.next() => match request {
                 // A second request waits until the first reload is finished.
-                Request::Reload => {
+                SignalRequest::Reload => {
                     // A pending request from `satellite reload` reads the files as well, and its client waits for the
                     // reply.
-                    if !matches!(asked, Some(Reload::Requested(_))) {
-                        asked = Some(Reload::Asked);
+                    if !matches!(asked, Some(ReloadReason::Requested(_))) {
+                        asked = Some(ReloadReason::Asked);
                     }
                 }
-                Request::End => break,
+                SignalRequest::End => break,
             },
         }
     }
@@ -249,28 +249,28 @@ pub(super) async fn supervise(
         }
         () = signals.end() => {
             Box::pin(satellite.kill()).await;
-            Err(Failed::new(FAILED, "killed by a second signal"))
+            Err(CommandFailure::new(FAILED, "killed by a second signal"))
         }
     }
 }
 
-enum Reload {
+enum ReloadReason {
     Asked,
     /// `satellite reload`, which waits for the reply.
     Requested(ReloadRequest),
-    Changed(Texts),
+    Changed(ConfigTexts),
 }
 
 /// Waits until the files have changed and returns their texts. Never resolves without files.
-async fn changed(files: &mut Option<(Files, Watch)>) -> Texts {
+async fn changed(files: &mut Option<(ConfigFiles, ConfigWatch)>) -> ConfigTexts {
     match files {
         Some((_, watch)) => watch.changed().await,
         None => std::future::pending().await,
     }
 }
 
-struct Trial {
-    texts: Texts,
+struct PendingReload {
+    texts: ConfigTexts,
     plan: Result<Plan, String>,
     /// Reason of an earlier rejection. A rejection for the same reason is not reported again.
     told: Option<String>,
@@ -278,29 +278,29 @@ struct Trial {
 }
 
 /// Outcome of a reload: whether the files are watched from now on, or why the configuration was rejected.
-struct Tried {
-    texts: Texts,
+struct ReloadOutcome {
+    texts: ConfigTexts,
     outcome: Result<bool, String>,
 }
 
-fn read_again(files: &Files, watch: &Watch, reload: Reload) -> Trial {
+fn read_again(files: &ConfigFiles, watch: &ConfigWatch, reload: ReloadReason) -> PendingReload {
     let (texts, told, request) = match reload {
-        Reload::Asked => (watch.read(), None, None),
-        Reload::Requested(request) => (watch.read(), None, Some(request)),
-        Reload::Changed(texts) => {
+        ReloadReason::Asked => (watch.read(), None, None),
+        ReloadReason::Requested(request) => (watch.read(), None, Some(request)),
+        ReloadReason::Changed(texts) => {
             let told = watch.refusal(&texts);
             (texts, told, None)
         }
     };
     let plan = files.plan(&texts).map_err(|refused| refused.in_a_line());
-    Trial { texts, plan, told, request }
+    PendingReload { texts, plan, told, request }
 }
 
-async fn take_on(satellite: &Satellite, trial: Trial) -> Tried {
-    let Trial { texts, plan, told, request } = trial;
+async fn take_on(satellite: &RunningSatellite, trial: PendingReload) -> ReloadOutcome {
+    let PendingReload { texts, plan, told, request } = trial;
     let is_watched = plan.as_ref().is_ok_and(|plan| plan.watch);
     let accept = request.as_ref().is_some_and(|request| request.accept);
-    let applied: Result<Accepted, Rejected> = Box::pin(satellite.apply(plan, accept)).await;
+    let applied: Result<AcceptedReload, RejectedReload> = Box::pin(satellite.apply(plan, accept)).await;
     if let Err(rejected) = &applied
         && told.as_ref() != Some(&rejected.message)
     {
@@ -311,23 +311,23 @@ async fn take_on(satellite: &Satellite, trial: Trial) -> Tried {
         // An error means that the requester does not wait any more.
         let _ = request.reply.send(applied);
     }
-    Tried { texts, outcome }
+    ReloadOutcome { texts, outcome }
 }
 
-enum Request {
+enum SignalRequest {
     End,
     Reload,
 }
 
 /// Signals that arrive directly and through the reaper. A signal to the process group arrives both ways but is one
 /// request, so the larger of the two counts applies.
-struct Signals {
+struct SatelliteSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    below: Below,
-    end: Count,
-    reload: Count,
+    below: ReaperLink,
+    end: SignalCount,
+    reload: SignalCount,
     /// True if the process had a controlling terminal at the start and SIGHUP was not ignored, as `nohup` does.
     ends_with_terminal: bool,
     /// True after a SIGHUP has reported the loss of the terminal. Shell and kernel may both send one; the second one is
@@ -341,13 +341,13 @@ fn has_terminal() -> bool {
 }
 
 #[derive(Default)]
-pub(super) struct Count {
+pub(super) struct SignalCount {
     pub(super) directly: u64,
     pub(super) through_the_reaper: u64,
     answered: u64,
 }
 
-impl Count {
+impl SignalCount {
     /// Returns true if there is an unanswered request, and marks it as answered.
     pub(super) fn is_new(&mut self) -> bool {
         let asked = self.directly.max(self.through_the_reaper);
@@ -355,8 +355,8 @@ impl Count {
     }
 }
 
-impl Signals {
-    fn new(below: Below) -> std::io::Result<Self> {
+impl SatelliteSignals {
+    fn new(below: ReaperLink) -> std::io::Result<Self> {
         // Checked first: the handlers installed below hide whether the signal was ignored.
         let ends_with_terminal = !are_ignored(nix::sys::signal::Signal::SIGHUP) && has_terminal();
         Ok(Self {
@@ -366,12 +366,12 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
             below,
-            end: Count::default(),
-            reload: Count::default(),
+            end: SignalCount::default(),
+            reload: SignalCount::default(),
         })
     }
 
-    async fn next(&mut self) -> Request {
+    async fn next(&mut self) -> SignalRequest {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => self.end.directly += 1,
@@ -383,26 +383,26 @@ impl Signals {
                 },
             }
             if self.end.is_new() {
-                return Request::End;
+                return SignalRequest::End;
             }
             if self.reload.is_new() {
                 if !self.ends_with_terminal || has_terminal() {
-                    return Request::Reload;
+                    return SignalRequest::Reload;
                 }
                 if !std::mem::replace(&mut self.has_lost_terminal, true) {
                     tracing::info!("the controlling terminal was closed");
-                    return Request::End;
+                    return SignalRequest::End;
                 }
             }
         }
     }
 
     async fn end(&mut self) {
-        while let Request::Reload = self.next().await {}
+        while let SignalRequest::Reload = self.next().await {}
     }
 }
 
-fn show_progress(satellite: &Satellite, total: usize) -> tokio::task::JoinHandle<()> {
+fn show_progress(satellite: &RunningSatellite, total: usize) -> tokio::task::JoinHandle<()> {
     let mut watch = satellite.runtime().watch();
     tokio::spawn(async move {
         if total < 2 || !std::io::stderr().is_terminal() {

@@ -8,12 +8,12 @@ use clap::Args;
 
 use super::{FAILED, complain};
 use crate::connect::process::raise_descriptor_limit;
-use crate::connect::sim::{Answers, HttpOptions, Script, serve_http, serve_stdio};
+use crate::connect::sim::{AnswerFormat, HttpOptions, SimScript, serve_http, serve_stdio};
 
 #[derive(Args)]
-pub(super) struct SimServer {
+pub(super) struct SimServerCommand {
     #[command(flatten)]
-    script: Script,
+    script: SimScript,
     /// The script as JSON, instead of all flags of a script
     #[arg(long, value_name = "FILE", hide = true)]
     script_file: Option<PathBuf>,
@@ -27,13 +27,13 @@ pub(super) struct SimServer {
     path: String,
     /// Format of the response to a POST
     #[arg(long, requires = "http", value_enum, default_value_t)]
-    answers: Answers,
+    answers: AnswerFormat,
     /// Answer a GET with 405, as many servers do, instead of a stream
     #[arg(long, requires = "http")]
     no_get_stream: bool,
 }
 
-impl SimServer {
+impl SimServerCommand {
     /// Runs the server and returns the exit code.
     pub(super) fn run(mut self) -> i32 {
         if let Some(file) = &self.script_file {
@@ -74,6 +74,6 @@ impl SimServer {
     }
 }
 
-fn read_script(file: &Path) -> std::io::Result<Script> {
+fn read_script(file: &Path) -> std::io::Result<SimScript> {
     Ok(serde_json::from_slice(&std::fs::read(file)?)?)
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use clap::Args;
 use comfy_table::ContentArrangement;
 use jiff::Timestamp;
-use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::table::{rendered, status_cell, table, window, wrapped};
-use super::{DONE, DataDirArg, Failed, Only, printable, say, say_json, say_styled, to_json};
-use crate::console::api::{Filter, InstanceStatus, StatusReply};
-use crate::console::client::Client;
+use super::{CommandFailure, DONE, DataDirArg, ListFilterArgs, printable, say, say_json, say_styled, to_json};
+use crate::console::api::{ConsoleFilter, InstanceStatus, StatusReply};
+use crate::console::client::ConsoleClient;
 use crate::delivery::DeliveryStatus;
 use crate::journal::{JournalState, JournalStatus};
 
@@ -25,36 +25,36 @@ const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 const INDENT: &str = "    ";
 
-struct Column {
+struct StatusColumn {
     title: &'static str,
     /// Order in which columns are omitted in a narrow window: highest rank first, rank 0 never.
     rank: u8,
     cell: fn(&InstanceStatus, Timestamp) -> String,
 }
 
-static COLUMNS: [Column; 12] = [
-    Column { title: "SERVER", rank: 0, cell: |row, _| row.server.clone() },
-    Column { title: "TEAM", rank: 2, cell: |row, _| row.team.clone() },
-    Column { title: "USER", rank: 3, cell: |row, _| row.user.clone() },
-    Column { title: STATUS, rank: 0, cell: |row, _| status(row) },
-    Column { title: CONNECTION, rank: 4, cell: |row, _| or_dash(connection(row)) },
-    Column { title: "SINCE", rank: 5, cell: |row, now| or_dash(age(row, now)) },
-    Column { title: "PID", rank: 6, cell: |row, _| or_dash(row.pid) },
-    Column { title: "UPTIME", rank: 11, cell: |row, _| or_dash(row.uptime_seconds.map(short)) },
-    Column { title: "TOOLS", rank: 7, cell: |row, _| row.tools.to_string() },
-    Column { title: "CALLS", rank: 9, cell: |row, _| row.calls.to_string() },
-    Column { title: "RESTARTS", rank: 8, cell: |row, _| row.restarts.to_string() },
-    Column { title: "MEMORY", rank: 10, cell: |row, _| or_dash(row.rss_bytes.map(megabytes)) },
+static COLUMNS: [StatusColumn; 12] = [
+    StatusColumn { title: "SERVER", rank: 0, cell: |row, _| row.server.clone() },
+    StatusColumn { title: "TEAM", rank: 2, cell: |row, _| row.team.clone() },
+    StatusColumn { title: "USER", rank: 3, cell: |row, _| row.user.clone() },
+    StatusColumn { title: STATUS, rank: 0, cell: |row, _| status(row) },
+    StatusColumn { title: CONNECTION, rank: 4, cell: |row, _| or_dash(connection(row)) },
+    StatusColumn { title: "SINCE", rank: 5, cell: |row, now| or_dash(age(row, now)) },
+    StatusColumn { title: "PID", rank: 6, cell: |row, _| or_dash(row.pid) },
+    StatusColumn { title: "UPTIME", rank: 11, cell: |row, _| or_dash(row.uptime_seconds.map(short)) },
+    StatusColumn { title: "TOOLS", rank: 7, cell: |row, _| row.tools.to_string() },
+    StatusColumn { title: "CALLS", rank: 9, cell: |row, _| row.calls.to_string() },
+    StatusColumn { title: "RESTARTS", rank: 8, cell: |row, _| row.restarts.to_string() },
+    StatusColumn { title: "MEMORY", rank: 10, cell: |row, _| or_dash(row.rss_bytes.map(megabytes)) },
 ];
 const STATUS: &str = "STATUS";
 const CONNECTION: &str = "CONNECTION";
 
 #[derive(Debug, Args)]
-pub(super) struct Status {
+pub(super) struct StatusCommand {
     #[command(flatten)]
     data_dir: DataDirArg,
     #[command(flatten)]
-    only: Only,
+    only: ListFilterArgs,
     /// An array of objects, for scripts
     #[arg(long)]
     json: bool,
@@ -69,10 +69,10 @@ pub(super) struct Status {
     watch: bool,
 }
 
-impl Status {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl StatusCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let client = self.data_dir.client()?;
-        let filter = Filter::from(self.only.clone());
+        let filter = ConsoleFilter::from(self.only.clone());
         if self.watch && std::io::stdout().is_terminal() && !self.json {
             return self.watch(&client, &filter).await;
         }
@@ -95,10 +95,10 @@ impl Status {
         }
     }
 
-    async fn watch(&self, client: &Client, filter: &Filter) -> Result<u8, Failed> {
+    async fn watch(&self, client: &ConsoleClient, filter: &ConsoleFilter) -> Result<u8, CommandFailure> {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         // Dropped also after an error, before it is printed.
-        let screen = Screen::enter()?;
+        let screen = AlternateScreen::enter()?;
         tokio::select! {
             ended = self.draw(client, filter, &screen) => ended,
             _ = interrupt.recv() => Ok(DONE),
@@ -106,7 +106,12 @@ impl Status {
         }
     }
 
-    async fn draw(&self, client: &Client, filter: &Filter, screen: &Screen) -> Result<u8, Failed> {
+    async fn draw(
+        &self,
+        client: &ConsoleClient,
+        filter: &ConsoleFilter,
+        screen: &AlternateScreen,
+    ) -> Result<u8, CommandFailure> {
         loop {
             let reply: StatusReply = client.get("/v1/status", filter).await?;
             let (width, height) = window().unwrap_or((80, 24));
@@ -120,9 +125,9 @@ impl Status {
     }
 }
 
-struct Screen;
+struct AlternateScreen;
 
-impl Screen {
+impl AlternateScreen {
     fn enter() -> std::io::Result<Self> {
         print(ENTER_SCREEN)?;
         Ok(Self)
@@ -135,7 +140,7 @@ impl Screen {
     }
 }
 
-impl Drop for Screen {
+impl Drop for AlternateScreen {
     fn drop(&mut self) {
         // A terminal that is gone needs no restoring.
         let _ = print(LEAVE_SCREEN);
@@ -246,11 +251,12 @@ fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec
         return vec!["no servers are installed, or none of that team and user".to_owned()];
     }
     let has_remote = rows.iter().any(|row| row.connection.is_some());
-    let mut columns: Vec<&Column> = COLUMNS.iter().filter(|column| has_remote || column.title != CONNECTION).collect();
-    let cells = |column: &Column| rows.iter().map(|row| (column.cell)(row, now)).collect::<Vec<_>>();
+    let mut columns: Vec<&StatusColumn> =
+        COLUMNS.iter().filter(|column| has_remote || column.title != CONNECTION).collect();
+    let cells = |column: &StatusColumn| rows.iter().map(|row| (column.cell)(row, now)).collect::<Vec<_>>();
     let mut content: Vec<Vec<String>> = columns.iter().map(|column| cells(column)).collect();
     // Cells have a space on both sides. Slugs and numbers are ASCII, so bytes are columns.
-    let wide = |(column, cells): (&&Column, &Vec<String>)| {
+    let wide = |(column, cells): (&&StatusColumn, &Vec<String>)| {
         cells.iter().map(String::len).max().unwrap_or_default().max(column.title.len()) + 2
     };
     while width.is_some_and(|width| columns.iter().zip(&content).map(wide).sum::<usize>() > width) {
@@ -291,8 +297,8 @@ fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec
 fn status(row: &InstanceStatus) -> String {
     let beside = match (row.dormant, row.health) {
         (true, _) => " (dormant)",
-        (false, Health::Degraded) => " (degraded)",
-        (false, Health::Unknown | Health::Healthy) => "",
+        (false, ServerHealth::Degraded) => " (degraded)",
+        (false, ServerHealth::Unknown | ServerHealth::Healthy) => "",
     };
     format!("{}{beside}", row.status)
 }
@@ -323,10 +329,11 @@ fn connection(row: &InstanceStatus) -> Option<String> {
     let attempt = row.attempt.map(|attempt| format!(", attempt {attempt}")).unwrap_or_default();
     let left = row.next_retry_ms.map(|left| format!(" in {:.0} s", (left as f64 / 1000.0).ceil())).unwrap_or_default();
     match row.connection? {
-        now @ Connection::Reconnecting => Some(format!("{now}{attempt}{left}")),
-        now @ (Connection::Connecting | Connection::Connected | Connection::Disconnected | Connection::Error) => {
-            Some(now.to_string())
-        }
+        now @ ConnectionState::Reconnecting => Some(format!("{now}{attempt}{left}")),
+        now @ (ConnectionState::Connecting
+        | ConnectionState::Connected
+        | ConnectionState::Disconnected
+        | ConnectionState::Error) => Some(now.to_string()),
     }
 }
 
@@ -350,7 +357,7 @@ fn message(row: &InstanceStatus) -> String {
     let message = with_next_step(&message, row.next_step.as_deref());
     match (row.connection, row.next_retry_ms) {
         // The column CONNECTION already shows the delay.
-        (Some(Connection::Reconnecting), _) | (_, None) => message,
+        (Some(ConnectionState::Reconnecting), _) | (_, None) => message,
         (_, Some(left)) => format!("{message} ({:.1} s left)", left as f64 / 1000.0),
     }
 }

@@ -4,16 +4,16 @@ use std::io::IsTerminal;
 
 use clap::Args;
 
-use super::{DONE, Failed, complain, say};
+use super::{CommandFailure, DONE, complain, say};
 use crate::config::TokenHash;
 use crate::gateway::access::new_token;
 
 // Two lines: the token for the client, and its digest for the configuration.
 #[derive(Debug, Args)]
-pub(super) struct Token {}
+pub(super) struct TokenCommand {}
 
-impl Token {
-    pub(super) fn run(self) -> Result<u8, Failed> {
+impl TokenCommand {
+    pub(super) fn run(self) -> Result<u8, CommandFailure> {
         let Self {} = self;
         let token = new_token()?;
         say(&format!("{}\n{}", token.expose(), TokenHash::of(token.expose())));

@@ -3,25 +3,25 @@
 use clap::Args;
 
 use super::table::{rendered, table};
-use super::{DONE, DataDirArg, Failed, Only, printable, say, say_json, say_styled, to_json};
-use crate::console::api::{Filter, ToolEntry};
+use super::{CommandFailure, DONE, DataDirArg, ListFilterArgs, printable, say, say_json, say_styled, to_json};
+use crate::console::api::{ConsoleFilter, ToolEntry};
 
 const DESCRIPTION_SHOWN: usize = 80;
 
 #[derive(Debug, Args)]
-pub(super) struct Tools {
+pub(super) struct ToolsCommand {
     #[command(flatten)]
     data_dir: DataDirArg,
     #[command(flatten)]
-    only: Only,
+    only: ListFilterArgs,
     /// An array of objects, each with the tool's whole definition
     #[arg(long)]
     json: bool,
 }
 
-impl Tools {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
-        let filter = Filter::from(self.only);
+impl ToolsCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        let filter = ConsoleFilter::from(self.only);
         let entries: Vec<ToolEntry> = self.data_dir.client()?.get("/v1/tools", &filter).await?;
         if self.json {
             say_json(&to_json(&entries)?);

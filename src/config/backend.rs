@@ -7,12 +7,12 @@ use mcp_satellite_actors::model::secret::Secret;
 use serde::Serialize;
 use toml_span::Span;
 
-use super::check::Check;
+use super::check::ConfigCheck;
 use super::errors::ConfigErrors;
 use super::file;
 use super::gateway::is_sendable;
-use super::plan::{Base, Plan};
-use super::reader::{Fields, Text, Typed};
+use super::plan::{Plan, PlanRestrictions};
+use super::reader::{ParsedValue, SpannedText, TableReader};
 use crate::backend::wire;
 use crate::http::is_loopback;
 
@@ -78,11 +78,11 @@ impl BackendPlan {
 }
 
 #[derive(Default)]
-pub(super) struct Backend {
+pub(super) struct BackendTable {
     at: Span,
     given: bool,
-    url: Typed<String>,
-    token: Typed<String>,
+    url: ParsedValue<String>,
+    token: ParsedValue<String>,
     request_timeout: Option<Duration>,
     heartbeat_interval: Option<Duration>,
     config_interval: Option<Duration>,
@@ -94,8 +94,8 @@ pub(super) struct Backend {
     idle: Option<Duration>,
 }
 
-impl Backend {
-    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl BackendTable {
+    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         let mut backend = Self {
             at: fields.at,
             given: true,
@@ -119,10 +119,10 @@ impl Backend {
 
     pub(super) fn meant(
         self,
-        check: &mut Check<'_, '_>,
-        servers: &[(Text, file::Server)],
-        teams: &[file::Team],
-        sink: &Typed<String>,
+        check: &mut ConfigCheck<'_, '_>,
+        servers: &[(SpannedText, file::ServerTable)],
+        teams: &[file::TeamTable],
+        sink: &ParsedValue<String>,
     ) -> Option<BackendPlan> {
         if !self.given {
             return None;
@@ -171,7 +171,7 @@ impl Backend {
         })
     }
 
-    fn url(&self, check: &mut Check<'_, '_>) -> Option<String> {
+    fn url(&self, check: &mut ConfigCheck<'_, '_>) -> Option<String> {
         let text = self.url.given()?;
         let url = check.url("url", text)?;
         if url.query().is_some() || url.fragment().is_some() {
@@ -192,25 +192,26 @@ impl Backend {
 
 /// The configuration that a backend provides. It contains secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Document {
+pub struct BackendDocument {
     /// Identifies the version of the configuration.
     pub hash: String,
     /// JSON with one key per line, so that errors have useful places.
     text: Secret,
 }
 
-impl Document {
+impl BackendDocument {
     /// Converts the configuration that the backend sent.
     ///
     /// # Errors
     /// Returns an error if it cannot be serialized as JSON.
-    pub fn of(config: &wire::Config) -> serde_json::Result<Self> {
+    pub fn of(config: &wire::SatelliteConfig) -> serde_json::Result<Self> {
         #[derive(Serialize)]
-        struct Shape<'a> {
+        struct BackendDocumentJson<'a> {
             servers: &'a std::collections::BTreeMap<String, serde_json::Map<String, serde_json::Value>>,
             teams: &'a [serde_json::Map<String, serde_json::Value>],
         }
-        let text = serde_json::to_string_pretty(&Shape { servers: &config.servers, teams: &config.teams })?;
+        let text =
+            serde_json::to_string_pretty(&BackendDocumentJson { servers: &config.servers, teams: &config.teams })?;
         Ok(Self { hash: config.hash.clone(), text: text.into() })
     }
 
@@ -219,7 +220,7 @@ impl Document {
     /// # Errors
     /// Returns all errors of the document. References to the satellite's environment and files are errors: a backend
     /// must not read them.
-    pub fn plan(&self, base: &Base) -> Result<Plan, ConfigErrors> {
+    pub fn plan(&self, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
         super::parse_document(NAME, self.text.expose(), base)
     }
 }

@@ -6,22 +6,22 @@ use std::net::SocketAddr;
 
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::HealthCheck;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Layer, RemoteTransport, Target, Value};
+use mcp_satellite_actors::model::spec::{ConfigTier, ConfigValue, InstanceConfig, RemoteTransport, ServerTarget};
 use reqwest::header::{HeaderName, HeaderValue};
 use toml_span::{Span, Spanned};
 
-use super::errors::{Findings, Source};
+use super::errors::{ConfigFindings, ConfigText};
 use super::file;
 use super::gateway::listen_address;
 use super::oauth::OAuthPlan;
 use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
-use super::policy::Batching;
-use super::reader::{Text, Typed, nearest};
-use super::secrets::{Surroundings, looks_secret, reference, refers};
+use super::policy::BatchingTable;
+use super::reader::{ParsedValue, SpannedText, nearest};
+use super::secrets::{SecretSources, looks_secret, reference, refers};
 use crate::connect::environment::DENIED;
 use crate::connect::remote::is_reserved;
 use crate::http::is_loopback;
-use crate::journal::Limits;
+use crate::journal::JournalLimits;
 
 /// Minimum of `size_max`, in bytes: a smaller journal has no room for the required data.
 const JOURNAL_LEAST: u64 = 1 << 20;
@@ -33,42 +33,42 @@ const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "python3", "de
 
 /// Names that must be unique, each with the place of its first use.
 #[derive(Default)]
-pub(super) struct Unique(BTreeMap<String, Span>);
+pub(super) struct UniqueNames(BTreeMap<String, Span>);
 
-pub(super) struct Check<'a, 's> {
-    pub(super) findings: &'a mut Findings,
-    pub(super) surroundings: &'a mut Surroundings<'s>,
-    source: &'a Source<'a>,
+pub(super) struct ConfigCheck<'a, 's> {
+    pub(super) findings: &'a mut ConfigFindings,
+    pub(super) surroundings: &'a mut SecretSources<'s>,
+    source: &'a ConfigText<'a>,
     /// Commands that may be started; `None` permits any.
     pub(super) allowed: Option<Vec<String>>,
 }
 
 #[derive(Clone)]
-pub(super) struct Server {
-    pub(super) target: Option<Target>,
+pub(super) struct CheckedServer {
+    pub(super) target: Option<ServerTarget>,
     /// Protocol era of the server; `None` if it is negotiated.
     pub(super) protocol: Option<Era>,
-    pub(super) layer: Layer,
+    pub(super) layer: ConfigTier,
     pub(super) user_required: Vec<String>,
     pub(super) oauth: Option<(Span, OAuthPlan)>,
 }
 
-impl<'a, 's> Check<'a, 's> {
+impl<'a, 's> ConfigCheck<'a, 's> {
     pub(super) fn new(
-        source: &'a Source<'a>,
-        surroundings: &'a mut Surroundings<'s>,
+        source: &'a ConfigText<'a>,
+        surroundings: &'a mut SecretSources<'s>,
         allowed: Option<Vec<String>>,
-        findings: &'a mut Findings,
+        findings: &'a mut ConfigFindings,
     ) -> Self {
         Self { findings, surroundings, source, allowed }
     }
 
-    pub(super) fn restrict_commands(&mut self, more: &[Text]) {
+    pub(super) fn restrict_commands(&mut self, more: &[SpannedText]) {
         let more = more.iter().map(|command| command.value.clone());
         self.allowed = Some(ALLOWED.map(str::to_owned).into_iter().chain(more).collect());
     }
 
-    pub(super) fn satellite_name(&mut self, name: &Text) {
+    pub(super) fn satellite_name(&mut self, name: &SpannedText) {
         let good = |letter: char| matches!(letter, 'a'..='z' | '0'..='9' | '-' | '_');
         if !(10..=32).contains(&name.value.len()) || !name.value.chars().all(good) {
             let message = format!("`{}` is no name for a satellite", name.value);
@@ -79,7 +79,7 @@ impl<'a, 's> Check<'a, 's> {
     /// Returns the value of a keyword: the default if it is absent, `None` after an error.
     pub(super) fn word<T: Copy + Default>(
         &mut self,
-        typed: &Typed<String>,
+        typed: &ParsedValue<String>,
         key: &str,
         words: &[(&str, T)],
     ) -> Option<T> {
@@ -96,7 +96,7 @@ impl<'a, 's> Check<'a, 's> {
         None
     }
 
-    pub(super) fn address(&mut self, text: &Text) -> Option<SocketAddr> {
+    pub(super) fn address(&mut self, text: &SpannedText) -> Option<SocketAddr> {
         let address = listen_address(&text.value).ok();
         if address.is_none() {
             let message = format!("`{}` is not an address to listen on", text.value);
@@ -106,7 +106,7 @@ impl<'a, 's> Check<'a, 's> {
     }
 
     /// Checks an id or slug, which becomes part of names, paths and URLs.
-    pub(super) fn slug(&mut self, text: &Text, what: &str) {
+    pub(super) fn slug(&mut self, text: &SpannedText, what: &str) {
         let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
         if !(1..=64).contains(&text.value.len()) || !text.value.chars().all(good) {
             let message = format!("`{}` cannot be {what}", text.value);
@@ -114,7 +114,14 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    pub(super) fn id(&mut self, typed: &Typed<String>, of: &str, key: &str, at: Span, others: &mut Unique) -> String {
+    pub(super) fn id(
+        &mut self,
+        typed: &ParsedValue<String>,
+        of: &str,
+        key: &str,
+        at: Span,
+        others: &mut UniqueNames,
+    ) -> String {
         let Some(text) = typed.given() else {
             if typed.is_absent() {
                 self.findings.error(at, format!("{of} without `{key}`"), format!("add {key} = \"…\""));
@@ -126,7 +133,7 @@ impl<'a, 's> Check<'a, 's> {
         text.value.clone()
     }
 
-    pub(super) fn unique(&mut self, text: &Text, message: &str, others: &mut Unique) {
+    pub(super) fn unique(&mut self, text: &SpannedText, message: &str, others: &mut UniqueNames) {
         if let Some(first) = others.0.get(&text.value) {
             let (line, ..) = self.source.place(first.start);
             self.findings.error(text.span, message, format!("it is used in line {line}; give this one another"));
@@ -135,32 +142,37 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    pub(super) fn sink(&mut self, events: file::Events) -> (SinkPlan, Batching) {
+    pub(super) fn sink(&mut self, events: file::EventsTable) -> (SinkPlan, BatchingTable) {
         #[derive(Clone, Copy, Default, PartialEq)]
-        enum Kind {
+        enum SinkKind {
             #[default]
             Journal,
             File,
             Stdout,
             Http,
         }
-        let words = [("journal", Kind::Journal), ("file", Kind::File), ("stdout", Kind::Stdout), ("http", Kind::Http)];
+        let words = [
+            ("journal", SinkKind::Journal),
+            ("file", SinkKind::File),
+            ("stdout", SinkKind::Stdout),
+            ("http", SinkKind::Http),
+        ];
         let Some(kind) = self.word(&events.sink, "sink", &words) else { return (SinkPlan::default(), events.batch) };
-        let mut only = |there: bool, key: &str, wanted: Kind, name: &str| {
+        let mut only = |there: bool, key: &str, wanted: SinkKind, name: &str| {
             if there && kind != wanted {
                 let message = format!("`{key}` says nothing to this sink");
                 self.findings.error(events.at, message, format!("remove it, or set sink = \"{name}\""));
             }
         };
-        only(!events.rotate_at.is_absent(), "rotate_at", Kind::File, "file");
-        only(events.keep.is_some(), "keep", Kind::File, "file");
-        only(!events.url.is_absent(), "url", Kind::Http, "http");
-        only(!events.token.is_absent(), "token", Kind::Http, "http");
+        only(!events.rotate_at.is_absent(), "rotate_at", SinkKind::File, "file");
+        only(events.keep.is_some(), "keep", SinkKind::File, "file");
+        only(!events.url.is_absent(), "url", SinkKind::Http, "http");
+        only(!events.token.is_absent(), "token", SinkKind::Http, "http");
 
         let sink = match kind {
-            Kind::Journal => SinkPlan::Journal,
-            Kind::Stdout => SinkPlan::Stdout,
-            Kind::File => {
+            SinkKind::Journal => SinkPlan::Journal,
+            SinkKind::Stdout => SinkPlan::Stdout,
+            SinkKind::File => {
                 let size = events.rotate_at.given();
                 if let Some(size) = size.filter(|size| size.value < 4096) {
                     self.findings.error(size.span, "`rotate_at` is less than one batch", "give at least \"4KiB\"");
@@ -170,11 +182,11 @@ impl<'a, 's> Check<'a, 's> {
                     keep: events.keep.unwrap_or(KEEP),
                 }
             }
-            Kind::Http => {
+            SinkKind::Http => {
                 let url = match &events.url {
-                    Typed::Given(url) => self.url("url", url),
-                    Typed::Unreadable => None,
-                    Typed::Absent => {
+                    ParsedValue::Given(url) => self.url("url", url),
+                    ParsedValue::Unreadable => None,
+                    ParsedValue::Absent => {
                         self.findings.error(events.at, "the http sink has no `url`", "add url = \"https://…\"");
                         None
                     }
@@ -193,13 +205,13 @@ impl<'a, 's> Check<'a, 's> {
         (sink, events.batch)
     }
 
-    pub(super) fn journal(&mut self, typed: &file::Journal) -> Limits {
-        let defaults = Limits::default();
+    pub(super) fn journal(&mut self, typed: &file::JournalTable) -> JournalLimits {
+        let defaults = JournalLimits::default();
         if let Some(size) = typed.size_max.given().filter(|size| size.value < JOURNAL_LEAST) {
             let hint = "give at least \"1MiB\"";
             self.findings.error(size.span, "`size_max` leaves no room for what has to be kept", hint);
         }
-        Limits {
+        JournalLimits {
             events_age_max: typed.events_age_max.unwrap_or(defaults.events_age_max),
             size_max: typed.size_max.given().map_or(defaults.size_max, |size| size.value),
             server_logs_max: typed.server_logs_max.unwrap_or(defaults.server_logs_max),
@@ -208,7 +220,7 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    pub(super) fn url(&mut self, key: &str, text: &Text) -> Option<reqwest::Url> {
+    pub(super) fn url(&mut self, key: &str, text: &SpannedText) -> Option<reqwest::Url> {
         let hint = "write it as \"https://host/path\"";
         let url = match reqwest::Url::parse(&text.value) {
             Ok(url) => url,
@@ -229,22 +241,22 @@ impl<'a, 's> Check<'a, 's> {
         Some(url)
     }
 
-    pub(super) fn server(&mut self, who: &str, typed: file::Server, near: Option<&str>) -> Server {
+    pub(super) fn server(&mut self, who: &str, typed: file::ServerTable, near: Option<&str>) -> CheckedServer {
         #[derive(Clone, Copy, Default)]
-        enum Wire {
+        enum TransportWord {
             #[default]
             Stdio,
             Remote(RemoteTransport),
         }
         let words = [
-            ("stdio", Wire::Stdio),
-            ("http", Wire::Remote(RemoteTransport::Http)),
-            ("sse", Wire::Remote(RemoteTransport::Sse)),
+            ("stdio", TransportWord::Stdio),
+            ("http", TransportWord::Remote(RemoteTransport::Http)),
+            ("sse", TransportWord::Remote(RemoteTransport::Sse)),
         ];
         let mut query = Vec::new();
         let mut target = match self.word(&typed.transport, "transport", &words) {
             None => None,
-            Some(Wire::Stdio) => {
+            Some(TransportWord::Stdio) => {
                 if let Some(url) = typed.url.given() {
                     let hint = "set transport = \"http\", or \"sse\" for the older one, or remove the url";
                     self.findings.error(url.span, format!("{who} is a stdio server with a `url`"), hint);
@@ -255,9 +267,9 @@ impl<'a, 's> Check<'a, 's> {
                 }
                 let command = typed.command.given().map(|command| self.command(command));
                 let cwd = typed.cwd.given().map(|cwd| cwd.value.clone());
-                command.map(|command| Target::Stdio { command, cwd })
+                command.map(|command| ServerTarget::Stdio { command, cwd })
             }
-            Some(Wire::Remote(transport)) => {
+            Some(TransportWord::Remote(transport)) => {
                 for (key, misplaced) in [("command", &typed.command), ("cwd", &typed.cwd)] {
                     if let Some(text) = misplaced.given() {
                         let hint = "remove it, or set transport = \"stdio\"";
@@ -272,24 +284,29 @@ impl<'a, 's> Check<'a, 's> {
                     query = self.query_of(text, &url);
                     url.set_query(None);
                     url.set_fragment(None);
-                    Some(Target::Remote { transport, url: url.into(), health_url: None })
+                    Some(ServerTarget::Remote { transport, url: url.into(), health_url: None })
                 })
             }
         };
         let protocol = self.protocol(who, &typed.protocol, target.as_ref());
         self.health_url(&typed.tier, &mut target);
-        let mut layer = Layer::default();
+        let mut layer = ConfigTier::default();
         // Query parameters in the URL are often secrets, so they are treated like configured ones.
         query.extend(typed.tier.query);
-        self.layer(who, target.as_ref(), file::Tier { query, ..typed.tier }, &mut layer);
+        self.layer(who, target.as_ref(), file::ServerTierTable { query, ..typed.tier }, &mut layer);
         let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.meant(who, self)));
-        Server { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
+        CheckedServer { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
     }
 
-    pub(super) fn protocol(&mut self, who: &str, typed: &Typed<String>, target: Option<&Target>) -> Option<Era> {
+    pub(super) fn protocol(
+        &mut self,
+        who: &str,
+        typed: &ParsedValue<String>,
+        target: Option<&ServerTarget>,
+    ) -> Option<Era> {
         let words = [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))];
         let protocol = self.word(typed, "protocol", &words).flatten();
-        let is_older = matches!(target, Some(Target::Remote { transport: RemoteTransport::Sse, .. }));
+        let is_older = matches!(target, Some(ServerTarget::Remote { transport: RemoteTransport::Sse, .. }));
         if let (Some(Era::Stateless), true, Some(word)) = (protocol, is_older, typed.given()) {
             let message = format!("{who} speaks the older HTTP+SSE, which has no `{}`", word.value);
             self.findings.error(word.span, message, "set transport = \"http\", or remove the protocol");
@@ -299,8 +316,8 @@ impl<'a, 's> Check<'a, 's> {
 
     /// Sets the URL for health checks. The URL is displayed, so it must not contain secrets. Health checks are sent
     /// with the headers and the query of the server.
-    pub(super) fn health_url(&mut self, tier: &file::Tier, target: &mut Option<Target>) {
-        let Some(Target::Remote { health_url, .. }) = target else { return };
+    pub(super) fn health_url(&mut self, tier: &file::ServerTierTable, target: &mut Option<ServerTarget>) {
+        let Some(ServerTarget::Remote { health_url, .. }) = target else { return };
         let Some(text) = tier.health_url.given() else { return };
         let Some(mut url) = self.url("health_url", text) else { return };
         if url.query_pairs().any(|(name, value)| looks_secret(&name, &value)) {
@@ -316,8 +333,8 @@ impl<'a, 's> Check<'a, 's> {
     pub(super) fn health(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
         let remotes = || {
             instances.iter().filter_map(|instance| match &instance.target {
-                Target::Remote { health_url, .. } => Some((health_url.is_some(), instance.policy.health.check)),
-                Target::Stdio { .. } => None,
+                ServerTarget::Remote { health_url, .. } => Some((health_url.is_some(), instance.policy.health.check)),
+                ServerTarget::Stdio { .. } => None,
             })
         };
         if remotes().any(|(address, check)| !address && check == HealthCheck::Get) {
@@ -340,7 +357,7 @@ impl<'a, 's> Check<'a, 's> {
                 || layers
                     .into_iter()
                     .any(|layer| !layer.headers.is_empty() || layer.query.values().any(|value| value.secret));
-            let Target::Remote { url, health_url, .. } = &instance.target else { continue };
+            let ServerTarget::Remote { url, health_url, .. } = &instance.target else { continue };
             if !has_credentials {
                 continue;
             }
@@ -365,7 +382,7 @@ impl<'a, 's> Check<'a, 's> {
         }
     }
 
-    fn query_of(&mut self, text: &Text, url: &reqwest::Url) -> Vec<(Text, Text)> {
+    fn query_of(&mut self, text: &SpannedText, url: &reqwest::Url) -> Vec<(SpannedText, SpannedText)> {
         let mut names = Vec::new();
         let spanned = |part: &str| Spanned::with_span(part.to_owned(), text.span);
         let mut pairs = Vec::new();
@@ -380,7 +397,7 @@ impl<'a, 's> Check<'a, 's> {
         pairs
     }
 
-    fn command(&mut self, command: &Text) -> String {
+    fn command(&mut self, command: &SpannedText) -> String {
         let text = &command.value;
         let program = text.split_whitespace().next().unwrap_or_default();
         if program.is_empty() || text.contains('\0') {
@@ -397,7 +414,7 @@ impl<'a, 's> Check<'a, 's> {
         text.clone()
     }
 
-    pub(super) fn user_required(&mut self, typed: &[Text]) -> Vec<String> {
+    pub(super) fn user_required(&mut self, typed: &[SpannedText]) -> Vec<String> {
         for name in typed.iter().filter(|name| name.value.trim().is_empty()) {
             self.findings.error(name.span, "`user_required` has an empty name", "name a key of env, headers or query");
         }
@@ -406,19 +423,25 @@ impl<'a, 's> Check<'a, 's> {
         typed.iter().map(|name| meant(&name.value)).collect()
     }
 
-    pub(super) fn layer(&mut self, who: &str, target: Option<&Target>, typed: file::Tier, layer: &mut Layer) {
-        let first = |pairs: &[(Text, Text)]| pairs.first().map(|(name, _)| name.span);
+    pub(super) fn layer(
+        &mut self,
+        who: &str,
+        target: Option<&ServerTarget>,
+        typed: file::ServerTierTable,
+        layer: &mut ConfigTier,
+    ) {
+        let first = |pairs: &[(SpannedText, SpannedText)]| pairs.first().map(|(name, _)| name.span);
         let (env, headers, query) = (first(&typed.env), first(&typed.headers), first(&typed.query));
         let args = typed.args.first().map(|argument| argument.span);
         let (kind, misplaced) = match target {
             None => ("", vec![]),
-            Some(Target::Stdio { .. }) => {
-                let of = |typed: &Typed<String>| typed.given().map(|text| text.span);
+            Some(ServerTarget::Stdio { .. }) => {
+                let of = |typed: &ParsedValue<String>| typed.given().map(|text| text.span);
                 let (bearer_token, health_url) = (of(&typed.bearer_token), of(&typed.health_url));
                 let misplaced = [headers, query, bearer_token, health_url];
                 ("stdio", ["headers", "query", "bearer_token", "health_url"].into_iter().zip(misplaced).collect())
             }
-            Some(Target::Remote { .. }) => ("remote", vec![("args", args), ("env", env)]),
+            Some(ServerTarget::Remote { .. }) => ("remote", vec![("args", args), ("env", env)]),
         };
         for (key, at) in misplaced {
             if let Some(at) = at {
@@ -459,7 +482,13 @@ impl<'a, 's> Check<'a, 's> {
         self.headers(who, typed.headers, &typed.bearer_token, layer);
     }
 
-    fn headers(&mut self, who: &str, typed: Vec<(Text, Text)>, bearer_token: &Typed<String>, layer: &mut Layer) {
+    fn headers(
+        &mut self,
+        who: &str,
+        typed: Vec<(SpannedText, SpannedText)>,
+        bearer_token: &ParsedValue<String>,
+        layer: &mut ConfigTier,
+    ) {
         let mut names: Vec<String> = Vec::new();
         for (name, text) in typed {
             let shown = name.value.escape_debug();
@@ -500,26 +529,26 @@ impl<'a, 's> Check<'a, 's> {
             let hint = "it must be one line of printable characters";
             self.findings.error(text.span, format!("{what} cannot be sent"), hint);
         }
-        layer.headers.insert(AUTHORIZATION.to_owned(), Value::secret(value));
+        layer.headers.insert(AUTHORIZATION.to_owned(), ConfigValue::secret(value));
     }
 
-    fn value(&mut self, name: &Text, text: &Text) -> Option<Value> {
+    fn value(&mut self, name: &SpannedText, text: &SpannedText) -> Option<ConfigValue> {
         match reference(&text.value) {
-            Some(reference) => self.surroundings.follow(&reference, text.span, self.findings).map(Value::secret),
-            None if looks_secret(&name.value, &text.value) => Some(Value::secret(text.value.as_str())),
-            None => Some(Value::plain(text.value.as_str())),
+            Some(reference) => self.surroundings.follow(&reference, text.span, self.findings).map(ConfigValue::secret),
+            None if looks_secret(&name.value, &text.value) => Some(ConfigValue::secret(text.value.as_str())),
+            None => Some(ConfigValue::plain(text.value.as_str())),
         }
     }
 
     /// Reads the value of a header, which is always a secret: `env:NAME`, `Bearer env:NAME`, or a literal.
-    fn header(&mut self, text: &Text) -> Option<Value> {
+    fn header(&mut self, text: &SpannedText) -> Option<ConfigValue> {
         let (scheme, rest) = match text.value.split_once(' ') {
             Some((scheme, rest)) if reference(rest).is_some() => (Some(scheme), rest),
             _ => (None, text.value.as_str()),
         };
-        let Some(reference) = reference(rest) else { return Some(Value::secret(rest)) };
+        let Some(reference) = reference(rest) else { return Some(ConfigValue::secret(rest)) };
         let secret = self.surroundings.follow(&reference, text.span, self.findings)?;
-        Some(Value::secret(match scheme {
+        Some(ConfigValue::secret(match scheme {
             Some(scheme) => format!("{scheme} {}", secret.expose()).into(),
             None => secret,
         }))

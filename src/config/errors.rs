@@ -14,22 +14,22 @@ use toml_span::Span;
 use crate::printable;
 
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
-    errors: Vec<Finding>,
+pub(crate) struct ConfigFindings {
+    errors: Vec<ConfigFinding>,
     warnings: Vec<(Span, String)>,
 }
 
 #[derive(Debug)]
-struct Finding {
+struct ConfigFinding {
     at: Span,
     message: String,
     hint: String,
 }
 
-impl Findings {
+impl ConfigFindings {
     /// Adds an error. Neither text may contain a value that could be a secret.
     pub(crate) fn error(&mut self, at: Span, message: impl Into<String>, hint: impl Into<String>) {
-        self.errors.push(Finding { at, message: message.into(), hint: hint.into() });
+        self.errors.push(ConfigFinding { at, message: message.into(), hint: hint.into() });
     }
 
     pub(crate) fn warning(&mut self, at: Span, message: impl Into<String>) {
@@ -37,7 +37,7 @@ impl Findings {
     }
 
     /// Returns the warnings with their places in front, or all errors, both in the order of the file.
-    pub(crate) fn settle(mut self, source: &Source<'_>) -> Result<Vec<String>, ConfigErrors> {
+    pub(crate) fn settle(mut self, source: &ConfigText<'_>) -> Result<Vec<String>, ConfigErrors> {
         if !self.errors.is_empty() {
             self.errors.sort_by_key(|finding| finding.at.start);
             return Err(ConfigErrors(self.errors.iter().map(|finding| source.problem(finding)).collect()));
@@ -51,14 +51,14 @@ impl Findings {
     }
 }
 
-pub(crate) struct Source<'a> {
+pub(crate) struct ConfigText<'a> {
     pub(crate) name: &'a str,
     pub(crate) text: &'a str,
     /// Text with secrets masked, with the same length in bytes.
     pub(crate) shown: String,
 }
 
-impl Source<'_> {
+impl ConfigText<'_> {
     /// Returns line and column, counted from 1 in characters, and the byte offset of the line.
     pub(crate) fn place(&self, at: usize) -> (usize, usize, usize) {
         let before = &self.text[..boundary(self.text, at)];
@@ -66,7 +66,7 @@ impl Source<'_> {
         (before.matches('\n').count() + 1, before[start..].chars().count() + 1, start)
     }
 
-    fn problem(&self, finding: &Finding) -> Problem {
+    fn problem(&self, finding: &ConfigFinding) -> PlacedError {
         let (line, column, start) = self.place(finding.at.start);
         let rest = &self.shown[start..];
         let mut shown = printable::in_place(rest.split('\n').next().unwrap_or(rest).trim_end());
@@ -75,9 +75,9 @@ impl Source<'_> {
         if from == shown.len() {
             shown.push(' '); // An error at the end of a line needs a character to underline.
         }
-        let place = Place { line, column, shown, label: (from, (to - from).max(1)).into() };
+        let place = SourcePlace { line, column, shown, label: (from, (to - from).max(1)).into() };
         let [message, hint] = [&finding.message, &finding.hint].map(|text| printable::line(text));
-        Problem { file: self.name.to_owned(), place: Some(place), message, hint }
+        PlacedError { file: self.name.to_owned(), place: Some(place), message, hint }
     }
 }
 
@@ -89,11 +89,11 @@ fn boundary(text: &str, at: usize) -> usize {
 
 /// Errors of a configuration, at least one. The [`Diagnostic`] renders each with its line and a hint.
 #[derive(Debug, Clone)]
-pub struct ConfigErrors(Vec<Problem>);
+pub struct ConfigErrors(Vec<PlacedError>);
 
 /// An error in machine-readable form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Item {
+pub struct ConfigErrorItem {
     /// Name of the file as given; empty for an error between two files.
     pub file: String,
     /// Line, counted from 1; 0 if the error has no place in a file.
@@ -110,7 +110,7 @@ impl ConfigErrors {
     /// Creates errors without a place in a file, each with its hint. There must be at least one. `file` is empty if
     /// they belong to no file.
     pub(crate) fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
-        let problem = |(message, hint)| Problem { file: file.to_owned(), place: None, message, hint };
+        let problem = |(message, hint)| PlacedError { file: file.to_owned(), place: None, message, hint };
         Self(errors.into_iter().map(problem).collect())
     }
 
@@ -127,8 +127,9 @@ impl ConfigErrors {
     }
 
     pub(crate) fn in_a_line(&self) -> String {
-        let item =
-            |item: Item| format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint);
+        let item = |item: ConfigErrorItem| {
+            format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint)
+        };
         self.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
     }
 
@@ -138,10 +139,10 @@ impl ConfigErrors {
     }
 
     /// Returns the errors as plain data, in the order of the file.
-    pub fn items(&self) -> Vec<Item> {
-        let item = |problem: &Problem| {
+    pub fn items(&self) -> Vec<ConfigErrorItem> {
+        let item = |problem: &PlacedError| {
             let (line, column) = problem.place.as_ref().map_or((0, 0), |place| (place.line, place.column));
-            Item {
+            ConfigErrorItem {
                 file: problem.file.clone(),
                 line,
                 column,
@@ -174,30 +175,30 @@ impl Diagnostic for ConfigErrors {
 }
 
 #[derive(Debug, Clone)]
-struct Problem {
+struct PlacedError {
     file: String,
-    place: Option<Place>,
+    place: Option<SourcePlace>,
     message: String,
     hint: String,
 }
 
 #[derive(Debug, Clone)]
-struct Place {
+struct SourcePlace {
     line: usize,
     column: usize,
     shown: String,
     label: SourceSpan,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for PlacedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Problem {}
+impl std::error::Error for PlacedError {}
 
-impl Diagnostic for Problem {
+impl Diagnostic for PlacedError {
     fn severity(&self) -> Option<Severity> {
         Some(Severity::Error)
     }
@@ -216,7 +217,7 @@ impl Diagnostic for Problem {
     }
 }
 
-impl SourceCode for Problem {
+impl SourceCode for PlacedError {
     fn read_span<'a>(
         &'a self,
         span: &SourceSpan,

@@ -6,120 +6,122 @@ use std::time::Duration;
 use toml_span::Span;
 use toml_span::value::Value;
 
-use super::backend::Backend;
-use super::errors::Findings;
-use super::gateway::Gateway;
-use super::oauth::OAuth;
-use super::policy::{self, Batching, Memory, TeamBudget};
-use super::reader::{Fields, Text, Typed};
+use super::backend::BackendTable;
+use super::errors::ConfigFindings;
+use super::gateway::GatewayTable;
+use super::oauth::OAuthTable;
+use super::policy::{self, BatchingTable, MemoryTable, TeamBudgetTable};
+use super::reader::{ParsedValue, SpannedText, TableReader};
 
 #[derive(Default)]
-pub(super) struct File {
-    pub(super) name: Typed<String>,
-    pub(super) profile: Typed<String>,
-    pub(super) allowed_commands: Vec<Text>,
-    pub(super) isolation: Typed<String>,
-    pub(super) cgroups: Typed<String>,
-    pub(super) uid_range: Typed<String>,
-    pub(super) watch: Typed<bool>,
+pub(super) struct ConfigFile {
+    pub(super) name: ParsedValue<String>,
+    pub(super) profile: ParsedValue<String>,
+    pub(super) allowed_commands: Vec<SpannedText>,
+    pub(super) isolation: ParsedValue<String>,
+    pub(super) cgroups: ParsedValue<String>,
+    pub(super) uid_range: ParsedValue<String>,
+    pub(super) watch: ParsedValue<bool>,
     pub(super) retention: Option<Duration>,
-    pub(super) gateway: Gateway,
-    pub(super) backend: Backend,
-    pub(super) journal: Journal,
-    pub(super) events: Events,
-    pub(super) policy: policy::Tier,
-    pub(super) team_budget: TeamBudget,
-    pub(super) memory: Memory,
+    pub(super) gateway: GatewayTable,
+    pub(super) backend: BackendTable,
+    pub(super) journal: JournalTable,
+    pub(super) events: EventsTable,
+    pub(super) policy: policy::PolicyTier,
+    pub(super) team_budget: TeamBudgetTable,
+    pub(super) memory: MemoryTable,
     pub(super) start_permits: Option<usize>,
     pub(super) connect_permits: Option<usize>,
-    pub(super) servers: Vec<(Text, Server)>,
-    pub(super) teams: Vec<Team>,
+    pub(super) servers: Vec<(SpannedText, ServerTable)>,
+    pub(super) teams: Vec<TeamTable>,
 }
 
 #[derive(Default)]
 #[expect(clippy::struct_field_names, reason = "limits, as they are typed")]
-pub(super) struct Journal {
+pub(super) struct JournalTable {
     pub(super) events_age_max: Option<Duration>,
-    pub(super) size_max: Typed<u64>,
+    pub(super) size_max: ParsedValue<u64>,
     pub(super) server_logs_max: Option<usize>,
     pub(super) request_logs_max: Option<usize>,
     pub(super) logs_age_max: Option<Duration>,
 }
 
 #[derive(Default)]
-pub(super) struct Events {
+pub(super) struct EventsTable {
     pub(super) at: Span,
-    pub(super) sink: Typed<String>,
-    pub(super) rotate_at: Typed<u64>,
+    pub(super) sink: ParsedValue<String>,
+    pub(super) rotate_at: ParsedValue<u64>,
     pub(super) keep: Option<usize>,
-    pub(super) url: Typed<String>,
-    pub(super) token: Typed<String>,
-    pub(super) batch: Batching,
+    pub(super) url: ParsedValue<String>,
+    pub(super) token: ParsedValue<String>,
+    pub(super) batch: BatchingTable,
 }
 
 #[derive(Default)]
-pub(super) struct Tier {
-    pub(super) args: Vec<Text>,
-    pub(super) env: Vec<(Text, Text)>,
-    pub(super) headers: Vec<(Text, Text)>,
-    pub(super) query: Vec<(Text, Text)>,
-    pub(super) bearer_token: Typed<String>,
-    pub(super) health_url: Typed<String>,
+pub(super) struct ServerTierTable {
+    pub(super) args: Vec<SpannedText>,
+    pub(super) env: Vec<(SpannedText, SpannedText)>,
+    pub(super) headers: Vec<(SpannedText, SpannedText)>,
+    pub(super) query: Vec<(SpannedText, SpannedText)>,
+    pub(super) bearer_token: ParsedValue<String>,
+    pub(super) health_url: ParsedValue<String>,
 }
 
 #[derive(Default)]
-pub(super) struct Server {
+pub(super) struct ServerTable {
     pub(super) at: Span,
-    pub(super) transport: Typed<String>,
-    pub(super) protocol: Typed<String>,
-    pub(super) command: Typed<String>,
-    pub(super) url: Typed<String>,
-    pub(super) cwd: Typed<String>,
-    pub(super) tier: Tier,
-    pub(super) user_required: Vec<Text>,
-    pub(super) oauth: Option<OAuth>,
+    pub(super) transport: ParsedValue<String>,
+    pub(super) protocol: ParsedValue<String>,
+    pub(super) command: ParsedValue<String>,
+    pub(super) url: ParsedValue<String>,
+    pub(super) cwd: ParsedValue<String>,
+    pub(super) tier: ServerTierTable,
+    pub(super) user_required: Vec<SpannedText>,
+    pub(super) oauth: Option<OAuthTable>,
 }
 
 #[derive(Default)]
-pub(super) struct Team {
+pub(super) struct TeamTable {
     pub(super) at: Span,
-    pub(super) id: Typed<String>,
-    pub(super) slug: Typed<String>,
-    pub(super) policy: policy::Tier,
-    pub(super) users: Vec<User>,
-    pub(super) installations: Vec<Installation>,
+    pub(super) id: ParsedValue<String>,
+    pub(super) slug: ParsedValue<String>,
+    pub(super) policy: policy::PolicyTier,
+    pub(super) users: Vec<UserTable>,
+    pub(super) installations: Vec<InstallationTable>,
 }
 
 #[derive(Default)]
-pub(super) struct User {
+pub(super) struct UserTable {
     pub(super) at: Span,
-    pub(super) id: Typed<String>,
-    pub(super) slug: Typed<String>,
-    pub(super) token: Typed<String>,
-    pub(super) tokens: Vec<Text>,
+    pub(super) id: ParsedValue<String>,
+    pub(super) slug: ParsedValue<String>,
+    pub(super) token: ParsedValue<String>,
+    pub(super) tokens: Vec<SpannedText>,
     pub(super) token_kept: bool,
-    pub(super) mcp_mode: Typed<String>,
-    pub(super) tiers: Vec<(Text, Tier)>,
+    pub(super) mcp_mode: ParsedValue<String>,
+    pub(super) tiers: Vec<(SpannedText, ServerTierTable)>,
 }
 
 #[derive(Default)]
-pub(super) struct Installation {
-    pub(super) id: Typed<String>,
-    pub(super) server: Typed<String>,
-    pub(super) own: Server,
-    pub(super) team: Tier,
-    pub(super) keep: Typed<String>,
-    pub(super) update: Typed<String>,
-    pub(super) request_logging: Typed<bool>,
+pub(super) struct InstallationTable {
+    pub(super) id: ParsedValue<String>,
+    pub(super) server: ParsedValue<String>,
+    pub(super) own: ServerTable,
+    pub(super) team: ServerTierTable,
+    pub(super) keep: ParsedValue<String>,
+    pub(super) update: ParsedValue<String>,
+    pub(super) request_logging: ParsedValue<bool>,
     /// Users of the installation; `None` is all users of the team.
-    pub(super) users: Option<Vec<Text>>,
-    pub(super) policy: policy::Tier,
+    pub(super) users: Option<Vec<SpannedText>>,
+    pub(super) policy: policy::PolicyTier,
 }
 
-impl File {
-    pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> Self {
+impl ConfigFile {
+    pub(super) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> Self {
         let at = Span::new(0, 0);
-        let Some(mut fields) = Fields::open(tree, at, "the file".to_owned(), findings) else { return Self::default() };
+        let Some(mut fields) = TableReader::open(tree, at, "the file".to_owned(), findings) else {
+            return Self::default();
+        };
         let mut file = Self::default();
         fields.section("satellite", |fields| {
             file.name = fields.text("name");
@@ -131,28 +133,28 @@ impl File {
             file.watch = fields.flag("watch");
             file.retention = fields.duration("retention");
         });
-        file.gateway = fields.section("gateway", Gateway::read);
-        file.backend = fields.section("backend", Backend::read);
-        file.journal = fields.section("journal", Journal::read);
-        file.events = fields.section("events", Events::read);
+        file.gateway = fields.section("gateway", GatewayTable::read);
+        file.backend = fields.section("backend", BackendTable::read);
+        file.journal = fields.section("journal", JournalTable::read);
+        file.events = fields.section("events", EventsTable::read);
         fields.section("policy", |fields| {
-            file.policy = policy::Tier::read(fields);
-            file.team_budget = fields.section("team", TeamBudget::read);
-            file.memory = fields.section("memory", Memory::read);
+            file.policy = policy::PolicyTier::read(fields);
+            file.team_budget = fields.section("team", TeamBudgetTable::read);
+            file.memory = fields.section("memory", MemoryTable::read);
             fields.section("start", |fields| {
                 file.start_permits = fields.count::<1, _>("permits");
                 file.connect_permits = fields.count::<1, _>("connect_permits");
             });
         });
-        file.servers = fields.named("servers", |slug, fields| (slug, Server::read(fields)));
-        file.teams = fields.list("teams", Team::read);
+        file.servers = fields.named("servers", |slug, fields| (slug, ServerTable::read(fields)));
+        file.teams = fields.list("teams", TeamTable::read);
         fields.close();
         file
     }
 }
 
-impl Journal {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl JournalTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             events_age_max: fields.positive("events_age_max"),
             size_max: fields.bytes("size_max"),
@@ -163,8 +165,8 @@ impl Journal {
     }
 }
 
-impl Events {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl EventsTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             sink: fields.text("sink"),
@@ -172,13 +174,13 @@ impl Events {
             keep: fields.count::<1, _>("keep"),
             url: fields.text("url"),
             token: fields.text("token"),
-            batch: Batching::read(fields),
+            batch: BatchingTable::read(fields),
         }
     }
 }
 
-impl Tier {
-    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl ServerTierTable {
+    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             args: fields.texts("args").unwrap_or_default(),
             env: fields.text_map("env"),
@@ -190,8 +192,8 @@ impl Tier {
     }
 }
 
-impl Server {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl ServerTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             transport: fields.text("transport"),
@@ -199,28 +201,28 @@ impl Server {
             command: fields.text("command"),
             url: fields.text("url"),
             cwd: fields.text("cwd"),
-            tier: Tier::read(fields),
+            tier: ServerTierTable::read(fields),
             user_required: fields.texts("user_required").unwrap_or_default(),
-            oauth: fields.section("oauth", |fields| Some(OAuth::read(fields))),
+            oauth: fields.section("oauth", |fields| Some(OAuthTable::read(fields))),
         }
     }
 }
 
-impl Team {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl TeamTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             id: fields.text("id"),
             slug: fields.text("slug"),
-            policy: fields.section("policy", policy::Tier::read),
-            users: fields.list("users", User::read),
-            installations: fields.list("installations", Installation::read),
+            policy: fields.section("policy", policy::PolicyTier::read),
+            users: fields.list("users", UserTable::read),
+            installations: fields.list("installations", InstallationTable::read),
         }
     }
 }
 
-impl User {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl UserTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             id: fields.text("id"),
@@ -229,23 +231,23 @@ impl User {
             tokens: fields.texts("tokens").unwrap_or_default(),
             token_kept: false,
             mcp_mode: fields.text("mcp_mode"),
-            tiers: fields.named("servers", |installation, fields| (installation, Tier::read(fields))),
+            tiers: fields.named("servers", |installation, fields| (installation, ServerTierTable::read(fields))),
         }
     }
 }
 
-impl Installation {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl InstallationTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             id: fields.text("id"),
             server: fields.text("server"),
-            own: Server::read(fields),
-            team: fields.section("team", Tier::read),
+            own: ServerTable::read(fields),
+            team: fields.section("team", ServerTierTable::read),
             keep: fields.text("keep"),
             update: fields.text("update"),
             request_logging: fields.flag("request_logging_enabled"),
             users: fields.texts("users"),
-            policy: fields.section("policy", policy::Tier::read),
+            policy: fields.section("policy", policy::PolicyTier::read),
         }
     }
 }

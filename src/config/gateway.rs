@@ -10,10 +10,10 @@ use mcp_satellite_actors::model::ids::{Slug, TeamId, UserId};
 use mcp_satellite_actors::model::secret::Secret;
 use toml_span::Span;
 
-use super::check::Check;
-use super::policy::Limits;
-use super::reader::{Fields, Text, Typed};
-use crate::gateway::{self, Unusable};
+use super::check::ConfigCheck;
+use super::policy::GatewayLimitsTable;
+use super::reader::{ParsedValue, SpannedText, TableReader};
+use crate::gateway::{self, CertificateError};
 
 /// Default address of the endpoint.
 pub const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7300);
@@ -27,7 +27,7 @@ pub struct GatewayPlan {
     /// True if the endpoint is requested: by `[gateway]`, a user with a token, an `mcp.json` or `--listen`.
     pub asked: bool,
     /// Listen address.
-    pub listen: Listen,
+    pub listen: ListenSetting,
     /// Base URL for clients if it differs from the listen address, without a trailing slash.
     pub public_url: Option<String>,
     /// Host names that clients may use in addition to those of loopback: `host` or `host:port`, in lower case.
@@ -36,15 +36,15 @@ pub struct GatewayPlan {
     /// `*` matches every port.
     pub origins: Vec<String>,
     /// Authentication of clients.
-    pub auth: Auth,
+    pub auth: EndpointAuth,
     /// URLs of authorization servers for the OAuth metadata of the endpoint. If empty, it publishes no metadata.
     pub authorization_servers: Vec<String>,
     /// Addresses that many clients share, such as proxies. They are exempt from `unauthenticated_per_peer_max`.
     pub trusted_proxies: Vec<IpAddr>,
     /// Certificate and key for TLS; `None` is plain HTTP.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsFiles>,
     /// Response format where the protocol permits both.
-    pub answers: Answers,
+    pub answers: ResponseStyle,
     /// Numeric limits.
     pub limits: GatewayLimits,
     /// Users of all teams, in the order of the files.
@@ -64,7 +64,7 @@ pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
 
 /// Listen address of the endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Listen {
+pub enum ListenSetting {
     /// The endpoint is off.
     Off,
     /// The address [`LISTEN`], or another port if that one is in use.
@@ -76,7 +76,7 @@ pub enum Listen {
 
 /// Authentication of clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Auth {
+pub enum EndpointAuth {
     /// Bearer authentication: the token identifies the user.
     #[default]
     Bearer,
@@ -86,7 +86,7 @@ pub enum Auth {
 
 /// Response format of the endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Answers {
+pub enum ResponseStyle {
     /// A JSON response, unless other messages precede it.
     #[default]
     Json,
@@ -96,7 +96,7 @@ pub enum Answers {
 
 /// PEM files of a certificate chain and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tls {
+pub struct TlsFiles {
     /// Path of the certificate chain, with the server's own certificate first.
     pub cert: PathBuf,
     /// Path of the private key.
@@ -229,9 +229,9 @@ impl GatewayPlan {
     /// Returns the address to listen on; `None` if the endpoint is off or not requested.
     pub fn address(&self) -> Option<SocketAddr> {
         match self.listen {
-            Listen::Off => None,
-            Listen::Anywhere => self.asked.then_some(LISTEN),
-            Listen::At(address) => self.asked.then_some(address),
+            ListenSetting::Off => None,
+            ListenSetting::Anywhere => self.asked.then_some(LISTEN),
+            ListenSetting::At(address) => self.asked.then_some(address),
         }
     }
 
@@ -247,7 +247,7 @@ impl GatewayPlan {
     /// # Errors
     /// Returns a message and a hint if the endpoint must not listen on this address.
     pub fn listen_at(&mut self, address: SocketAddr) -> Result<(), (&'static str, &'static str)> {
-        (self.asked, self.listen) = (true, Listen::At(address));
+        (self.asked, self.listen) = (true, ListenSetting::At(address));
         self.objection(address).map_or(Ok(()), Err)
     }
 
@@ -257,8 +257,8 @@ impl GatewayPlan {
     /// Returns a message if there is no such user, or if `as` is missing and there are several users.
     pub fn alone(&self) -> Result<&GatewayUser, String> {
         let named: Vec<&str> = match &self.auth {
-            Auth::None(Some(name)) => name.split('/').collect(),
-            Auth::None(None) | Auth::Bearer => Vec::new(),
+            EndpointAuth::None(Some(name)) => name.split('/').collect(),
+            EndpointAuth::None(None) | EndpointAuth::Bearer => Vec::new(),
         };
         match (&named[..], &self.users[..]) {
             ([], [only]) => Ok(only),
@@ -289,7 +289,7 @@ impl GatewayPlan {
     }
 
     pub(super) fn keep_only_token(&mut self) {
-        if let (Auth::Bearer, [only]) = (&self.auth, &mut self.users[..])
+        if let (EndpointAuth::Bearer, [only]) = (&self.auth, &mut self.users[..])
             && only.tokens.is_empty()
         {
             only.token_kept = true;
@@ -318,7 +318,7 @@ impl GatewayPlan {
     fn objection(&self, address: SocketAddr) -> Option<(&'static str, &'static str)> {
         if address.ip().is_loopback() {
             None
-        } else if self.auth != Auth::Bearer {
+        } else if self.auth != EndpointAuth::Bearer {
             let message = "without authentication it may listen on this machine only";
             Some((message, "listen on 127.0.0.1 or [::1], or set auth = \"bearer\""))
         } else if self.hosts.is_empty() {
@@ -331,32 +331,32 @@ impl GatewayPlan {
 }
 
 #[derive(Default)]
-pub(super) struct Gateway {
+pub(super) struct GatewayTable {
     at: Span,
     pub(super) given: bool,
-    listen: Typed<String>,
-    public_url: Typed<String>,
-    hosts: Vec<Text>,
-    origins: Vec<Text>,
-    auth: Typed<String>,
-    alone: Typed<String>,
-    authorization_servers: Vec<Text>,
-    trusted_proxies: Vec<Text>,
-    tls: Files,
-    answers: Typed<String>,
-    limits: Limits,
+    listen: ParsedValue<String>,
+    public_url: ParsedValue<String>,
+    hosts: Vec<SpannedText>,
+    origins: Vec<SpannedText>,
+    auth: ParsedValue<String>,
+    alone: ParsedValue<String>,
+    authorization_servers: Vec<SpannedText>,
+    trusted_proxies: Vec<SpannedText>,
+    tls: TlsTable,
+    answers: ParsedValue<String>,
+    limits: GatewayLimitsTable,
 }
 
 #[derive(Default)]
-struct Files {
+struct TlsTable {
     at: Span,
     given: bool,
-    cert: Typed<String>,
-    key: Typed<String>,
+    cert: ParsedValue<String>,
+    key: ParsedValue<String>,
 }
 
-impl Gateway {
-    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl GatewayTable {
+    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             given: true,
@@ -368,23 +368,23 @@ impl Gateway {
             alone: fields.text("as"),
             authorization_servers: fields.texts("authorization_servers").unwrap_or_default(),
             trusted_proxies: fields.texts("trusted_proxies").unwrap_or_default(),
-            tls: fields.section("tls", |fields| Files {
+            tls: fields.section("tls", |fields| TlsTable {
                 at: fields.at,
                 given: true,
                 cert: fields.text("cert"),
                 key: fields.text("key"),
             }),
             answers: fields.text("answers"),
-            limits: Limits::read(fields),
+            limits: GatewayLimitsTable::read(fields),
         }
     }
 
-    pub(super) fn meant(self, users: Vec<GatewayUser>, check: &mut Check<'_, '_>) -> GatewayPlan {
+    pub(super) fn meant(self, users: Vec<GatewayUser>, check: &mut ConfigCheck<'_, '_>) -> GatewayPlan {
         let asked = self.given || users.iter().any(|user| !user.tokens.is_empty() || user.token_kept);
         let mut plan = GatewayPlan { asked, users, ..GatewayPlan::default() };
         match self.listen.given() {
-            Some(off) if off.value == "off" => plan.listen = Listen::Off,
-            Some(text) => plan.listen = check.address(text).map_or(Listen::Anywhere, Listen::At),
+            Some(off) if off.value == "off" => plan.listen = ListenSetting::Off,
+            Some(text) => plan.listen = check.address(text).map_or(ListenSetting::Anywhere, ListenSetting::At),
             None => {}
         }
         plan.public_url = self.public_url.given().and_then(|text| check.base_url("public_url", text));
@@ -393,13 +393,13 @@ impl Gateway {
         let servers = self.authorization_servers.iter();
         plan.authorization_servers = servers.filter_map(|text| check.issuer(text)).collect();
         plan.trusted_proxies = self.trusted_proxies.iter().filter_map(|text| check.proxy(text)).collect();
-        let words = [("json", Answers::Json), ("sse", Answers::Sse)];
+        let words = [("json", ResponseStyle::Json), ("sse", ResponseStyle::Sse)];
         plan.answers = check.word(&self.answers, "way to answer", &words).unwrap_or_default();
         plan.tls = self.tls.meant(check);
         self.authentication(&mut plan, check);
 
         let at = self.listen.given().map_or(self.at, |text| text.span);
-        if let Listen::At(address) = plan.listen {
+        if let ListenSetting::At(address) = plan.listen {
             if let Some((message, hint)) = plan.objection(address) {
                 check.findings.error(at, message, hint);
             } else if !address.ip().is_loopback() && plan.tls.is_none() {
@@ -412,11 +412,11 @@ impl Gateway {
     }
 
     /// Validates `auth` and `as`. The messages do not repeat the values: one of them may be a misplaced token.
-    fn authentication(&self, plan: &mut GatewayPlan, check: &mut Check<'_, '_>) {
+    fn authentication(&self, plan: &mut GatewayPlan, check: &mut ConfigCheck<'_, '_>) {
         let alone = self.alone.given();
         match self.auth.given() {
             Some(auth) if auth.value == "none" => {
-                plan.auth = Auth::None(alone.map(|text| text.value.clone()));
+                plan.auth = EndpointAuth::None(alone.map(|text| text.value.clone()));
                 let hint = "name one as \"TEAM/USER\", by their slugs: as = \"acme/alice\"";
                 // The user of an `mcp.json` is added later.
                 let may_come = plan.users.is_empty() || alone.is_some_and(|text| text.value == "local/me");
@@ -444,12 +444,12 @@ impl Gateway {
     }
 }
 
-impl Files {
-    fn meant(&self, check: &mut Check<'_, '_>) -> Option<Tls> {
+impl TlsTable {
+    fn meant(&self, check: &mut ConfigCheck<'_, '_>) -> Option<TlsFiles> {
         if !self.given {
             return None;
         }
-        let mut file = |key: &str, typed: &Typed<String>| {
+        let mut file = |key: &str, typed: &ParsedValue<String>| {
             if typed.is_absent() {
                 check.findings.error(
                     self.at,
@@ -470,10 +470,10 @@ impl Files {
         };
         let (cert, key) = (file("cert", &self.cert), file("key", &self.key));
         let ((cert, cert_is_there), (key, key_is_there)) = (cert?, key?);
-        let tls = Tls { cert, key };
+        let tls = TlsFiles { cert, key };
         if cert_is_there
             && key_is_there
-            && let Err(Unusable { is_key, why }) = gateway::check(&tls)
+            && let Err(CertificateError { is_key, why }) = gateway::check(&tls)
         {
             let (name, typed) = if is_key { ("key", &self.key) } else { ("cert", &self.cert) };
             let at = typed.given().map_or(self.at, |text| text.span);
@@ -484,8 +484,8 @@ impl Files {
     }
 }
 
-impl Check<'_, '_> {
-    fn base_url(&mut self, key: &str, text: &Text) -> Option<String> {
+impl ConfigCheck<'_, '_> {
+    fn base_url(&mut self, key: &str, text: &SpannedText) -> Option<String> {
         let url = self.url(key, text)?;
         if url.query().is_some() || url.fragment().is_some() {
             self.findings.error(text.span, format!("`{key}` has a query or a fragment"), "end it before");
@@ -494,11 +494,11 @@ impl Check<'_, '_> {
     }
 
     /// Returns the text as typed, because clients compare issuers character by character.
-    fn issuer(&mut self, text: &Text) -> Option<String> {
+    fn issuer(&mut self, text: &SpannedText) -> Option<String> {
         self.url("authorization_servers", text).map(|_| text.value.clone())
     }
 
-    fn proxy(&mut self, text: &Text) -> Option<IpAddr> {
+    fn proxy(&mut self, text: &SpannedText) -> Option<IpAddr> {
         let address = text.value.parse().ok();
         if address.is_none() {
             let message = format!("`{}` is no IP address", text.value.escape_debug());
@@ -507,7 +507,7 @@ impl Check<'_, '_> {
         address
     }
 
-    fn host(&mut self, text: &Text) -> Option<String> {
+    fn host(&mut self, text: &SpannedText) -> Option<String> {
         let host = text.value.to_ascii_lowercase();
         let good = is_authority(&host);
         if !good {
@@ -517,7 +517,7 @@ impl Check<'_, '_> {
         good.then_some(host)
     }
 
-    fn origin(&mut self, text: &Text) -> Option<String> {
+    fn origin(&mut self, text: &SpannedText) -> Option<String> {
         let origin = text.value.to_ascii_lowercase();
         let good = origin.split_once("://").is_some_and(|(scheme, host)| {
             !scheme.is_empty()
@@ -531,7 +531,7 @@ impl Check<'_, '_> {
         good.then_some(origin)
     }
 
-    pub(super) fn token(&mut self, what: &str, text: &Text) -> Option<TokenHash> {
+    pub(super) fn token(&mut self, what: &str, text: &SpannedText) -> Option<TokenHash> {
         if let Some(digits) = text.value.strip_prefix("sha256:") {
             let hash = TokenHash::parse(digits);
             if hash.is_none() {

@@ -9,16 +9,16 @@ use serde_json::value::RawValue;
 use toml_span::value::{Key, Table, Value, ValueInner};
 use toml_span::{Span, Spanned};
 
-use super::errors::Findings;
-use super::file::{File, Installation, Server, Team, Tier, User};
+use super::errors::ConfigFindings;
+use super::file::{ConfigFile, InstallationTable, ServerTable, ServerTierTable, TeamTable, UserTable};
 use super::policy;
-use super::reader::{Fields, Text, Typed};
+use super::reader::{ParsedValue, SpannedText, TableReader};
 use crate::connect::remote::is_reserved;
 
 const DEPTH_MAX: usize = 32;
 
 /// Parses JSON with comments and trailing commas, as VS Code permits them. Returns `None` after an error.
-pub(super) fn parse(text: &str, findings: &mut Findings) -> Option<Value<'static>> {
+pub(super) fn parse(text: &str, findings: &mut ConfigFindings) -> Option<Value<'static>> {
     let plain = without_comments(text);
     match serde_json::from_str::<&RawValue>(&plain) {
         Ok(raw) => tree(&plain, raw, DEPTH_MAX, findings),
@@ -33,7 +33,7 @@ pub(super) fn parse(text: &str, findings: &mut Findings) -> Option<Value<'static
     }
 }
 
-fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut Findings) -> Option<Value<'static>> {
+fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut ConfigFindings) -> Option<Value<'static>> {
     let at = span(text, raw.get().trim_matches('"'));
     if depth == 0 {
         findings.error(at, "this is nested too deeply", "a server is { \"command\": … } or { \"url\": … }");
@@ -42,7 +42,7 @@ fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut Findings) -> Op
     let mut deserializer = serde_json::Deserializer::from_str(raw.get());
     let inner = match raw.get().as_bytes().first() {
         Some(b'{') => {
-            let entries = deserializer.deserialize_map(Entries).unwrap_or_default();
+            let entries = deserializer.deserialize_map(JsonEntriesVisitor).unwrap_or_default();
             let mut table = Table::new();
             for (name, value) in entries {
                 let key_at = span(text, name.get().trim_matches('"'));
@@ -59,7 +59,7 @@ fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut Findings) -> Op
             ValueInner::Table(table)
         }
         Some(b'[') => {
-            let items = deserializer.deserialize_seq(Items).unwrap_or_default();
+            let items = deserializer.deserialize_seq(JsonItemsVisitor).unwrap_or_default();
             ValueInner::Array(items.into_iter().filter_map(|item| tree(text, item, depth - 1, findings)).collect())
         }
         Some(b'"') => {
@@ -86,9 +86,9 @@ fn span(text: &str, part: &str) -> Span {
     Span::new(start, start + part.len())
 }
 
-struct Entries;
+struct JsonEntriesVisitor;
 
-impl<'de> Visitor<'de> for Entries {
+impl<'de> Visitor<'de> for JsonEntriesVisitor {
     type Value = Vec<(&'de RawValue, &'de RawValue)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -104,9 +104,9 @@ impl<'de> Visitor<'de> for Entries {
     }
 }
 
-struct Items;
+struct JsonItemsVisitor;
 
-impl<'de> Visitor<'de> for Items {
+impl<'de> Visitor<'de> for JsonItemsVisitor {
     type Value = Vec<&'de RawValue>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,14 +125,14 @@ impl<'de> Visitor<'de> for Items {
 /// Replaces the byte order mark, comments and trailing commas with blanks, so that every other byte keeps its place.
 fn without_comments(text: &str) -> String {
     #[derive(PartialEq)]
-    enum In {
+    enum JsonScanState {
         Text,
         String,
         Line,
         Block,
     }
     let mut bytes = text.as_bytes().to_vec();
-    let (mut state, mut at, mut comma) = (In::Text, 0, None);
+    let (mut state, mut at, mut comma) = (JsonScanState::Text, 0, None);
     if text.starts_with('\u{feff}') {
         bytes[..3].fill(b' ');
         at = 3;
@@ -140,43 +140,43 @@ fn without_comments(text: &str) -> String {
     while at < bytes.len() {
         let next = bytes.get(at + 1).copied();
         match (&state, bytes[at]) {
-            (In::Text, b'/') if matches!(next, Some(b'/' | b'*')) => {
-                state = if next == Some(b'/') { In::Line } else { In::Block };
+            (JsonScanState::Text, b'/') if matches!(next, Some(b'/' | b'*')) => {
+                state = if next == Some(b'/') { JsonScanState::Line } else { JsonScanState::Block };
                 bytes[at..at + 2].fill(b' ');
                 at += 1;
             }
-            (In::Text, b'}' | b']') => {
+            (JsonScanState::Text, b'}' | b']') => {
                 if let Some(comma) = comma.take() {
                     bytes[comma] = b' ';
                 }
             }
-            (In::Text, b',') => comma = Some(at),
-            (In::Text, byte) if !byte.is_ascii_whitespace() => {
+            (JsonScanState::Text, b',') => comma = Some(at),
+            (JsonScanState::Text, byte) if !byte.is_ascii_whitespace() => {
                 comma = None;
                 if byte == b'"' {
-                    state = In::String;
+                    state = JsonScanState::String;
                 }
             }
-            (In::String, b'\\') => at += 1,
-            (In::String, b'"') | (In::Line, b'\n') => state = In::Text,
-            (In::Block, b'*') if next == Some(b'/') => {
-                state = In::Text;
+            (JsonScanState::String, b'\\') => at += 1,
+            (JsonScanState::String, b'"') | (JsonScanState::Line, b'\n') => state = JsonScanState::Text,
+            (JsonScanState::Block, b'*') if next == Some(b'/') => {
+                state = JsonScanState::Text;
                 bytes[at..at + 2].fill(b' ');
                 at += 1;
             }
-            (In::Line | In::Block, byte) if byte != b'\n' => bytes[at] = b' ',
-            (In::Text | In::String | In::Line | In::Block, _) => {}
+            (JsonScanState::Line | JsonScanState::Block, byte) if byte != b'\n' => bytes[at] = b' ',
+            (JsonScanState::Text | JsonScanState::String | JsonScanState::Line | JsonScanState::Block, _) => {}
         }
         at += 1;
     }
     String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
-pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> File {
+pub(super) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> ConfigFile {
     let at = Span::new(0, 1);
-    let given = |text: &str| Typed::Given(Spanned::with_span(text.to_owned(), at));
+    let given = |text: &str| ParsedValue::Given(Spanned::with_span(text.to_owned(), at));
     let mut installations = Vec::new();
-    if let Some(mut fields) = Fields::open(tree, at, "the file".to_owned(), findings) {
+    if let Some(mut fields) = TableReader::open(tree, at, "the file".to_owned(), findings) {
         let key = if fields.has("mcpServers") { "mcpServers" } else { "servers" };
         if fields.has(key) {
             // `Fields::named` would reject keys that only the other program understands.
@@ -190,36 +190,42 @@ pub(super) fn read(tree: Value<'_>, findings: &mut Findings) -> File {
             fields.findings.error(at, "the file has neither `mcpServers` nor `servers`", hint);
         }
     }
-    let user = User { at, id: given("me"), slug: given("me"), token_kept: true, ..User::default() };
-    let team =
-        Team { at, id: given("local"), slug: given("local"), users: vec![user], installations, ..Team::default() };
-    File { teams: vec![team], ..File::default() }
+    let user = UserTable { at, id: given("me"), slug: given("me"), token_kept: true, ..UserTable::default() };
+    let team = TeamTable {
+        at,
+        id: given("local"),
+        slug: given("local"),
+        users: vec![user],
+        installations,
+        ..TeamTable::default()
+    };
+    ConfigFile { teams: vec![team], ..ConfigFile::default() }
 }
 
-fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Installation> {
+fn server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindings) -> Option<InstallationTable> {
     let who = format!("`{}`", name.value);
-    let mut fields = Fields::open(value, name.span, who.clone(), findings)?;
+    let mut fields = TableReader::open(value, name.span, who.clone(), findings)?;
     if fields.flag("disabled").given().is_some_and(|disabled| disabled.value) {
         fields.findings.warning(name.span, format!("{who} is disabled and left out"));
         return None;
     }
     let kind = match fields.text("type") {
-        Typed::Absent => fields.text("transport"),
+        ParsedValue::Absent => fields.text("transport"),
         kind => kind,
     };
     let url = fields.text("url");
-    let mut server = Server {
+    let mut server = ServerTable {
         at: name.span,
         transport: transport(kind, url.given()),
         protocol: fields.text("protocol"),
         command: fields.text("command"),
         cwd: fields.text("cwd"),
         url,
-        tier: Tier {
+        tier: ServerTierTable {
             args: fields.texts("args").unwrap_or_default(),
             env: fields.text_map("env"),
             headers: fields.text_map("headers"),
-            ..Tier::default()
+            ..ServerTierTable::default()
         },
         user_required: Vec::new(),
         oauth: None,
@@ -234,35 +240,35 @@ fn server(name: &Text, value: Value<'_>, findings: &mut Findings) -> Option<Inst
         !own
     });
     variables(&mut server, fields.findings);
-    let (keep, policy) = (fields.text("keep"), policy::Tier::of_mcp_json(&mut fields));
+    let (keep, policy) = (fields.text("keep"), policy::PolicyTier::of_mcp_json(&mut fields));
     let (unused, findings) = fields.rest();
     for key in unused {
         findings.warning(key.span, format!("`{}` of {who} is not used", key.name));
     }
-    let id = || Typed::Given(Spanned::with_span(name.value.clone(), name.span));
-    Some(Installation { id: id(), server: id(), own: server, keep, policy, ..Installation::default() })
+    let id = || ParsedValue::Given(Spanned::with_span(name.value.clone(), name.span));
+    Some(InstallationTable { id: id(), server: id(), own: server, keep, policy, ..InstallationTable::default() })
 }
 
 /// Normalizes the name of the transport. If it is missing, the URL decides: a path that ends with `/sse` means the
 /// older transport.
-fn transport(kind: Typed<String>, url: Option<&Text>) -> Typed<String> {
-    let named = |name: &str, at: Span| Typed::Given(Spanned::with_span(name.to_owned(), at));
+fn transport(kind: ParsedValue<String>, url: Option<&SpannedText>) -> ParsedValue<String> {
+    let named = |name: &str, at: Span| ParsedValue::Given(Spanned::with_span(name.to_owned(), at));
     match kind {
-        Typed::Given(kind) => match kind.value.as_str() {
+        ParsedValue::Given(kind) => match kind.value.as_str() {
             "streamable-http" | "streamableHttp" | "streamable_http" | "streamable" => named("http", kind.span),
-            _ => Typed::Given(kind),
+            _ => ParsedValue::Given(kind),
         },
-        Typed::Absent => url.map_or(Typed::Absent, |url| {
+        ParsedValue::Absent => url.map_or(ParsedValue::Absent, |url| {
             let path = url.value.split(['?', '#']).next().unwrap_or_default();
             named(if path.trim_end_matches('/').ends_with("/sse") { "sse" } else { "http" }, url.span)
         }),
-        Typed::Unreadable => Typed::Unreadable,
+        ParsedValue::Unreadable => ParsedValue::Unreadable,
     }
 }
 
 /// Replaces `${env:NAME}` and `${NAME}`, as a whole value or after `Bearer `, with `env:NAME`. Every other `${…}` is an
 /// error, because the literal text would be a wrong password or path.
-fn variables(server: &mut Server, findings: &mut Findings) {
+fn variables(server: &mut ServerTable, findings: &mut ConfigFindings) {
     let good =
         |name: &str| !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
     for (_, text) in server.tier.env.iter_mut().chain(&mut server.tier.headers) {
@@ -279,7 +285,7 @@ fn variables(server: &mut Server, findings: &mut Findings) {
     let hint = "only ${env:NAME} as the whole of an env value or header is filled in; write this out";
     let tier = &server.tier;
     let pairs = tier.env.iter().chain(&tier.headers).map(|(_, value)| value);
-    let scalars = [&server.command, &server.cwd, &server.url].into_iter().filter_map(Typed::given);
+    let scalars = [&server.command, &server.cwd, &server.url].into_iter().filter_map(ParsedValue::given);
     for text in pairs.chain(&tier.args).chain(scalars).filter(|text| text.value.contains("${")) {
         findings.error(text.span, "a variable that cannot be filled in here", hint);
     }

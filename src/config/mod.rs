@@ -28,18 +28,20 @@ use std::path::Path;
 use mcp_satellite_actors::model::secret::Secret;
 use toml_span::ErrorKind;
 
-pub use backend::{BackendPlan, Document, PollIntervals};
-pub use errors::{ConfigErrors, Item};
+pub use backend::{BackendDocument, BackendPlan, PollIntervals};
+pub use errors::{ConfigErrorItem, ConfigErrors};
 pub(crate) use gateway::listen_address;
-pub use gateway::{Answers, Auth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, Listen, Tls, TokenHash};
+pub use gateway::{
+    EndpointAuth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, ListenSetting, ResponseStyle, TlsFiles, TokenHash,
+};
 pub use oauth::OAuthPlan;
-pub use plan::{Base, KEEP, Plan, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
+pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
 
-pub(crate) use origin::Origin;
+pub(crate) use origin::ConfigOrigin;
 
-use errors::{Findings, Source};
-use origin::{Files, Kind};
-use secrets::Surroundings;
+use errors::{ConfigFindings, ConfigText};
+use origin::{ConfigDocumentKind, SecretFiles};
+use secrets::SecretSources;
 
 /// Loads a TOML file.
 ///
@@ -49,7 +51,7 @@ pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
     load_held(file, &held_by(file))
 }
 
-pub(crate) fn load_held(file: &Path, held: &Held) -> Result<Plan, ConfigErrors> {
+pub(crate) fn load_held(file: &Path, held: &ConfigFileContent) -> Result<Plan, ConfigErrors> {
     parse(&file.display().to_string(), text_of(file, held)?, &|name| std::env::var(name).ok())
 }
 
@@ -59,34 +61,38 @@ pub(crate) fn load_held(file: &Path, held: &Held) -> Result<Plan, ConfigErrors> 
 ///
 /// # Errors
 /// Returns all errors of the file, or the reason why it cannot be read.
-pub fn load_mcp_json(file: &Path, base: &Base) -> Result<Plan, ConfigErrors> {
+pub fn load_mcp_json(file: &Path, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
     load_mcp_json_held(file, &held_by(file), base)
 }
 
-pub(crate) fn load_mcp_json_held(file: &Path, held: &Held, base: &Base) -> Result<Plan, ConfigErrors> {
+pub(crate) fn load_mcp_json_held(
+    file: &Path,
+    held: &ConfigFileContent,
+    base: &PlanRestrictions,
+) -> Result<Plan, ConfigErrors> {
     parse_mcp_json(&file.display().to_string(), text_of(file, held)?, base, &|name| std::env::var(name).ok())
 }
 
-pub(crate) type Held = Result<Secret, Unread>;
+pub(crate) type ConfigFileContent = Result<Secret, ConfigFileError>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unread {
+pub(crate) struct ConfigFileError {
     pub(crate) message: String,
     pub(crate) hint: &'static str,
 }
 
-pub(crate) fn held_by(file: &Path) -> Held {
+pub(crate) fn held_by(file: &Path) -> ConfigFileContent {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(text.into()),
-        Err(error) => Err(Unread {
+        Err(error) => Err(ConfigFileError {
             message: format!("cannot read the configuration: {error}"),
             hint: "check the path and its permissions",
         }),
     }
 }
 
-fn text_of<'a>(file: &Path, held: &'a Held) -> Result<&'a str, ConfigErrors> {
-    held.as_ref().map(Secret::expose).map_err(|Unread { message, hint }| {
+fn text_of<'a>(file: &Path, held: &'a ConfigFileContent) -> Result<&'a str, ConfigErrors> {
+    held.as_ref().map(Secret::expose).map_err(|ConfigFileError { message, hint }| {
         ConfigErrors::nowhere(&file.display().to_string(), vec![(message.clone(), (*hint).to_owned())])
     })
 }
@@ -96,7 +102,7 @@ fn text_of<'a>(file: &Path, held: &'a Held) -> Result<&'a str, ConfigErrors> {
 /// # Errors
 /// Returns all errors of the text.
 pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ConfigErrors> {
-    parse_toml(name, text, environment, Files::default())
+    parse_toml(name, text, environment, SecretFiles::default())
 }
 
 /// Parses an `mcp.json` from `text`. See [`parse`] and [`load_mcp_json`].
@@ -106,34 +112,41 @@ pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String
 pub fn parse_mcp_json(
     name: &str,
     text: &str,
-    base: &Base,
+    base: &PlanRestrictions,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Plan, ConfigErrors> {
-    parse_json(name, text, base, environment, Files::default())
+    parse_json(name, text, base, environment, SecretFiles::default())
 }
 
-fn parse_document(name: &str, text: &str, base: &Base) -> Result<Plan, ConfigErrors> {
-    let mut findings = Findings::default();
+fn parse_document(name: &str, text: &str, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
+    let mut findings = ConfigFindings::default();
     let Some(tree) = mcp_json::parse(text, &mut findings) else {
-        return findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
+        return findings.settle(&ConfigText { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
     };
-    let source = Source { name, text, shown: secrets::shown(text, &tree) };
-    let file = file::File::read(tree, &mut findings);
-    finish(file, Kind::Document(Box::new(base.clone())), &source, &|_| None, Files::default(), findings)
+    let source = ConfigText { name, text, shown: secrets::shown(text, &tree) };
+    let file = file::ConfigFile::read(tree, &mut findings);
+    finish(
+        file,
+        ConfigDocumentKind::Document(Box::new(base.clone())),
+        &source,
+        &|_| None,
+        SecretFiles::default(),
+        findings,
+    )
 }
 
 fn parse_toml(
     name: &str,
     text: &str,
     environment: &dyn Fn(&str) -> Option<String>,
-    files: Files,
+    files: SecretFiles,
 ) -> Result<Plan, ConfigErrors> {
-    let mut findings = Findings::default();
+    let mut findings = ConfigFindings::default();
     match toml_span::parse(text) {
         Ok(tree) => {
-            let source = Source { name, text, shown: secrets::shown(text, &tree) };
-            let file = file::File::read(tree, &mut findings);
-            finish(file, Kind::Toml, &source, environment, files, findings)
+            let source = ConfigText { name, text, shown: secrets::shown(text, &tree) };
+            let file = file::ConfigFile::read(tree, &mut findings);
+            finish(file, ConfigDocumentKind::Toml, &source, environment, files, findings)
         }
         Err(error) => {
             let hint = match &error.kind {
@@ -142,7 +155,7 @@ fn parse_toml(
                 _ => "the file is read on once this is mended",
             };
             findings.error(error.span, error.to_string(), hint);
-            findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default())
+            findings.settle(&ConfigText { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default())
         }
     }
 }
@@ -150,41 +163,41 @@ fn parse_toml(
 fn parse_json(
     name: &str,
     text: &str,
-    base: &Base,
+    base: &PlanRestrictions,
     environment: &dyn Fn(&str) -> Option<String>,
-    files: Files,
+    files: SecretFiles,
 ) -> Result<Plan, ConfigErrors> {
-    let mut findings = Findings::default();
+    let mut findings = ConfigFindings::default();
     let Some(tree) = mcp_json::parse(text, &mut findings) else {
-        return findings.settle(&Source { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
+        return findings.settle(&ConfigText { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
     };
-    let source = Source { name, text, shown: secrets::shown(text, &tree) };
+    let source = ConfigText { name, text, shown: secrets::shown(text, &tree) };
     let mut file = mcp_json::read(tree, &mut findings);
     if !base.held.sets_idle {
-        file.policy = policy::Tier::without_sleep();
+        file.policy = policy::PolicyTier::without_sleep();
     }
-    finish(file, Kind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
+    finish(file, ConfigDocumentKind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
 }
 
 fn finish(
-    file: file::File,
-    kind: Kind,
-    source: &Source<'_>,
+    file: file::ConfigFile,
+    kind: ConfigDocumentKind,
+    source: &ConfigText<'_>,
     environment: &dyn Fn(&str) -> Option<String>,
-    files: Files,
-    mut findings: Findings,
+    files: SecretFiles,
+    mut findings: ConfigFindings,
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
-    let closed = matches!(kind, Kind::Document(_));
-    let mut surroundings = Surroundings { environment, folder, closed, read: BTreeMap::new(), files };
+    let closed = matches!(kind, ConfigDocumentKind::Document(_));
+    let mut surroundings = SecretSources { environment, folder, closed, read: BTreeMap::new(), files };
     let base = match &kind {
-        Kind::Toml => &Base::default(),
-        Kind::McpJson(base) | Kind::Document(base) => base,
+        ConfigDocumentKind::Toml => &PlanRestrictions::default(),
+        ConfigDocumentKind::McpJson(base) | ConfigDocumentKind::Document(base) => base,
     };
     let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
-    let Surroundings { read, files, .. } = surroundings;
+    let SecretSources { read, files, .. } = surroundings;
     let warnings = findings.settle(source)?;
     let secret_variables = read.keys().cloned().collect();
-    let origin = Origin::new(source.name, source.text, kind, read, files);
+    let origin = ConfigOrigin::new(source.name, source.text, kind, read, files);
     Ok(Plan { secret_variables, warnings, origin, ..plan })
 }

@@ -1,21 +1,21 @@
 //! The `oauth` table of a remote server, parsed and validated.
 
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Target};
+use mcp_satellite_actors::model::spec::{InstanceConfig, ServerTarget};
 use toml_span::Span;
 
-use super::check::Check;
-use super::reader::{Fields, Text, Typed};
+use super::check::ConfigCheck;
+use super::reader::{ParsedValue, SpannedText, TableReader};
 
 #[derive(Default)]
-pub(super) struct OAuth {
+pub(super) struct OAuthTable {
     at: Span,
-    grant: Typed<String>,
-    client_id: Typed<String>,
-    client_secret: Typed<String>,
-    client_metadata_url: Typed<String>,
-    issuer: Typed<String>,
-    scopes: Vec<Text>,
+    grant: ParsedValue<String>,
+    client_id: ParsedValue<String>,
+    client_secret: ParsedValue<String>,
+    client_metadata_url: ParsedValue<String>,
+    issuer: ParsedValue<String>,
+    scopes: Vec<SpannedText>,
 }
 
 /// OAuth settings of a server, for details that its authorization server does not provide.
@@ -35,8 +35,8 @@ pub struct OAuthPlan {
     pub scopes: Vec<String>,
 }
 
-impl OAuth {
-    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl OAuthTable {
+    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             grant: fields.text("grant"),
@@ -52,7 +52,7 @@ impl OAuth {
         self.at
     }
 
-    pub(super) fn meant(self, who: &str, check: &mut Check<'_, '_>) -> OAuthPlan {
+    pub(super) fn meant(self, who: &str, check: &mut ConfigCheck<'_, '_>) -> OAuthPlan {
         let grants = [("authorization_code", false), ("client_credentials", true)];
         let machine = check.word(&self.grant, "grant", &grants).unwrap_or_default();
         let client_id = self.client_id.given().map(|id| id.value.clone());
@@ -108,8 +108,8 @@ impl OAuth {
 
 /// Reports an error if an instance has its own credential or is a stdio server, so that OAuth does not apply.
 /// `instances` are those of one installation with an `oauth` table.
-pub(super) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut Check<'_, '_>) {
-    if instances.iter().any(|instance| matches!(instance.target, Target::Stdio { .. })) {
+pub(super) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut ConfigCheck<'_, '_>) {
+    if instances.iter().any(|instance| matches!(instance.target, ServerTarget::Stdio { .. })) {
         check.findings.error(
             at,
             format!("{who} is a stdio server with `oauth`"),

@@ -9,45 +9,51 @@ use std::path::{Path, PathBuf};
 use mcp_satellite_actors::model::secret::Secret;
 
 use super::errors::ConfigErrors;
-use super::plan::{Base, Plan};
+use super::plan::{Plan, PlanRestrictions};
 
 /// A file that this many consecutive looks found changed is considered to be written continuously.
 const UNSETTLED_MAX: u32 = 3;
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Origin {
-    documents: Vec<Document>,
+pub(crate) struct ConfigOrigin {
+    documents: Vec<ConfigDocument>,
     environment: BTreeMap<String, Secret>,
-    files: Files,
+    files: SecretFiles,
     /// Changes that cannot be used; they are tried again with later changes.
-    refused: Vec<Change>,
+    refused: Vec<SecretFileChange>,
 }
 
 #[derive(Debug, Clone)]
-struct Document {
+struct ConfigDocument {
     name: String,
     text: Secret,
-    kind: Kind,
+    kind: ConfigDocumentKind,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Kind {
+pub(super) enum ConfigDocumentKind {
     Toml,
-    McpJson(Box<Base>),
-    Document(Box<Base>),
+    McpJson(Box<PlanRestrictions>),
+    Document(Box<PlanRestrictions>),
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct SecretFilesUpdate {
     pub(crate) plan: Option<Plan>,
     pub(crate) changed: Vec<PathBuf>,
     /// Files whose previous content stays in use, each with the reason. Each is reported once.
     pub(crate) kept: Vec<(PathBuf, String)>,
 }
 
-impl Origin {
-    pub(super) fn new(name: &str, text: &str, kind: Kind, environment: BTreeMap<String, Secret>, files: Files) -> Self {
-        let document = Document { name: name.to_owned(), text: text.into(), kind };
+impl ConfigOrigin {
+    pub(super) fn new(
+        name: &str,
+        text: &str,
+        kind: ConfigDocumentKind,
+        environment: BTreeMap<String, Secret>,
+        files: SecretFiles,
+    ) -> Self {
+        let document = ConfigDocument { name: name.to_owned(), text: text.into(), kind };
         Self { documents: vec![document], environment, files, refused: Vec::new() }
     }
 
@@ -63,8 +69,8 @@ impl Origin {
 
     /// Reads the files that changed. A file that is missing, empty, unreadable or unusable keeps its previous content.
     /// Blocks on the file system.
-    pub(crate) fn look(&mut self) -> Look {
-        let mut look = Look::default();
+    pub(crate) fn look(&mut self) -> SecretFilesUpdate {
+        let mut look = SecretFilesUpdate::default();
         let changes = self.files.look(&mut look.kept);
         if changes.is_empty() {
             return look;
@@ -83,7 +89,12 @@ impl Origin {
 
     /// Applies the changes all at once, because each attempt resolves all texts again. After a failure it tries each
     /// half by itself, recursively, so that an unusable file does not block the others.
-    fn take_on(&mut self, mut changes: Vec<Change>, look: &mut Look, refused: &mut Vec<Change>) {
+    fn take_on(
+        &mut self,
+        mut changes: Vec<SecretFileChange>,
+        look: &mut SecretFilesUpdate,
+        refused: &mut Vec<SecretFileChange>,
+    ) {
         if changes.is_empty() {
             return;
         }
@@ -101,11 +112,15 @@ impl Origin {
     /// Applies changes that failed on their own but may work together, such as tokens that two users exchange. A change
     /// whose errors are not among those of all changes together is not their cause. Returns the changes that remain
     /// refused.
-    fn take_on_together(&mut self, mut changes: Vec<Change>, look: &mut Look) -> Vec<Change> {
+    fn take_on_together(
+        &mut self,
+        mut changes: Vec<SecretFileChange>,
+        look: &mut SecretFilesUpdate,
+    ) -> Vec<SecretFileChange> {
         let mut refused = Vec::new();
         while !changes.is_empty() {
             let Err(errors) = self.try_on(&mut changes, look) else { return refused };
-            let is_reason = |change: &Change| change.errors.iter().any(|error| errors.contains(error));
+            let is_reason = |change: &SecretFileChange| change.errors.iter().any(|error| errors.contains(error));
             let (reasons, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_reason);
             changes = others;
             if reasons.is_empty() {
@@ -117,7 +132,7 @@ impl Origin {
         refused
     }
 
-    fn try_on(&mut self, changes: &mut Vec<Change>, look: &mut Look) -> Result<(), Vec<String>> {
+    fn try_on(&mut self, changes: &mut Vec<SecretFileChange>, look: &mut SecretFilesUpdate) -> Result<(), Vec<String>> {
         self.exchange(changes);
         match self.resolve() {
             Ok(plan) => {
@@ -133,8 +148,8 @@ impl Origin {
         }
     }
 
-    fn exchange(&mut self, changes: &mut [Change]) {
-        for Change { path, text, .. } in changes {
+    fn exchange(&mut self, changes: &mut [SecretFileChange]) {
+        for SecretFileChange { path, text, .. } in changes {
             if let Some(known) = self.files.known.get_mut(path) {
                 std::mem::swap(&mut known.text, text);
             }
@@ -144,12 +159,12 @@ impl Origin {
     fn resolve(&self) -> Result<Plan, ConfigErrors> {
         let environment = |name: &str| self.environment.get(name).map(|value| value.expose().to_owned());
         let mut whole: Option<Plan> = None;
-        for Document { name, text, kind } in &self.documents {
+        for ConfigDocument { name, text, kind } in &self.documents {
             let (text, files) = (text.expose(), self.files.clone());
             let plan = match kind {
-                Kind::Toml => super::parse_toml(name, text, &environment, files)?,
-                Kind::McpJson(base) => super::parse_json(name, text, base, &environment, files)?,
-                Kind::Document(base) => super::parse_document(name, text, base)?,
+                ConfigDocumentKind::Toml => super::parse_toml(name, text, &environment, files)?,
+                ConfigDocumentKind::McpJson(base) => super::parse_json(name, text, base, &environment, files)?,
+                ConfigDocumentKind::Document(base) => super::parse_document(name, text, base)?,
             };
             whole = Some(match whole {
                 None => plan,
@@ -163,38 +178,38 @@ impl Origin {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Files {
-    known: BTreeMap<PathBuf, Known>,
+pub(super) struct SecretFiles {
+    known: BTreeMap<PathBuf, SecretFile>,
 }
 
 #[derive(Debug, Clone)]
-struct Known {
+struct SecretFile {
     text: Secret,
     /// Stamp of the file, taken before reading so that no change is missed.
-    read: Option<Stamp>,
-    seen: Option<Stamp>,
+    read: Option<FileStamp>,
+    seen: Option<FileStamp>,
     unsettled: u32,
     told: bool,
 }
 
 #[derive(Debug, Clone)]
-struct Change {
+struct SecretFileChange {
     path: PathBuf,
     text: Secret,
-    read: Option<Stamp>,
+    read: Option<FileStamp>,
     errors: Vec<String>,
     told: bool,
 }
 
-impl Change {
-    fn new(path: &Path, text: Secret, read: Option<Stamp>) -> Self {
+impl SecretFileChange {
+    fn new(path: &Path, text: Secret, read: Option<FileStamp>) -> Self {
         Self { path: path.to_owned(), text, read, errors: Vec::new(), told: false }
     }
 }
 
 /// Identifies one state of a file. Symbolic links are followed, because Kubernetes exchanges links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -202,7 +217,7 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(path: &Path) -> Option<Self> {
         let file = std::fs::metadata(path).ok()?;
         Some(Self {
@@ -215,27 +230,27 @@ impl Stamp {
     }
 }
 
-impl Files {
+impl SecretFiles {
     pub(super) fn read(&mut self, path: PathBuf) -> io::Result<Secret> {
         if let Some(known) = self.known.get(&path) {
             return Ok(known.text.clone());
         }
-        let stamp = Stamp::of(&path);
+        let stamp = FileStamp::of(&path);
         let text = text_of(&path)?;
-        self.known.insert(path, Known { text: text.clone(), read: stamp, seen: stamp, unsettled: 0, told: false });
+        self.known.insert(path, SecretFile { text: text.clone(), read: stamp, seen: stamp, unsettled: 0, told: false });
         Ok(text)
     }
 
-    fn still_holds(&self, change: &Change) -> bool {
+    fn still_holds(&self, change: &SecretFileChange) -> bool {
         self.known.get(&change.path).is_some_and(|known| known.read == change.read && known.seen == change.read)
     }
 
     /// Returns the files with new content. A change counts if two consecutive looks find the same stamp, so that a file
     /// is not read while it is written. A file that is written continuously counts if two reads return the same text.
-    fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<Change> {
+    fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<SecretFileChange> {
         let mut changed = Vec::new();
         for (path, known) in &mut self.known {
-            let now = Stamp::of(path);
+            let now = FileStamp::of(path);
             let settled = std::mem::replace(&mut known.seen, now) == now;
             known.unsettled = if settled { 0 } else { known.unsettled + 1 };
             if now.is_some() && now == known.read {
@@ -249,7 +264,7 @@ impl Files {
                 {
                     (known.read, known.unsettled, known.told) = (now, 0, false);
                     if text != known.text {
-                        changed.push(Change::new(path, text, now));
+                        changed.push(SecretFileChange::new(path, text, now));
                     }
                 }
                 continue;
@@ -262,7 +277,7 @@ impl Files {
                 Ok(text) => {
                     (known.read, known.told) = (now, false);
                     if text != known.text {
-                        changed.push(Change::new(path, text, now));
+                        changed.push(SecretFileChange::new(path, text, now));
                     }
                     continue;
                 }
@@ -354,7 +369,7 @@ env = { KEY = "file:secrets/c" }
         plan.instances.into_iter().map(InstanceConfig::merge).flat_map(of).collect()
     }
 
-    fn look_twice(origin: &mut Origin) -> Look {
+    fn look_twice(origin: &mut ConfigOrigin) -> SecretFilesUpdate {
         let first = origin.look();
         assert!(first.plan.is_none() && first.kept.is_empty(), "a file that is being written is not read: {first:?}");
         origin.look()
@@ -458,7 +473,7 @@ env = { KEY = "file:secrets/c" }
         assert_eq!(values(look.plan.unwrap()), wanted);
     }
 
-    fn users(folder: &Folder) -> Origin {
+    fn users(folder: &Folder) -> ConfigOrigin {
         let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [\n\
                     { id = \"u\", slug = \"u\", token = \"file:secrets/a\" },\n\
                     { id = \"v\", slug = \"v\", token = \"file:secrets/b\" }]\n\
@@ -534,7 +549,8 @@ env = { KEY = "file:secrets/c" }
         let folder = Folder::new();
         let name = folder.0.path().join("mcp.json");
         let json = r#"{"mcpServers": {"x": {"command": "x", "env": {"KEY": "file:secrets/a"}}}}"#;
-        let json = super::super::parse_mcp_json(name.to_str().unwrap(), json, &Base::default(), &|_| None).unwrap();
+        let json = super::super::parse_mcp_json(name.to_str().unwrap(), json, &PlanRestrictions::default(), &|_| None)
+            .unwrap();
         let plan = folder.plan().merge(json).unwrap();
         let shown = format!("{plan:?}");
         let mut origin = plan.origin;

@@ -8,17 +8,17 @@ use std::time::Duration;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Target};
+use mcp_satellite_actors::model::spec::{InstanceConfig, ServerTarget};
 
-use super::backend::{BackendPlan, Document};
+use super::backend::{BackendDocument, BackendPlan};
 use super::errors::ConfigErrors;
-use super::gateway::{Auth, GatewayPlan};
+use super::gateway::{EndpointAuth, GatewayPlan};
 use super::oauth::OAuthPlan;
-use super::origin::Origin;
-use super::policy::Held;
+use super::origin::ConfigOrigin;
+use super::policy::EffectivePolicy;
 use crate::connect::isolation::{Isolation, UidRange};
 use crate::connect::process::CgroupMode;
-use crate::journal::Limits;
+use crate::journal::JournalLimits;
 
 /// The configuration of a satellite: complete, validated, with defaults filled in.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ pub struct Plan {
     /// Backend that configures the instances and receives the events; `None` if the files configure the instances.
     pub backend: Option<BackendPlan>,
     /// Limits for stored events and logs.
-    pub journal: Limits,
+    pub journal: JournalLimits,
     /// Destination of events if there is no backend.
     pub sink: SinkPlan,
     /// Batching of events.
@@ -67,10 +67,10 @@ pub struct Plan {
     /// Environment variables that the satellite read as secrets. Servers must not inherit them.
     pub secret_variables: BTreeSet<String>,
     /// Restrictions for the servers of further configuration files.
-    pub base: Base,
+    pub base: PlanRestrictions,
     /// Warnings about settings that work and are probably unintended, each with its place in front.
     pub warnings: Vec<String>,
-    pub(crate) origin: Origin,
+    pub(crate) origin: ConfigOrigin,
 }
 
 /// Restrictions on the commands that may be started.
@@ -116,9 +116,9 @@ pub const KEEP: usize = 8;
 
 /// Restrictions that the satellite's own configuration imposes on the servers of every other file.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Base {
+pub struct PlanRestrictions {
     pub(super) allowed_commands: Option<Vec<String>>,
-    pub(super) held: Held,
+    pub(super) held: EffectivePolicy,
 }
 
 impl Default for Plan {
@@ -133,7 +133,7 @@ impl Default for Plan {
             retention: RETENTION,
             gateway: GatewayPlan::default(),
             backend: None,
-            journal: Limits::default(),
+            journal: JournalLimits::default(),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),
             team_budget: TeamBudgetPolicy::default(),
@@ -145,9 +145,9 @@ impl Default for Plan {
             teams: 0,
             users: 0,
             secret_variables: BTreeSet::new(),
-            base: Base::default(),
+            base: PlanRestrictions::default(),
             warnings: Vec::new(),
-            origin: Origin::default(),
+            origin: ConfigOrigin::default(),
         }
     }
 }
@@ -178,7 +178,7 @@ impl Plan {
     pub fn settled(mut self) -> Result<Self, ConfigErrors> {
         self.keep_only_token();
         if self.backend.is_none()
-            && self.gateway.auth == Auth::Bearer
+            && self.gateway.auth == EndpointAuth::Bearer
             && self.gateway.address().is_some()
             && self.gateway.admitted().next().is_none()
         {
@@ -190,7 +190,7 @@ impl Plan {
         self.warnings.extend(warning.filter(|warning| !self.warnings.contains(warning)));
         // The backend provides the users later.
         let later = self.backend.is_some() && self.gateway.users.is_empty();
-        if later || self.gateway.auth == Auth::Bearer || self.gateway.address().is_none() {
+        if later || self.gateway.auth == EndpointAuth::Bearer || self.gateway.address().is_none() {
             return Ok(self);
         }
         let Err(message) = self.gateway.alone() else { return Ok(self) };
@@ -214,7 +214,7 @@ impl Plan {
     }
 
     fn shared_user(&self) -> Option<String> {
-        let processes = self.instances.iter().filter(|one| matches!(one.target, Target::Stdio { .. }));
+        let processes = self.instances.iter().filter(|one| matches!(one.target, ServerTarget::Stdio { .. }));
         let teams = processes.map(|one| &one.team).collect::<BTreeSet<_>>().len();
         (teams > 1 && !self.is_sandboxed() && self.uid_range.is_none()).then(|| {
             format!(
@@ -242,7 +242,7 @@ impl Plan {
     ///
     /// # Errors
     /// Returns an error if the document is invalid or conflicts with this plan.
-    pub fn with(self, document: &Document) -> Result<Self, ConfigErrors> {
+    pub fn with(self, document: &BackendDocument) -> Result<Self, ConfigErrors> {
         let given = document.plan(&self.base)?;
         self.join(given)?.settled()
     }

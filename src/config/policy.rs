@@ -4,16 +4,16 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{
-    BatchPolicy, Bind, HealthCheck, HealthPolicy, IdlePolicy, IsolationPolicy, LogPolicy, MemoryPolicy, OnDegraded,
-    Policy, PolicyError, ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SessionPolicy, TeamBudgetPolicy,
-    WatchdogPolicy,
+    BatchPolicy, DegradedAction, HealthCheck, HealthPolicy, IdlePolicy, IsolationPolicy, LogPolicy, MemoryPolicy,
+    Policy, PolicyError, ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SandboxBind, SessionPolicy,
+    TeamBudgetPolicy, WatchdogPolicy,
 };
-use mcp_satellite_actors::model::spec::Target;
+use mcp_satellite_actors::model::spec::ServerTarget;
 use toml_span::Span;
 
-use super::errors::Findings;
+use super::errors::ConfigFindings;
 use super::gateway::GatewayLimits;
-use super::reader::{Ceiling, Fields};
+use super::reader::{ParsedLimit, TableReader};
 
 /// Generates the struct of a parsed table. Its fields have the names of the policy's fields: `field: Type = reader`
 /// sets `policy.field`.
@@ -27,7 +27,7 @@ macro_rules! section {
         }
 
         impl $name {
-            pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+            pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
                 Self { at: fields.at, $($field: $read(fields, stringify!($field)),)+ }
             }
 
@@ -40,184 +40,185 @@ macro_rules! section {
 }
 
 section!(
-    Restart of RestartPolicy {
-        window: Duration = Fields::positive,
-        max_crashes: usize = Fields::count::<1, _>,
-        delays: Vec<Duration> = Fields::durations,
-        quick: Duration = Fields::duration,
+    RestartTable of RestartPolicy {
+        window: Duration = TableReader::positive,
+        max_crashes: usize = TableReader::count::<1, _>,
+        delays: Vec<Duration> = TableReader::durations,
+        quick: Duration = TableReader::duration,
     }
 );
 section!(
-    Session of SessionPolicy {
-        handshake_timeout: Duration = Fields::positive,
-        request_timeout: Duration = Fields::positive,
-        request_timeout_max: Duration = Fields::positive,
-        terminate_grace: Duration = Fields::duration,
-        line_max: usize = Fields::count::<1024, _>,
-        calls_in_flight_max: usize = Fields::count::<1, _>,
-        callers_waiting_max: usize = Fields::count::<1, _>,
-        list_changed_debounce: Duration = Fields::duration,
-        list_pages_max: usize = Fields::count::<1, _>,
-        list_entries_max: usize = Fields::count::<1, _>,
+    SessionPolicyTable of SessionPolicy {
+        handshake_timeout: Duration = TableReader::positive,
+        request_timeout: Duration = TableReader::positive,
+        request_timeout_max: Duration = TableReader::positive,
+        terminate_grace: Duration = TableReader::duration,
+        line_max: usize = TableReader::count::<1024, _>,
+        calls_in_flight_max: usize = TableReader::count::<1, _>,
+        callers_waiting_max: usize = TableReader::count::<1, _>,
+        list_changed_debounce: Duration = TableReader::duration,
+        list_pages_max: usize = TableReader::count::<1, _>,
+        list_entries_max: usize = TableReader::count::<1, _>,
         list_bytes_max: usize = size,
-        list_timeout: Duration = Fields::positive,
-        exit_drain: Duration = Fields::duration,
-        drain_timeout: Duration = Fields::duration,
-        permit_hold_max: Duration = Fields::positive,
+        list_timeout: Duration = TableReader::positive,
+        exit_drain: Duration = TableReader::duration,
+        drain_timeout: Duration = TableReader::duration,
+        permit_hold_max: Duration = TableReader::positive,
     }
 );
 section!(
-    Sleep of IdlePolicy {
+    IdleTable of IdlePolicy {
         idle: Duration = idle,
-        grace: Duration = Fields::duration,
-        sweep: Duration = Fields::positive,
+        grace: Duration = TableReader::duration,
+        sweep: Duration = TableReader::positive,
     }
 );
 section!(
-    Watchdog of WatchdogPolicy {
-        silence: Duration = Fields::positive,
-        ping_timeout: Duration = Fields::positive,
+    WatchdogTable of WatchdogPolicy {
+        silence: Duration = TableReader::positive,
+        ping_timeout: Duration = TableReader::positive,
     }
 );
 section!(
-    Health of HealthPolicy {
+    HealthTable of HealthPolicy {
         check: HealthCheck = health_check,
-        interval: Duration = Fields::positive,
-        timeout: Duration = Fields::positive,
-        threshold: u32 = Fields::count::<1, _>,
-        on_degraded: OnDegraded = on_degraded,
+        interval: Duration = TableReader::positive,
+        timeout: Duration = TableReader::positive,
+        threshold: u32 = TableReader::count::<1, _>,
+        on_degraded: DegradedAction = on_degraded,
     }
 );
 section!(
-    Retry of RetryPolicy {
-        attempts_max: u32 = Fields::count::<1, _>,
-        delays: Vec<Duration> = Fields::durations,
+    RetryTable of RetryPolicy {
+        attempts_max: u32 = TableReader::count::<1, _>,
+        delays: Vec<Duration> = TableReader::durations,
     }
 );
 section!(
-    Remote of RemotePolicy {
-        connect_timeout: Duration = Fields::positive,
-        header_timeout: Duration = Fields::positive,
-        close_timeout: Duration = Fields::duration,
-        server_errors_max: u32 = Fields::count::<1, _>,
+    RemoteTable of RemotePolicy {
+        connect_timeout: Duration = TableReader::positive,
+        header_timeout: Duration = TableReader::positive,
+        close_timeout: Duration = TableReader::duration,
+        server_errors_max: u32 = TableReader::count::<1, _>,
     }
 );
 section!(
-    Logs of LogPolicy {
-        lines_per_second_max: u32 = Fields::count::<1, _>,
-        line_max: usize = Fields::count::<16, _>,
-        batch_delay: Duration = Fields::duration,
-        batch_lines_max: usize = Fields::count::<1, _>,
+    LogsTable of LogPolicy {
+        lines_per_second_max: u32 = TableReader::count::<1, _>,
+        line_max: usize = TableReader::count::<16, _>,
+        batch_delay: Duration = TableReader::duration,
+        batch_lines_max: usize = TableReader::count::<1, _>,
     }
 );
 section!(
     /// The `[policy.team]` table, at the top level of the file only.
-    TeamBudget of TeamBudgetPolicy {
-        window: Duration = Fields::positive,
-        max_exits: usize = Fields::count::<1, _>,
+    TeamBudgetTable of TeamBudgetPolicy {
+        window: Duration = TableReader::positive,
+        max_exits: usize = TableReader::count::<1, _>,
     }
 );
 section!(
     /// The `[policy.memory]` table, at the top level of the file only.
-    Memory of MemoryPolicy {
-        pressure_max_percent: u8 = Fields::percent,
-        available_min_percent: u8 = Fields::percent,
-        start_interval: Duration = Fields::positive,
+    MemoryTable of MemoryPolicy {
+        pressure_max_percent: u8 = TableReader::percent,
+        available_min_percent: u8 = TableReader::percent,
+        start_interval: Duration = TableReader::positive,
     }
 );
 section!(
-    Batching of BatchPolicy {
-        interval: Duration = Fields::positive,
-        batch_max: usize = Fields::count::<1, _>,
-        queue_max: usize = Fields::count::<1, _>,
-        backoff_max: Duration = Fields::positive,
-        flush_timeout: Duration = Fields::duration,
-        request_delay: Duration = Fields::positive,
-        request_lines_max: usize = Fields::count::<1, _>,
+    BatchingTable of BatchPolicy {
+        interval: Duration = TableReader::positive,
+        batch_max: usize = TableReader::count::<1, _>,
+        queue_max: usize = TableReader::count::<1, _>,
+        backoff_max: Duration = TableReader::positive,
+        flush_timeout: Duration = TableReader::duration,
+        request_delay: Duration = TableReader::positive,
+        request_lines_max: usize = TableReader::count::<1, _>,
         request_payload_max: usize = size,
     }
 );
 section!(
-    Limits of GatewayLimits {
+    GatewayLimitsTable of GatewayLimits {
         body_max: usize = size,
         bodies_max: usize = size,
         streams_max: usize = size,
-        session_idle: Duration = Fields::positive,
-        session_age_max: Duration = Fields::positive,
-        sessions_max: usize = Fields::count::<1, _>,
-        sessions_per_user_max: usize = Fields::count::<1, _>,
-        connections_max: usize = Fields::count::<1, _>,
-        unauthenticated_max: usize = Fields::count::<1, _>,
-        unauthenticated_per_peer_max: usize = Fields::count::<1, _>,
-        header_timeout: Duration = Fields::positive,
-        requests_per_second: u32 = Fields::count_or_off,
-        burst: u32 = Fields::count::<1, _>,
-        calls_per_user_max: usize = Fields::count_or_off,
+        session_idle: Duration = TableReader::positive,
+        session_age_max: Duration = TableReader::positive,
+        sessions_max: usize = TableReader::count::<1, _>,
+        sessions_per_user_max: usize = TableReader::count::<1, _>,
+        connections_max: usize = TableReader::count::<1, _>,
+        unauthenticated_max: usize = TableReader::count::<1, _>,
+        unauthenticated_per_peer_max: usize = TableReader::count::<1, _>,
+        header_timeout: Duration = TableReader::positive,
+        requests_per_second: u32 = TableReader::count_or_off,
+        burst: u32 = TableReader::count::<1, _>,
+        calls_per_user_max: usize = TableReader::count_or_off,
         request_timeout: Option<Duration> = given,
-        resume_grace: Duration = Fields::duration,
-        drain_timeout: Duration = Fields::duration,
+        resume_grace: Duration = TableReader::duration,
+        drain_timeout: Duration = TableReader::duration,
     }
 );
 
-fn size(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<usize> {
+fn size(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<usize> {
     fields.bytes(key).given().and_then(|size| usize::try_from(size.value).ok())
 }
 
-fn idle(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Duration> {
+fn idle(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<Duration> {
     fields.positive_or_off(key, IdlePolicy::OFF)
 }
 
 #[expect(clippy::option_option, reason = "whether it was typed, and what it is then")]
-fn given(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Option<Duration>> {
+fn given(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<Option<Duration>> {
     fields.positive(key).map(Some)
 }
 
-fn health_check(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<HealthCheck> {
+fn health_check(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<HealthCheck> {
     let words = [("ping", HealthCheck::Ping), ("tools_list", HealthCheck::ToolsList), ("get", HealthCheck::Get)];
     fields.one_of(key, &words)
 }
 
-fn on_degraded(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<OnDegraded> {
-    fields.one_of(key, &[("warn", OnDegraded::Warn), ("reconnect", OnDegraded::Reconnect)])
+fn on_degraded(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<DegradedAction> {
+    fields.one_of(key, &[("warn", DegradedAction::Warn), ("reconnect", DegradedAction::Reconnect)])
 }
 
 /// Parsed `[policy.reconnect]`. The mode selects a preset, also for `[policy.health]`.
 #[derive(Debug, Default)]
-pub(super) struct Reconnect {
+pub(super) struct ReconnectTable {
     at: Span,
-    mode: Option<Mode>,
+    mode: Option<ReconnectMode>,
     backoff_min: Option<Duration>,
     backoff_max: Option<Duration>,
     jitter_percent: Option<u8>,
-    attempts_max: Option<Ceiling<u32>>,
+    attempts_max: Option<ParsedLimit<u32>>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Mode {
+enum ReconnectMode {
     #[default]
     Persistent,
     Bounded,
 }
 
-impl Reconnect {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl ReconnectTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
-            mode: fields.one_of("mode", &[("persistent", Mode::Persistent), ("bounded", Mode::Bounded)]),
+            mode: fields
+                .one_of("mode", &[("persistent", ReconnectMode::Persistent), ("bounded", ReconnectMode::Bounded)]),
             backoff_min: fields.positive("backoff_min"),
             backoff_max: fields.positive("backoff_max"),
             jitter_percent: fields.percent("jitter_percent"),
-            attempts_max: fields.limit("attempts_max", Fields::count::<1, _>),
+            attempts_max: fields.limit("attempts_max", TableReader::count::<1, _>),
         }
     }
 
-    fn put(self, Held { policy, mode, .. }: &mut Held) -> Span {
+    fn put(self, EffectivePolicy { policy, mode, .. }: &mut EffectivePolicy) -> Span {
         // Repeating the active mode has no effect: other settings of the tiers above stay.
         if let Some(other) = self.mode.filter(|typed| typed != mode) {
             *mode = other;
             let (reconnect, health) = match other {
-                Mode::Persistent => (ReconnectPolicy::persistent(), HealthPolicy::persistent()),
-                Mode::Bounded => (ReconnectPolicy::bounded(), HealthPolicy::bounded()),
+                ReconnectMode::Persistent => (ReconnectPolicy::persistent(), HealthPolicy::persistent()),
+                ReconnectMode::Bounded => (ReconnectPolicy::bounded(), HealthPolicy::bounded()),
             };
             // The mode affects how persistently a server is checked, not the kind of check.
             let check = policy.health.check;
@@ -227,7 +228,7 @@ impl Reconnect {
         put(self.backoff_min, &mut reconnect.backoff_min);
         put(self.backoff_max, &mut reconnect.backoff_max);
         put(self.jitter_percent, &mut reconnect.jitter_percent);
-        put(self.attempts_max.map(Ceiling::meant), &mut reconnect.attempts_max);
+        put(self.attempts_max.map(ParsedLimit::meant), &mut reconnect.attempts_max);
         self.at
     }
 }
@@ -239,21 +240,21 @@ fn put<T>(typed: Option<T>, meant: &mut T) {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Isolation {
+pub(super) struct IsolationTable {
     at: Span,
     preset: Option<IsolationPolicy>,
     network: Option<bool>,
-    binds: Option<Vec<Bind>>,
-    memory_max: Option<Ceiling<u64>>,
-    cpu_time_max: Option<Ceiling<Duration>>,
-    processes_max: Option<Ceiling<u64>>,
-    open_files_max: Option<Ceiling<u64>>,
-    file_size_max: Option<Ceiling<u64>>,
+    binds: Option<Vec<SandboxBind>>,
+    memory_max: Option<ParsedLimit<u64>>,
+    cpu_time_max: Option<ParsedLimit<Duration>>,
+    processes_max: Option<ParsedLimit<u64>>,
+    open_files_max: Option<ParsedLimit<u64>>,
+    file_size_max: Option<ParsedLimit<u64>>,
     tmp_size: Option<u64>,
 }
 
-impl Isolation {
-    fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl IsolationTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
         let presets = [("standard", IsolationPolicy::standard()), ("strict", IsolationPolicy::strict())];
         Self {
             at: fields.at,
@@ -261,9 +262,9 @@ impl Isolation {
             network: fields.flag("network").given().map(|network| network.value),
             binds: fields.binds("binds"),
             memory_max: fields.limit("memory_max", |fields, key| fields.bytes(key).given().map(|size| size.value)),
-            cpu_time_max: fields.limit("cpu_time_max", Fields::positive),
-            processes_max: fields.limit("processes_max", Fields::count::<1, _>),
-            open_files_max: fields.limit("open_files_max", Fields::count::<8, _>),
+            cpu_time_max: fields.limit("cpu_time_max", TableReader::positive),
+            processes_max: fields.limit("processes_max", TableReader::count::<1, _>),
+            open_files_max: fields.limit("open_files_max", TableReader::count::<8, _>),
             file_size_max: fields
                 .limit("file_size_max", |fields, key| fields.bytes(key).given().map(|size| size.value)),
             tmp_size: fields.bytes("tmp_size").given().map(|size| size.value),
@@ -278,74 +279,74 @@ impl Isolation {
         }
         put(self.network, &mut policy.network);
         put(self.binds, &mut policy.binds);
-        put(self.memory_max.map(Ceiling::meant), &mut policy.memory_max);
-        put(self.cpu_time_max.map(Ceiling::meant), &mut policy.cpu_time_max);
-        put(self.processes_max.map(Ceiling::meant), &mut policy.processes_max);
-        put(self.open_files_max.map(Ceiling::meant), &mut policy.open_files_max);
-        put(self.file_size_max.map(Ceiling::meant), &mut policy.file_size_max);
+        put(self.memory_max.map(ParsedLimit::meant), &mut policy.memory_max);
+        put(self.cpu_time_max.map(ParsedLimit::meant), &mut policy.cpu_time_max);
+        put(self.processes_max.map(ParsedLimit::meant), &mut policy.processes_max);
+        put(self.open_files_max.map(ParsedLimit::meant), &mut policy.open_files_max);
+        put(self.file_size_max.map(ParsedLimit::meant), &mut policy.file_size_max);
         put(self.tmp_size, &mut policy.tmp_size);
     }
 }
 
 /// Effective policy of a tier and all tiers above it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Held {
+pub(super) struct EffectivePolicy {
     pub(super) policy: Policy,
-    mode: Mode,
+    mode: ReconnectMode,
     /// True if a tier sets `idle`. Servers of an `mcp.json` are put to sleep only then.
     pub(super) sets_idle: bool,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Tier {
-    restart: Restart,
-    session: Session,
-    idle: Sleep,
-    watchdog: Watchdog,
-    reconnect: Reconnect,
-    health: Health,
-    retry: Retry,
-    remote: Remote,
-    logs: Logs,
-    isolation: Isolation,
+pub(super) struct PolicyTier {
+    restart: RestartTable,
+    session: SessionPolicyTable,
+    idle: IdleTable,
+    watchdog: WatchdogTable,
+    reconnect: ReconnectTable,
+    health: HealthTable,
+    retry: RetryTable,
+    remote: RemoteTable,
+    logs: LogsTable,
+    isolation: IsolationTable,
 }
 
-impl Tier {
-    pub(super) fn read(fields: &mut Fields<'_, '_>) -> Self {
+impl PolicyTier {
+    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
-            restart: fields.section("restart", Restart::read),
-            session: fields.section("session", Session::read),
-            idle: fields.section("idle", Sleep::read),
-            watchdog: fields.section("watchdog", Watchdog::read),
-            reconnect: fields.section("reconnect", Reconnect::read),
-            health: fields.section("health", Health::read),
-            retry: fields.section("retry", Retry::read),
-            remote: fields.section("remote", Remote::read),
-            logs: fields.section("logs", Logs::read),
-            isolation: fields.section("isolation", Isolation::read),
+            restart: fields.section("restart", RestartTable::read),
+            session: fields.section("session", SessionPolicyTable::read),
+            idle: fields.section("idle", IdleTable::read),
+            watchdog: fields.section("watchdog", WatchdogTable::read),
+            reconnect: fields.section("reconnect", ReconnectTable::read),
+            health: fields.section("health", HealthTable::read),
+            retry: fields.section("retry", RetryTable::read),
+            remote: fields.section("remote", RemoteTable::read),
+            logs: fields.section("logs", LogsTable::read),
+            isolation: fields.section("isolation", IsolationTable::read),
         }
     }
 
     pub(super) fn without_sleep() -> Self {
-        Self { idle: Sleep { idle: Some(IdlePolicy::OFF), ..Sleep::default() }, ..Self::default() }
+        Self { idle: IdleTable { idle: Some(IdlePolicy::OFF), ..IdleTable::default() }, ..Self::default() }
     }
 
-    pub(super) fn of_mcp_json(fields: &mut Fields<'_, '_>) -> Self {
+    pub(super) fn of_mcp_json(fields: &mut TableReader<'_, '_>) -> Self {
         let at = fields.span_of("idle").unwrap_or_default();
-        Self { idle: Sleep { at, idle: idle(fields, "idle"), ..Sleep::default() }, ..Self::default() }
+        Self { idle: IdleTable { at, idle: idle(fields, "idle"), ..IdleTable::default() }, ..Self::default() }
     }
 
     pub(super) fn speaks_of_sleep(&self) -> bool {
-        let Sleep { idle, grace, sweep, at: _ } = &self.idle;
+        let IdleTable { idle, grace, sweep, at: _ } = &self.idle;
         idle.is_some() || grace.is_some() || sweep.is_some()
     }
 
     /// Returns the sections that have no effect on this kind of server, with their places.
-    pub(super) fn beside_the_point(&self, target: &Target) -> impl Iterator<Item = (&'static str, Span)> {
+    pub(super) fn beside_the_point(&self, target: &ServerTarget) -> impl Iterator<Item = (&'static str, Span)> {
         let Self { restart, session: _, idle, watchdog, reconnect: _, health, retry, remote, logs, isolation } = self;
         let sections = match target {
-            Target::Stdio { .. } => vec![("health", health.at), ("retry", retry.at), ("remote", remote.at)],
-            Target::Remote { .. } => vec![
+            ServerTarget::Stdio { .. } => vec![("health", health.at), ("retry", retry.at), ("remote", remote.at)],
+            ServerTarget::Remote { .. } => vec![
                 ("restart", restart.at),
                 ("idle", idle.at),
                 ("watchdog", watchdog.at),
@@ -357,7 +358,7 @@ impl Tier {
     }
 
     /// Merges this tier over the effective policy of the tiers above.
-    pub(super) fn over(self, above: &Held, findings: &mut Findings) -> Held {
+    pub(super) fn over(self, above: &EffectivePolicy, findings: &mut ConfigFindings) -> EffectivePolicy {
         let mut held = above.clone();
         // First, because the mode sets the defaults of `health`.
         let reconnect = self.reconnect.put(&mut held);
@@ -415,7 +416,7 @@ fn shown(duration: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(duration)
 }
 
-impl TeamBudget {
+impl TeamBudgetTable {
     pub(super) fn meant(self) -> TeamBudgetPolicy {
         let mut policy = TeamBudgetPolicy::default();
         self.put(&mut policy);
@@ -423,7 +424,7 @@ impl TeamBudget {
     }
 }
 
-impl Memory {
+impl MemoryTable {
     pub(super) fn meant(self) -> MemoryPolicy {
         let mut policy = MemoryPolicy::default();
         self.put(&mut policy);
@@ -431,8 +432,8 @@ impl Memory {
     }
 }
 
-impl Limits {
-    pub(super) fn meant(self, findings: &mut Findings) -> GatewayLimits {
+impl GatewayLimitsTable {
+    pub(super) fn meant(self, findings: &mut ConfigFindings) -> GatewayLimits {
         let mut limits = GatewayLimits::default();
         let at = self.put(&mut limits);
         if limits.body_max < 1024 {
@@ -446,8 +447,8 @@ impl Limits {
     }
 }
 
-impl Batching {
-    pub(super) fn meant(self, findings: &mut Findings) -> BatchPolicy {
+impl BatchingTable {
+    pub(super) fn meant(self, findings: &mut ConfigFindings) -> BatchPolicy {
         let mut policy = BatchPolicy::default();
         let at = self.put(&mut policy);
         if policy.batch_max > policy.queue_max {

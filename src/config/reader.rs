@@ -1,25 +1,25 @@
 //! Reads tables and continues after errors. A value of the wrong type and an unknown key are errors. TOML and JSON are
 //! both read from the tree of `toml_span`, in which each key and value contains its place.
 
-use mcp_satellite_actors::model::policy::{Bind, DURATION_MAX};
+use mcp_satellite_actors::model::policy::{DURATION_MAX, SandboxBind};
 use std::path::{Component, Path};
 use std::time::Duration;
 
 use toml_span::value::{Key, Table, Value, ValueInner};
 use toml_span::{Span, Spanned};
 
-use super::errors::Findings;
+use super::errors::ConfigFindings;
 
 /// A value as typed. `Unreadable` values have been reported already and must not be reported as missing.
 #[derive(Default)]
-pub(crate) enum Typed<T> {
+pub(crate) enum ParsedValue<T> {
     #[default]
     Absent,
     Unreadable,
     Given(Spanned<T>),
 }
 
-impl<T> Typed<T> {
+impl<T> ParsedValue<T> {
     pub(crate) fn given(&self) -> Option<&Spanned<T>> {
         match self {
             Self::Given(value) => Some(value),
@@ -32,21 +32,26 @@ impl<T> Typed<T> {
     }
 }
 
-pub(crate) type Text = Spanned<String>;
+pub(crate) type SpannedText = Spanned<String>;
 
 /// Maximum of all counts: larger numbers are typing errors, and some would overflow later.
 const COUNT_MAX: i64 = 1 << 40;
 
-pub(crate) struct Fields<'f, 'de> {
+pub(crate) struct TableReader<'f, 'de> {
     pub(crate) at: Span,
-    pub(crate) findings: &'f mut Findings,
+    pub(crate) findings: &'f mut ConfigFindings,
     table: Table<'de>,
     what: String,
     known: Vec<&'static str>,
 }
 
-impl<'f, 'de> Fields<'f, 'de> {
-    pub(crate) fn open(mut value: Value<'de>, at: Span, what: String, findings: &'f mut Findings) -> Option<Self> {
+impl<'f, 'de> TableReader<'f, 'de> {
+    pub(crate) fn open(
+        mut value: Value<'de>,
+        at: Span,
+        what: String,
+        findings: &'f mut ConfigFindings,
+    ) -> Option<Self> {
         match value.take() {
             ValueInner::Table(table) => Some(Self { at, findings, table, what, known: Vec::new() }),
             other => {
@@ -68,7 +73,7 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    pub(crate) fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut Findings) {
+    pub(crate) fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut ConfigFindings) {
         (self.table.into_keys(), self.findings)
     }
 
@@ -87,21 +92,21 @@ impl<'f, 'de> Fields<'f, 'de> {
         wanted: &str,
         hint: &str,
         read: impl FnOnce(&ValueInner<'de>) -> Option<T>,
-    ) -> Typed<T> {
-        let Some((_, mut value)) = self.take(key) else { return Typed::Absent };
+    ) -> ParsedValue<T> {
+        let Some((_, mut value)) = self.take(key) else { return ParsedValue::Absent };
         let inner = value.take();
         if let Some(read) = read(&inner) {
-            return Typed::Given(Spanned::with_span(read, value.span));
+            return ParsedValue::Given(Spanned::with_span(read, value.span));
         }
         wrong_kind(self.findings, value.span, &format!("`{key}`"), wanted, &inner, hint);
-        Typed::Unreadable
+        ParsedValue::Unreadable
     }
 
-    pub(crate) fn text(&mut self, key: &'static str) -> Typed<String> {
+    pub(crate) fn text(&mut self, key: &'static str) -> ParsedValue<String> {
         self.typed(key, "a string", "put it in quotes", |value| value.as_str().map(str::to_owned))
     }
 
-    pub(crate) fn flag(&mut self, key: &'static str) -> Typed<bool> {
+    pub(crate) fn flag(&mut self, key: &'static str) -> ParsedValue<bool> {
         self.typed(key, "true or false", "write true or false, without quotes", ValueInner::as_bool)
     }
 
@@ -118,7 +123,8 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     fn count_with_hint<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str, hint: &str) -> Option<T> {
-        let Typed::Given(number) = self.typed(key, "a whole number", "write it without quotes", ValueInner::as_integer)
+        let ParsedValue::Given(number) =
+            self.typed(key, "a whole number", "write it without quotes", ValueInner::as_integer)
         else {
             return None;
         };
@@ -137,7 +143,7 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    pub(crate) fn number(&mut self, key: &'static str) -> Typed<f64> {
+    pub(crate) fn number(&mut self, key: &'static str) -> ParsedValue<f64> {
         self.typed(key, "a number", "write it without quotes", |value| match value {
             ValueInner::Integer(whole) => Some(*whole as f64),
             ValueInner::Float(number) => Some(*number),
@@ -197,7 +203,7 @@ impl<'f, 'de> Fields<'f, 'de> {
         (read.len() == typed.len()).then_some(read)
     }
 
-    pub(crate) fn bytes(&mut self, key: &'static str) -> Typed<u64> {
+    pub(crate) fn bytes(&mut self, key: &'static str) -> ParsedValue<u64> {
         let hint = "write it as \"64MiB\", or as a number of bytes";
         let read = self.typed(key, "a size", hint, |value| match value {
             ValueInner::Integer(bytes) => Some(u64::try_from(*bytes).ok()),
@@ -205,15 +211,15 @@ impl<'f, 'de> Fields<'f, 'de> {
             _ => None,
         });
         let read = match read {
-            Typed::Given(read) => read,
-            Typed::Absent => return Typed::Absent,
-            Typed::Unreadable => return Typed::Unreadable,
+            ParsedValue::Given(read) => read,
+            ParsedValue::Absent => return ParsedValue::Absent,
+            ParsedValue::Unreadable => return ParsedValue::Unreadable,
         };
         if let Some(bytes) = read.value.filter(|bytes| *bytes <= COUNT_MAX.unsigned_abs()) {
-            return Typed::Given(Spanned::with_span(bytes, read.span));
+            return ParsedValue::Given(Spanned::with_span(bytes, read.span));
         }
         self.findings.error(read.span, format!("`{key}` is not a size"), hint);
-        Typed::Unreadable
+        ParsedValue::Unreadable
     }
 
     pub(crate) fn span_of(&self, key: &'static str) -> Option<Span> {
@@ -241,10 +247,10 @@ impl<'f, 'de> Fields<'f, 'de> {
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Self, &'static str) -> Option<T>,
-    ) -> Option<Ceiling<T>> {
+    ) -> Option<ParsedLimit<T>> {
         match self.off(key) {
-            Some(is_off) => is_off.then_some(Ceiling::None),
-            None => read(self, key).map(Ceiling::At),
+            Some(is_off) => is_off.then_some(ParsedLimit::None),
+            None => read(self, key).map(ParsedLimit::At),
         }
     }
 
@@ -261,7 +267,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     }
 
     /// Reads the bind mounts of a sandbox: `"/path"` or `"/path:/target"`, optionally followed by `:rw`.
-    pub(crate) fn binds(&mut self, key: &'static str) -> Option<Vec<Bind>> {
+    pub(crate) fn binds(&mut self, key: &'static str) -> Option<Vec<SandboxBind>> {
         let typed = self.texts(key)?;
         let mut binds = Vec::new();
         for text in typed {
@@ -276,7 +282,7 @@ impl<'f, 'de> Fields<'f, 'de> {
                 below_the_root && parts.all(|part| matches!(part, Component::Normal(_))) && !path.contains([':', '\0'])
             };
             if plain(source) && plain(target) {
-                binds.push(Bind { source: source.into(), target: target.into(), writable });
+                binds.push(SandboxBind { source: source.into(), target: target.into(), writable });
             } else {
                 let hint =
                     "write \"/path\", \"/path:/seen/as\" or \"/path:rw\", with absolute paths, one for each entry";
@@ -286,7 +292,7 @@ impl<'f, 'de> Fields<'f, 'de> {
         Some(binds)
     }
 
-    pub(crate) fn texts(&mut self, key: &'static str) -> Option<Vec<Text>> {
+    pub(crate) fn texts(&mut self, key: &'static str) -> Option<Vec<SpannedText>> {
         let (_, mut value) = self.take(key)?;
         let hint = "write it as a list: [\"one\", \"two\"]";
         match value.take() {
@@ -308,7 +314,7 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    pub(crate) fn text_map(&mut self, key: &'static str) -> Vec<(Text, Text)> {
+    pub(crate) fn text_map(&mut self, key: &'static str) -> Vec<(SpannedText, SpannedText)> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         let table = match value.take() {
             ValueInner::Table(table) => table,
@@ -333,12 +339,20 @@ impl<'f, 'de> Fields<'f, 'de> {
         entries
     }
 
-    pub(crate) fn section<T: Default>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields<'_, 'de>) -> T) -> T {
+    pub(crate) fn section<T: Default>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&mut TableReader<'_, 'de>) -> T,
+    ) -> T {
         let Some((name, value)) = self.take(key) else { return T::default() };
         inside(value, name.span, format!("`{key}`"), self.findings, read).unwrap_or_default()
     }
 
-    pub(crate) fn list<T>(&mut self, key: &'static str, mut read: impl FnMut(&mut Fields<'_, 'de>) -> T) -> Vec<T> {
+    pub(crate) fn list<T>(
+        &mut self,
+        key: &'static str,
+        mut read: impl FnMut(&mut TableReader<'_, 'de>) -> T,
+    ) -> Vec<T> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         match value.take() {
             ValueInner::Array(items) => {
@@ -356,9 +370,11 @@ impl<'f, 'de> Fields<'f, 'de> {
         }
     }
 
-    pub(crate) fn values(&mut self, key: &'static str) -> Vec<(Text, Value<'de>)> {
+    pub(crate) fn values(&mut self, key: &'static str) -> Vec<(SpannedText, Value<'de>)> {
         let Some((name, value)) = self.take(key) else { return Vec::new() };
-        let Some(inner) = Fields::open(value, name.span, format!("`{key}`"), self.findings) else { return Vec::new() };
+        let Some(inner) = TableReader::open(value, name.span, format!("`{key}`"), self.findings) else {
+            return Vec::new();
+        };
         let text = |name: Key<'de>| Spanned::with_span(name.name.into_owned(), name.span);
         let mut values: Vec<_> = inner.table.into_iter().map(|(name, value)| (text(name), value)).collect();
         values.sort_by_key(|(name, _)| name.span.start);
@@ -368,7 +384,7 @@ impl<'f, 'de> Fields<'f, 'de> {
     pub(crate) fn named<T>(
         &mut self,
         key: &'static str,
-        mut read: impl FnMut(Text, &mut Fields<'_, 'de>) -> T,
+        mut read: impl FnMut(SpannedText, &mut TableReader<'_, 'de>) -> T,
     ) -> Vec<T> {
         let mut tables = Vec::new();
         for (name, value) in self.values(key) {
@@ -383,22 +399,22 @@ fn inside<'de, T>(
     value: Value<'de>,
     at: Span,
     what: String,
-    findings: &mut Findings,
-    read: impl FnOnce(&mut Fields<'_, 'de>) -> T,
+    findings: &mut ConfigFindings,
+    read: impl FnOnce(&mut TableReader<'_, 'de>) -> T,
 ) -> Option<T> {
-    let mut fields = Fields::open(value, at, what, findings)?;
+    let mut fields = TableReader::open(value, at, what, findings)?;
     let read = read(&mut fields);
     fields.close();
     Some(read)
 }
 
-fn wrong_kind(findings: &mut Findings, at: Span, what: &str, wanted: &str, found: &ValueInner<'_>, hint: &str) {
+fn wrong_kind(findings: &mut ConfigFindings, at: Span, what: &str, wanted: &str, found: &ValueInner<'_>, hint: &str) {
     let article = if matches!(found, ValueInner::Integer(_) | ValueInner::Array(_)) { "an" } else { "a" };
     // The string itself is not repeated, because it could be a misplaced secret.
     findings.error(at, format!("{what} must be {wanted}, not {article} {}", found.type_str()), hint);
 }
 
-fn duration(findings: &mut Findings, key: &str, text: &Text) -> Option<Duration> {
+fn duration(findings: &mut ConfigFindings, key: &str, text: &SpannedText) -> Option<Duration> {
     match humantime::parse_duration(&text.value) {
         Ok(read) if read <= DURATION_MAX => Some(read),
         Ok(_) => {
@@ -431,12 +447,12 @@ fn size(text: &str) -> Option<u64> {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Ceiling<T> {
+pub(crate) enum ParsedLimit<T> {
     None,
     At(T),
 }
 
-impl<T> Ceiling<T> {
+impl<T> ParsedLimit<T> {
     pub(crate) fn meant(self) -> Option<T> {
         match self {
             Self::None => None,

@@ -8,22 +8,22 @@ use mcp_satellite_actors::model::secret::Secret;
 use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
-use super::errors::Findings;
-use super::origin::Files;
-use super::reader::Text;
+use super::errors::ConfigFindings;
+use super::origin::SecretFiles;
+use super::reader::SpannedText;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Reference<'a> {
+pub(super) enum SecretReference<'a> {
     Env(&'a str),
     /// Path from `file:PATH`. A `file://` URL is an ordinary value.
     File(&'a str),
 }
 
-pub(super) fn reference(text: &str) -> Option<Reference<'_>> {
+pub(super) fn reference(text: &str) -> Option<SecretReference<'_>> {
     if let Some(name) = text.strip_prefix("env:") {
-        return Some(Reference::Env(name));
+        return Some(SecretReference::Env(name));
     }
-    text.strip_prefix("file:").filter(|path| !path.starts_with("//")).map(Reference::File)
+    text.strip_prefix("file:").filter(|path| !path.starts_with("//")).map(SecretReference::File)
 }
 
 /// Returns true if an argument is or ends with a reference, such as `env:TOKEN` or `--token=env:TOKEN`.
@@ -32,25 +32,30 @@ pub(super) fn refers(argument: &str) -> bool {
     reference(argument).is_some() || value.and_then(reference).is_some()
 }
 
-pub(super) struct Surroundings<'a> {
+pub(super) struct SecretSources<'a> {
     pub(super) environment: &'a dyn Fn(&str) -> Option<String>,
     pub(super) folder: &'a Path,
     /// True if references are rejected: a backend must not read secrets of this machine.
     pub(super) closed: bool,
     /// Variables that were read, with their values. Servers must not inherit them.
     pub(super) read: BTreeMap<String, Secret>,
-    pub(super) files: Files,
+    pub(super) files: SecretFiles,
 }
 
-impl Surroundings<'_> {
-    pub(super) fn follow(&mut self, reference: &Reference<'_>, at: Span, findings: &mut Findings) -> Option<Secret> {
+impl SecretSources<'_> {
+    pub(super) fn follow(
+        &mut self,
+        reference: &SecretReference<'_>,
+        at: Span,
+        findings: &mut ConfigFindings,
+    ) -> Option<Secret> {
         if self.closed {
             let hint = "give the value itself, or have the user give it (user_required)";
             findings.error(at, "a backend's configuration cannot refer to what is on the satellite's machine", hint);
             return None;
         }
         match reference {
-            Reference::Env(name) => {
+            SecretReference::Env(name) => {
                 let value = (self.environment)(name).map(Secret::from);
                 if let Some(value) = &value {
                     self.read.insert((*name).to_owned(), value.clone());
@@ -60,7 +65,7 @@ impl Surroundings<'_> {
                 }
                 value
             }
-            Reference::File(path) => match self.files.read(self.folder.join(path)) {
+            SecretReference::File(path) => match self.files.read(self.folder.join(path)) {
                 Ok(text) => Some(text),
                 Err(error) => {
                     let hint = "a path is relative to the folder of the configuration file";
@@ -73,7 +78,7 @@ impl Surroundings<'_> {
 
     /// Resolves the secret that `text` refers to. A literal is an error, because a configuration file is copied,
     /// displayed and committed.
-    pub(super) fn referred(&mut self, what: &str, text: &Text, findings: &mut Findings) -> Option<Secret> {
+    pub(super) fn referred(&mut self, what: &str, text: &SpannedText, findings: &mut ConfigFindings) -> Option<Secret> {
         let Some(reference) = reference(&text.value) else {
             if self.closed && !text.value.is_empty() {
                 return Some(text.value.as_str().into());
@@ -117,12 +122,12 @@ fn is_plain_url(value: &str) -> bool {
 /// Returns `text` with all possible secrets of `tree` masked, with the same length in bytes.
 pub(super) fn shown(text: &str, tree: &Value<'_>) -> String {
     let mut bytes = text.as_bytes().to_vec();
-    mask_leaves(&mut bytes, text, tree, "", Place::Named);
+    mask_leaves(&mut bytes, text, tree, "", MaskRule::Named);
     String::from_utf8(bytes).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MaskRule {
     Named,
     /// Numbers and durations: short strings are visible, except tokens.
     Policy,
@@ -172,13 +177,13 @@ const SEEN: [&str; 38] = [
     "requests_per_second",
 ];
 
-fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place: Place) {
+fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place: MaskRule) {
     match value.as_ref() {
         ValueInner::Table(table) => {
             for (name, inner) in table {
                 let inner_place = match (place, &*name.name) {
-                    (Place::Hidden, _) | (_, "args" | "env" | "headers" | "query") => Place::Hidden,
-                    (_, "policy" | "events" | "backend") => Place::Policy,
+                    (MaskRule::Hidden, _) | (_, "args" | "env" | "headers" | "query") => MaskRule::Hidden,
+                    (_, "policy" | "events" | "backend") => MaskRule::Policy,
                     (place, _) => place,
                 };
                 mask_leaves(bytes, text, inner, &name.name, inner_place);
@@ -187,7 +192,7 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
         ValueInner::Array(items) => items.iter().for_each(|item| mask_leaves(bytes, text, item, key, place)),
         ValueInner::String(leaf) if reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
-            Place::Named | Place::Policy
+            MaskRule::Named | MaskRule::Policy
                 if matches!(
                     key,
                     "url" | "health_url" | "public_url" | "client_metadata_url" | "authorization_servers"
@@ -195,12 +200,12 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
             {
                 mask(bytes, url_secrets(text, value.span));
             }
-            Place::Named if SEEN.contains(&key) => {}
-            Place::Policy if key != "token" && leaf.len() < 16 => {}
+            MaskRule::Named if SEEN.contains(&key) => {}
+            MaskRule::Policy if key != "token" && leaf.len() < 16 => {}
             _ => mask(bytes, [value.span]),
         },
         ValueInner::Integer(_) | ValueInner::Float(_) | ValueInner::Boolean(_) => {
-            if place == Place::Hidden || matches!(key, "token" | "tokens" | "bearer_token") {
+            if place == MaskRule::Hidden || matches!(key, "token" | "tokens" | "bearer_token") {
                 mask(bytes, [value.span]);
             }
         }
@@ -291,8 +296,8 @@ mod tests {
 
     #[test]
     fn a_reference_is_told_from_a_value() {
-        assert_eq!(reference("env:TOKEN"), Some(Reference::Env("TOKEN")));
-        assert_eq!(reference("file:secrets/token"), Some(Reference::File("secrets/token")));
+        assert_eq!(reference("env:TOKEN"), Some(SecretReference::Env("TOKEN")));
+        assert_eq!(reference("file:secrets/token"), Some(SecretReference::File("secrets/token")));
         assert_eq!(reference("file:///srv/db.sqlite"), None);
         assert!(refers("--token=env:TOKEN") && refers("file:x"));
         assert!(!refers("--url=file:///srv") && !refers("a=env:b"));

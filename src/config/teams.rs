@@ -4,30 +4,30 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, Layer, OnUpdate, Target};
+use mcp_satellite_actors::model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
 use toml_span::{Span, Spanned};
 
-use super::check::{Check, Server, Unique};
-use super::errors::{Findings, Source};
+use super::check::{CheckedServer, ConfigCheck, UniqueNames};
+use super::errors::{ConfigFindings, ConfigText};
 use super::file;
 use super::gateway::{GatewayUser, TokenHash};
 use super::oauth;
-use super::plan::{self, Base, Plan, Profile};
-use super::policy::Held;
-use super::reader::{Text, Typed, nearest};
-use super::secrets::Surroundings;
+use super::plan::{self, Plan, PlanRestrictions, Profile};
+use super::policy::EffectivePolicy;
+use super::reader::{ParsedValue, SpannedText, nearest};
+use super::secrets::SecretSources;
 use crate::connect::isolation::Isolation;
 use crate::connect::process::CgroupMode;
 
 /// Builds the plan. It is valid only if the findings contain no error.
 pub(super) fn build(
-    file: file::File,
-    base: &Base,
-    source: &Source<'_>,
-    surroundings: &mut Surroundings<'_>,
-    findings: &mut Findings,
+    file: file::ConfigFile,
+    base: &PlanRestrictions,
+    source: &ConfigText<'_>,
+    surroundings: &mut SecretSources<'_>,
+    findings: &mut ConfigFindings,
 ) -> Plan {
-    let mut check = Check::new(source, surroundings, base.allowed_commands.clone(), findings);
+    let mut check = ConfigCheck::new(source, surroundings, base.allowed_commands.clone(), findings);
     let mut plan = Plan::default();
     if let Some(name) = file.name.given() {
         check.satellite_name(name);
@@ -71,7 +71,7 @@ pub(super) fn build(
     plan.team_budget = file.team_budget.meant();
     plan.memory = file.memory.meant();
     let held = file.policy.over(&base.held, check.findings);
-    plan.base = Base { allowed_commands: check.allowed.clone(), held: held.clone() };
+    plan.base = PlanRestrictions { allowed_commands: check.allowed.clone(), held: held.clone() };
     plan.backend = file.backend.meant(&mut check, &file.servers, &file.teams, &file.events.sink);
     let (sink, batch) = check.sink(file.events);
     plan.journal = check.journal(&file.journal);
@@ -85,13 +85,13 @@ pub(super) fn build(
         let server = check.server(&who, server, None);
         templates.insert(slug.value, server);
     }
-    let mut teams = Teams {
+    let mut teams = ConfigPlanBuilder {
         check,
         plan,
         templates,
-        ids: Unique::default(),
-        slugs: Unique::default(),
-        tokens: Unique::default(),
+        ids: UniqueNames::default(),
+        slugs: UniqueNames::default(),
+        tokens: UniqueNames::default(),
         doors: Vec::new(),
         names: BTreeMap::new(),
         policies: Vec::new(),
@@ -99,41 +99,41 @@ pub(super) fn build(
     for team in file.teams {
         teams.team(team, &held);
     }
-    let Teams { mut check, mut plan, doors, .. } = teams;
+    let ConfigPlanBuilder { mut check, mut plan, doors, .. } = teams;
     plan.gateway = file.gateway.meant(doors, &mut check);
     plan
 }
 
-struct Teams<'a, 's> {
-    check: Check<'a, 's>,
+struct ConfigPlanBuilder<'a, 's> {
+    check: ConfigCheck<'a, 's>,
     plan: Plan,
-    templates: BTreeMap<String, Server>,
-    ids: Unique,
-    slugs: Unique,
+    templates: BTreeMap<String, CheckedServer>,
+    ids: UniqueNames,
+    slugs: UniqueNames,
     /// Tokens of all users. A token identifies the team and the user, so it must be unique.
-    tokens: Unique,
+    tokens: UniqueNames,
     /// Users of all teams, for the MCP endpoint.
     doors: Vec<GatewayUser>,
     names: BTreeMap<String, [String; 3]>,
     policies: Vec<Arc<Policy>>,
 }
 
-struct Team {
+struct CheckedTeam {
     id: String,
     slug: String,
-    users: Vec<User>,
-    held: Held,
+    users: Vec<CheckedUser>,
+    held: EffectivePolicy,
 }
 
-struct User {
+struct CheckedUser {
     id: String,
     slug: String,
     /// Tiers by installation. Each is removed when its installation is built; the rest are errors.
-    tiers: Vec<(Text, file::Tier)>,
+    tiers: Vec<(SpannedText, file::ServerTierTable)>,
 }
 
-impl Teams<'_, '_> {
-    fn team(&mut self, typed: file::Team, above: &Held) {
+impl ConfigPlanBuilder<'_, '_> {
+    fn team(&mut self, typed: file::TeamTable, above: &EffectivePolicy) {
         let id = self.check.id(&typed.id, "a team", "id", typed.at, &mut self.ids);
         let slug = self.check.id(&typed.slug, "a team", "slug", typed.at, &mut self.slugs);
         let held = typed.policy.over(above, self.check.findings);
@@ -147,8 +147,8 @@ impl Teams<'_, '_> {
 
         let installed = typed.installations.iter().filter_map(|installation| installation.id.given());
         let installed: Vec<String> = installed.map(|id| id.value.clone()).collect();
-        let mut team = Team { id, slug, users, held };
-        let mut ids = Unique::default();
+        let mut team = CheckedTeam { id, slug, users, held };
+        let mut ids = UniqueNames::default();
         for installation in typed.installations {
             self.installation(&mut team, installation, &mut ids);
         }
@@ -170,8 +170,8 @@ impl Teams<'_, '_> {
         }
     }
 
-    fn users(&mut self, team: &str, team_slug: &str, typed: Vec<file::User>) -> Vec<User> {
-        let (mut ids, mut slugs) = (Unique::default(), Unique::default());
+    fn users(&mut self, team: &str, team_slug: &str, typed: Vec<file::UserTable>) -> Vec<CheckedUser> {
+        let (mut ids, mut slugs) = (UniqueNames::default(), UniqueNames::default());
         let mut users = Vec::new();
         for user in typed {
             let id = self.check.id(&user.id, "a user", "id", user.at, &mut ids);
@@ -188,12 +188,12 @@ impl Teams<'_, '_> {
                 token_kept: user.token_kept,
                 flat,
             });
-            users.push(User { id, slug, tiers: user.tiers });
+            users.push(CheckedUser { id, slug, tiers: user.tiers });
         }
         users
     }
 
-    fn tokens(&mut self, slug: &str, user: &file::User) -> Vec<TokenHash> {
+    fn tokens(&mut self, slug: &str, user: &file::UserTable) -> Vec<TokenHash> {
         let mut tokens = Vec::new();
         for text in user.token.given().into_iter().chain(&user.tokens) {
             let what = format!("the token of the user `{slug}`");
@@ -209,15 +209,19 @@ impl Teams<'_, '_> {
         tokens
     }
 
-    fn installation(&mut self, team: &mut Team, typed: file::Installation, ids: &mut Unique) {
+    fn installation(&mut self, team: &mut CheckedTeam, typed: file::InstallationTable, ids: &mut UniqueNames) {
         let at = typed.own.at;
         let id = self.check.id(&typed.id, "an installation", "id", at, ids);
         let who = if id.is_empty() { "an installation".to_owned() } else { format!("installation `{id}`") };
-        let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn), ("lazy", Keep::Lazy)];
+        let keeps = [
+            ("listed", ProcessLifetime::Listed),
+            ("always_on", ProcessLifetime::AlwaysOn),
+            ("lazy", ProcessLifetime::Lazy),
+        ];
         let keep = self.check.word(&typed.keep, "way to keep a server", &keeps).unwrap_or_default();
-        let updates = [("restart", OnUpdate::Restart), ("rolling", OnUpdate::Rolling)];
+        let updates = [("restart", UpdateMethod::Restart), ("rolling", UpdateMethod::Rolling)];
         let on_update = self.check.word(&typed.update, "way to update a server", &updates).unwrap_or_default();
-        if keep == Keep::AlwaysOn && typed.policy.speaks_of_sleep() {
+        if keep == ProcessLifetime::AlwaysOn && typed.policy.speaks_of_sleep() {
             let message = format!("{who} is `always_on`, so its [policy.idle] says nothing");
             self.check.findings.warning(typed.keep.given().map_or(at, |keep| keep.span), message);
         }
@@ -225,7 +229,7 @@ impl Teams<'_, '_> {
         let members = self.members(team, typed.users, at);
 
         // If there is a template, the installation contains only the additions of the team.
-        let mut team_layer = Layer::default();
+        let mut team_layer = ConfigTier::default();
         let url_at = typed.own.url.given().map_or(at, |url| url.span);
         let mut server = if let Some(template) = self.templates.get(&slug).cloned() {
             self.adapted(&who, &slug, template, typed.own, &mut team_layer)
@@ -234,19 +238,20 @@ impl Teams<'_, '_> {
             let near = nearest(&slug, &templates).map(str::to_owned);
             self.check.server(&who, typed.own, near.as_deref())
         };
-        if let Some(Target::Remote { .. }) = &server.target {
-            let asked = [(keep == Keep::Lazy, &typed.keep), (on_update == OnUpdate::Rolling, &typed.update)];
+        if let Some(ServerTarget::Remote { .. }) = &server.target {
+            let asked =
+                [(keep == ProcessLifetime::Lazy, &typed.keep), (on_update == UpdateMethod::Rolling, &typed.update)];
             for word in asked.into_iter().filter_map(|(asked, word)| word.given().filter(|_| asked)) {
                 let message = format!("{who} is a remote server: `{}` is for processes that we start", word.value);
                 self.check.findings.warning(word.span, message);
             }
         }
         for (section, at) in server.target.iter().flat_map(|target| typed.policy.beside_the_point(target)) {
-            let kind = if matches!(server.target, Some(Target::Stdio { .. })) { "stdio" } else { "remote" };
+            let kind = if matches!(server.target, Some(ServerTarget::Stdio { .. })) { "stdio" } else { "remote" };
             let message = format!("{who} is a {kind} server, so its [policy.{section}] says nothing");
             self.check.findings.warning(at, message);
         }
-        let Held { mut policy, .. } = typed.policy.over(&team.held, self.check.findings);
+        let EffectivePolicy { mut policy, .. } = typed.policy.over(&team.held, self.check.findings);
         policy.session.protocol = server.protocol;
         let policy = self.shared(policy);
         self.check.health_url(&typed.team, &mut server.target);
@@ -255,7 +260,7 @@ impl Teams<'_, '_> {
         let mut instances = Vec::new();
         for index in members {
             let user = &mut team.users[index];
-            let mut user_layer = Layer::default();
+            let mut user_layer = ConfigTier::default();
             let mut target = server.target.clone();
             if let Some(position) = user.tiers.iter().position(|(installation, _)| installation.value == id) {
                 let (_, tier) = user.tiers.remove(position);
@@ -314,7 +319,7 @@ impl Teams<'_, '_> {
         }
     }
 
-    fn server_slug(&mut self, typed: &Typed<String>, who: &str, at: Span) -> String {
+    fn server_slug(&mut self, typed: &ParsedValue<String>, who: &str, at: Span) -> String {
         if let Some(slug) = typed.given() {
             self.check.slug(slug, "the name of a server");
             return slug.value.clone();
@@ -326,7 +331,7 @@ impl Teams<'_, '_> {
         String::new()
     }
 
-    fn members(&mut self, team: &Team, typed: Option<Vec<Text>>, at: Span) -> Vec<usize> {
+    fn members(&mut self, team: &CheckedTeam, typed: Option<Vec<SpannedText>>, at: Span) -> Vec<usize> {
         let Some(names) = typed else { return (0..team.users.len()).collect() };
         if names.is_empty() {
             self.check.findings.error(at, "`users` is empty", "leave it out for all users of the team");
@@ -354,8 +359,15 @@ impl Teams<'_, '_> {
         members
     }
 
-    fn adapted(&mut self, who: &str, slug: &str, template: Server, own: file::Server, team: &mut Layer) -> Server {
-        let Server { mut target, mut protocol, layer, mut user_required, oauth } = template;
+    fn adapted(
+        &mut self,
+        who: &str,
+        slug: &str,
+        template: CheckedServer,
+        own: file::ServerTable,
+        team: &mut ConfigTier,
+    ) -> CheckedServer {
+        let CheckedServer { mut target, mut protocol, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.given() {
                 let message = format!("{who} has a `{key}`, and so has its template `{slug}`");
@@ -365,8 +377,8 @@ impl Teams<'_, '_> {
         }
         if let Some(text) = own.cwd.given() {
             match &mut target {
-                Some(Target::Stdio { cwd, .. }) => *cwd = Some(text.value.clone()),
-                Some(Target::Remote { .. }) => {
+                Some(ServerTarget::Stdio { cwd, .. }) => *cwd = Some(text.value.clone()),
+                Some(ServerTarget::Remote { .. }) => {
                     self.check.findings.error(text.span, format!("{who} is a remote server with a `cwd`"), "remove it");
                 }
                 None => {}
@@ -381,7 +393,7 @@ impl Teams<'_, '_> {
             protocol = self.check.protocol(who, &own.protocol, target.as_ref());
         }
         let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.meant(who, &mut self.check))).or(oauth);
-        Server { target, protocol, layer, user_required, oauth }
+        CheckedServer { target, protocol, layer, user_required, oauth }
     }
 
     fn shared(&mut self, policy: Policy) -> Arc<Policy> {

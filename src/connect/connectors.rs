@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
 
 use super::remote::RemoteConnector;
 use super::stdio::StdioConnector;
@@ -20,11 +20,11 @@ pub struct Connectors {
 }
 
 impl Connector for Connectors {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         self.stdio.open(spec, run)
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         self.remote.dial(spec, run)
     }
 }

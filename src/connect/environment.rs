@@ -27,7 +27,7 @@ pub const DENIED: [&str; 12] = [
 /// would bypass the list of denied names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the name of an environment variable is empty or contains `=`: give the name and the value apart")]
-pub struct InvalidName;
+pub struct InvalidVariableName;
 
 /// Returns the environment of a child without a sandbox: `inherited` without the denied names and without `withheld`,
 /// which are secrets of the satellite, plus `given` without the denied names.
@@ -39,10 +39,10 @@ pub fn environment(
     inherited: impl IntoIterator<Item = (OsString, OsString)>,
     withheld: &[String],
     given: &BTreeMap<String, Secret>,
-) -> Result<BTreeMap<OsString, OsString>, InvalidName> {
+) -> Result<BTreeMap<OsString, OsString>, InvalidVariableName> {
     let denied = |name: &str| DENIED.contains(&name);
     if given.keys().any(|name| name.is_empty() || name.contains('=')) {
-        return Err(InvalidName);
+        return Err(InvalidVariableName);
     }
 
     let mut environment: BTreeMap<OsString, OsString> = inherited
@@ -63,7 +63,7 @@ pub fn sandboxed(
     home: &str,
     lang: Option<OsString>,
     given: &BTreeMap<String, Secret>,
-) -> Result<BTreeMap<OsString, OsString>, InvalidName> {
+) -> Result<BTreeMap<OsString, OsString>, InvalidVariableName> {
     let lang = lang.unwrap_or_else(|| "C.UTF-8".into());
     let basic = [("PATH".into(), SANDBOX_PATH.into()), ("HOME".into(), home.into()), ("LANG".into(), lang)];
     environment(basic, &[], given)
@@ -111,8 +111,8 @@ mod tests {
     fn a_name_that_smuggles_a_denied_one_is_refused_and_not_shown() {
         for name in ["LD_PRELOAD=/evil.so:", "=", ""] {
             let refused = environment([], &[], &given(&[(name, "x")]));
-            assert_eq!(refused, Err(InvalidName));
+            assert_eq!(refused, Err(InvalidVariableName));
         }
-        assert!(!InvalidName.to_string().contains("evil"));
+        assert!(!InvalidVariableName.to_string().contains("evil"));
     }
 }

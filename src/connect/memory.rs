@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// Calls `tell` with each reading, one every two seconds, and never returns. `tell` is not called if the kernel does
 /// not report memory sizes.
 pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
-    let sources = Sources::of_this_machine();
+    let sources = MemorySources::of_this_machine();
     loop {
         if let Some(reading) = sources.read() {
             tell(reading);
@@ -25,13 +25,13 @@ pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
 
 /// Kernel files that contain memory sizes and pressure.
 #[derive(Debug, Clone)]
-pub struct Sources {
+pub struct MemorySources {
     proc: PathBuf,
     // Directories of cgroups, from the innermost outwards.
     cgroups: Vec<PathBuf>,
 }
 
-impl Sources {
+impl MemorySources {
     /// Returns `/proc` and the cgroups of this process.
     pub fn of_this_machine() -> Self {
         Self::new("/proc", own_cgroup().as_deref())
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_files_of_this_machine_are_read() {
-        let reading = Sources::of_this_machine().read().unwrap();
+        let reading = MemorySources::of_this_machine().read().unwrap();
         assert!(reading.available_bytes > 0 && reading.available_bytes <= reading.total_bytes, "{reading:?}");
         let tells = Path::new("/proc/pressure/memory").exists();
         assert_eq!(reading.pressure_percent.is_some(), tells, "{reading:?}");
@@ -115,7 +115,7 @@ mod tests {
         write("proc/pressure/memory", "some avg10=1.50 avg60=0.00 avg300=0.00 total=7\nfull avg10=0.70 avg60=0.00\n");
         let proc = home.path().join("proc");
         let bare = MemoryReading { pressure_percent: Some(1.5), available_bytes: 600 << 10, total_bytes: 1000 << 10 };
-        assert_eq!(Sources::new(&proc, None).read(), Some(bare));
+        assert_eq!(MemorySources::new(&proc, None).read(), Some(bare));
 
         // The inner cgroup has no limit; the outer one has.
         write("cgroup/cgroup.procs", "");
@@ -127,7 +127,7 @@ mod tests {
         write("cgroup/inner/memory.pressure", "some avg10=33.25 avg60=0.00 avg300=0.00 total=7\n");
         let inner = home.path().join("cgroup/inner");
         let tight = MemoryReading { pressure_percent: Some(33.25), available_bytes: 70_000, total_bytes: 500_000 };
-        assert_eq!(Sources::new(&proc, Some(&inner)).read(), Some(tight));
-        assert_eq!(Sources::new(home.path(), Some(&inner)).read(), None, "no meminfo");
+        assert_eq!(MemorySources::new(&proc, Some(&inner)).read(), Some(tight));
+        assert_eq!(MemorySources::new(home.path(), Some(&inner)).read(), None, "no meminfo");
     }
 }

@@ -1,5 +1,5 @@
 //! Connectors: the I/O that starts MCP servers, connects to them and ends them. A connector returns
-//! [`mcp_satellite_actors::seam::Link`] for a child process and [`mcp_satellite_actors::seam::Line`] for a remote
+//! [`mcp_satellite_actors::seam::ProcessLink`] for a child process and [`mcp_satellite_actors::seam::ServerLine`] for a remote
 //! server.
 
 #![deny(unsafe_code)]

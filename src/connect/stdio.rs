@@ -6,12 +6,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
-use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
 
-use super::isolation::{Finding, Isolation, Launchers, Prepared, Strictness, UidRange};
-use super::process::{CgroupMode, Processes, Reclaimed, Usage};
+use super::isolation::{Isolation, LaunchFactory, OperatingMode, PreparedLaunch, SandboxFinding, UidRange};
+use super::process::{CgroupMode, ProcessLauncher, ReclaimedProcesses, TreeUsage};
 use crate::data_dir::DataDir;
 
 /// Connector that starts servers as child processes, each with its process tree, in a sandbox if so configured.
@@ -20,8 +20,8 @@ use crate::data_dir::DataDir;
 /// that it started are gone, and do not keep the process from exiting.
 #[derive(Clone)]
 pub struct StdioConnector {
-    processes: Processes,
-    launchers: Arc<Launchers>,
+    processes: ProcessLauncher,
+    launchers: Arc<LaunchFactory>,
     withheld: Arc<RwLock<BTreeSet<String>>>,
 }
 
@@ -35,8 +35,8 @@ pub struct StdioOptions {
     pub data_dir: Option<DataDir>,
     /// Sandbox of servers.
     pub isolation: Isolation,
-    /// Development or production mode, see [`Strictness`].
-    pub strictness: Strictness,
+    /// Development or production mode, see [`OperatingMode`].
+    pub strictness: OperatingMode,
     /// Use of cgroups, one for each run.
     pub cgroups: CgroupMode,
     /// User ids from which each team gets one for its servers without a sandbox. Needs root and a data directory. The
@@ -62,9 +62,9 @@ impl StdioConnector {
     /// not available.
     pub fn with(options: StdioOptions) -> io::Result<Self> {
         let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range } = options;
-        let launchers = Launchers::new(isolation, strictness, data_dir.clone(), uid_range)?;
+        let launchers = LaunchFactory::new(isolation, strictness, data_dir.clone(), uid_range)?;
         Ok(Self {
-            processes: Processes::start(cgroups, data_dir.as_ref())?,
+            processes: ProcessLauncher::start(cgroups, data_dir.as_ref())?,
             launchers: Arc::new(launchers),
             withheld: Arc::new(RwLock::new(withheld.into_iter().collect())),
         })
@@ -77,8 +77,8 @@ impl StdioConnector {
     /// # Errors
     ///
     /// Fails if the ledger or `/proc` cannot be read.
-    pub fn reclaim(data_dir: &DataDir) -> io::Result<Option<Reclaimed>> {
-        Processes::reclaim(data_dir)
+    pub fn reclaim(data_dir: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
+        ProcessLauncher::reclaim(data_dir)
     }
 
     /// Replaces the names of withheld variables, including those of [`StdioOptions::withheld`]. Applies to servers
@@ -89,7 +89,7 @@ impl StdioConnector {
 
     /// Returns the resource usage of each server's process tree, by process id of the server. Reads `/proc` once, so it
     /// blocks for some milliseconds.
-    pub fn usage(&self) -> HashMap<u32, Usage> {
+    pub fn usage(&self) -> HashMap<u32, TreeUsage> {
         self.processes.usage()
     }
 
@@ -120,7 +120,7 @@ impl StdioConnector {
     }
 
     /// Returns which sandboxes work on this machine, and why others do not. The first call makes a trial run of each.
-    pub async fn sandboxes(&self) -> Vec<Finding> {
+    pub async fn sandboxes(&self) -> Vec<SandboxFinding> {
         self.launchers.findings(&self.processes).await
     }
 
@@ -137,14 +137,14 @@ impl StdioConnector {
 }
 
 impl Connector for StdioConnector {
-    fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let Self { processes, launchers, withheld } = self.clone();
         Box::pin(async move {
             // A secret in the name of a command or directory is a mistake, but must still be masked.
             let failed = |reason: String, is_machine_fault: bool| {
                 let command = match &spec.target {
-                    Target::Stdio { command, .. } => command,
-                    Target::Remote { .. } => return OpenError::Server(reason),
+                    ServerTarget::Stdio { command, .. } => command,
+                    ServerTarget::Remote { .. } => return OpenError::Server(reason),
                 };
                 let reason = spec.mask.apply(&format!("cannot start `{command}`: {reason}"));
                 if is_machine_fault { OpenError::Machine(reason) } else { OpenError::Server(reason) }
@@ -152,18 +152,20 @@ impl Connector for StdioConnector {
             let withheld: Vec<String> =
                 withheld.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
             let preparing = launchers.prepare(Arc::clone(&spec), withheld, &processes);
-            let Prepared { launch, identity } =
+            let PreparedLaunch { launch, identity } =
                 preparing.await.map_err(|error| failed(error.reason, error.is_machine_fault))?;
             processes.launch(launch, identity).await.map_err(|error| match &spec.target {
-                Target::Stdio { command, .. } if error.is_missing() && !command.contains('/') => {
+                ServerTarget::Stdio { command, .. } if error.is_missing() && !command.contains('/') => {
                     OpenError::Server(spec.mask.apply(&format!("executable \"{command}\" not found in PATH")))
                 }
-                Target::Stdio { .. } | Target::Remote { .. } => failed(error.to_string(), error.is_machine_fault()),
+                ServerTarget::Stdio { .. } | ServerTarget::Remote { .. } => {
+                    failed(error.to_string(), error.is_machine_fault())
+                }
             })
         })
     }
 
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
-        Box::new(Unserved::default())
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
+        Box::new(UnsupportedLine::default())
     }
 }

@@ -17,9 +17,9 @@ const OFFSET_MAX: Duration = Duration::from_secs(1 << 40);
 
 /// Calls `woke` after each suspend of the machine with its duration. Never returns.
 pub async fn watch(mut woke: impl FnMut(Duration)) {
-    let mut suspends = Suspends::default();
+    let mut suspends = SuspendDetector::default();
     loop {
-        if let Some(reading) = Reading::now()
+        if let Some(reading) = ClockReading::now()
             && let Some(suspended) = suspends.look(reading)
         {
             woke(suspended);
@@ -31,22 +31,22 @@ pub async fn watch(mut woke: impl FnMut(Duration)) {
 /// Returns how long the machine was suspended, counted from an arbitrary moment: only the difference of two results is
 /// meaningful. Accurate to a tenth of a second, less on a machine so busy that the clocks cannot be read together.
 pub fn suspended() -> Duration {
-    let looks = (0..LOOKS_MAX).find_map(|_| Reading::now());
-    let Reading { since_boot, awake } = looks.unwrap_or_else(Reading::at_any_rate);
+    let looks = (0..LOOKS_MAX).find_map(|_| ClockReading::now());
+    let ClockReading { since_boot, awake } = looks.unwrap_or_else(ClockReading::at_any_rate);
     // In a container each clock may have its own offset.
     (since_boot + OFFSET_MAX).saturating_sub(awake)
 }
 
 /// Values of the two clocks at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reading {
+pub struct ClockReading {
     /// Time since boot, including suspended time.
     pub since_boot: Duration,
     /// Time since boot, without suspended time.
     pub awake: Duration,
 }
 
-impl Reading {
+impl ClockReading {
     fn now() -> Option<Self> {
         let before = duration(clock_gettime(ClockId::Monotonic));
         let since_boot = duration(clock_gettime(ClockId::Boottime));
@@ -62,13 +62,13 @@ impl Reading {
 
 /// Detector of suspends, by the difference between the two clocks.
 #[derive(Debug, Default)]
-pub struct Suspends {
-    last: Option<Reading>,
+pub struct SuspendDetector {
+    last: Option<ClockReading>,
 }
 
-impl Suspends {
+impl SuspendDetector {
     /// Returns how long the machine was suspended since the last call, if it was.
-    pub fn look(&mut self, now: Reading) -> Option<Duration> {
+    pub fn look(&mut self, now: ClockReading) -> Option<Duration> {
         // Differences only: in a container each clock may have its own offset.
         let last = self.last.replace(now)?;
         let (elapsed, awake) = (now.since_boot.saturating_sub(last.since_boot), now.awake.saturating_sub(last.awake));
@@ -85,13 +85,13 @@ fn duration(time: Timespec) -> Duration {
 mod tests {
     use super::*;
 
-    fn at(since_boot_ms: u64, awake_ms: u64) -> Reading {
-        Reading { since_boot: Duration::from_millis(since_boot_ms), awake: Duration::from_millis(awake_ms) }
+    fn at(since_boot_ms: u64, awake_ms: u64) -> ClockReading {
+        ClockReading { since_boot: Duration::from_millis(since_boot_ms), awake: Duration::from_millis(awake_ms) }
     }
 
     #[test]
     fn a_suspend_is_noticed_once_and_by_its_length() {
-        let mut suspends = Suspends::default();
+        let mut suspends = SuspendDetector::default();
         assert_eq!(suspends.look(at(100_000, 60_000)), None, "what was before our time is no news");
         assert_eq!(suspends.look(at(102_000, 62_000)), None);
         assert_eq!(suspends.look(at(3_704_000, 64_000)), Some(Duration::from_secs(3600)));
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_process_that_was_stopped_or_starved_was_not_suspended() {
-        let mut suspends = Suspends::default();
+        let mut suspends = SuspendDetector::default();
         suspends.look(at(1_000, 1_000));
         assert_eq!(suspends.look(at(500_000, 500_000)), None, "both clocks went on");
         assert_eq!(suspends.look(at(500_900, 500_000)), None, "read a moment apart");
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn clocks_that_began_at_different_times_are_as_good() {
-        let mut suspends = Suspends::default();
+        let mut suspends = SuspendDetector::default();
         suspends.look(at(1_000, 900_000));
         assert_eq!(suspends.look(at(2_000, 901_000)), None);
         assert_eq!(suspends.look(at(9_000, 902_000)), Some(Duration::from_secs(6)));
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_clocks_of_this_machine_can_be_read() {
-        let reading = (0..1000).find_map(|_| Reading::now()).expect("no moment in which both were read");
+        let reading = (0..1000).find_map(|_| ClockReading::now()).expect("no moment in which both were read");
         assert!(reading.since_boot + AT_ONCE >= reading.awake && reading.awake > Duration::ZERO);
     }
 }

@@ -6,20 +6,20 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::remedy::Remedy;
-use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::memory::MemoryStatus;
 use mcp_satellite_actors::rules::outbox;
-use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::rules::slot::RequestedState;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::connect::process::Usage;
+use crate::connect::process::TreeUsage;
 use crate::delivery::DeliveryStatus;
 use crate::journal::JournalStatus;
 use crate::oauth::is_safe_in_a_command;
@@ -28,7 +28,7 @@ use crate::remedy::next_step;
 /// Selects one instance: by the slug of its server where that is unique, else by its full name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Selector {
+pub struct InstanceSelector {
     /// Slug of the server, or full name of the instance.
     pub server: String,
     /// Only instances of this team (id or slug).
@@ -44,7 +44,7 @@ pub struct Selector {
 #[serde(deny_unknown_fields)]
 pub struct CallRequest {
     /// The instance to call.
-    pub selector: Selector,
+    pub selector: InstanceSelector,
     /// Name of the tool, as the server defines it.
     pub tool: String,
     /// Arguments of the tool: a JSON object.
@@ -57,7 +57,7 @@ pub struct CallRequest {
 
 /// Reason why a request failed. Fields that do not apply are left out.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Failure {
+pub struct RequestFailure {
     /// Stable error code: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
     /// `reconnecting`, `remote`, `busy`, `server_error`, `bad_input`, `storage`, `authorization`.
     pub kind: String,
@@ -71,7 +71,7 @@ pub struct Failure {
     pub next_step: Option<String>,
     /// Fate of a call that got no response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fate: Option<Fate>,
+    pub fate: Option<CallFate>,
     /// Status of the instance, if it is the reason; `reconnecting` if an attempt to reach the server failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
@@ -101,7 +101,7 @@ pub struct Failure {
     pub scopes: Vec<String>,
 }
 
-impl From<CallError> for Failure {
+impl From<CallError> for RequestFailure {
     fn from(error: CallError) -> Self {
         let mut failure =
             Self { kind: error.kind().to_owned(), message: error.to_string(), fate: error.fate(), ..Self::default() };
@@ -111,7 +111,7 @@ impl From<CallError> for Failure {
                 failure.remedy = remedy;
             }
             CallError::Reconnecting { last_attempt, next_retry_ms, last_error } => {
-                failure.status = Some(Connection::Reconnecting.to_string());
+                failure.status = Some(ConnectionState::Reconnecting.to_string());
                 failure.last_attempt = Some(rfc3339(last_attempt));
                 failure.next_retry_ms = next_retry_ms;
                 failure.last_error = Some(last_error);
@@ -139,7 +139,7 @@ impl From<CallError> for Failure {
     }
 }
 
-impl Failure {
+impl RequestFailure {
     /// Creates a failure with a kind and a message only.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
         Self { kind: kind.to_owned(), message: message.into(), ..Self::default() }
@@ -197,7 +197,7 @@ fn retry_after(kind: &FailureKind) -> Option<Duration> {
 
 /// Result of a requested reconnect.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Reconnected {
+pub struct ReconnectResult {
     /// Full name of the instance.
     pub instance: String,
     /// True if the instance accepts calls now.
@@ -209,7 +209,7 @@ pub struct Reconnected {
     /// The next step as a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// The reason why the command is not stored; see [`Controlled::not_durable`].
+    /// The reason why the command is not stored; see [`ControlResult::not_durable`].
     #[serde(default)]
     pub not_durable: Option<String>,
 }
@@ -225,7 +225,7 @@ pub struct ReloadQuery {
 
 /// Size of the configuration that was applied.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Reloaded {
+pub struct ReloadResult {
     /// Number of servers, each counted once per user.
     pub servers: usize,
     /// Number of teams.
@@ -234,7 +234,7 @@ pub struct Reloaded {
 
 /// The result of `prune`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Pruned {
+pub struct PruneResult {
     /// Instances whose data was erased, as TEAM/USER/INSTALLATION by their ids.
     pub instances: Vec<String>,
 }
@@ -244,7 +244,7 @@ pub struct Pruned {
 #[serde(deny_unknown_fields)]
 pub struct ConfigureRequest {
     /// The instance to configure.
-    pub selector: Selector,
+    pub selector: InstanceSelector,
     /// Values to set, by key.
     #[serde(default)]
     pub set: BTreeMap<String, String>,
@@ -255,29 +255,29 @@ pub struct ConfigureRequest {
 
 /// Values that the user of an instance must provide, after a change. The values themselves are never included.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Configured {
+pub struct ConfigureResult {
     /// The instance after the change.
     pub instance: InstanceStatus,
     /// Required values.
-    pub required: Vec<Required>,
-    /// The reason why the change is not stored; see [`Controlled::not_durable`].
+    pub required: Vec<RequiredValue>,
+    /// The reason why the change is not stored; see [`ControlResult::not_durable`].
     #[serde(default)]
     pub not_durable: Option<String>,
 }
 
 /// A value that a user must provide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Required {
+pub struct RequiredValue {
     /// Name of the value.
     pub key: String,
     /// Source of the value; `null` if it is missing.
-    pub given_by: Option<GivenBy>,
+    pub given_by: Option<RequiredValueSource>,
 }
 
 /// Source of a user's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum GivenBy {
+pub enum RequiredValueSource {
     /// `satellite configure`.
     Configure,
     /// The user's tier of the configuration.
@@ -289,7 +289,7 @@ pub enum GivenBy {
 #[serde(deny_unknown_fields)]
 pub struct AuthRequest {
     /// The instance to authorize.
-    pub selector: Selector,
+    pub selector: InstanceSelector,
     /// URL to which the authorization server redirects the browser.
     pub redirect_uri: String,
     /// True to use the device flow: the user types a code on another device.
@@ -302,10 +302,10 @@ pub struct AuthRequest {
 
 /// A started authorization: the page that the user must open.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct AuthBegun {
+pub struct AuthFlow {
     /// Full name of the instance.
     pub instance: String,
-    /// Number of the flow, for [`AuthFinish`]; `None` if the satellite itself was granted access and no step is left.
+    /// Number of the flow, for [`AuthFinishRequest`]; `None` if the satellite itself was granted access and no step is left.
     pub flow: Option<u64>,
     /// URL of the page to open.
     pub page: Option<String>,
@@ -321,8 +321,8 @@ pub struct AuthBegun {
 /// `Debug` because it contains a secret.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AuthFinish {
-    /// Number of the flow, from [`AuthBegun`].
+pub struct AuthFinishRequest {
+    /// Number of the flow, from [`AuthFlow`].
     pub flow: u64,
     /// The whole URL to which the browser was redirected.
     #[serde(default)]
@@ -334,7 +334,7 @@ pub struct AuthFinish {
 
 /// Result of a revoked authorization.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct AuthRevoked {
+pub struct AuthRevokeResult {
     /// Full name of the instance.
     pub instance: String,
     /// True if the instance had an authorization.
@@ -373,13 +373,13 @@ pub struct InstanceStatus {
     #[serde(default)]
     pub since: String,
     /// Wanted state: `running` or `stopped`.
-    pub want: Want,
+    pub want: RequestedState,
     /// True if the instance is asleep or being woken.
     pub dormant: bool,
     /// Connection state of a remote instance: `connecting`, `connected`, `reconnecting`, `disconnected` or `error`.
-    pub connection: Option<Connection>,
+    pub connection: Option<ConnectionState>,
     /// Result of the health checks: `unknown`, `healthy` or `degraded`.
-    pub health: Health,
+    pub health: ServerHealth,
     /// Time of the last health check, in RFC 3339.
     pub last_check_at: Option<String>,
     /// Process id of the server.
@@ -430,7 +430,7 @@ pub struct InstanceStatus {
 
 /// The response to `start`, `stop` and `restart`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Controlled {
+pub struct ControlResult {
     /// The instance after the command.
     #[serde(flatten)]
     pub instance: InstanceStatus,
@@ -442,7 +442,7 @@ pub struct Controlled {
 
 impl InstanceStatus {
     /// Returns the status of an instance at `now`.
-    pub fn of(view: &InstanceView, usage: Option<Usage>, now: Instant) -> Self {
+    pub fn of(view: &InstanceView, usage: Option<TreeUsage>, now: Instant) -> Self {
         let spec = &view.spec;
         let custody = view.custody.as_deref();
         Self {
@@ -542,7 +542,7 @@ impl fmt::Display for RejectedConfiguration {
 
 /// The response to a request to end the satellite.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Ending {
+pub struct ShutdownReply {
     /// Process id of the satellite.
     pub pid: u32,
 }
@@ -682,13 +682,13 @@ pub struct EventStatus {
     pub state: String,
 }
 
-impl From<outbox::Statistics> for EventStatus {
-    fn from(now: outbox::Statistics) -> Self {
+impl From<outbox::OutboxStatistics> for EventStatus {
+    fn from(now: outbox::OutboxStatistics) -> Self {
         let state = match now.state {
-            outbox::State::Idle => "idle",
-            outbox::State::Sending => "sending",
-            outbox::State::Retrying => "retrying",
-            outbox::State::BackingOff => "backing_off",
+            outbox::BatcherState::Idle => "idle",
+            outbox::BatcherState::Sending => "sending",
+            outbox::BatcherState::Retrying => "retrying",
+            outbox::BatcherState::BackingOff => "backing_off",
         };
         Self {
             queue_size: now.queue_size,
@@ -733,7 +733,7 @@ pub struct ToolEntry {
 
 /// Filter for lists of instances.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Filter {
+pub struct ConsoleFilter {
     /// Only this team (id or slug).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub team: Option<String>,
@@ -742,7 +742,7 @@ pub struct Filter {
     pub user: Option<String>,
 }
 
-impl Filter {
+impl ConsoleFilter {
     /// Returns true if the instance passes the filter.
     pub fn admits(&self, spec: &InstanceSpec) -> bool {
         let id = &spec.id;

@@ -6,32 +6,42 @@ use std::time::Duration;
 use axum::extract::{Json, State};
 use mcp_satellite_actors::ControlError;
 
-use super::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, Failure, Selector};
-use super::server::{Answer, Console, resolve};
-use crate::oauth::{Answered, Begun, Trouble, Wanted};
+use super::api::{AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector, RequestFailure};
+use super::server::{ConsoleResult, ConsoleState, resolve};
+use crate::oauth::{FlowCompletion, FlowRequest, FlowStart, OAuthError};
 
-pub(super) async fn begin(State(console): State<Arc<Console>>, Json(request): Json<AuthRequest>) -> Answer<AuthBegun> {
+pub(super) async fn begin(
+    State(console): State<Arc<ConsoleState>>,
+    Json(request): Json<AuthRequest>,
+) -> ConsoleResult<AuthFlow> {
     let spec = Arc::clone(&resolve(&console, &request.selector)?.spec);
     let AuthRequest { redirect_uri, device, scopes, .. } = request;
-    let wanted = Wanted { redirect_uri, device, scopes };
+    let wanted = FlowRequest { redirect_uri, device, scopes };
     let begun = console.grants.begin_flow(&spec, wanted).await;
-    let begun = begun
-        .map_err(|trouble| Failure::new("authorization", format!("cannot authorize `{}`: {trouble}", spec.name)))?;
+    let begun = begun.map_err(|trouble| {
+        RequestFailure::new("authorization", format!("cannot authorize `{}`: {trouble}", spec.name))
+    })?;
     console.runtime.see().await;
-    Ok(Json(AuthBegun::of(&spec.name, begun)))
+    Ok(Json(AuthFlow::of(&spec.name, begun)))
 }
 
-pub(super) async fn finish(State(console): State<Arc<Console>>, Json(request): Json<AuthFinish>) -> Answer<()> {
-    let finished = console.grants.finish_flow(request.flow, Answered::from(request)).await;
-    finished.map_err(|trouble| Failure::new("authorization", trouble.to_string()))?;
+pub(super) async fn finish(
+    State(console): State<Arc<ConsoleState>>,
+    Json(request): Json<AuthFinishRequest>,
+) -> ConsoleResult<()> {
+    let finished = console.grants.finish_flow(request.flow, FlowCompletion::from(request)).await;
+    finished.map_err(|trouble| RequestFailure::new("authorization", trouble.to_string()))?;
     // The new token may have changed the status; the next snapshot must show it.
     console.runtime.see().await;
     Ok(Json(()))
 }
 
-pub(super) async fn revoke(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<AuthRevoked> {
+pub(super) async fn revoke(
+    State(console): State<Arc<ConsoleState>>,
+    Json(selector): Json<InstanceSelector>,
+) -> ConsoleResult<AuthRevokeResult> {
     let spec = Arc::clone(&resolve(&console, &selector)?.spec);
-    let revoked = AuthRevoked::of(&spec.name, console.grants.give_up(&spec.id).await);
+    let revoked = AuthRevokeResult::of(&spec.name, console.grants.give_up(&spec.id).await);
     if revoked.was_there {
         // A connection that used the revoked token must end. The reconnect attempt sets the new status.
         match console.runtime.reconnect(&spec.id).await {
@@ -43,13 +53,13 @@ pub(super) async fn revoke(State(console): State<Arc<Console>>, Json(selector): 
     Ok(Json(revoked))
 }
 
-impl AuthBegun {
-    pub(crate) fn of(instance: &str, begun: Begun) -> Self {
+impl AuthFlow {
+    pub(crate) fn of(instance: &str, begun: FlowStart) -> Self {
         let (mut flow, mut page, mut page_with_code, mut user_code, mut expires_in) = (None, None, None, None, None);
         match begun {
-            Begun::Granted => {}
-            Begun::Page { flow: number, url } => (flow, page) = (Some(number), Some(url)),
-            Begun::Device(device) => {
+            FlowStart::Granted => {}
+            FlowStart::Page { flow: number, url } => (flow, page) = (Some(number), Some(url)),
+            FlowStart::Device(device) => {
                 (flow, page, page_with_code) = (Some(device.flow), Some(device.page), device.page_with_code);
                 (user_code, expires_in) = (Some(device.user_code), Some(device.expires_in));
             }
@@ -59,8 +69,8 @@ impl AuthBegun {
     }
 }
 
-impl AuthRevoked {
-    pub(crate) fn of(instance: &str, given_up: Result<bool, Trouble>) -> Self {
+impl AuthRevokeResult {
+    pub(crate) fn of(instance: &str, given_up: Result<bool, OAuthError>) -> Self {
         let (was_there, not_told) = match given_up {
             Ok(was_there) => (was_there, None),
             Err(trouble) => (true, Some(trouble.to_string())),
@@ -69,8 +79,8 @@ impl AuthRevoked {
     }
 }
 
-impl From<AuthFinish> for Answered {
-    fn from(finish: AuthFinish) -> Self {
+impl From<AuthFinishRequest> for FlowCompletion {
+    fn from(finish: AuthFinishRequest) -> Self {
         match (finish.redirect, finish.code) {
             (Some(redirect), _) => Self::Redirect(redirect.into()),
             (None, Some(code)) => Self::Code(code.into()),

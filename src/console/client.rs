@@ -9,11 +9,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::SOCKET;
-use super::api::{Failure, NOT_ALL_STORED};
+use super::api::{NOT_ALL_STORED, RequestFailure};
 use crate::data_dir::DataDir;
 
 /// Client for the satellite of a data directory.
-pub struct Client {
+pub struct ConsoleClient {
     http: reqwest::Client,
     data_dir: PathBuf,
     /// Keeps the descriptor path of the socket valid. `None` if the directory does not exist.
@@ -34,13 +34,13 @@ pub enum ClientError {
     Unsafe(#[source] io::Error),
     /// The satellite rejected the request.
     #[error("{}", .0.message)]
-    Refused(Box<Failure>),
+    Refused(Box<RequestFailure>),
     /// The connection failed, or the response was invalid.
     #[error("lost the satellite while asking it: {0}")]
     Lost(String),
 }
 
-impl Client {
+impl ConsoleClient {
     /// Creates a client for the satellite of `data_dir`. The satellite need not be running.
     ///
     /// # Errors
@@ -78,15 +78,15 @@ impl Client {
     /// Sends a GET request and streams the response as JSON lines.
     ///
     /// # Errors
-    /// See [`Client::get`].
-    pub async fn stream(&self, path: &str, query: &impl Serialize) -> Result<Lines, ClientError> {
-        Ok(Lines { response: self.send(self.http.get(url(path, query)?)).await?, buffer: Vec::new() })
+    /// See [`ConsoleClient::get`].
+    pub async fn stream(&self, path: &str, query: &impl Serialize) -> Result<ResponseLines, ClientError> {
+        Ok(ResponseLines { response: self.send(self.http.get(url(path, query)?)).await?, buffer: Vec::new() })
     }
 
     /// Sends a POST request and returns the response body as text.
     ///
     /// # Errors
-    /// See [`Client::get`].
+    /// See [`ConsoleClient::get`].
     pub async fn post_text(&self, path: &str, body: &impl Serialize) -> Result<String, ClientError> {
         let body = serde_json::to_vec(body).map_err(|error| ClientError::Lost(error.to_string()))?;
         let request = self.http.post(url(path, &())?).header("content-type", "application/json").body(body);
@@ -96,7 +96,7 @@ impl Client {
     /// Sends a POST request and parses the JSON response.
     ///
     /// # Errors
-    /// See [`Client::get`].
+    /// See [`ConsoleClient::get`].
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         let text = self.post_text(path, body).await?;
         serde_json::from_str(&text).map_err(|error| ClientError::Lost(error.to_string()))
@@ -116,8 +116,8 @@ impl Client {
         }
         let status = response.status();
         let text = response.text().await.map_err(|error| ClientError::Lost(error.to_string()))?;
-        let failure =
-            serde_json::from_str(&text).unwrap_or_else(|_| Failure::new("bad_input", format!("{status}: {text}")));
+        let failure = serde_json::from_str(&text)
+            .unwrap_or_else(|_| RequestFailure::new("bad_input", format!("{status}: {text}")));
         Err(ClientError::Refused(Box::new(failure)))
     }
 }
@@ -142,12 +142,12 @@ fn nobody_listens(error: &reqwest::Error) -> bool {
 }
 
 /// Lines of a streamed response.
-pub struct Lines {
+pub struct ResponseLines {
     response: reqwest::Response,
     buffer: Vec<u8>,
 }
 
-impl Lines {
+impl ResponseLines {
     /// Returns true if events are missing from the response because the disk does not accept them.
     pub fn is_not_all(&self) -> bool {
         self.response.headers().contains_key(NOT_ALL_STORED)

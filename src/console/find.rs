@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use mcp_satellite_actors::model::event::Subject;
+use mcp_satellite_actors::model::event::EventSubject;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 
-use super::api::{Failure, Filter, Selector};
+use super::api::{ConsoleFilter, InstanceSelector, RequestFailure};
 use crate::config::GatewayUser;
 use crate::config::reader::nearest;
 use crate::journal;
@@ -18,18 +18,18 @@ const NAMES_MAX: usize = 10;
 
 /// Users of the configuration. The snapshot lacks those without a server.
 #[derive(Debug, Default)]
-pub(crate) struct Members(Mutex<BTreeSet<Member>>);
+pub(crate) struct TeamMembers(Mutex<BTreeSet<TeamMember>>);
 
 /// A user and its team, each as `[id, slug]`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Member {
+struct TeamMember {
     team: [String; 2],
     user: [String; 2],
 }
 
-impl Members {
+impl TeamMembers {
     pub(crate) fn set(&self, users: &[GatewayUser]) {
-        let member = |user: &GatewayUser| Member {
+        let member = |user: &GatewayUser| TeamMember {
             team: [user.team.to_string(), user.team_slug.to_string()],
             user: [user.user.to_string(), user.slug.to_string()],
         };
@@ -37,7 +37,7 @@ impl Members {
     }
 
     /// Checks that the team and the user of a filter exist: a mistyped name is an error, not an empty list.
-    pub(crate) fn check(&self, filter: &Filter, snapshot: &Snapshot) -> Result<(), Box<Failure>> {
+    pub(crate) fn check(&self, filter: &ConsoleFilter, snapshot: &Snapshot) -> Result<(), Box<RequestFailure>> {
         if filter.team.is_none() && filter.user.is_none() {
             return Ok(());
         }
@@ -59,13 +59,13 @@ impl Members {
     }
 
     pub(crate) fn team_id(&self, team: &str, snapshot: &Snapshot) -> Option<String> {
-        let is_meant = |member: &Member| member.team.iter().any(|name| name == team);
-        self.with(snapshot).into_iter().find(is_meant).map(|Member { team: [id, _], .. }| id)
+        let is_meant = |member: &TeamMember| member.team.iter().any(|name| name == team);
+        self.with(snapshot).into_iter().find(is_meant).map(|TeamMember { team: [id, _], .. }| id)
     }
 
-    fn with(&self, snapshot: &Snapshot) -> BTreeSet<Member> {
+    fn with(&self, snapshot: &Snapshot) -> BTreeSet<TeamMember> {
         let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        members.extend(snapshot.iter().map(|view| Member {
+        members.extend(snapshot.iter().map(|view| TeamMember {
             team: [view.spec.id.team.to_string(), view.spec.team_slug.to_string()],
             user: [view.spec.id.user.to_string(), view.spec.user_slug.to_string()],
         }));
@@ -73,11 +73,11 @@ impl Members {
     }
 }
 
-fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a [String; 2]>) -> Failure {
+fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a [String; 2]>) -> RequestFailure {
     let (ids, slugs): (BTreeSet<&str>, BTreeSet<&str>) = known.map(|[id, slug]| (id.as_str(), slug.as_str())).unzip();
     let near: Vec<&str> = ids.union(&slugs).copied().collect();
     let slugs: Vec<&str> = slugs.into_iter().collect();
-    Failure::new("not_found", format!("there is no {what} `{name}`{}", hint(what, name, &near, &slugs)))
+    RequestFailure::new("not_found", format!("there is no {what} `{name}`{}", hint(what, name, &near, &slugs)))
 }
 
 /// Returns the end of an error message: the nearest of `known`, a known name that ends with `name`, or the first of
@@ -97,15 +97,15 @@ pub(crate) fn hint(what: &str, name: &str, known: &[&str], listed: &[&str]) -> S
 
 /// Returns true if the event is about an instance of the team with this id or slug. Events contain only ids, so a slug
 /// is compared with the instance's name, SERVER-TEAM-USER-INSTALLATION.
-pub(crate) fn is_of_team(of: &Subject, team: &str) -> bool {
+pub(crate) fn is_of_team(of: &EventSubject, team: &str) -> bool {
     of.team_id.as_str() == team || of.process_id.starts_with(&format!("{}-{team}-", of.server_slug))
 }
 
 /// Searches the stored events for the team with this id or slug. Returns its id, or the ids of all teams if there is
 /// none.
 pub(crate) fn stored_team(directory: &Path, team: &str) -> std::io::Result<Result<String, BTreeSet<String>>> {
-    let by_id = journal::Query { team: Some(team.to_owned()), ..journal::Query::default() };
-    let mut events = journal::read(directory, journal::Query::default())?;
+    let by_id = journal::StoredEventQuery { team: Some(team.to_owned()), ..journal::StoredEventQuery::default() };
+    let mut events = journal::read(directory, journal::StoredEventQuery::default())?;
     let mut ids = BTreeSet::new();
     for envelope in events.by_ref() {
         if by_id.matches(&envelope) {
@@ -125,9 +125,9 @@ pub(crate) fn stored_team(directory: &Path, team: &str) -> std::io::Result<Resul
 pub(crate) fn find<'a, T>(
     all: &'a [T],
     spec_of: impl Fn(&T) -> &InstanceSpec,
-    selector: &Selector,
-) -> Result<&'a T, Box<Failure>> {
-    let filter = Filter { team: selector.team.clone(), user: selector.user.clone() };
+    selector: &InstanceSelector,
+) -> Result<&'a T, Box<RequestFailure>> {
+    let filter = ConsoleFilter { team: selector.team.clone(), user: selector.user.clone() };
     let named = |one: &&T| *spec_of(one).name == *selector.server;
     let slugged = |one: &&T| spec_of(one).server.as_str() == selector.server;
     let own = || all.iter().filter(|one| filter.admits(spec_of(one)));
@@ -147,7 +147,7 @@ pub(crate) fn find<'a, T>(
                 );
             }
             let message = format!("no server `{}`; `satellite status` lists those that there are", selector.server);
-            Err(Failure::new("not_found", message).into())
+            Err(RequestFailure::new("not_found", message).into())
         }
         several => {
             let full: Vec<String> = several.iter().map(|one| format!("  {}", spec_of(one).name)).collect();
@@ -157,7 +157,7 @@ pub(crate) fn find<'a, T>(
                 several.len(),
                 full.join("\n")
             );
-            Err(Failure::new("ambiguous", message).into())
+            Err(RequestFailure::new("ambiguous", message).into())
         }
     }
 }

@@ -20,24 +20,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::SOCKET;
 use super::api::{
-    CallRequest, ConfigureRequest, Configured, Controlled, Ending, EventQuery, Failure, Filter, InstanceStatus,
-    MemoryReport, NOT_ALL_STORED, Pruned, Reconnected, RejectedConfiguration, ReloadQuery, Reloaded, SatelliteStatus,
-    Selector, StatusReply, ToolEntry,
+    CallRequest, ConfigureRequest, ConfigureResult, ConsoleFilter, ControlResult, EventQuery, InstanceSelector,
+    InstanceStatus, MemoryReport, NOT_ALL_STORED, PruneResult, ReconnectResult, RejectedConfiguration, ReloadQuery,
+    ReloadResult, RequestFailure, SatelliteStatus, ShutdownReply, StatusReply, ToolEntry,
 };
 use super::auth;
-use super::find::{Members, find};
-use crate::backend::link::Link;
+use super::find::{TeamMembers, find};
+use crate::backend::link::BackendLink;
 use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
 use crate::delivery::Delivery;
-use crate::endpoint::Endpoint;
-use crate::erasures::Eraser;
+use crate::endpoint::SatelliteEndpoint;
+use crate::erasures::DataEraser;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::{self, Journal, JournalError, JournalState};
 use crate::oauth::Grants;
 use crate::remedy::next_step;
-use crate::satellite::{Accepted, ReloadRequest};
-use crate::values::{Change, Configurer, Refused};
+use crate::satellite::{AcceptedReload, ReloadRequest};
+use crate::values::{ValueChange, ValueConfigurer, ValueError};
 
 /// Maximum size of a request body: the arguments of a call may be as large as a message of a server.
 const BODY_MAX: usize = 16 * 1024 * 1024;
@@ -45,40 +45,40 @@ const BODY_MAX: usize = 16 * 1024 * 1024;
 /// again from the journal.
 const STREAM_BACKLOG: usize = 256;
 
-pub(crate) struct Console {
+pub(crate) struct ConsoleState {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) connector: StdioConnector,
-    pub(crate) endpoint: Arc<Endpoint>,
-    pub(crate) link: Option<Link>,
+    pub(crate) endpoint: Arc<SatelliteEndpoint>,
+    pub(crate) link: Option<BackendLink>,
     pub(crate) journal: Journal,
     pub(crate) delivery: Option<Arc<Delivery>>,
-    pub(crate) configurer: Configurer,
+    pub(crate) configurer: ValueConfigurer,
     pub(crate) grants: Grants,
-    pub(crate) eraser: Arc<Eraser>,
+    pub(crate) eraser: Arc<DataEraser>,
     pub(crate) reload: mpsc::Sender<ReloadRequest>,
     pub(crate) name: String,
     pub(crate) data_dir: PathBuf,
     pub(crate) started: Instant,
-    pub(crate) members: Arc<Members>,
+    pub(crate) members: Arc<TeamMembers>,
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) down: CancellationToken,
     /// Cancelled after the runtime has ended: event streams send the remaining events and end.
     pub(crate) ending: CancellationToken,
 }
 
-pub(super) type Answer<T> = Result<Json<T>, Refusal>;
+pub(super) type ConsoleResult<T> = Result<Json<T>, ConsoleErrorResponse>;
 
 /// An HTTP error response, ready to be sent.
-pub(super) struct Refusal(StatusCode, Box<Failure>);
+pub(super) struct ConsoleErrorResponse(StatusCode, Box<RequestFailure>);
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ConsoleErrorResponse {
     fn into_response(self) -> Response {
         (self.0, Json(self.1)).into_response()
     }
 }
 
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Self {
+impl From<RequestFailure> for ConsoleErrorResponse {
+    fn from(failure: RequestFailure) -> Self {
         let status = match failure.kind.as_str() {
             "not_found" => StatusCode::NOT_FOUND,
             "ambiguous" | "bad_input" => StatusCode::BAD_REQUEST,
@@ -92,7 +92,7 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl From<ControlError> for Refusal {
+impl From<ControlError> for ConsoleErrorResponse {
     fn from(error: ControlError) -> Self {
         let kind = match error {
             ControlError::NotFound => "not_found",
@@ -104,11 +104,11 @@ impl From<ControlError> for Refusal {
             ControlError::Refused { remedy, .. } => remedy,
             ControlError::NotFound | ControlError::Superseded | ControlError::Closing => None,
         };
-        Failure { remedy, ..Failure::new(kind, error.to_string()) }.into()
+        RequestFailure { remedy, ..RequestFailure::new(kind, error.to_string()) }.into()
     }
 }
 
-impl Refusal {
+impl ConsoleErrorResponse {
     fn of(error: ControlError, view: &InstanceView) -> Self {
         let Self(status, failure) = error.into();
         Self(status, Box::new(failure.of(&view.spec)))
@@ -125,7 +125,7 @@ pub(crate) fn bind(data_dir: &DataDir) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-pub(crate) async fn serve(listener: UnixListener, console: Console) {
+pub(crate) async fn serve(listener: UnixListener, console: ConsoleState) {
     let ending = console.ending.clone().cancelled_owned();
     let router = axum::Router::new()
         .route("/v1/status", get(status))
@@ -153,9 +153,12 @@ pub(crate) async fn serve(listener: UnixListener, console: Console) {
     }
 }
 
-async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Answer<StatusReply> {
+async fn status(
+    State(console): State<Arc<ConsoleState>>,
+    Query(filter): Query<ConsoleFilter>,
+) -> ConsoleResult<StatusReply> {
     let snapshot = console.runtime.snapshot();
-    console.members.check(&filter, &snapshot).map_err(|failure| Refusal::from(*failure))?;
+    console.members.check(&filter, &snapshot).map_err(|failure| ConsoleErrorResponse::from(*failure))?;
     let connector = console.connector.clone();
     // Reads a kernel file for each process, which would block an async thread.
     let rows = tokio::task::spawn_blocking(move || {
@@ -173,7 +176,7 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
         });
         rows
     });
-    let instances = rows.await.map_err(|error| Failure::new("closing", error.to_string()))?;
+    let instances = rows.await.map_err(|error| RequestFailure::new("closing", error.to_string()))?;
     let satellite = SatelliteStatus {
         name: console.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -195,15 +198,18 @@ async fn status(State(console): State<Arc<Console>>, Query(filter): Query<Filter
     Ok(Json(StatusReply { satellite, instances }))
 }
 
-async fn down(State(console): State<Arc<Console>>) -> Json<Ending> {
+async fn down(State(console): State<Arc<ConsoleState>>) -> Json<ShutdownReply> {
     tracing::info!("`satellite down` was called");
     console.down.cancel();
-    Json(Ending { pid: std::process::id() })
+    Json(ShutdownReply { pid: std::process::id() })
 }
 
-async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>) -> Answer<Vec<ToolEntry>> {
+async fn tools(
+    State(console): State<Arc<ConsoleState>>,
+    Query(filter): Query<ConsoleFilter>,
+) -> ConsoleResult<Vec<ToolEntry>> {
     let snapshot = console.runtime.snapshot();
-    console.members.check(&filter, &snapshot).map_err(|failure| Refusal::from(*failure))?;
+    console.members.check(&filter, &snapshot).map_err(|failure| ConsoleErrorResponse::from(*failure))?;
     let mut entries = Vec::new();
     for view in snapshot.iter().filter(|view| filter.admits(&view.spec)) {
         let spec = &view.spec;
@@ -222,135 +228,165 @@ async fn tools(State(console): State<Arc<Console>>, Query(filter): Query<Filter>
     Ok(Json(entries))
 }
 
-async fn clients(State(console): State<Arc<Console>>) -> Json<Vec<ClientStatus>> {
+async fn clients(State(console): State<Arc<ConsoleState>>) -> Json<Vec<ClientStatus>> {
     Json(console.endpoint.clients())
 }
 
-async fn call(State(console): State<Arc<Console>>, Json(request): Json<CallRequest>) -> Result<Response, Refusal> {
+async fn call(
+    State(console): State<Arc<ConsoleState>>,
+    Json(request): Json<CallRequest>,
+) -> Result<Response, ConsoleErrorResponse> {
     let view = resolve(&console, &request.selector)?;
     if let Some(arguments) = &request.arguments
         && !arguments.get().trim_start().starts_with('{')
     {
-        return Err(Failure::new("bad_input", "the arguments of a tool are a JSON object").into());
+        return Err(RequestFailure::new("bad_input", "the arguments of a tool are a JSON object").into());
     }
     let timeout = request.timeout_ms.map(Duration::from_millis);
     let result = console.runtime.call(&view.spec.id, &request.tool, request.arguments, timeout).await;
-    let result = result.map_err(|error| Failure::from(error).of(&view.spec))?;
+    let result = result.map_err(|error| RequestFailure::from(error).of(&view.spec))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], result.get().to_owned()).into_response())
 }
 
-async fn start(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
+async fn start(
+    State(console): State<Arc<ConsoleState>>,
+    Json(selector): Json<InstanceSelector>,
+) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console.runtime.start(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
+    console.runtime.start(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
     controlled(&console, &view).await
 }
 
-async fn stop(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
+async fn stop(
+    State(console): State<Arc<ConsoleState>>,
+    Json(selector): Json<InstanceSelector>,
+) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console.runtime.stop(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
+    console.runtime.stop(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
     controlled(&console, &view).await
 }
 
-async fn restart(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Controlled> {
+async fn restart(
+    State(console): State<Arc<ConsoleState>>,
+    Json(selector): Json<InstanceSelector>,
+) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console.runtime.restart(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
+    console.runtime.restart(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
     controlled(&console, &view).await
 }
 
-async fn controlled(console: &Console, view: &InstanceView) -> Answer<Controlled> {
+async fn controlled(console: &ConsoleState, view: &InstanceView) -> ConsoleResult<ControlResult> {
     let not_durable = not_durable(console).await;
     let Json(instance) = shown(console, view)?;
-    Ok(Json(Controlled { instance, not_durable }))
+    Ok(Json(ControlResult { instance, not_durable }))
 }
 
 /// Returns the reason why the runtime's state is not stored. The runtime passes its state to the journal before it
 /// answers a command.
-async fn not_durable(console: &Console) -> Option<String> {
+async fn not_durable(console: &ConsoleState) -> Option<String> {
     console.journal.memos_stored().await.err().map(|error| error.to_string())
 }
 
-async fn reconnect(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<Reconnected> {
+async fn reconnect(
+    State(console): State<Arc<ConsoleState>>,
+    Json(selector): Json<InstanceSelector>,
+) -> ConsoleResult<ReconnectResult> {
     let view = resolve(&console, &selector)?;
-    let outcome = console.runtime.reconnect(&view.spec.id).await.map_err(|error| Refusal::of(error, &view))?;
+    let outcome =
+        console.runtime.reconnect(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
     let instance = view.spec.name.to_string();
-    let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
+    let mcp_satellite_actors::ReconnectOutcome { success, status, status_message } = outcome;
     let view = console.runtime.status(&view.spec.id);
     let next_step = view.and_then(|view| Some(next_step(view.remedy?, &view.spec)));
     let not_durable = not_durable(&console).await;
-    Ok(Json(Reconnected { instance, success, status, status_message, next_step, not_durable }))
+    Ok(Json(ReconnectResult { instance, success, status, status_message, next_step, not_durable }))
 }
 
-async fn configure(State(console): State<Arc<Console>>, Json(request): Json<ConfigureRequest>) -> Answer<Configured> {
+async fn configure(
+    State(console): State<Arc<ConsoleState>>,
+    Json(request): Json<ConfigureRequest>,
+) -> ConsoleResult<ConfigureResult> {
     let view = resolve(&console, &request.selector)?;
     let set = request.set.into_iter().map(|(key, text)| (key, text.into())).collect();
-    let change = Change { set, unset: request.unset };
+    let change = ValueChange { set, unset: request.unset };
     let (required, not_durable) =
         console.configurer.configure(view.spec.id.clone(), change).await.map_err(|refused| match refused {
-            Refused::BadInput(why) => Refusal::from(Failure::new("bad_input", format!("`{}`: {why}", view.spec.name))),
-            Refused::Storage(_) => Failure::new("storage", refused.to_string()).into(),
-            Refused::Control(error) => Refusal::of(error, &view),
+            ValueError::BadInput(why) => {
+                ConsoleErrorResponse::from(RequestFailure::new("bad_input", format!("`{}`: {why}", view.spec.name)))
+            }
+            ValueError::Storage(_) => RequestFailure::new("storage", refused.to_string()).into(),
+            ValueError::Control(error) => ConsoleErrorResponse::of(error, &view),
         })?;
     let Json(instance) = shown(&console, &view)?;
-    Ok(Json(Configured { instance, required, not_durable }))
+    Ok(Json(ConfigureResult { instance, required, not_durable }))
 }
 
-async fn resolve_name(State(console): State<Arc<Console>>, Json(selector): Json<Selector>) -> Answer<InstanceStatus> {
+async fn resolve_name(
+    State(console): State<Arc<ConsoleState>>,
+    Json(selector): Json<InstanceSelector>,
+) -> ConsoleResult<InstanceStatus> {
     let view = resolve(&console, &selector)?;
     shown(&console, &view)
 }
 
-pub(super) fn shown(console: &Console, view: &InstanceView) -> Answer<InstanceStatus> {
+pub(super) fn shown(console: &ConsoleState, view: &InstanceView) -> ConsoleResult<InstanceStatus> {
     let snapshot = console.runtime.snapshot();
     let Some(view) = snapshot.get(&view.spec.id) else { return Err(ControlError::NotFound.into()) };
     Ok(Json(InstanceStatus::of(view, None, Instant::now())))
 }
 
-pub(super) fn resolve(console: &Console, selector: &Selector) -> Result<Arc<InstanceView>, Refusal> {
+pub(super) fn resolve(
+    console: &ConsoleState,
+    selector: &InstanceSelector,
+) -> Result<Arc<InstanceView>, ConsoleErrorResponse> {
     let snapshot = console.runtime.snapshot();
     let views: Vec<&Arc<InstanceView>> = snapshot.iter().collect();
-    let found = find(&views, |view| &view.spec, selector).map_err(|failure| Refusal::from(*failure))?;
+    let found = find(&views, |view| &view.spec, selector).map_err(|failure| ConsoleErrorResponse::from(*failure))?;
     Ok(Arc::clone(found))
 }
 
-async fn reload(State(console): State<Arc<Console>>, Json(request): Json<ReloadQuery>) -> Answer<Reloaded> {
+async fn reload(
+    State(console): State<Arc<ConsoleState>>,
+    Json(request): Json<ReloadQuery>,
+) -> ConsoleResult<ReloadResult> {
     let (reply, answer) = oneshot::channel();
-    let closing = || Refusal::from(ControlError::Closing);
+    let closing = || ConsoleErrorResponse::from(ControlError::Closing);
     let request = ReloadRequest { accept: request.accept, reply };
     console.reload.send(request).await.map_err(|_| closing())?;
-    let Accepted { servers, teams } = answer.await.map_err(|_| closing())?.map_err(|rejected| {
+    let AcceptedReload { servers, teams } = answer.await.map_err(|_| closing())?.map_err(|rejected| {
         let kind = if rejected.error_type == "invalid" { "bad_input" } else { "refused" };
-        Failure::new(kind, rejected.message)
+        RequestFailure::new(kind, rejected.message)
     })?;
-    Ok(Json(Reloaded { servers, teams }))
+    Ok(Json(ReloadResult { servers, teams }))
 }
 
-async fn prune(State(console): State<Arc<Console>>) -> Json<Pruned> {
+async fn prune(State(console): State<Arc<ConsoleState>>) -> Json<PruneResult> {
     let erased = console.eraser.erase_now(|_| true).await;
-    Json(Pruned { instances: erased.iter().map(ToString::to_string).collect() })
+    Json(PruneResult { instances: erased.iter().map(ToString::to_string).collect() })
 }
 
-async fn flush(State(console): State<Arc<Console>>) -> Json<()> {
+async fn flush(State(console): State<Arc<ConsoleState>>) -> Json<()> {
     // The error is logged; the stored events remain readable.
     let _ = flushed(&console).await;
     Json(())
 }
 
 /// Waits until all earlier events are stored or cannot be stored. Does not wait for a disk that hangs.
-async fn flushed(console: &Console) -> Result<(), JournalError> {
+async fn flushed(console: &ConsoleState) -> Result<(), JournalError> {
     let flushed = console.journal.while_it_answers(console.runtime.flush()).await;
     flushed.inspect_err(|error| tracing::error!(%error, "whoever reads events now may not get the last of them"))
 }
 
 /// Streams events as JSON lines: stored events from the journal, new ones from the batcher. The subscription starts
 /// before the flush, so that no event is lost between the two.
-async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQuery>) -> Response {
+async fn events(State(console): State<Arc<ConsoleState>>, Query(query): Query<EventQuery>) -> Response {
     let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
     // A header tells a reader without `follow` whether events are missing; a following reader gets them later.
     let is_whole =
         query.follow || flushed(&console).await.is_ok() && console.journal.status().state == JournalState::Ok;
     tokio::spawn(async move {
         let told = stream_events(&console, query, &lines).await;
-        if let Err(Torn::Unreadable(error)) = told {
+        if let Err(EventStreamEnd::Unreadable(error)) = told {
             // The reader must see a broken stream instead of a regular end.
             let _ = lines.send(Err(error)).await;
         }
@@ -364,18 +400,19 @@ async fn events(State(console): State<Arc<Console>>, Query(query): Query<EventQu
 }
 
 /// Reason why a stream of events ends early.
-enum Torn {
+enum EventStreamEnd {
     Left,
     Unreadable(io::Error),
 }
 
 type Lines = mpsc::Sender<io::Result<Bytes>>;
 
-async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> Result<(), Torn> {
+async fn stream_events(console: &ConsoleState, query: EventQuery, lines: &Lines) -> Result<(), EventStreamEnd> {
     let snapshot = console.runtime.snapshot();
     let team = query.team.map(|team| console.members.team_id(&team, &snapshot).unwrap_or(team));
     let types = query.types.iter().flat_map(|types| types.split(',')).map(ToOwned::to_owned).collect();
-    let mut filter = journal::Query { types, team, instance: query.instance, ..journal::Query::default() };
+    let mut filter =
+        journal::StoredEventQuery { types, team, instance: query.instance, ..journal::StoredEventQuery::default() };
     let mut news = console.runtime.subscribe();
     let mut last = query.since.unwrap_or(0);
     // A reader that gives `since` expects every event after it. Other readers get new events even if the disk accepts
@@ -391,7 +428,7 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
             biased;
             passed = stored(&console.data_dir, filter.clone(), last, lines) => passed?,
             () = console.journal.is_given_up() => {
-                return Err(Torn::Unreadable(io::Error::new(io::ErrorKind::TimedOut, "the disk does not answer")));
+                return Err(EventStreamEnd::Unreadable(io::Error::new(io::ErrorKind::TimedOut, "the disk does not answer")));
             }
         };
         if !query.follow {
@@ -416,7 +453,7 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
                         // An error means that the journal is closed.
                         _ = appended.wait_for(|through| *through >= envelope.seq) => {}
                         () = console.ending.cancelled() => {}
-                        () = lines.closed() => return Err(Torn::Left),
+                        () = lines.closed() => return Err(EventStreamEnd::Left),
                     }
                     break;
                 }
@@ -425,7 +462,7 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
                     if filter.matches(&envelope) {
                         // An event that a reader has received must keep its number after a restart.
                         console.journal.stored(envelope.seq).await;
-                        lines.send(line(&envelope)).await.map_err(|_| Torn::Left)?;
+                        lines.send(line(&envelope)).await.map_err(|_| EventStreamEnd::Left)?;
                     }
                 }
                 // The reader was too slow; the journal has the missed events.
@@ -437,19 +474,24 @@ async fn stream_events(console: &Console, query: EventQuery, lines: &Lines) -> R
 }
 
 /// Sends the stored events. Returns the number of the last one, or `last` if there was none.
-async fn stored(data_dir: &Path, filter: journal::Query, last: u64, lines: &Lines) -> Result<u64, Torn> {
+async fn stored(
+    data_dir: &Path,
+    filter: journal::StoredEventQuery,
+    last: u64,
+    lines: &Lines,
+) -> Result<u64, EventStreamEnd> {
     let (directory, lines) = (data_dir.to_owned(), lines.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        let mut events = journal::read(directory, filter).map_err(Torn::Unreadable)?;
+        let mut events = journal::read(directory, filter).map_err(EventStreamEnd::Unreadable)?;
         for envelope in events.by_ref() {
-            lines.blocking_send(line(&envelope)).map_err(|_| Torn::Left)?;
+            lines.blocking_send(line(&envelope)).map_err(|_| EventStreamEnd::Left)?;
         }
         match events.take_error() {
-            Some(error) => Err(Torn::Unreadable(error)),
+            Some(error) => Err(EventStreamEnd::Unreadable(error)),
             None => Ok(events.passed().unwrap_or(last)),
         }
     });
-    reading.await.unwrap_or_else(|error| Err(Torn::Unreadable(io::Error::other(error))))
+    reading.await.unwrap_or_else(|error| Err(EventStreamEnd::Unreadable(io::Error::other(error))))
 }
 
 fn line(envelope: &Envelope) -> io::Result<Bytes> {

@@ -24,7 +24,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::config::{Auth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
+use crate::config::{EndpointAuth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
 use crate::data_dir::DataDir;
 
 // Wrong tokens per second, from all clients together, after which the answer is "too many requests".
@@ -51,11 +51,11 @@ pub struct Access {
     // Random key of this process: makes the position of a token in the table unpredictable.
     key: hmac::Key,
     failures: DefaultDirectRateLimiter,
-    door: RwLock<Arc<Door>>,
+    door: RwLock<Arc<AccessTable>>,
 }
 
 #[derive(Default)]
-struct Door {
+struct AccessTable {
     by_token: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
     users: HashMap<(TeamId, UserId), Arc<User>>,
     alone: Option<Arc<User>>,
@@ -73,10 +73,10 @@ pub struct User {
     pub slug: Slug,
     /// True if `/mcp` lists the tools of all instances unless the client requests the other mode.
     pub flat: bool,
-    allowance: Allowance,
+    allowance: UserLimits,
 }
 
-struct Allowance {
+struct UserLimits {
     requests_per_second: u32,
     burst: u32,
     calls_max: usize,
@@ -88,7 +88,7 @@ struct Allowance {
 
 /// An authenticated client.
 #[derive(Clone)]
-pub struct Pass {
+pub struct Permission {
     /// The user that the token belongs to.
     pub user: Arc<User>,
     // Token that admitted the client; `None` without authentication.
@@ -97,7 +97,7 @@ pub struct Pass {
 
 /// Reason for rejecting a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum AccessDenied {
     /// Missing token.
     #[error("a bearer token is required")]
     NoToken,
@@ -114,7 +114,7 @@ pub enum Denied {
 
 /// Error: the user exceeded a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limited {
+pub struct LimitExceeded {
     /// Either `rate_limited` or `busy`.
     pub kind: &'static str,
     /// Value of the limit.
@@ -123,7 +123,7 @@ pub struct Limited {
     pub retry_after: Duration,
 }
 
-impl fmt::Display for Limited {
+impl fmt::Display for LimitExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, limit, retry_after } = self;
         let seconds = retry_after.as_secs_f64();
@@ -152,18 +152,18 @@ impl Access {
     /// Replaces the users by those of `plan`. Unchanged users keep the used part of their limits.
     pub fn apply(&self, plan: &GatewayPlan) {
         let before = self.door();
-        let mut door = Door::default();
+        let mut door = AccessTable::default();
         for typed in &plan.users {
             let id = (typed.team.clone(), typed.user.clone());
             let known = before.users.get(&id).filter(|user| user.is(typed, &plan.limits));
             let user = known.cloned().unwrap_or_else(|| Arc::new(User::new(typed, &plan.limits)));
-            if plan.auth == Auth::Bearer {
+            if plan.auth == EndpointAuth::Bearer {
                 let places = typed.tokens.iter().map(|token| (self.place(token), (*token, Arc::clone(&user))));
                 door.by_token.extend(places);
             }
             door.users.insert(id, user);
         }
-        if plan.auth != Auth::Bearer {
+        if plan.auth != EndpointAuth::Bearer {
             // The configuration was validated: there is exactly one user.
             let alone = plan.alone().ok().map(|user| (user.team.clone(), user.user.clone()));
             door.alone = alone.and_then(|id| door.users.get(&id).cloned());
@@ -175,30 +175,30 @@ impl Access {
     ///
     /// # Errors
     /// The token is missing or wrong, or authentication is off and the client is not on this machine.
-    pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Pass, Denied> {
+    pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Permission, AccessDenied> {
         let door = self.door();
         if let Some(user) = &door.alone {
             let forwarded = FORWARDED.iter().any(|name| headers.contains_key(*name));
             if forwarded || !peer.to_canonical().is_loopback() {
-                return Err(Denied::FromElsewhere);
+                return Err(AccessDenied::FromElsewhere);
             }
-            return Ok(Pass { user: Arc::clone(user), token: None });
+            return Ok(Permission { user: Arc::clone(user), token: None });
         }
         let mut shown = headers.get_all(AUTHORIZATION).iter();
         let pass = match (shown.next(), shown.next()) {
-            (None, _) => return Err(Denied::NoToken),
+            (None, _) => return Err(AccessDenied::NoToken),
             // Two tokens are ambiguous.
             (Some(_), Some(_)) => None,
             (Some(header), None) => header.to_str().ok().and_then(bearer).and_then(|token| self.find(&door, token)),
         };
         pass.ok_or_else(|| match self.failures.check() {
-            Ok(()) => Denied::WrongToken,
-            Err(early) => Denied::TooMany(early.wait_time_from(self.failures.clock().now())),
+            Ok(()) => AccessDenied::WrongToken,
+            Err(early) => AccessDenied::TooMany(early.wait_time_from(self.failures.clock().now())),
         })
     }
 
     /// Returns true if the client would still be admitted with the same token as the same user.
-    pub fn stands(&self, pass: &Pass) -> bool {
+    pub fn stands(&self, pass: &Permission) -> bool {
         let door = self.door();
         match &pass.token {
             Some(token) => door.by_token.get(&self.place(token)).is_some_and(|(_, user)| user.is_same(&pass.user)),
@@ -206,13 +206,13 @@ impl Access {
         }
     }
 
-    fn find(&self, door: &Door, token: &str) -> Option<Pass> {
+    fn find(&self, door: &AccessTable, token: &str) -> Option<Permission> {
         let shown = TokenHash::of(token);
         let found = door.by_token.get(&self.place(&shown));
         let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
         let same = bool::from(known.0.ct_eq(&shown.0));
         let (token, user) = found.filter(|_| same)?;
-        Some(Pass { user: Arc::clone(user), token: Some(*token) })
+        Some(Permission { user: Arc::clone(user), token: Some(*token) })
     }
 
     fn place(&self, token: &TokenHash) -> [u8; 32] {
@@ -221,7 +221,7 @@ impl Access {
         place
     }
 
-    fn door(&self) -> Arc<Door> {
+    fn door(&self) -> Arc<AccessTable> {
         Arc::clone(&self.door.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -234,7 +234,7 @@ fn bearer(header: &str) -> Option<&str> {
 impl User {
     fn new(typed: &GatewayUser, limits: &GatewayLimits) -> Self {
         let GatewayUser { team, team_slug, user, slug, flat, tokens: _, token_kept: _ } = typed.clone();
-        Self { team, team_slug, user, slug, flat, allowance: Allowance::new(limits) }
+        Self { team, team_slug, user, slug, flat, allowance: UserLimits::new(limits) }
     }
 
     fn is(&self, typed: &GatewayUser, limits: &GatewayLimits) -> bool {
@@ -251,9 +251,9 @@ impl User {
     ///
     /// # Errors
     /// The user sends more requests per second than allowed.
-    pub fn request(&self) -> Result<(), Limited> {
+    pub fn request(&self) -> Result<(), LimitExceeded> {
         let Some(limiter) = &self.allowance.requests else { return Ok(()) };
-        limiter.check().map_err(|early| Limited {
+        limiter.check().map_err(|early| LimitExceeded {
             kind: "rate_limited",
             limit: self.allowance.requests_per_second.into(),
             retry_after: early.wait_time_from(limiter.clock().now()),
@@ -268,12 +268,12 @@ impl User {
     ///
     /// # Errors
     /// The user has too many open calls.
-    pub fn call(&self) -> Result<Option<OwnedSemaphorePermit>, Limited> {
+    pub fn call(&self) -> Result<Option<OwnedSemaphorePermit>, LimitExceeded> {
         let Some(calls) = &self.allowance.calls else { return Ok(None) };
         let limit = self.allowance.calls_max as u64;
         // The semaphore is never closed, so an error means that there are too many calls.
         let permit = Arc::clone(calls).try_acquire_owned();
-        permit.map(Some).map_err(|_| Limited { kind: "busy", limit, retry_after: BUSY_PAUSE })
+        permit.map(Some).map_err(|_| LimitExceeded { kind: "busy", limit, retry_after: BUSY_PAUSE })
     }
 }
 
@@ -289,13 +289,13 @@ impl fmt::Debug for Access {
     }
 }
 
-impl fmt::Debug for Pass {
+impl fmt::Debug for Permission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pass({:?})", self.user)
     }
 }
 
-impl Allowance {
+impl UserLimits {
     fn new(limits: &GatewayLimits) -> Self {
         let GatewayLimits { requests_per_second, burst, calls_per_user_max: calls_max, .. } = *limits;
         let quota = |rate| Quota::per_second(rate).allow_burst(NonZeroU32::new(burst).unwrap_or(rate));
@@ -390,7 +390,7 @@ mod tests {
         authorizations.iter().map(|value| (AUTHORIZATION, HeaderValue::from_str(value).unwrap())).collect()
     }
 
-    fn comes_in(access: &Access, authorizations: &[&str]) -> Result<String, Denied> {
+    fn comes_in(access: &Access, authorizations: &[&str]) -> Result<String, AccessDenied> {
         access.admit(&shows(authorizations), HERE).map(|pass| pass.user.slug.to_string())
     }
 
@@ -404,10 +404,10 @@ mod tests {
         }
         let digest = format!("Bearer {}", TokenHash::of("bob-1"));
         for wrong in ["Bearer alice-3", "Bearer alice", "Bearer ", "Bearer", "Basic alice-1", "alice-1", "", &digest] {
-            assert_eq!(comes_in(&access, &[wrong]), Err(Denied::WrongToken), "{wrong}");
+            assert_eq!(comes_in(&access, &[wrong]), Err(AccessDenied::WrongToken), "{wrong}");
         }
-        assert_eq!(comes_in(&access, &[]), Err(Denied::NoToken));
-        assert_eq!(comes_in(&access, &["Bearer alice-1", "Bearer bob-1"]), Err(Denied::WrongToken));
+        assert_eq!(comes_in(&access, &[]), Err(AccessDenied::NoToken));
+        assert_eq!(comes_in(&access, &["Bearer alice-1", "Bearer bob-1"]), Err(AccessDenied::WrongToken));
     }
 
     #[test]
@@ -415,16 +415,16 @@ mod tests {
         let access = Access::new(&plan()).unwrap();
         let bob = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
         let by_token = [(access.place(&TokenHash::of("forged")), (TokenHash::of("bob-1"), bob))].into();
-        *access.door.write().unwrap() = Arc::new(Door { by_token, ..Door::default() });
-        assert_eq!(comes_in(&access, &["Bearer forged"]), Err(Denied::WrongToken));
+        *access.door.write().unwrap() = Arc::new(AccessTable { by_token, ..AccessTable::default() });
+        assert_eq!(comes_in(&access, &["Bearer forged"]), Err(AccessDenied::WrongToken));
     }
 
     #[test]
     fn who_tries_many_tokens_is_slowed_and_keeps_nobody_out() {
         let access = Access::new(&plan()).unwrap();
         let answers: Vec<_> = (0..1000).map(|nth| comes_in(&access, &[&format!("Bearer {nth}")])).collect();
-        assert!(answers[..50].iter().all(|answer| *answer == Err(Denied::WrongToken)));
-        let Some(Err(Denied::TooMany(pause))) = answers.last() else { panic!("{:?}", answers.last()) };
+        assert!(answers[..50].iter().all(|answer| *answer == Err(AccessDenied::WrongToken)));
+        let Some(Err(AccessDenied::TooMany(pause))) = answers.last() else { panic!("{:?}", answers.last()) };
         assert!(!pause.is_zero());
         assert_eq!(comes_in(&access, &["Bearer bob-1"]).unwrap(), "bob");
     }
@@ -438,7 +438,7 @@ mod tests {
         access.apply(&GatewayPlan { users, ..plan() });
         assert!(!access.stands(&first) && access.stands(&second));
         assert!(!access.stands(&bob), "another user has his token now");
-        assert_eq!(pass("alice-1").unwrap_err(), Denied::WrongToken);
+        assert_eq!(pass("alice-1").unwrap_err(), AccessDenied::WrongToken);
         assert!(Arc::ptr_eq(&pass("alice-3").unwrap().user, &second.user), "what is used up stays used up");
         assert_eq!(pass("bob-1").unwrap().user.slug.as_str(), "carol");
     }
@@ -479,23 +479,26 @@ mod tests {
 
     #[test]
     fn without_authentication_this_machine_is_one_user_and_others_are_nobody() {
-        let auth = Auth::None(Some("acme/bob".to_owned()));
+        let auth = EndpointAuth::None(Some("acme/bob".to_owned()));
         let access = Access::new(&GatewayPlan { auth, ..plan() }).unwrap();
         for peer in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             let pass = access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap();
             assert!(pass.user.slug.as_str() == "bob" && access.stands(&pass));
         }
         for peer in ["192.168.0.7", "::ffff:10.0.0.1", "fe80::1"] {
-            assert_eq!(access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap_err(), Denied::FromElsewhere);
+            assert_eq!(
+                access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap_err(),
+                AccessDenied::FromElsewhere
+            );
         }
         for header in FORWARDED {
             let headers = std::iter::once((header.parse().unwrap(), HeaderValue::from_static("x"))).collect();
-            assert_eq!(access.admit(&headers, HERE).unwrap_err(), Denied::FromElsewhere, "{header}");
+            assert_eq!(access.admit(&headers, HERE).unwrap_err(), AccessDenied::FromElsewhere, "{header}");
         }
         let pass = access.admit(&HeaderMap::new(), HERE).unwrap();
         access.apply(&plan());
         assert!(!access.stands(&pass));
-        assert_eq!(access.admit(&HeaderMap::new(), HERE).unwrap_err(), Denied::NoToken);
+        assert_eq!(access.admit(&HeaderMap::new(), HERE).unwrap_err(), AccessDenied::NoToken);
     }
 
     #[test]

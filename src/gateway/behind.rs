@@ -7,41 +7,43 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 
 use super::access::User;
-use super::face::{Answer, Call, Endpoint, Faces, Greeting, RpcError, Welcome};
-use super::flat::Flat;
+use super::face::{
+    CallAnswer, ClientDescription, EndpointCall, EndpointHandler, EndpointId, InitializeAnswer, RpcError,
+};
+use super::flat::FlatEndpoint;
 use super::instance::Instances;
-use super::room::Rooms;
-use super::session::Session;
-use super::subscription::Filter;
+use super::room::GatewayAudience;
+use super::session::ClientSession;
+use super::subscription::SubscriptionFilter;
 use super::tools::face::notification;
-use super::tools::{Callers, Tools};
+use super::tools::{CallerCache, MetaTools};
 
-/// The satellite's implementation of [`Faces`].
+/// The satellite's implementation of [`EndpointHandler`].
 #[derive(Debug)]
-pub struct Behind {
+pub struct EndpointDispatcher {
     runtime: RuntimeHandle,
     instances: Instances,
-    tools: Arc<Tools>,
-    flat: Arc<Flat>,
+    tools: Arc<MetaTools>,
+    flat: Arc<FlatEndpoint>,
 }
 
-impl Behind {
+impl EndpointDispatcher {
     /// Creates the implementation for the instances of `runtime`, whose audience is `rooms`.
-    pub fn new(runtime: &RuntimeHandle, rooms: Arc<Rooms>) -> Self {
-        let callers = Arc::<Callers>::default();
+    pub fn new(runtime: &RuntimeHandle, rooms: Arc<GatewayAudience>) -> Self {
+        let callers = Arc::<CallerCache>::default();
         Self {
             runtime: runtime.clone(),
             instances: Instances::new(runtime.clone(), rooms, callers.clone()),
-            tools: Arc::new(Tools::new(runtime.clone(), callers.clone())),
-            flat: Arc::new(Flat::new(runtime.clone(), callers)),
+            tools: Arc::new(MetaTools::new(runtime.clone(), callers.clone())),
+            flat: Arc::new(FlatEndpoint::new(runtime.clone(), callers)),
         }
     }
 }
 
-impl Faces for Behind {
+impl EndpointHandler for EndpointDispatcher {
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId> {
         self.instances.named(user, name)
     }
@@ -49,51 +51,55 @@ impl Faces for Behind {
     fn initialize(
         &self,
         user: Arc<User>,
-        endpoint: Endpoint,
-        greeting: Greeting,
-    ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        endpoint: EndpointId,
+        greeting: ClientDescription,
+    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         match endpoint {
-            Endpoint::Instance(id) => self.instances.initialize(id, greeting),
-            Endpoint::Tools => self.tools.initialize(&user, &greeting),
-            Endpoint::Flat => self.flat.initialize(&user, &greeting),
+            EndpointId::Instance(id) => self.instances.initialize(id, greeting),
+            EndpointId::Tools => self.tools.initialize(&user, &greeting),
+            EndpointId::Flat => self.flat.initialize(&user, &greeting),
         }
     }
 
-    fn discover(&self, user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
+    fn discover(&self, user: Arc<User>, endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>> {
         let told = match endpoint {
-            Endpoint::Instance(id) => return self.instances.discover(id),
-            Endpoint::Tools => self.tools.discover(&user),
-            Endpoint::Flat => self.flat.discover(&user),
+            EndpointId::Instance(id) => return self.instances.discover(id),
+            EndpointId::Tools => self.tools.discover(&user),
+            EndpointId::Flat => self.flat.discover(&user),
         };
         ready(Ok(told)).boxed()
     }
 
-    fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
+    fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         match endpoint {
-            Endpoint::Instance(id) => ready(self.instances.definition(id, tool)).boxed(),
+            EndpointId::Instance(id) => ready(self.instances.definition(id, tool)).boxed(),
             // No argument of these tools is repeated in a header.
-            Endpoint::Tools => ready(None).boxed(),
-            Endpoint::Flat => self.flat.definition(user, tool),
+            EndpointId::Tools => ready(None).boxed(),
+            EndpointId::Flat => self.flat.definition(user, tool),
         }
     }
 
-    fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
+    fn listen(
+        &self,
+        session: &Arc<ClientSession>,
+        wanted: SubscriptionFilter,
+    ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         match &session.opening.endpoint {
-            Endpoint::Instance(id) => self.instances.listen(session, id.clone(), wanted),
+            EndpointId::Instance(id) => self.instances.listen(session, id.clone(), wanted),
             // The list of these tools never changes; lost and returned servers are reported as log notifications.
-            Endpoint::Tools => {
+            EndpointId::Tools => {
                 self.tools.listen(session);
-                ready(Ok(Filter::default())).boxed()
+                ready(Ok(SubscriptionFilter::default())).boxed()
             }
-            Endpoint::Flat => self.flat.listen(session, wanted),
+            EndpointId::Flat => self.flat.listen(session, wanted),
         }
     }
 
-    fn began(&self, session: &Arc<Session>) {
+    fn began(&self, session: &Arc<ClientSession>) {
         match &session.opening.endpoint {
-            Endpoint::Instance(id) => self.instances.began(session, id),
-            Endpoint::Tools => self.tools.began(session),
-            Endpoint::Flat => self.flat.began(session),
+            EndpointId::Instance(id) => self.instances.began(session, id),
+            EndpointId::Tools => self.tools.began(session),
+            EndpointId::Flat => self.flat.began(session),
         }
         // The session may have ended before this call (evicted or its user removed), and `ended` is not called again.
         if session.ended().is_some() {
@@ -101,29 +107,29 @@ impl Faces for Behind {
         }
     }
 
-    fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
+    fn request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
         match &session.opening.endpoint {
-            Endpoint::Instance(id) => self.instances.request(id.clone(), session.clone(), call),
-            Endpoint::Tools => self.tools.request(session, call),
-            Endpoint::Flat => self.flat.request(session, call),
+            EndpointId::Instance(id) => self.instances.request(id.clone(), session.clone(), call),
+            EndpointId::Tools => self.tools.request(session, call),
+            EndpointId::Flat => self.flat.request(session, call),
         }
     }
 
-    fn notification(&self, session: &Arc<Session>, message: Message) {
+    fn notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
         match &session.opening.endpoint {
-            Endpoint::Instance(id) => self.instances.notification(session, id, message),
-            Endpoint::Tools | Endpoint::Flat if message.method() == Some("notifications/initialized") => {
+            EndpointId::Instance(id) => self.instances.notification(session, id, message),
+            EndpointId::Tools | EndpointId::Flat if message.method() == Some("notifications/initialized") => {
                 self.instances.brings_roots_to_all(session);
             }
-            Endpoint::Tools | Endpoint::Flat => notification(&self.runtime, session, &message),
+            EndpointId::Tools | EndpointId::Flat => notification(&self.runtime, session, &message),
         }
     }
 
-    fn ended(&self, session: &Arc<Session>) {
+    fn ended(&self, session: &Arc<ClientSession>) {
         match &session.opening.endpoint {
-            Endpoint::Instance(id) => self.instances.ended(session, id),
-            Endpoint::Tools => self.tools.ended(session),
-            Endpoint::Flat => self.flat.ended(session),
+            EndpointId::Instance(id) => self.instances.ended(session, id),
+            EndpointId::Tools => self.tools.ended(session),
+            EndpointId::Flat => self.flat.ended(session),
         }
     }
 }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::BoxFuture;
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use tokio::time::{Duration, sleep};
 
-use super::face::{Answer, Call, Faces};
+use super::face::{CallAnswer, EndpointCall, EndpointHandler};
 use super::reply;
-use super::session::{ENDED, News, Session};
+use super::session::{CallEvent, ClientSession, ENDED};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ResponseFormat {
     // JSON only: other messages wait for the session's GET stream.
     Json,
     // JSON if the answer is the first message, else a stream.
@@ -26,8 +26,8 @@ pub(crate) enum Form {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner {
-    pub(crate) form: Form,
+pub(crate) struct ResponseSettings {
+    pub(crate) form: ResponseFormat,
     // Time without an answer after which the response becomes a stream.
     pub(crate) sse_after: Duration,
     pub(crate) keep_alive: Duration,
@@ -37,41 +37,41 @@ pub(crate) struct Manner {
 }
 
 /// An open call. Dropping it closes the call.
-pub(crate) struct Open {
-    pub(crate) session: Arc<Session>,
+pub(crate) struct OpenCallGuard {
+    pub(crate) session: Arc<ClientSession>,
     pub(crate) call: u64,
 }
 
-impl Drop for Open {
+impl Drop for OpenCallGuard {
     fn drop(&mut self) {
         self.session.close(self.call);
     }
 }
 
-struct Begun {
-    open: Open,
+struct StartedCall {
+    open: OpenCallGuard,
     id: Arc<str>,
-    answer: BoxFuture<'static, Answer>,
+    answer: BoxFuture<'static, CallAnswer>,
 }
 
 fn begin(
-    faces: &dyn Faces,
-    session: &Arc<Session>,
-    message: Message,
+    faces: &dyn EndpointHandler,
+    session: &Arc<ClientSession>,
+    message: RpcMessage,
     timeout: Option<Duration>,
     streams: bool,
-) -> Result<Begun, Arc<str>> {
+) -> Result<StartedCall, Arc<str>> {
     let id: Arc<str> = message.id().unwrap_or("null").into();
     let Ok((call, withdrawn)) = session.begin(&id, streams) else { return Err(id) };
     if message.method() == Some("tools/call") {
         session.count_tool();
     }
-    let open = Open { session: session.clone(), call };
-    let origin = Origin { client: session.number(), call };
+    let open = OpenCallGuard { session: session.clone(), call };
+    let origin = CallOrigin { client: session.number(), call };
     let client = session.opening.greeting.facts.clone();
-    let call = Call { message, origin, withdrawn, timeout, era: Era::Sessions, client };
+    let call = EndpointCall { message, origin, withdrawn, timeout, era: Era::Sessions, client };
     let answer = faces.request(session.clone(), call);
-    Ok(Begun { open, id, answer })
+    Ok(StartedCall { open, id, answer })
 }
 
 fn in_use(id: &str) -> Response {
@@ -85,22 +85,22 @@ fn gone(id: &str) -> Response {
 
 /// Resources of a call: the user's permit and the memory of the message are held until the answer, the tracker of open
 /// work until the client has read it.
-pub(crate) type Held<A, W, M> = (A, W, M);
+pub(crate) type CallResources<A, W, M> = (A, W, M);
 
 pub(crate) async fn answer(
-    faces: &dyn Faces,
-    session: &Arc<Session>,
-    message: Message,
-    manner: Manner,
-    held: Held<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
+    faces: &dyn EndpointHandler,
+    session: &Arc<ClientSession>,
+    message: RpcMessage,
+    manner: ResponseSettings,
+    held: CallResources<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) -> Response {
-    let streams = manner.form != Form::Json;
-    let Begun { open, id, answer: mut coming } = match begin(faces, session, message, manner.timeout, streams) {
+    let streams = manner.form != ResponseFormat::Json;
+    let StartedCall { open, id, answer: mut coming } = match begin(faces, session, message, manner.timeout, streams) {
         Ok(begun) => begun,
         Err(id) => return in_use(&id),
     };
     let call = open.call;
-    if manner.form != Form::Stream {
+    if manner.form != ResponseFormat::Stream {
         tokio::select! {
             biased;
             answer = &mut coming => {
@@ -109,7 +109,7 @@ pub(crate) async fn answer(
                 }
                 coming = Box::pin(std::future::ready(answer));
             }
-            news = session.news(call) => if news == News::Over { return gone(&id) },
+            news = session.news(call) => if news == CallEvent::Over { return gone(&id) },
             // The timer is registered with tokio only if the answer is not ready at the first poll.
             () = sleep(manner.sse_after), if streams => {}
         }
@@ -120,13 +120,13 @@ pub(crate) async fn answer(
 }
 
 async fn stream(
-    open: Open,
+    open: OpenCallGuard,
     id: Arc<str>,
-    coming: BoxFuture<'static, Answer>,
+    coming: BoxFuture<'static, CallAnswer>,
     grace: Duration,
-    (admission, work, memory): Held<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
+    (admission, work, memory): CallResources<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) {
-    let Open { session, call } = &open;
+    let OpenCallGuard { session, call } = &open;
     tokio::select! {
         biased;
         answer = coming => reply::parts(&answer, &id, |parts| session.finish(*call, parts)),
@@ -148,9 +148,9 @@ async fn stream(
 }
 
 pub(crate) async fn batch(
-    faces: &dyn Faces,
-    session: &Arc<Session>,
-    requests: Vec<Message>,
+    faces: &dyn EndpointHandler,
+    session: &Arc<ClientSession>,
+    requests: Vec<RpcMessage>,
     timeout: Option<Duration>,
     _held: impl Send + 'static,
 ) -> Response {
@@ -161,7 +161,7 @@ pub(crate) async fn batch(
             Err(id) => return in_use(&id),
         };
         coming.push(async move {
-            let Begun { open: _open, id, answer } = begun;
+            let StartedCall { open: _open, id, answer } = begun;
             (id, answer.await)
         });
     }
@@ -183,60 +183,75 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::super::access::User;
-    use super::super::face::{Endpoint, Greeting, RpcError, Welcome};
+    use super::super::face::{ClientDescription, EndpointId, InitializeAnswer, RpcError};
     use super::super::sessions::Sessions;
     use super::super::sessions::tests::{opening, user};
-    use super::super::subscription::Filter;
+    use super::super::subscription::SubscriptionFilter;
     use super::*;
     use crate::config::GatewayLimits;
 
     struct One(Mutex<Option<oneshot::Receiver<String>>>);
 
-    impl Faces for One {
+    impl EndpointHandler for One {
         fn instance(&self, _: &User, _: &str) -> Option<InstanceId> {
             None
         }
 
-        fn initialize(&self, _: Arc<User>, _: Endpoint, _: Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        fn initialize(
+            &self,
+            _: Arc<User>,
+            _: EndpointId,
+            _: ClientDescription,
+        ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
             Box::pin(std::future::pending())
         }
 
-        fn discover(&self, _: Arc<User>, _: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
+        fn discover(&self, _: Arc<User>, _: EndpointId) -> BoxFuture<'static, Result<String, RpcError>> {
             Box::pin(std::future::pending())
         }
 
-        fn definition(&self, _: Arc<User>, _: &Endpoint, _: &str) -> BoxFuture<'static, Option<Box<str>>> {
+        fn definition(&self, _: Arc<User>, _: &EndpointId, _: &str) -> BoxFuture<'static, Option<Box<str>>> {
             Box::pin(std::future::pending())
         }
 
-        fn listen(&self, _: &Arc<Session>, _: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
+        fn listen(
+            &self,
+            _: &Arc<ClientSession>,
+            _: SubscriptionFilter,
+        ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
             Box::pin(std::future::pending())
         }
 
-        fn began(&self, _: &Arc<Session>) {}
+        fn began(&self, _: &Arc<ClientSession>) {}
 
-        fn request(&self, _: Arc<Session>, _: Call) -> BoxFuture<'static, Answer> {
+        fn request(&self, _: Arc<ClientSession>, _: EndpointCall) -> BoxFuture<'static, CallAnswer> {
             let answer = self.0.lock().unwrap().take().unwrap();
-            Box::pin(async move { Answer::Result(answer.await.unwrap()) })
+            Box::pin(async move { CallAnswer::Result(answer.await.unwrap()) })
         }
 
-        fn notification(&self, _: &Arc<Session>, _: Message) {}
+        fn notification(&self, _: &Arc<ClientSession>, _: RpcMessage) {}
 
-        fn ended(&self, _: &Arc<Session>) {}
+        fn ended(&self, _: &Arc<ClientSession>) {}
     }
 
     #[tokio::test]
     async fn a_stream_is_work_until_its_answer_is_read_and_counts_for_its_user_until_it_is_there() {
         let (sessions, alice) = (Sessions::new(), user("alice"));
         let now = tokio::time::Instant::now();
-        let opened = sessions.open(opening(&alice, Endpoint::Tools), &GatewayLimits::default(), now);
+        let opened = sessions.open(opening(&alice, EndpointId::Tools), &GatewayLimits::default(), now);
         let (session, _) = opened.unwrap();
         let (release, answer) = oneshot::channel();
         let faces = One(Mutex::new(Some(answer)));
         let request = br#"{"jsonrpc":"2.0","id":5,"method":"x"}"#;
-        let message = Message::read(Bytes::from_static(request)).unwrap();
+        let message = RpcMessage::read(Bytes::from_static(request)).unwrap();
         let long = Duration::from_secs(3600);
-        let manner = Manner { form: Form::Stream, sse_after: long, keep_alive: long, grace: long, timeout: None };
+        let manner = ResponseSettings {
+            form: ResponseFormat::Stream,
+            sse_after: long,
+            keep_alive: long,
+            grace: long,
+            timeout: None,
+        };
         let (admission, work, memory) = (Arc::new(()), Arc::new(()), Arc::new(()));
         let held = (admission.clone(), work.clone(), memory.clone());
         let response = super::answer(&faces, &session, message, manner, held).await;

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Duration, Instant};
 
 use super::access::User;
-use super::face::{Endpoint, Greeting};
-use super::session::{Opening, Session};
+use super::face::{ClientDescription, EndpointId};
+use super::session::{ClientSession, SessionFacts};
 
 /// Time for which a client still counts after its last request or stream.
 pub const PRESENT_FOR: Duration = Duration::from_secs(60);
@@ -56,17 +56,17 @@ impl ClientStatus {
 type Key = (TeamId, UserId, String, String);
 
 #[derive(Debug)]
-struct Visitor {
+struct StatelessClient {
     status: ClientStatus,
     since: Instant,
     last: Instant,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Visitors(HashMap<Key, Visitor>);
+pub(super) struct StatelessClients(HashMap<Key, StatelessClient>);
 
-impl Visitors {
-    pub(super) fn enter(&mut self, opening: &Opening, calls_tool: bool, now: Instant) {
+impl StatelessClients {
+    pub(super) fn enter(&mut self, opening: &SessionFacts, calls_tool: bool, now: Instant) {
         if let Some(status) = self.seen(&opening.pass.user, &opening.greeting, now) {
             status.endpoint = endpoint_of(opening);
             status.open += 1;
@@ -75,7 +75,7 @@ impl Visitors {
     }
 
     /// Counts a request that is answered at once. Returns `None` if there are too many clients.
-    pub(super) fn seen(&mut self, user: &User, client: &Greeting, now: Instant) -> Option<&mut ClientStatus> {
+    pub(super) fn seen(&mut self, user: &User, client: &ClientDescription, now: Instant) -> Option<&mut ClientStatus> {
         let key = key_of(user, client);
         if self.0.len() >= VISITORS_MAX && !self.0.contains_key(&key) {
             self.forget(now);
@@ -84,7 +84,7 @@ impl Visitors {
             }
         }
         let (name, version) = (key.2.clone(), key.3.clone());
-        let visitor = self.0.entry(key).or_insert_with(|| Visitor {
+        let visitor = self.0.entry(key).or_insert_with(|| StatelessClient {
             status: ClientStatus {
                 team: user.team_slug.to_string(),
                 user: user.slug.to_string(),
@@ -105,7 +105,7 @@ impl Visitors {
         Some(&mut visitor.status)
     }
 
-    pub(super) fn leave(&mut self, opening: &Opening, now: Instant) {
+    pub(super) fn leave(&mut self, opening: &SessionFacts, now: Instant) {
         if let Some(visitor) = self.0.get_mut(&key_of(&opening.pass.user, &opening.greeting)) {
             visitor.status.open = visitor.status.open.saturating_sub(1);
             visitor.last = now;
@@ -125,7 +125,7 @@ impl Visitors {
     }
 }
 
-impl Visitor {
+impl StatelessClient {
     fn idle(&self, now: Instant) -> Duration {
         if self.status.open > 0 { Duration::ZERO } else { now.saturating_duration_since(self.last) }
     }
@@ -135,7 +135,7 @@ impl Visitor {
     }
 }
 
-pub(super) fn of_session(session: &Session, now: Instant) -> Option<ClientStatus> {
+pub(super) fn of_session(session: &ClientSession, now: Instant) -> Option<ClientStatus> {
     let idle = session.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
     let opening = &session.opening;
     let (user, greeting) = (session.user(), &opening.greeting);
@@ -154,7 +154,7 @@ pub(super) fn of_session(session: &Session, now: Instant) -> Option<ClientStatus
     })
 }
 
-fn key_of(user: &User, client: &Greeting) -> Key {
+fn key_of(user: &User, client: &ClientDescription) -> Key {
     (user.team.clone(), user.user.clone(), short(&client.name), short(&client.client_version))
 }
 
@@ -162,36 +162,36 @@ fn short(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect()
 }
 
-fn endpoint_of(opening: &Opening) -> String {
+fn endpoint_of(opening: &SessionFacts) -> String {
     match &opening.endpoint {
-        Endpoint::Instance(_) => opening.name.to_string(),
-        Endpoint::Tools => "tools".to_owned(),
-        Endpoint::Flat => "flat".to_owned(),
+        EndpointId::Instance(_) => opening.name.to_string(),
+        EndpointId::Tools => "tools".to_owned(),
+        EndpointId::Flat => "flat".to_owned(),
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
-    use super::super::session::End;
-    use super::super::session::guest::Presence;
+    use super::super::session::SessionEnd;
+    use super::super::session::guest::ClientLifetime;
     use super::super::sessions::Sessions;
     use super::super::sessions::tests::{opening, user};
     use super::*;
     use crate::config::GatewayLimits;
 
-    fn visit(name: &str, client: &str) -> Opening {
+    fn visit(name: &str, client: &str) -> SessionFacts {
         let info = format!(r#"{{"name":"{client}","version":"1"}}"#);
-        let greeting = Greeting::of("2026-07-28".to_owned(), None, Some(&info));
-        let presence = Presence::Request { method: "tools/call".into(), level: None };
-        Opening { greeting, presence, ..opening(&user(name), Endpoint::Tools) }
+        let greeting = ClientDescription::of("2026-07-28".to_owned(), None, Some(&info));
+        let presence = ClientLifetime::Request { method: "tools/call".into(), level: None };
+        SessionFacts { greeting, presence, ..opening(&user(name), EndpointId::Tools) }
     }
 
     #[tokio::test]
     async fn a_session_counts_while_something_is_open_and_a_minute_longer() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let limits = GatewayLimits::default();
-        let (session, _) = sessions.open(opening(&alice, Endpoint::Flat), &limits, start).unwrap();
+        let (session, _) = sessions.open(opening(&alice, EndpointId::Flat), &limits, start).unwrap();
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
         assert_eq!((count(0), count(59), count(61)), (1, 1, 0), "its client is gone and did not say so");
         let listening = session.listen(super::super::stream::UNASKED, None, PRESENT_FOR).unwrap();
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(count(3600), 0);
         let status = &sessions.clients(start)[0];
         assert_eq!((&*status.user, &*status.endpoint, status.session_id.is_some()), ("alice", "flat", true));
-        sessions.close(&session, End::Closed);
+        sessions.close(&session, SessionEnd::Closed);
         assert_eq!(count(0), 0);
     }
 
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn names_that_cost_nothing_are_not_kept_without_a_limit() {
-        let (mut visitors, now) = (Visitors::default(), Instant::now());
+        let (mut visitors, now) = (StatelessClients::default(), Instant::now());
         for number in 0..VISITORS_MAX + 10 {
             visitors.enter(&visit("alice", &number.to_string()), false, now);
         }

@@ -57,12 +57,12 @@ impl ConnectionLimits {
 
 #[derive(Debug)]
 pub(crate) struct Connections {
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
     closed: Notify,
 }
 
 #[derive(Debug)]
-struct Table {
+struct ConnectionTable {
     limits: ConnectionLimits,
     // Connections that are open and not evicted.
     open: usize,
@@ -70,7 +70,7 @@ struct Table {
     closing: usize,
     accepted: u64,
     // Unauthenticated connections by their number, the oldest first.
-    unauthenticated: BTreeMap<u64, Unauthenticated>,
+    unauthenticated: BTreeMap<u64, UnauthenticatedConnection>,
     numbers: HashMap<SocketAddr, u64>,
     warned_at: Option<Instant>,
     evicted: u64,
@@ -78,13 +78,13 @@ struct Table {
 }
 
 #[derive(Debug)]
-struct Unauthenticated {
+struct UnauthenticatedConnection {
     peer: SocketAddr,
-    state: Arc<State>,
+    state: Arc<ConnectionAdmissionState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ConnectionAdmissionState {
     phase: AtomicU8,
     waker: AtomicWaker,
 }
@@ -94,7 +94,7 @@ struct State {
 pub(crate) struct ConnectionPlace {
     connections: Arc<Connections>,
     number: u64,
-    state: Arc<State>,
+    state: Arc<ConnectionAdmissionState>,
     pub(crate) header_timeout: Duration,
 }
 
@@ -130,7 +130,7 @@ impl Drop for ConnectionPlace {
 
 impl Connections {
     pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
-        let table = Table {
+        let table = ConnectionTable {
             limits,
             open: 0,
             closing: 0,
@@ -165,8 +165,8 @@ impl Connections {
         }
         table.accepted += 1;
         table.open += 1;
-        let (number, state) = (table.accepted, Arc::<State>::default());
-        table.unauthenticated.insert(number, Unauthenticated { peer, state: Arc::clone(&state) });
+        let (number, state) = (table.accepted, Arc::<ConnectionAdmissionState>::default());
+        table.unauthenticated.insert(number, UnauthenticatedConnection { peer, state: Arc::clone(&state) });
         table.numbers.insert(peer, number);
         let header_timeout = table.limits.header_timeout;
         Some(ConnectionPlace { connections: Arc::clone(self), number, state, header_timeout })
@@ -201,20 +201,21 @@ impl Connections {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl ConnectionTable {
     fn make_room(&mut self, address: IpAddr, descriptor: RawFd) -> bool {
         let limits = &self.limits;
         let (max, of_peer_max) = (limits.unauthenticated_max, limits.unauthenticated_per_peer_max);
         let (few, too_few) = (limits.descriptors.is_reserved(descriptor), limits.descriptors.is_last(descriptor));
         if limits.limits_peer(address) {
             let network = peer_network(address);
-            let is_its = |connection: &Unauthenticated| peer_network(connection.peer.ip().to_canonical()) == network;
+            let is_its =
+                |connection: &UnauthenticatedConnection| peer_network(connection.peer.ip().to_canonical()) == network;
             let of_peer = || self.unauthenticated.iter().filter(|(_, connection)| is_its(connection));
             let oldest = of_peer().next().map(|(number, _)| *number);
             if let Some(oldest) = oldest.filter(|_| of_peer().count() >= of_peer_max) {
@@ -243,7 +244,7 @@ impl Table {
         true
     }
 
-    fn forget(&mut self, number: u64) -> Option<Unauthenticated> {
+    fn forget(&mut self, number: u64) -> Option<UnauthenticatedConnection> {
         let connection = self.unauthenticated.remove(&number)?;
         // Another connection may have the same address and port by now.
         if self.numbers.get(&connection.peer) == Some(&number) {

@@ -1,28 +1,28 @@
 //! The interface between the HTTP front and the code that answers requests. The front handles sessions, streams and
-//! status codes and does not depend on servers; an implementation of [`Faces`] handles servers and tools and does not
+//! status codes and does not depend on servers; an implementation of [`EndpointHandler`] handles servers and tools and does not
 //! depend on HTTP.
 
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::ClientFacts;
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::{Message, member};
+use mcp_satellite_actors::rpc::{RpcMessage, member};
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 
 use super::access::User;
-use super::session::Session;
-use super::subscription::Filter;
+use super::session::ClientSession;
+use super::subscription::SubscriptionFilter;
 
 const FACTS_MAX: usize = 16 * 1024;
 const NOBODY: &str = r#"{"name":"","version":""}"#;
 
 /// Endpoint that a client is connected to. A session is bound to one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Endpoint {
+pub enum EndpointId {
     /// Path `/i/{instance}/mcp`: one instance, passed through.
     Instance(InstanceId),
     /// Path `/mcp`: all instances of the user behind a few tools.
@@ -34,7 +34,7 @@ pub enum Endpoint {
 /// Description that a client gives of itself, in `initialize` or in each stateless request. A malformed member counts
 /// as absent.
 #[derive(Debug, Clone)]
-pub struct Greeting {
+pub struct ClientDescription {
     /// Protocol version that the client offers.
     pub version: String,
     /// Client name.
@@ -51,13 +51,13 @@ pub struct Greeting {
     pub facts: Arc<ClientFacts>,
 }
 
-impl Default for Greeting {
+impl Default for ClientDescription {
     fn default() -> Self {
         Self::of(String::new(), None, None)
     }
 }
 
-impl Greeting {
+impl ClientDescription {
     /// Reads the params of `initialize`.
     pub fn read(params: Option<&str>) -> Self {
         let part = |name| params.and_then(|params| member(params, name));
@@ -110,9 +110,9 @@ impl RpcError {
 
 /// Answer to a request. It is sent under the id of the client's request.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub enum CallAnswer {
     /// Result or error of a server, under any id.
-    Message(Message),
+    Message(RpcMessage),
     /// Result created by the satellite, as JSON text.
     Result(String),
     /// Error created by the satellite.
@@ -123,7 +123,7 @@ pub enum Answer {
 
 /// Answer to `initialize`.
 #[derive(Debug, Clone)]
-pub struct Welcome {
+pub struct InitializeAnswer {
     /// Result, as JSON text.
     pub result: String,
     /// Protocol version in the result.
@@ -132,13 +132,13 @@ pub struct Welcome {
 
 /// Client request that is being answered.
 #[derive(Debug)]
-pub struct Call {
+pub struct EndpointCall {
     /// Request as received.
-    pub message: Message,
+    pub message: RpcMessage,
     /// Numbers of the client and of the call, assigned by the satellite.
-    pub origin: Origin,
+    pub origin: CallOrigin,
     /// Receiver of the client's `notifications/cancelled`.
-    pub withdrawn: oneshot::Receiver<Message>,
+    pub withdrawn: oneshot::Receiver<RpcMessage>,
     /// Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
     /// Protocol era of the request.
@@ -148,7 +148,7 @@ pub struct Call {
 }
 
 /// Implementation that answers the requests of the endpoint.
-pub trait Faces: Send + Sync + 'static {
+pub trait EndpointHandler: Send + Sync + 'static {
     /// Returns the instance that a path names; `None` also if it belongs to another user.
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId>;
 
@@ -156,30 +156,34 @@ pub trait Faces: Send + Sync + 'static {
     fn initialize(
         &self,
         user: Arc<User>,
-        endpoint: Endpoint,
-        greeting: Greeting,
-    ) -> BoxFuture<'static, Result<Welcome, RpcError>>;
+        endpoint: EndpointId,
+        greeting: ClientDescription,
+    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>>;
 
     /// Returns the result of `server/discover` for a stateless client, as JSON text.
-    fn discover(&self, user: Arc<User>, endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>>;
+    fn discover(&self, user: Arc<User>, endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>>;
 
     /// Returns the definition of a tool as `tools/list` returns it to this user.
-    fn definition(&self, user: Arc<User>, endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
+    fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
 
     /// Subscribes a stateless client until its session [ends](Self::ended). Returns the part of the filter that is
     /// supported.
-    fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>>;
+    fn listen(
+        &self,
+        session: &Arc<ClientSession>,
+        wanted: SubscriptionFilter,
+    ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>>;
 
     /// Handles the begin of a session, before the client receives its id. Not called for the guest of a single request,
     /// for which only [`ended`](Self::ended) is called.
-    fn began(&self, session: &Arc<Session>);
+    fn began(&self, session: &Arc<ClientSession>);
 
     /// Answers a request. Dropping the future cancels it.
-    fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer>;
+    fn request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer>;
 
     /// Handles a notification, except the cancellation of an open request.
-    fn notification(&self, session: &Arc<Session>, message: Message);
+    fn notification(&self, session: &Arc<ClientSession>, message: RpcMessage);
 
     /// Handles the end of a session: the client receives no more messages, and its open questions are declined.
-    fn ended(&self, session: &Arc<Session>);
+    fn ended(&self, session: &Arc<ClientSession>);
 }

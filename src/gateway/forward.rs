@@ -5,16 +5,16 @@ use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
-use mcp_satellite_actors::rpc::{Kind, Message, member};
-use mcp_satellite_actors::{Relay, RuntimeHandle};
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
+use mcp_satellite_actors::{ClientRelay, RuntimeHandle};
 use serde::Deserialize;
 use tokio::time::Duration;
 
 use super::era::{MISSING_CAPABILITY, change, terms};
-use super::face::{Answer, Call, RpcError};
+use super::face::{CallAnswer, EndpointCall, RpcError};
 use super::refusal::INVALID_PARAMS;
 use super::reply::METHOD_NOT_FOUND;
-use super::tools::raw::{Pairs, quoted, spliced};
+use super::tools::raw::{JsonMembers, quoted, spliced};
 
 // Maximum time to find out the era of a server, if neither the call nor the instance has a timeout.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,29 +22,29 @@ const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) async fn forward(
     runtime: &RuntimeHandle,
     id: &InstanceId,
-    call: Call,
+    call: EndpointCall,
     repeatable: bool,
     tool: Option<String>,
-) -> Result<Answer, CallError> {
-    let Call { message, origin, withdrawn, timeout, era, client } = call;
-    let relay = |message, era| Relay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
+) -> Result<CallAnswer, CallError> {
+    let EndpointCall { message, origin, withdrawn, timeout, era, client } = call;
+    let relay = |message, era| ClientRelay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
     let is_as_it_came = era == Era::Sessions || speaks(runtime, id, timeout).await?;
     if is_as_it_came {
         let answer = runtime.relay(id, relay(message, era), timeout, withdrawn).await?;
-        return Ok(answer.map_or(Answer::Withdrawn, Answer::Message));
+        return Ok(answer.map_or(CallAnswer::Withdrawn, CallAnswer::Message));
     }
     if let Some(why) = untranslatable(&message) {
-        return Ok(Answer::Error(why));
+        return Ok(CallAnswer::Error(why));
     }
     let asked = change::for_sessions(&message).map_err(|why| CallError::BadInput(why.to_string()))?;
     let Some(answer) = runtime.relay(id, relay(asked, Era::Sessions), timeout, withdrawn).await? else {
-        return Ok(Answer::Withdrawn);
+        return Ok(CallAnswer::Withdrawn);
     };
     if let Some(asks) = elsewhere(&answer, &message, &client.capabilities) {
         return Ok(asks);
     }
     let server = runtime.status(id).and_then(|view| view.server.clone());
-    Ok(Answer::Message(signed(answer, server.as_deref(), message.method().unwrap_or_default())))
+    Ok(CallAnswer::Message(signed(answer, server.as_deref(), message.method().unwrap_or_default())))
 }
 
 async fn speaks(runtime: &RuntimeHandle, id: &InstanceId, timeout: Option<Duration>) -> Result<bool, CallError> {
@@ -53,7 +53,7 @@ async fn speaks(runtime: &RuntimeHandle, id: &InstanceId, timeout: Option<Durati
     Ok(runtime.discover(id, timeout).await?.is_some())
 }
 
-fn untranslatable(message: &Message) -> Option<RpcError> {
+fn untranslatable(message: &RpcMessage) -> Option<RpcError> {
     let method = message.method().unwrap_or_default();
     if method.starts_with("tasks/") {
         let why = format!("`{method}` is not known to this server, which speaks an older version of the protocol");
@@ -71,19 +71,21 @@ pub(super) fn unknown_state() -> RpcError {
     RpcError::new(INVALID_PARAMS, why)
 }
 
-fn signed(answer: Message, server: Option<&ServerInfo>, method: &str) -> Message {
+fn signed(answer: RpcMessage, server: Option<&ServerInfo>, method: &str) -> RpcMessage {
     let info = server.and_then(change::info_of);
-    let (Kind::Result, Some(result), Some(info)) = (answer.kind(), answer.outcome(), info) else { return answer };
+    let (MessageKind::Result, Some(result), Some(info)) = (answer.kind(), answer.outcome(), info) else {
+        return answer;
+    };
     let whole = change::completed(result, method, Some(info));
     // The text is derived from a valid message and stays valid.
-    Message::read(spliced(answer.text(), result, &whole).into()).unwrap_or(answer)
+    RpcMessage::read(spliced(answer.text(), result, &whole).into()).unwrap_or(answer)
 }
 
 /// Translates the error with which a server of 2025-11-25 asks its user to open a URL into a question of the stateless
 /// era. A client that has declined the question receives the original error.
-fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<Answer> {
+fn elsewhere(answer: &RpcMessage, asked: &RpcMessage, capabilities: &str) -> Option<CallAnswer> {
     #[derive(Deserialize)]
-    struct Data {
+    struct ErrorData {
         elicitations: Vec<Elicitation>,
     }
     #[derive(Deserialize)]
@@ -91,12 +93,12 @@ fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<An
         message: String,
         url: String,
     }
-    let error = answer.outcome().filter(|_| answer.kind() == Kind::Error)?;
+    let error = answer.outcome().filter(|_| answer.kind() == MessageKind::Error)?;
     let code: i64 = member(error, "code")?.parse().ok()?;
     if code != change::URL_ELICITATION_REQUIRED || has_declined(asked) {
         return None;
     }
-    let data: Data = serde_json::from_str(member(error, "data")?).ok()?;
+    let data: ErrorData = serde_json::from_str(member(error, "data")?).ok()?;
     if data.elicitations.is_empty() {
         return None;
     }
@@ -105,7 +107,7 @@ fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<An
         let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
         let why =
             format!("the server asks its user to open a URL, and `{}` has no `elicitation.url`", terms::CAPABILITIES);
-        return Some(Answer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
+        return Some(CallAnswer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }
     let request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {
         let (message, url) = (quoted(message), quoted(url));
@@ -115,16 +117,16 @@ fn elsewhere(answer: &Message, asked: &Message, capabilities: &str) -> Option<An
         )
     };
     let requests: Vec<String> = data.elicitations.iter().enumerate().map(request).collect();
-    Some(Answer::Result(format!(r#"{{"resultType":"input_required","inputRequests":{{{}}}}}"#, requests.join(","))))
+    Some(CallAnswer::Result(format!(r#"{{"resultType":"input_required","inputRequests":{{{}}}}}"#, requests.join(","))))
 }
 
-fn has_declined(asked: &Message) -> bool {
+fn has_declined(asked: &RpcMessage) -> bool {
     #[derive(Deserialize)]
     struct Response {
         action: String,
     }
     let responses = asked.params().and_then(|params| member(params, "inputResponses"));
-    responses.and_then(Pairs::read).unwrap_or_default().iter().any(|(_, response)| {
+    responses.and_then(JsonMembers::read).unwrap_or_default().iter().any(|(_, response)| {
         serde_json::from_str::<Response>(response).is_ok_and(|response| response.action != "accept")
     })
 }

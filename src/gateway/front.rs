@@ -17,27 +17,27 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_actors::rpc::{Kind, Malformed, Message};
+use mcp_satellite_actors::rpc::{MalformedMessage, MessageKind, RpcMessage};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::access::{Access, Denied, Pass, User};
-use super::call::{self, Form, Manner};
+use super::access::{Access, AccessDenied, Permission, User};
+use super::call::{self, ResponseFormat, ResponseSettings};
 use super::connections::Connections;
 use super::era::PROTOCOL_VERSION;
-use super::face::{Answer, Endpoint, Faces, Greeting, RpcError};
-use super::parked::{Parked, Room};
+use super::face::{CallAnswer, ClientDescription, EndpointHandler, EndpointId, RpcError};
+use super::parked::{ParkedCalls, ParkedLimits};
 use super::refusal::SERVER_ERROR;
 use super::reply::{self, INVALID_REQUEST, PARSE_ERROR, SESSION_ID};
-use super::session::guest::Presence;
-use super::session::{End, Opening, Place, Session};
-use super::sessions::{Full, Sessions};
+use super::session::guest::ClientLifetime;
+use super::session::{ClientSession, EndpointPath, SessionEnd, SessionFacts};
+use super::sessions::{SessionLimitError, Sessions};
 use super::stream::{self, UNASKED};
-use super::visit::Visit;
-use super::{Settings, Teller, era, metadata};
+use super::visit::StatelessRequest;
+use super::{ClientEventSink, GatewaySettings, era, metadata};
 use stateless::in_a_session;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -51,43 +51,43 @@ const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
 
-pub(crate) struct Front {
-    pub(crate) faces: Arc<dyn Faces>,
+pub(crate) struct HttpFront {
+    pub(crate) faces: Arc<dyn EndpointHandler>,
     pub(crate) sessions: Arc<Sessions>,
-    pub(crate) tell: Teller,
+    pub(crate) tell: ClientEventSink,
     pub(crate) access: Arc<Access>,
     connections: Arc<Connections>,
-    settings: RwLock<Arc<Settings>>,
+    settings: RwLock<Arc<GatewaySettings>>,
     changed: Notify,
     // Budget for the messages of all clients that are being read or answered.
     bodies: Arc<ByteBudget>,
     draining: AtomicBool,
     // Tracks the open requests, streams included.
     work: TaskTracker,
-    pub(super) parked: Parked<Visit>,
+    pub(super) parked: ParkedCalls<StatelessRequest>,
 }
 
-type Checked<T> = Result<T, Refused>;
+type Checked<T> = Result<T, ErrorResponse>;
 
 /// An HTTP error response, ready to be sent. Boxed, because most requests are not rejected.
-struct Refused(Box<Response>);
+struct ErrorResponse(Box<Response>);
 
-impl Refused {
+impl ErrorResponse {
     fn new(response: Response) -> Self {
         Self(Box::new(response))
     }
 }
 
-fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Refused {
-    Refused::new(reply::refused(status, id, code, message))
+fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> ErrorResponse {
+    ErrorResponse::new(reply::refused(status, id, code, message))
 }
 
-struct Memory {
+struct BodyMemory {
     all: ByteShare,
     own: ByteShare,
 }
 
-impl Memory {
+impl BodyMemory {
     fn try_take(&mut self, bytes: usize) -> bool {
         if !self.own.try_take(bytes) {
             return false;
@@ -101,21 +101,21 @@ impl Memory {
 }
 
 #[derive(Clone, Copy)]
-enum Path<'a> {
+enum RequestPath<'a> {
     Everything,
     Instance(&'a str),
     Metadata(&'a str),
 }
 
-fn path(path: &str) -> Option<Path<'_>> {
+fn path(path: &str) -> Option<RequestPath<'_>> {
     if path == "/mcp" {
-        return Some(Path::Everything);
+        return Some(RequestPath::Everything);
     }
     if let Some(of) = path.strip_prefix(metadata::PATH) {
-        return (of.is_empty() || of.starts_with('/')).then_some(Path::Metadata(of));
+        return (of.is_empty() || of.starts_with('/')).then_some(RequestPath::Metadata(of));
     }
     let name = path.strip_prefix("/i/")?.strip_suffix("/mcp")?;
-    (!name.is_empty() && !name.contains('/')).then_some(Path::Instance(name))
+    (!name.is_empty() && !name.contains('/')).then_some(RequestPath::Instance(name))
 }
 
 /// Returns the first value of a header as text, and true if there are several. A value that is not text becomes NUL,
@@ -126,14 +126,14 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool)
     (first, values.next().is_some())
 }
 
-impl Front {
+impl HttpFront {
     pub(crate) fn new(
-        faces: Arc<dyn Faces>,
+        faces: Arc<dyn EndpointHandler>,
         sessions: Arc<Sessions>,
-        tell: Teller,
+        tell: ClientEventSink,
         access: Arc<Access>,
         connections: Arc<Connections>,
-        settings: Settings,
+        settings: GatewaySettings,
     ) -> Self {
         let bodies = sessions.memory().part(settings.limits.bodies_max);
         sessions.streams().set(settings.limits.streams_max);
@@ -149,15 +149,15 @@ impl Front {
             bodies,
             draining,
             work: TaskTracker::new(),
-            parked: Parked::default(),
+            parked: ParkedCalls::default(),
         }
     }
 
-    pub(crate) fn settings(&self) -> Arc<Settings> {
+    pub(crate) fn settings(&self) -> Arc<GatewaySettings> {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set(&self, settings: Arc<Settings>) {
+    pub(crate) fn set(&self, settings: Arc<GatewaySettings>) {
         self.bodies.set(settings.limits.bodies_max);
         self.sessions.streams().set(settings.limits.streams_max);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
@@ -178,11 +178,11 @@ impl Front {
         self.work.wait().await;
     }
 
-    pub(super) fn room(&self, user: &User) -> Room {
-        Room::within(user.bodies().of().max(), self.bodies.max())
+    pub(super) fn room(&self, user: &User) -> ParkedLimits {
+        ParkedLimits::within(user.bodies().of().max(), self.bodies.max())
     }
 
-    pub(crate) fn gone(&self, session: &Arc<Session>) {
+    pub(crate) fn gone(&self, session: &Arc<ClientSession>) {
         self.faces.ended(session);
         if session.lost() > 0 {
             tracing::info!(
@@ -198,7 +198,7 @@ impl Front {
             session_id: session.public_id(),
             duration: session.began().elapsed().as_secs(),
             tool_execution_count: session.tool_count(),
-            reason: session.ended().map_or("closed", End::as_str).to_owned(),
+            reason: session.ended().map_or("closed", SessionEnd::as_str).to_owned(),
         });
     }
 
@@ -214,7 +214,7 @@ impl Front {
         let Some(path) = path(full) else {
             return Err(nothing_here());
         };
-        if let Path::Metadata(of) = path {
+        if let RequestPath::Metadata(of) = path {
             // A client that finds this document starts an authorization, which only an authorization server can
             // complete.
             if settings.authorization_servers.is_empty() {
@@ -234,7 +234,7 @@ impl Front {
         }
     }
 
-    fn guarded<'a>(settings: &Settings, parts: &'a request::Parts) -> Checked<&'a str> {
+    fn guarded<'a>(settings: &GatewaySettings, parts: &'a request::Parts) -> Checked<&'a str> {
         let forbidden = |why: &str| no(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
         let (host, several) = one(&parts.headers, &header::HOST);
         settings.guard.host(host, several).map_err(forbidden)?;
@@ -247,7 +247,7 @@ impl Front {
         Ok(host.unwrap_or_default())
     }
 
-    fn known(&self, settings: &Settings, peer: SocketAddr, parts: &request::Parts) -> Checked<Pass> {
+    fn known(&self, settings: &GatewaySettings, peer: SocketAddr, parts: &request::Parts) -> Checked<Permission> {
         if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
             let why = "a token in an address is read by others; send it as a header";
             return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
@@ -257,23 +257,23 @@ impl Front {
             self.connections.authenticated(peer);
         }
         admitted.map_err(|denied| match &denied {
-            Denied::NoToken | Denied::WrongToken => unauthorized(settings, parts, &denied),
-            Denied::TooMany(pause) => {
-                Refused::new(reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause))
+            AccessDenied::NoToken | AccessDenied::WrongToken => unauthorized(settings, parts, &denied),
+            AccessDenied::TooMany(pause) => {
+                ErrorResponse::new(reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause))
             }
-            Denied::FromElsewhere => no(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
+            AccessDenied::FromElsewhere => no(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
         })
     }
 
-    fn stands(&self, settings: &Settings, pass: &Pass, parts: &request::Parts) -> Checked<()> {
-        if self.access.stands(pass) { Ok(()) } else { Err(unauthorized(settings, parts, &Denied::WrongToken)) }
+    fn stands(&self, settings: &GatewaySettings, pass: &Permission, parts: &request::Parts) -> Checked<()> {
+        if self.access.stands(pass) { Ok(()) } else { Err(unauthorized(settings, parts, &AccessDenied::WrongToken)) }
     }
 
     async fn post(
         self: &Arc<Self>,
-        settings: &Settings,
-        pass: &Pass,
-        path: Path<'_>,
+        settings: &GatewaySettings,
+        pass: &Permission,
+        path: RequestPath<'_>,
         parts: &request::Parts,
         body: &mut BodyDataStream,
     ) -> Checked<Response> {
@@ -281,24 +281,24 @@ impl Front {
         is_readable(headers).map_err(|why| no(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, INVALID_REQUEST, why))?;
         let form = match accepted(headers) {
             (true, true) => settings.form(),
-            (true, false) => Form::Json,
-            (false, true) => Form::Stream,
+            (true, false) => ResponseFormat::Json,
+            (false, true) => ResponseFormat::Stream,
             (false, false) => {
                 let why = "an answer is application/json or text/event-stream; accept one of them, or both";
                 return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
             }
         };
-        let mut memory = Memory { all: self.bodies.share(), own: pass.user.bodies() };
+        let mut memory = BodyMemory { all: self.bodies.share(), own: pass.user.bodies() };
         let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
         // The token may have been revoked while the body was read.
         self.stands(settings, pass, parts)?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
-            let batch = Batch::read(&body)?;
+            let batch = MessageBatch::read(&body)?;
             return self.batch(settings, &pass.user, path, parts, batch).await;
         }
-        let message = Message::read(body).map_err(|error| malformed(&error))?;
-        let manner = Manner {
+        let message = RpcMessage::read(body).map_err(|error| malformed(&error))?;
+        let manner = ResponseSettings {
             form,
             sse_after: settings.sse_after,
             keep_alive: settings.keep_alive,
@@ -310,21 +310,21 @@ impl Front {
 
     async fn message(
         self: &Arc<Self>,
-        settings: &Settings,
-        pass: &Pass,
-        path: Path<'_>,
+        settings: &GatewaySettings,
+        pass: &Permission,
+        path: RequestPath<'_>,
         parts: &request::Parts,
-        (message, memory): (Message, Memory),
-        manner: Manner,
+        (message, memory): (RpcMessage, BodyMemory),
+        manner: ResponseSettings,
     ) -> Checked<Response> {
         let user = &pass.user;
-        let id = message.id().filter(|_| message.kind() == Kind::Request);
+        let id = message.id().filter(|_| message.kind() == MessageKind::Request);
         if id.is_some() {
             self.is_open(id)?;
         }
         let counted = user.request();
         if !is_owed(&message) {
-            counted.map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
+            counted.map_err(|limited| ErrorResponse::new(reply::limited(id, &limited)))?;
         }
         let place = place(user, path, parts, id)?;
         if era::is_stateless(&message, &parts.headers) {
@@ -343,31 +343,45 @@ impl Front {
             self.aside(&session, message);
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let admission = user.call().map_err(|limited| Refused::new(reply::limited(id, &limited)))?;
+        let admission = user.call().map_err(|limited| ErrorResponse::new(reply::limited(id, &limited)))?;
         let held = (admission, self.work.token(), memory);
         Ok(call::answer(&*self.faces, &session, message, manner, held).await)
     }
 
     /// Resolves the endpoint for this user. The instance of another user is reported as missing, with `code` as error
     /// code.
-    fn endpoint<'a>(&self, user: &User, place: Place<'a>, id: &str, code: i64) -> Checked<(Endpoint, &'a str)> {
+    fn endpoint<'a>(
+        &self,
+        user: &User,
+        place: EndpointPath<'a>,
+        id: &str,
+        code: i64,
+    ) -> Checked<(EndpointId, &'a str)> {
         Ok(match place {
-            Place::Tools => (Endpoint::Tools, ""),
-            Place::Flat => (Endpoint::Flat, ""),
-            Place::Instance(name) => {
+            EndpointPath::Tools => (EndpointId::Tools, ""),
+            EndpointPath::Flat => (EndpointId::Flat, ""),
+            EndpointPath::Instance(name) => {
                 let unknown = || no(StatusCode::NOT_FOUND, Some(id), code, "there is no such server; /mcp lists yours");
-                (Endpoint::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
+                (EndpointId::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
             }
         })
     }
 
-    fn opened(&self, settings: &Settings, opening: Opening, parts: &request::Parts, id: &str) -> Checked<Arc<Session>> {
-        let code = era::change::code(SERVER_ERROR, opening.presence != Presence::Session);
+    fn opened(
+        &self,
+        settings: &GatewaySettings,
+        opening: SessionFacts,
+        parts: &request::Parts,
+        id: &str,
+    ) -> Checked<Arc<ClientSession>> {
+        let code = era::change::code(SERVER_ERROR, opening.presence != ClientLifetime::Session);
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
-                Full::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
-                Full::All(_) | Full::NoNumbers => "there is no room for another session; try again later".to_owned(),
+                SessionLimitError::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
+                SessionLimitError::All(_) | SessionLimitError::NoNumbers => {
+                    "there is no room for another session; try again later".to_owned()
+                }
             };
             no(StatusCode::SERVICE_UNAVAILABLE, Some(id), code, &why)
         })?;
@@ -376,10 +390,10 @@ impl Front {
         }
         // The token may have been revoked between the check and the insertion into the table.
         if let Err(refused) = self.stands(settings, &session.opening.pass, parts) {
-            let _ = self.sessions.close(&session, End::Revoked);
+            let _ = self.sessions.close(&session, SessionEnd::Revoked);
             return Err(refused);
         }
-        let Greeting { name, client_version, .. } = &session.opening.greeting;
+        let ClientDescription { name, client_version, .. } = &session.opening.greeting;
         let user = session.user();
         (self.tell)(Event::ClientConnected {
             team_id: user.team.clone(),
@@ -399,14 +413,14 @@ impl Front {
         Ok(())
     }
 
-    fn aside(&self, session: &Arc<Session>, message: Message) {
+    fn aside(&self, session: &Arc<ClientSession>, message: RpcMessage) {
         match message.kind() {
-            Kind::Result | Kind::Error => {
+            MessageKind::Result | MessageKind::Error => {
                 if !session.answered(message) {
                     tracing::debug!(session_id = session.public_id(), "a client answered what it was not asked");
                 }
             }
-            Kind::Notification | Kind::Request => {
+            MessageKind::Notification | MessageKind::Request => {
                 let withdraws = message.method() == Some("notifications/cancelled");
                 if !(withdraws && session.cancel(message.clone())) {
                     self.faces.notification(session, message);
@@ -417,13 +431,13 @@ impl Front {
 
     async fn batch(
         &self,
-        settings: &Settings,
+        settings: &GatewaySettings,
         user: &Arc<User>,
-        path: Path<'_>,
+        path: RequestPath<'_>,
         parts: &request::Parts,
-        batch: Batch,
+        batch: MessageBatch,
     ) -> Checked<Response> {
-        let Batch { requests, others } = batch;
+        let MessageBatch { requests, others } = batch;
         let (owed, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_owed);
         // Each message counts against the rate limit; counting stops at the first one that exceeds it.
         let counted = (0..requests.len() + others.len()).try_for_each(|_| user.request());
@@ -444,14 +458,14 @@ impl Front {
         if !requests.is_empty() {
             self.is_open(None)?;
         }
-        counted.map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
+        counted.map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)))?;
         for message in others {
             self.aside(&session, message);
         }
         if requests.is_empty() {
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let begin = |_: &Message| user.call().map_err(|limited| Refused::new(reply::limited(None, &limited)));
+        let begin = |_: &RpcMessage| user.call().map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)));
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
         Ok(call::batch(&*self.faces, &session, requests, settings.limits.request_timeout, admissions).await)
@@ -459,46 +473,52 @@ impl Front {
 
     async fn initialize(
         &self,
-        settings: &Settings,
-        pass: &Pass,
-        place: Place<'_>,
+        settings: &GatewaySettings,
+        pass: &Permission,
+        place: EndpointPath<'_>,
         parts: &request::Parts,
-        message: &Message,
+        message: &RpcMessage,
     ) -> Checked<Response> {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
         let (endpoint, name) = self.endpoint(user, place, id, SERVER_ERROR)?;
-        let greeting = Greeting::read(message.params());
-        let _admission = user.call().map_err(|limited| Refused::new(reply::limited(Some(id), &limited)))?;
+        let greeting = ClientDescription::read(message.params());
+        let _admission = user.call().map_err(|limited| ErrorResponse::new(reply::limited(Some(id), &limited)))?;
         let _work = self.work.token();
         let welcome = match self.faces.initialize(user.clone(), endpoint.clone(), greeting.clone()).await {
             Ok(welcome) => welcome,
-            Err(error) => return Ok(reply::answer(&Answer::Error(error), id)),
+            Err(error) => return Ok(reply::answer(&CallAnswer::Error(error), id)),
         };
         let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
-        let (pass, version, presence) = (pass.clone(), welcome.version, Presence::Session);
-        let opening = Opening { pass, endpoint, name: name.into(), greeting, version, user_agent, presence };
+        let (pass, version, presence) = (pass.clone(), welcome.version, ClientLifetime::Session);
+        let opening = SessionFacts { pass, endpoint, name: name.into(), greeting, version, user_agent, presence };
         let session = self.opened(settings, opening, parts, id)?;
         self.faces.began(&session);
         if session.ended().is_some() {
             let why = "the session ended before it began; begin another";
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, why));
         }
-        let mut response = reply::answer(&Answer::Result(welcome.result), id);
+        let mut response = reply::answer(&CallAnswer::Result(welcome.result), id);
         if let Ok(id) = HeaderValue::try_from(session.id()) {
             response.headers_mut().insert(SESSION_ID, id);
         }
         Ok(response)
     }
 
-    fn get(&self, settings: &Settings, user: &Arc<User>, path: Path<'_>, parts: &request::Parts) -> Checked<Response> {
+    fn get(
+        &self,
+        settings: &GatewaySettings,
+        user: &Arc<User>,
+        path: RequestPath<'_>,
+        parts: &request::Parts,
+    ) -> Checked<Response> {
         let headers = &parts.headers;
         if !accepted(headers).1 {
             let why = "what is heard here is text/event-stream; accept it";
             return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
         }
         self.is_open(None)?;
-        user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
+        user.request().map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)))?;
         let place = place(user, path, parts, None)?;
         in_a_session(headers)?;
         version(headers, None)?;
@@ -513,18 +533,24 @@ impl Front {
         listening.map(reply::stream).ok_or_else(|| not_allowed("POST, DELETE"))
     }
 
-    fn delete(&self, user: &Arc<User>, path: Path<'_>, parts: &request::Parts) -> Checked<Response> {
-        user.request().map_err(|limited| Refused::new(reply::limited(None, &limited)))?;
+    fn delete(&self, user: &Arc<User>, path: RequestPath<'_>, parts: &request::Parts) -> Checked<Response> {
+        user.request().map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)))?;
         let place = place(user, path, parts, None)?;
         in_a_session(&parts.headers)?;
         let session = self.session(user, place, &parts.headers, None)?;
-        if let Some(session) = self.sessions.close(&session, End::Closed) {
+        if let Some(session) = self.sessions.close(&session, SessionEnd::Closed) {
             self.gone(&session);
         }
         Ok(reply::empty(StatusCode::NO_CONTENT))
     }
 
-    fn session(&self, user: &User, place: Place<'_>, headers: &HeaderMap, id: Option<&str>) -> Checked<Arc<Session>> {
+    fn session(
+        &self,
+        user: &User,
+        place: EndpointPath<'_>,
+        headers: &HeaderMap,
+        id: Option<&str>,
+    ) -> Checked<Arc<ClientSession>> {
         let (Some(given), false) = one(headers, &SESSION_ID) else {
             let why = "a request has one Mcp-Session-Id header; `initialize` gives the id";
             return Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
@@ -537,34 +563,35 @@ impl Front {
 
 /// Returns true for messages that a server waits for or that end work. They count against the rate limit, but are never
 /// rejected by it.
-fn is_owed(message: &Message) -> bool {
+fn is_owed(message: &RpcMessage) -> bool {
     match message.kind() {
-        Kind::Result | Kind::Error => true,
-        Kind::Notification => message.method() == Some("notifications/cancelled"),
-        Kind::Request => false,
+        MessageKind::Result | MessageKind::Error => true,
+        MessageKind::Notification => message.method() == Some("notifications/cancelled"),
+        MessageKind::Request => false,
     }
 }
 
-struct Batch {
-    requests: Vec<Message>,
-    others: Vec<Message>,
+struct MessageBatch {
+    requests: Vec<RpcMessage>,
+    others: Vec<RpcMessage>,
 }
 
-impl Batch {
+impl MessageBatch {
     fn read(body: &Bytes) -> Checked<Self> {
-        let not_json = |error: serde_json::Error| malformed(&Malformed::NotJson(error.to_string()));
+        let not_json = |error: serde_json::Error| malformed(&MalformedMessage::NotJson(error.to_string()));
         let invalid = |why: &str| no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why);
-        let Texts(texts) = serde_json::from_slice(body).map_err(not_json)?;
+        let BatchTexts(texts) = serde_json::from_slice(body).map_err(not_json)?;
         if texts.len() > BATCH_MAX {
             return Err(invalid(&format!("a batch has at most {BATCH_MAX} messages")));
         }
         let mut batch = Self { requests: Vec::new(), others: Vec::new() };
         for text in texts {
-            let message = Message::read(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
+            let message = RpcMessage::read(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
             if let Some(method @ ("initialize" | "server/discover")) = message.method() {
                 return Err(invalid(&format!("`{method}` stands alone; no batch has it")));
             }
-            let of_its_kind = if message.kind() == Kind::Request { &mut batch.requests } else { &mut batch.others };
+            let of_its_kind =
+                if message.kind() == MessageKind::Request { &mut batch.requests } else { &mut batch.others };
             of_its_kind.push(message);
         }
         Ok(batch)
@@ -573,20 +600,20 @@ impl Batch {
 
 /// The messages of a batch, or one more than allowed if there are too many. The remaining ones are skipped, because a
 /// short body with many tiny messages would take more memory than was counted.
-struct Texts<'a>(Vec<&'a RawValue>);
+struct BatchTexts<'a>(Vec<&'a RawValue>);
 
-impl<'de> Deserialize<'de> for Texts<'de> {
+impl<'de> Deserialize<'de> for BatchTexts<'de> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Reads;
+        struct BatchVisitor;
 
-        impl<'de> Visitor<'de> for Reads {
-            type Value = Texts<'de>;
+        impl<'de> Visitor<'de> for BatchVisitor {
+            type Value = BatchTexts<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a batch")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Texts<'de>, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<BatchTexts<'de>, A::Error> {
                 let mut texts = Vec::new();
                 while texts.len() <= BATCH_MAX
                     && let Some(text) = from.next_element()?
@@ -594,31 +621,36 @@ impl<'de> Deserialize<'de> for Texts<'de> {
                     texts.push(text);
                 }
                 while from.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Texts(texts))
+                Ok(BatchTexts(texts))
             }
         }
 
-        from.deserialize_seq(Reads)
+        from.deserialize_seq(BatchVisitor)
     }
 }
 
 /// Determines the endpoint from path and query. The existence of an instance is checked only when a session is opened.
-fn place<'a>(user: &User, path: Path<'a>, parts: &request::Parts, id: Option<&str>) -> Checked<Place<'a>> {
-    if let Path::Instance(name) = path {
-        return Ok(Place::Instance(name));
+fn place<'a>(
+    user: &User,
+    path: RequestPath<'a>,
+    parts: &request::Parts,
+    id: Option<&str>,
+) -> Checked<EndpointPath<'a>> {
+    if let RequestPath::Instance(name) = path {
+        return Ok(EndpointPath::Instance(name));
     }
     let mode = parts.uri.query().into_iter().flat_map(|query| query.split('&'));
     match mode.filter_map(|part| part.strip_prefix("mode=")).next_back() {
-        None if user.flat => Ok(Place::Flat),
-        None | Some("tools") => Ok(Place::Tools),
-        Some("flat") => Ok(Place::Flat),
+        None if user.flat => Ok(EndpointPath::Flat),
+        None | Some("tools") => Ok(EndpointPath::Tools),
+        Some("flat") => Ok(EndpointPath::Flat),
         Some(_) => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "the modes are `tools` and `flat`")),
     }
 }
 
 /// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
 pub(crate) async fn handle(
-    State(front): State<Arc<Front>>,
+    State(front): State<Arc<HttpFront>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Response {
@@ -626,7 +658,7 @@ pub(crate) async fn handle(
     let mut body = body.into_data_stream();
     match front.answer(peer, &parts, &mut body).await {
         Ok(response) => response,
-        Err(Refused(response)) => {
+        Err(ErrorResponse(response)) => {
             // A client that is still sending when the connection closes may never see the response.
             if !parts.headers.contains_key(header::EXPECT) {
                 let _ = timeout(UNREAD_TIMEOUT, discard(&mut body)).await;
@@ -644,25 +676,25 @@ async fn discard(body: &mut BodyDataStream) {
     }
 }
 
-fn nothing_here() -> Refused {
+fn nothing_here() -> ErrorResponse {
     no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here")
 }
 
-fn unauthorized(settings: &Settings, parts: &request::Parts, denied: &Denied) -> Refused {
+fn unauthorized(settings: &GatewaySettings, parts: &request::Parts, denied: &AccessDenied) -> ErrorResponse {
     let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
     let base = (!settings.authorization_servers.is_empty()).then(|| settings.base(host));
     let resource = base.as_deref().map(|base| (base, parts.uri.path()));
-    Refused::new(metadata::challenge(resource, denied))
+    ErrorResponse::new(metadata::challenge(resource, denied))
 }
 
-fn not_allowed(allowed: &'static str) -> Refused {
+fn not_allowed(allowed: &'static str) -> ErrorResponse {
     let mut response = no(StatusCode::METHOD_NOT_ALLOWED, None, SERVER_ERROR, "this method is not for this resource");
     response.0.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
-fn malformed(error: &Malformed) -> Refused {
-    let code = if matches!(error, Malformed::NotJson(_)) { PARSE_ERROR } else { INVALID_REQUEST };
+fn malformed(error: &MalformedMessage) -> ErrorResponse {
+    let code = if matches!(error, MalformedMessage::NotJson(_)) { PARSE_ERROR } else { INVALID_REQUEST };
     no(StatusCode::BAD_REQUEST, None, code, &error.to_string())
 }
 
@@ -719,7 +751,12 @@ fn accepted(headers: &HeaderMap) -> (bool, bool) {
 
 /// Reads the whole body within its limits of size and time. Bytes are counted as they arrive: an announced length
 /// reserves no memory.
-async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, memory: &mut Memory) -> Checked<Bytes> {
+async fn read(
+    frames: &mut BodyDataStream,
+    headers: &HeaderMap,
+    limit: usize,
+    memory: &mut BodyMemory,
+) -> Checked<Bytes> {
     let large = || {
         let why = format!("a message has at most {limit} bytes");
         no(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
@@ -736,7 +773,7 @@ async fn read(frames: &mut BodyDataStream, headers: &HeaderMap, limit: usize, me
             } else if memory.try_take(frame.len()) {
                 Ok(())
             } else {
-                Err(Refused::new(reply::crowded(CROWDED_PAUSE)))
+                Err(ErrorResponse::new(reply::crowded(CROWDED_PAUSE)))
             }
         };
         let Some(first) = frames.next().await.transpose().map_err(broken)? else { return Ok(Bytes::new()) };

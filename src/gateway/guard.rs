@@ -2,11 +2,11 @@
 //! reach loopback through its own host name (DNS rebinding), but it cannot forge these headers.
 
 /// Message for the client whose request was rejected.
-pub type Refused = &'static str;
+pub type GuardError = &'static str;
 
 /// Allowed hosts and origins.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Guard {
+pub struct OriginGuard {
     /// True if loopback names are allowed under any port: the endpoint listens on loopback.
     pub loopback: bool,
     /// Other allowed hosts, with or without a port; without, any port is allowed.
@@ -15,12 +15,12 @@ pub struct Guard {
     pub origins: Vec<String>,
 }
 
-impl Guard {
+impl OriginGuard {
     /// Checks the `Host` header of a request; `several` means that the request has more than one.
     ///
     /// # Errors
     /// The header is missing, repeated or malformed, or the host is not allowed.
-    pub fn host(&self, host: Option<&str>, several: bool) -> Result<(), Refused> {
+    pub fn host(&self, host: Option<&str>, several: bool) -> Result<(), GuardError> {
         let Some(host) = host.filter(|_| !several) else { return Err("a request has one Host header") };
         let Some((name, port)) = split(host) else { return Err("the Host header cannot be read") };
         let listed = |known: &String| {
@@ -38,8 +38,8 @@ impl Guard {
     ///
     /// # Errors
     /// The header is repeated or malformed, or the origin is not allowed.
-    pub fn origin(&self, origin: Option<&str>, several: bool) -> Result<(), Refused> {
-        const NO: Refused = "this Origin may not use the endpoint";
+    pub fn origin(&self, origin: Option<&str>, several: bool) -> Result<(), GuardError> {
+        const NO: GuardError = "this Origin may not use the endpoint";
         if several {
             return Err(NO);
         }
@@ -104,10 +104,10 @@ fn is_loopback(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn guard() -> Guard {
+    fn guard() -> OriginGuard {
         let hosts = vec!["mcp.example.com".to_owned(), "other.example.com:8443".to_owned()];
         let origins = vec!["https://app.example.com".to_owned(), "http://dev.example.com:*".to_owned()];
-        Guard { loopback: true, hosts, origins }
+        OriginGuard { loopback: true, hosts, origins }
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
         }
         assert!(guard().host(Some("localhost"), true).is_err());
         assert!(guard().host(None, false).is_err());
-        assert!(Guard { loopback: false, ..guard() }.host(Some("localhost"), false).is_err());
+        assert!(OriginGuard { loopback: false, ..guard() }.host(Some("localhost"), false).is_err());
     }
 
     #[test]
@@ -188,6 +188,6 @@ mod tests {
         }
         assert_eq!(guard().origin(None, false), Ok(()));
         assert!(guard().origin(Some("http://localhost"), true).is_err());
-        assert!(Guard { loopback: false, ..guard() }.origin(Some("http://localhost"), false).is_err());
+        assert!(OriginGuard { loopback: false, ..guard() }.origin(Some("http://localhost"), false).is_err());
     }
 }

@@ -7,30 +7,30 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, stream};
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{RemoteTransport, Target};
-use mcp_satellite_actors::rpc::{Kind, Message, joined};
+use mcp_satellite_actors::model::spec::{RemoteTransport, ServerTarget};
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, joined};
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, sleep, timeout};
 
 use super::access::User;
 use super::era::{self, change};
-use super::face::{Answer, Call, Greeting, RpcError, Welcome};
+use super::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
 use super::forward::forward;
-use super::refusal::{INVALID_PARAMS, Refusal, SERVER_ERROR};
-use super::room::Rooms;
-use super::session::Session;
-use super::session::guest::Presence;
-use super::subscription::Filter;
-use super::tools::Callers;
+use super::refusal::{CallRefusal, INVALID_PARAMS, SERVER_ERROR};
+use super::room::GatewayAudience;
+use super::session::ClientSession;
+use super::session::guest::ClientLifetime;
+use super::subscription::SubscriptionFilter;
+use super::tools::CallerCache;
 use super::tools::raw::{place, quoted};
-use super::wishes::{SUBSCRIPTIONS_MAX, TooMuch, URI_BYTES_MAX, Wish};
+use super::wishes::{SUBSCRIPTIONS_MAX, SharedSessionRequest, SubscriptionLimitError, URI_BYTES_MAX};
 
 // Maximum time that a connecting client waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,12 +42,12 @@ const ROOTS_CHANGED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/roots/
 #[derive(Debug)]
 pub(super) struct Instances {
     runtime: RuntimeHandle,
-    rooms: Arc<Rooms>,
-    callers: Arc<Callers>,
+    rooms: Arc<GatewayAudience>,
+    callers: Arc<CallerCache>,
 }
 
 impl Instances {
-    pub(super) fn new(runtime: RuntimeHandle, rooms: Arc<Rooms>, callers: Arc<Callers>) -> Self {
+    pub(super) fn new(runtime: RuntimeHandle, rooms: Arc<GatewayAudience>, callers: Arc<CallerCache>) -> Self {
         rooms.open(runtime.clone());
         Self { runtime, rooms, callers }
     }
@@ -60,15 +60,15 @@ impl Instances {
     pub(super) fn initialize(
         &self,
         id: InstanceId,
-        greeting: Greeting,
-    ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        greeting: ClientDescription,
+    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         let runtime = self.runtime.clone();
         async move {
             let server = runtime.greeting(&id, GREETING_TIMEOUT).await;
-            let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
+            let server = server.map_err(|error| CallRefusal::of_instance(&error, &runtime, &id, None).rpc())?;
             let spoken = if server.era == Era::Sessions { &server.protocol } else { era::NEWEST };
             let version = era::agreed(&greeting.version, spoken);
-            Ok(Welcome { result: change::introduction(&server, &version), version })
+            Ok(InitializeAnswer { result: change::introduction(&server, &version), version })
         }
         .boxed()
     }
@@ -77,7 +77,7 @@ impl Instances {
         let runtime = self.runtime.clone();
         async move {
             let server = introduced(&runtime, &id).await;
-            let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
+            let server = server.map_err(|error| CallRefusal::of_instance(&error, &runtime, &id, None).rpc())?;
             Ok(change::discovery(&server))
         }
         .boxed()
@@ -90,14 +90,14 @@ impl Instances {
 
     pub(super) fn listen(
         &self,
-        session: &Arc<Session>,
+        session: &Arc<ClientSession>,
         id: InstanceId,
-        wanted: Filter,
-    ) -> BoxFuture<'static, Result<Filter, RpcError>> {
+        wanted: SubscriptionFilter,
+    ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         let (runtime, rooms, session) = (self.runtime.clone(), self.rooms.clone(), session.clone());
         async move {
             let server = introduced(&runtime, &id).await;
-            let server = server.map_err(|error| Refusal::of_instance(&error, &runtime, &id, None).rpc())?;
+            let server = server.map_err(|error| CallRefusal::of_instance(&error, &runtime, &id, None).rpc())?;
             let mut agreed = wanted.within(server.capabilities.get());
             rooms.enter(&session, &id);
             let uris = std::mem::take(&mut agreed.uris);
@@ -107,26 +107,31 @@ impl Instances {
         .boxed()
     }
 
-    pub(super) fn began(&self, session: &Arc<Session>, id: &InstanceId) {
+    pub(super) fn began(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         self.rooms.enter(session, id);
     }
 
-    pub(super) fn request(&self, id: InstanceId, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
+    pub(super) fn request(
+        &self,
+        id: InstanceId,
+        session: Arc<ClientSession>,
+        call: EndpointCall,
+    ) -> BoxFuture<'static, CallAnswer> {
         let (runtime, rooms) = (self.runtime.clone(), self.rooms.clone());
         async move {
             let view = runtime.status(&id);
             // A dormant server is healthy and is not woken by a ping.
             if call.message.method() == Some("ping") && view.as_ref().is_some_and(|view| view.dormant) {
-                return Answer::Result("{}".to_owned());
+                return CallAnswer::Result("{}".to_owned());
             }
             if call.era == Era::Stateless {
                 let own = || view.as_ref().map(|view| view.spec.policy.session.request_timeout);
                 let patience = call.timeout.or_else(own).unwrap_or(GREETING_TIMEOUT);
                 if let Err(error) = hears(&runtime, &rooms, &session, &id, patience).await {
                     let method = call.message.method().unwrap_or_default();
-                    return Refusal::of_instance(&error, &runtime, &id, None).answer(method);
+                    return CallRefusal::of_instance(&error, &runtime, &id, None).answer(method);
                 }
-            } else if let Some(wish) = Wish::of(&call.message) {
+            } else if let Some(wish) = SharedSessionRequest::of(&call.message) {
                 return wished(&runtime, &rooms, &session, &id, &wish, call).await;
             }
             let answer = relayed(&runtime, &id, view, call).await;
@@ -136,14 +141,14 @@ impl Instances {
         .boxed()
     }
 
-    pub(super) fn notification(&self, session: &Arc<Session>, id: &InstanceId, message: Message) {
+    pub(super) fn notification(&self, session: &Arc<ClientSession>, id: &InstanceId, message: RpcMessage) {
         let passed = match message.method() {
             // The server's own session was initialized long before.
             Some("notifications/initialized") => {
                 if !self.rooms.brings_roots(session, id) {
                     return;
                 }
-                Message::read(Bytes::from_static(ROOTS_CHANGED)).ok()
+                RpcMessage::read(Bytes::from_static(ROOTS_CHANGED)).ok()
             }
             // The request has been answered or never existed; the server may use this id for another request.
             Some("notifications/cancelled") => None,
@@ -158,16 +163,17 @@ impl Instances {
 
     /// Sends `notifications/roots/list_changed` to the user's servers that requested roots before any client had some.
     /// Called when a client of several servers has initialized its session.
-    pub(super) fn brings_roots_to_all(&self, session: &Session) {
+    pub(super) fn brings_roots_to_all(&self, session: &ClientSession) {
         for id in self.rooms.rootless_before(session) {
-            let told = Message::read(Bytes::from_static(ROOTS_CHANGED)).map(|message| self.runtime.tell(&id, message));
+            let told =
+                RpcMessage::read(Bytes::from_static(ROOTS_CHANGED)).map(|message| self.runtime.tell(&id, message));
             if let Ok(Err(error)) = told {
                 tracing::debug!(session_id = session.public_id(), %error, "cannot notify a server of new roots");
             }
         }
     }
 
-    pub(super) fn ended(&self, session: &Arc<Session>, id: &InstanceId) {
+    pub(super) fn ended(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         self.rooms.leave(session, id);
     }
 }
@@ -188,7 +194,7 @@ async fn introduced(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<Serv
 /// Returns true if the known description is complete. A remote server that was connected with a session may support the
 /// stateless era, too, and is asked first.
 fn is_all(view: &InstanceView, server: &ServerInfo) -> bool {
-    let may_speak_both = matches!(view.spec.target, Target::Remote { transport: RemoteTransport::Http, .. });
+    let may_speak_both = matches!(view.spec.target, ServerTarget::Remote { transport: RemoteTransport::Http, .. });
     server.era == Era::Stateless || !may_speak_both
 }
 
@@ -196,12 +202,12 @@ fn is_all(view: &InstanceView, server: &ServerInfo) -> bool {
 /// receive it before the request.
 async fn hears(
     runtime: &RuntimeHandle,
-    rooms: &Rooms,
-    session: &Arc<Session>,
+    rooms: &GatewayAudience,
+    session: &Arc<ClientSession>,
     id: &InstanceId,
     patience: Duration,
 ) -> Result<(), CallError> {
-    if let Presence::Request { level: Some(level), .. } = &session.opening.presence
+    if let ClientLifetime::Request { level: Some(level), .. } = &session.opening.presence
         // The call would wake the server anyway.
         && runtime.discover(id, patience).await?.is_none()
     {
@@ -212,22 +218,22 @@ async fn hears(
 
 async fn wished(
     runtime: &RuntimeHandle,
-    rooms: &Rooms,
-    session: &Session,
+    rooms: &GatewayAudience,
+    session: &ClientSession,
     id: &InstanceId,
-    wish: &Wish,
-    call: Call,
-) -> Answer {
+    wish: &SharedSessionRequest,
+    call: EndpointCall,
+) -> CallAnswer {
     let wished = match rooms.wish(session, id, wish) {
         Ok(wished) => wished,
-        Err(too_much) => return Answer::Error(refused(too_much)),
+        Err(too_much) => return CallAnswer::Error(refused(too_much)),
     };
     if wished.is_granted() {
-        return Answer::Result("{}".to_owned());
+        return CallAnswer::Result("{}".to_owned());
     }
     let answer = relayed(runtime, id, runtime.status(id), call).await;
-    if let Answer::Message(message) = &answer {
-        wished.answered(message.kind() == Kind::Result);
+    if let CallAnswer::Message(message) = &answer {
+        wished.answered(message.kind() == MessageKind::Result);
     }
     answer
 }
@@ -236,8 +242,8 @@ async fn wished(
 /// user and waits for the rate limit. The whole operation ends after the request timeout.
 async fn all_subscribed(
     runtime: &RuntimeHandle,
-    rooms: &Rooms,
-    session: &Session,
+    rooms: &GatewayAudience,
+    session: &ClientSession,
     id: &InstanceId,
     uris: BTreeSet<String>,
 ) -> Result<BTreeSet<String>, RpcError> {
@@ -265,33 +271,38 @@ async fn all_subscribed(
 
 async fn subscribed(
     runtime: &RuntimeHandle,
-    rooms: &Rooms,
-    session: &Session,
+    rooms: &GatewayAudience,
+    session: &ClientSession,
     id: &InstanceId,
     uri: String,
 ) -> Result<Option<String>, RpcError> {
     while let Err(limited) = session.user().request() {
         sleep(limited.retry_after).await;
     }
-    let wish = Wish::Subscribe(uri.clone());
+    let wish = SharedSessionRequest::Subscribe(uri.clone());
     let text =
         format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(&uri));
-    let message = Message::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
+    let message = RpcMessage::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
     // Held until the answer, because no client cancels this request.
     let (_held, withdrawn) = oneshot::channel();
-    let origin = Origin { client: session.number(), call: 0 };
+    let origin = CallOrigin { client: session.number(), call: 0 };
     let client = session.opening.greeting.facts.clone();
-    let call = Call { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
+    let call = EndpointCall { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
     let is_agreed = match wished(runtime, rooms, session, id, &wish, call).await {
-        Answer::Result(_) => true,
-        Answer::Message(answer) => answer.kind() == Kind::Result,
-        Answer::Error(error) => return Err(error),
-        Answer::Withdrawn => false,
+        CallAnswer::Result(_) => true,
+        CallAnswer::Message(answer) => answer.kind() == MessageKind::Result,
+        CallAnswer::Error(error) => return Err(error),
+        CallAnswer::Withdrawn => false,
     };
     Ok(is_agreed.then_some(uri))
 }
 
-async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<InstanceView>>, call: Call) -> Answer {
+async fn relayed(
+    runtime: &RuntimeHandle,
+    id: &InstanceId,
+    view: Option<Arc<InstanceView>>,
+    call: EndpointCall,
+) -> CallAnswer {
     let method = call.message.method().unwrap_or_default().to_owned();
     let tool = (method == "tools/call").then(|| name_of(&call.message)).flatten();
     let known =
@@ -299,26 +310,26 @@ async fn relayed(runtime: &RuntimeHandle, id: &InstanceId, view: Option<Arc<Inst
     let repeatable = known.unwrap_or_else(|| is_repeatable(&method));
     match forward(runtime, id, call, repeatable, tool).await {
         Ok(answer) => answer,
-        Err(error) => Refusal::of_instance(&error, runtime, id, None).answer(&method),
+        Err(error) => CallRefusal::of_instance(&error, runtime, id, None).answer(&method),
     }
 }
 
 /// Translates the progress of an answer that a server waits for to the server's own token. Drops any other progress,
 /// because its token could belong to another client.
-fn of_a_question(session: &Session, message: &Message) -> Option<Message> {
+fn of_a_question(session: &ClientSession, message: &RpcMessage) -> Option<RpcMessage> {
     let (_, token) = session.question(message.token()?)?;
-    Message::read(joined(&message.told_as(&token))).ok()
+    RpcMessage::read(joined(&message.told_as(&token))).ok()
 }
 
-fn refused(too_much: TooMuch) -> RpcError {
+fn refused(too_much: SubscriptionLimitError) -> RpcError {
     let (code, kind, limit) = match too_much {
-        TooMuch::Subscriptions => (SERVER_ERROR, "subscriptions", SUBSCRIPTIONS_MAX),
-        TooMuch::Uri => (INVALID_PARAMS, "subscription_uri", URI_BYTES_MAX),
+        SubscriptionLimitError::Subscriptions => (SERVER_ERROR, "subscriptions", SUBSCRIPTIONS_MAX),
+        SubscriptionLimitError::Uri => (INVALID_PARAMS, "subscription_uri", URI_BYTES_MAX),
     };
     let data = Some(format!(r#"{{"kind":"{kind}","limit":{limit}}}"#));
     RpcError { code, message: too_much.to_string(), data }
 }
 
-fn name_of(message: &Message) -> Option<String> {
+fn name_of(message: &RpcMessage) -> Option<String> {
     place(message.params()?, &["name"]).map(|(_, name)| name)
 }

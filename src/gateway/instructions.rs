@@ -6,14 +6,14 @@ use std::fmt::Write as _;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 
-use super::tools::Caller;
+use super::tools::CallerSnapshot;
 
 // Maximum number of characters for one server.
 const EACH_MAX: usize = 1_000;
 // Maximum number of characters for all servers.
 const ALL_MAX: usize = 8_000;
 
-pub(super) fn aggregated(own: &str, caller: &Caller) -> String {
+pub(super) fn aggregated(own: &str, caller: &CallerSnapshot) -> String {
     let given = caller.servers().filter(|(_, view)| view.status == Status::Online);
     joined(own, given.filter_map(|(label, view)| Some((label, given_by(view)?))))
 }

@@ -9,62 +9,52 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
-use axum::extract::connect_info::Connected;
 use axum::handler::Handler as _;
-use axum_server::accept::Accept;
-use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
-use axum_server::{AddrListener, Address, Handle};
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
-use hyper_util::rt::TokioTimer;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, Sleep, sleep_until};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
-use super::front::{self, Front};
+use super::front::{self, HttpFront};
+use crate::http_server::{Admission, HttpServer};
 
-// Timeout for the header of a request on an authenticated connection, including the pause since the last request.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
-const HEADERS_MAX: usize = 64;
-// Read buffer of a connection, in bytes. A longer request head is rejected.
-const READ_AHEAD: usize = 64 * 1024;
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 // Time after which the system closes a connection whose client does not acknowledge sent data.
 const UNREAD_MS: u32 = 60_000;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Identity(RustlsConfig);
+pub(crate) struct TlsIdentity(Arc<ServerConfig>);
 
 /// Error in a certificate or its key. Contains neither a path nor any content of the files: the configured path may be
 /// the key itself.
 #[derive(Debug)]
-pub(crate) struct Unusable {
+pub(crate) struct CertificateError {
     // True for an error in the key file, false for one in the certificate file.
     pub(crate) is_key: bool,
     pub(crate) why: String,
 }
 
-pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<Identity> {
-    let config = read(cert, key).map_err(|Unusable { is_key, why }| {
+pub(crate) fn identity(cert: &Path, key: &Path) -> io::Result<TlsIdentity> {
+    let config = read(cert, key).map_err(|CertificateError { is_key, why }| {
         let path = if is_key { key } else { cert };
         io::Error::new(io::ErrorKind::InvalidData, format!("cannot use {}: {why}", path.display()))
     })?;
-    Ok(Identity(RustlsConfig::from_config(Arc::new(config))))
+    Ok(TlsIdentity(Arc::new(config)))
 }
 
-pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), Unusable> {
+pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), CertificateError> {
     read(cert, key).map(drop)
 }
 
-fn read(cert: &Path, key: &Path) -> Result<ServerConfig, Unusable> {
+fn read(cert: &Path, key: &Path) -> Result<ServerConfig, CertificateError> {
     crate::http::install_tls_provider();
-    let broken = |is_key| move |error: pem::Error| Unusable { is_key, why: in_our_words(&error) };
+    let broken = |is_key| move |error: pem::Error| CertificateError { is_key, why: in_our_words(&error) };
     let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let chain = chain.map_err(broken(false))?;
     if chain.is_empty() {
@@ -72,7 +62,7 @@ fn read(cert: &Path, key: &Path) -> Result<ServerConfig, Unusable> {
     }
     let secret = PrivateKeyDer::from_pem_file(key).map_err(broken(true))?;
     let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, secret);
-    let mut config = config.map_err(|error| Unusable { is_key: false, why: error.to_string() })?;
+    let mut config = config.map_err(|error| CertificateError { is_key: false, why: error.to_string() })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }
@@ -95,68 +85,42 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Certificate and connection limits of all listeners. Changes apply to future connections.
 #[derive(Debug)]
-pub(crate) struct Terms {
-    identity: RwLock<Option<Identity>>,
+pub(crate) struct ListenerTerms {
+    identity: RwLock<Option<TlsIdentity>>,
     connections: Arc<Connections>,
 }
 
-impl Terms {
-    pub(crate) fn new(identity: Option<Identity>, connections: Arc<Connections>) -> Self {
+impl ListenerTerms {
+    pub(crate) fn new(identity: Option<TlsIdentity>, connections: Arc<Connections>) -> Self {
         Self { identity: RwLock::new(identity), connections }
     }
 
-    pub(crate) fn set(&self, identity: Option<Identity>, limits: ConnectionLimits) {
+    pub(crate) fn set(&self, identity: Option<TlsIdentity>, limits: ConnectionLimits) {
         *self.identity.write().unwrap_or_else(PoisonError::into_inner) = identity;
         self.connections.set(limits);
     }
 
-    pub(crate) fn identity(&self) -> Option<Identity> {
+    pub(crate) fn identity(&self) -> Option<TlsIdentity> {
         self.identity.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct EndpointListener {
     // Duplicate of the socket, for a listener that replaces this one. `None` once it closes: as long as any duplicate
     // is open, the system accepts connections that no task serves.
     socket: Option<TcpListener>,
-    handle: Handle<PeerAddress>,
-    task: JoinHandle<()>,
+    server: HttpServer,
 }
 
-impl Drop for Door {
-    fn drop(&mut self) {
-        self.handle.shutdown();
-        self.task.abort();
-    }
-}
-
-impl Door {
-    pub(crate) fn open(listener: TcpListener, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
+impl EndpointListener {
+    pub(crate) fn open(listener: TcpListener, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
-        let handle = Handle::new();
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let listener = AdmittingListener { listener, connections: Arc::clone(&terms.connections) };
-        let server = axum_server::Server::<PeerAddress>::from_listener(listener).handle(handle.clone());
-        let mut server = server.acceptor(TlsIfConfigured { terms });
-        server
-            .http_builder()
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_headers(HEADERS_MAX)
-            .max_buf_size(READ_AHEAD);
-        let service = front::handle.with_state(front).into_make_service_with_connect_info::<SocketAddr>();
-        let serving = server.http1_only().serve(service);
-        let task = tokio::spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%error, "the endpoint failed; no client can connect any more");
-            }
-        });
-        Ok(Self { socket, handle, task })
+        let server = HttpServer::start(listener, EndpointAdmission { terms }, front::handle.with_state(front))?;
+        Ok(Self { socket, server })
     }
 
-    pub(crate) fn again(&self, front: Arc<Front>, terms: Arc<Terms>) -> io::Result<Self> {
+    pub(crate) fn again(&self, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open(socket.try_clone()?, front, terms)
     }
@@ -164,70 +128,26 @@ impl Door {
     /// Stops accepting; open connections end after their responses, at the latest after `left`.
     pub(crate) async fn close(mut self, left: Duration) {
         self.socket = None;
-        self.handle.graceful_shutdown(Some(left));
-        // An error means that the task panicked or was aborted: it has ended, too.
-        let _ = (&mut self.task).await;
+        self.server.close(left).await;
     }
 }
 
+/// Admits connections within the limits, and starts TLS if there is a certificate.
 #[derive(Debug)]
-struct AdmittingListener {
-    listener: tokio::net::TcpListener,
-    connections: Arc<Connections>,
+struct EndpointAdmission {
+    terms: Arc<ListenerTerms>,
 }
 
-#[derive(Debug, Clone)]
-struct PeerAddress(SocketAddr);
+impl Admission for EndpointAdmission {
+    type Admitted = Connection;
+    type Stream = Either<Connection, TlsStream<Connection>>;
 
-impl Address for PeerAddress {
-    type Stream = Connection;
-    type Listener = AdmittingListener;
-}
-
-impl Connected<PeerAddress> for SocketAddr {
-    fn connect_info(peer: PeerAddress) -> Self {
-        peer.0
-    }
-}
-
-impl AddrListener<Connection, PeerAddress> for AdmittingListener {
-    async fn bind_to(_: PeerAddress) -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    async fn accept_stream(&self) -> io::Result<(Connection, PeerAddress)> {
-        loop {
-            let (stream, peer) = self.listener.accept().await?;
-            let admitted = self.leave_reserve(stream).await.and_then(|stream| self.admit(stream, peer));
-            match admitted {
-                Ok(connection) => return Ok((connection, PeerAddress(peer))),
-                Err(error) => tracing::debug!(%error, "a connection was refused"),
-            }
-        }
-    }
-
-    fn get_local_addr(&self) -> io::Result<PeerAddress> {
-        self.listener.local_addr().map(PeerAddress)
-    }
-}
-
-impl AdmittingListener {
-    /// Moves a connection whose descriptor is reserved to the descriptor of the oldest unauthenticated connection,
-    /// which is closed.
-    async fn leave_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
-        if !self.connections.evict_for_descriptor(stream.as_raw_fd()) {
-            return Ok(stream);
-        }
-        self.connections.wait_evicted_closed().await;
-        // The duplicate gets the lowest free number.
-        TcpStream::from_std(stream.into_std()?.try_clone()?)
-    }
-
-    /// Admits a connection. Nagle's algorithm is off, because it delays events by up to 40 ms.
-    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
+    async fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
+        let stream = self.leave_reserve(stream).await?;
         let now = Instant::now();
-        let place = self.connections.admit(peer, stream.as_raw_fd(), now);
+        let place = self.terms.connections.admit(peer, stream.as_raw_fd(), now);
         let place = place.ok_or_else(|| io::Error::other("too many connections"))?;
+        // TCP's own delay of small packets costs 40 ms per event.
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, TCP_KEEP_ALIVE)?;
@@ -235,31 +155,29 @@ impl AdmittingListener {
         let deadline = Some(Box::pin(sleep_until(now + place.header_timeout)));
         Ok(Connection { stream, place, deadline })
     }
-}
 
-#[derive(Debug, Clone)]
-struct TlsIfConfigured {
-    terms: Arc<Terms>,
-}
-
-type Encrypted = <RustlsAcceptor as Accept<Connection, ()>>::Stream;
-
-impl<S: Send + 'static> Accept<Connection, S> for TlsIfConfigured {
-    type Stream = Either<Connection, Encrypted>;
-    type Service = S;
-    type Future = BoxFuture<'static, io::Result<(Self::Stream, S)>>;
-
-    fn accept(&self, connection: Connection, service: S) -> Self::Future {
+    async fn prepare(&self, connection: Connection) -> io::Result<Self::Stream> {
         match self.terms.identity() {
-            None => std::future::ready(Ok((Either::Left(connection), service))).boxed(),
-            Some(Identity(config)) => {
-                let handshake = RustlsAcceptor::new(config).accept(connection, service);
-                handshake.map(|accepted| accepted.map(|(io, service)| (Either::Right(io), service))).boxed()
-            }
+            None => Ok(Either::Left(connection)),
+            Some(TlsIdentity(config)) => TlsAcceptor::from(config).accept(connection).await.map(Either::Right),
         }
     }
 }
 
+impl EndpointAdmission {
+    /// Gives a connection whose descriptor is of the reserve the descriptor of the oldest unauthenticated connection, which
+    /// is closed for it.
+    async fn leave_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
+        if !self.terms.connections.evict_for_descriptor(stream.as_raw_fd()) {
+            return Ok(stream);
+        }
+        self.terms.connections.wait_evicted_closed().await;
+        // The copy has the lowest number that is free.
+        TcpStream::from_std(stream.into_std()?.try_clone()?)
+    }
+}
+
+/// A connection, its place, and the deadline for a valid token.
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
 
-use super::access::Denied;
+use super::access::AccessDenied;
 use super::reply;
 
 // Path of the metadata; the path of the resource follows. It stands between host and path (RFC 9728, 3.1), so a proxy
@@ -16,14 +16,14 @@ pub(crate) const PATH: &str = "/.well-known/oauth-protected-resource";
 
 /// Returns the response to a request without a valid token. `resource` contains the endpoint's base URL and the path of
 /// the request; `None` without authorization servers, because a client that receives metadata starts an authorization.
-pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &Denied) -> Response {
+pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &AccessDenied) -> Response {
     let why = denied.to_string();
     let mut response = reply::refused(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, &why);
     let metadata = resource.map(|(base, path)| {
         let (host, prefix) = split(base);
         format!(r#"resource_metadata="{host}{PATH}{prefix}{}""#, escaped(path))
     });
-    let error = matches!(denied, Denied::WrongToken).then(|| r#"error="invalid_token""#.to_owned());
+    let error = matches!(denied, AccessDenied::WrongToken).then(|| r#"error="invalid_token""#.to_owned());
     let parameters: Vec<String> = metadata.into_iter().chain(error).collect();
     let challenge = format!("Bearer {}", parameters.join(", "));
     // Visible ASCII: the base comes from a validated Host header or from the configuration.
@@ -77,7 +77,7 @@ pub(crate) fn document(base: &str, path: &str, name: &str, authorization_servers
 mod tests {
     use super::*;
 
-    fn challenged(resource: Option<(&str, &str)>, denied: &Denied) -> String {
+    fn challenged(resource: Option<(&str, &str)>, denied: &AccessDenied) -> String {
         let response = challenge(resource, denied);
         let value = response.headers().get(header::WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
         value.unwrap_or_default().to_owned()
@@ -87,9 +87,9 @@ mod tests {
     fn a_path_cannot_add_a_parameter_to_the_challenge() {
         let path = "/i/a\"b\\%22é/mcp";
         assert_eq!(
-            challenged(Some(("http://h/base", path)), &Denied::WrongToken),
+            challenged(Some(("http://h/base", path)), &AccessDenied::WrongToken),
             format!(r#"Bearer resource_metadata="http://h{PATH}/base/i/a%22b%5C%22%C3%A9/mcp", error="invalid_token""#)
         );
-        assert_eq!(challenged(None, &Denied::NoToken), "Bearer");
+        assert_eq!(challenged(None, &AccessDenied::NoToken), "Bearer");
     }
 }

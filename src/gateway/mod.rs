@@ -52,43 +52,43 @@ use mcp_satellite_actors::model::event::Event;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Duration, Instant, timeout};
 
-use crate::config::{Answers, GatewayLimits, GatewayPlan, Listen, Tls};
+use crate::config::{GatewayLimits, GatewayPlan, ListenSetting, ResponseStyle, TlsFiles};
 use access::Access;
-use call::Form;
+use call::ResponseFormat;
 use clients::ClientStatus;
 use connections::{ConnectionLimits, Connections};
-use face::{Endpoint, Faces};
-use front::Front;
-use guard::Guard;
-pub(crate) use listen::Unusable;
-use listen::{Door, Identity, Terms};
-use session::End;
+use face::{EndpointHandler, EndpointId};
+use front::HttpFront;
+use guard::OriginGuard;
+pub(crate) use listen::CertificateError;
+use listen::{EndpointListener, ListenerTerms, TlsIdentity};
+use session::SessionEnd;
 use sessions::Sessions;
-use visit::Visit;
+use visit::StatelessRequest;
 
 /// Callback that receives the events about clients.
-pub type Teller = Box<dyn Fn(Event) + Send + Sync>;
+pub type ClientEventSink = Box<dyn Fn(Event) + Send + Sync>;
 
 const SSE_AFTER: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Settings of the endpoint.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct GatewaySettings {
     /// Name of the satellite, for metadata.
     pub name: String,
     /// Public base URL, if it differs from the address that clients connect to (behind a proxy, for example).
     pub public_url: Option<String>,
     /// Allowed hosts and origins.
-    pub guard: Guard,
+    pub guard: OriginGuard,
     /// Authorization servers, for metadata. If empty, the endpoint serves no such metadata.
     pub authorization_servers: Vec<String>,
     /// Addresses of proxies, which many clients share: the limit of connections per address does not apply to them.
     pub trusted_proxies: Vec<IpAddr>,
     /// Certificate chain and key; `None` for plain HTTP.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsFiles>,
     /// Default format of answers: JSON or event streams.
-    pub answers: Answers,
+    pub answers: ResponseStyle,
     /// Limits of sizes, counts and times.
     pub limits: GatewayLimits,
     /// Time without an answer after which a response becomes an event stream: proxies close silent connections.
@@ -97,13 +97,13 @@ pub struct Settings {
     pub keep_alive: Duration,
 }
 
-impl Settings {
+impl GatewaySettings {
     /// Derives the settings from `plan` for an endpoint that listens at `address`.
     pub fn new(name: &str, plan: &GatewayPlan, address: SocketAddr) -> Self {
         Self {
             name: name.to_owned(),
             public_url: plan.public_url.clone(),
-            guard: Guard {
+            guard: OriginGuard {
                 loopback: address.ip().is_loopback(),
                 hosts: plan.hosts.clone(),
                 origins: plan.origins.clone(),
@@ -134,10 +134,10 @@ impl Settings {
         self.identity().map(drop)
     }
 
-    fn form(&self) -> Form {
+    fn form(&self) -> ResponseFormat {
         match self.answers {
-            Answers::Json => Form::Either,
-            Answers::Sse => Form::Stream,
+            ResponseStyle::Json => ResponseFormat::Either,
+            ResponseStyle::Sse => ResponseFormat::Stream,
         }
     }
 
@@ -145,22 +145,22 @@ impl Settings {
         ConnectionLimits::new(&self.limits, &self.trusted_proxies)
     }
 
-    fn identity(&self) -> io::Result<Option<Identity>> {
+    fn identity(&self) -> io::Result<Option<TlsIdentity>> {
         self.tls.as_ref().map(|tls| listen::identity(&tls.cert, &tls.key)).transpose()
     }
 }
 
 /// A running endpoint. Dropping it ends it at once.
 pub struct Gateway {
-    front: Arc<Front>,
-    terms: Arc<Terms>,
-    doors: Mutex<Doors>,
+    front: Arc<HttpFront>,
+    terms: Arc<ListenerTerms>,
+    doors: Mutex<EndpointListeners>,
     sweeper: JoinHandle<()>,
 }
 
-struct Doors {
+struct EndpointListeners {
     address: SocketAddr,
-    open: Option<Door>,
+    open: Option<EndpointListener>,
     // Listeners of earlier settings, until their connections have ended.
     closing: JoinSet<()>,
 }
@@ -179,7 +179,7 @@ impl Drop for Gateway {
     }
 }
 
-pub(crate) fn check(tls: &Tls) -> Result<(), Unusable> {
+pub(crate) fn check(tls: &TlsFiles) -> Result<(), CertificateError> {
     listen::check(&tls.cert, &tls.key)
 }
 
@@ -198,18 +198,18 @@ impl Gateway {
     /// The certificate cannot be used or the listener has no local address.
     pub fn start(
         listener: TcpListener,
-        settings: Settings,
+        settings: GatewaySettings,
         access: Arc<Access>,
-        faces: Arc<dyn Faces>,
+        faces: Arc<dyn EndpointHandler>,
         sessions: Arc<Sessions>,
-        tell: Teller,
+        tell: ClientEventSink,
     ) -> io::Result<Self> {
         let connections = Connections::new(settings.connections());
-        let terms = Arc::new(Terms::new(settings.identity()?, connections.clone()));
+        let terms = Arc::new(ListenerTerms::new(settings.identity()?, connections.clone()));
         let address = listener.local_addr()?;
-        let front = Arc::new(Front::new(faces, sessions, tell, access, connections, settings));
-        let door = Door::open(listener, front.clone(), terms.clone())?;
-        let doors = Doors { address, open: Some(door), closing: JoinSet::new() };
+        let front = Arc::new(HttpFront::new(faces, sessions, tell, access, connections, settings));
+        let door = EndpointListener::open(listener, front.clone(), terms.clone())?;
+        let doors = EndpointListeners { address, open: Some(door), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(front.clone()));
         Ok(Self { front, terms, doors: Mutex::new(doors), sweeper })
     }
@@ -220,7 +220,7 @@ impl Gateway {
     }
 
     /// Returns the configured certificate and key paths.
-    pub fn tls(&self) -> Option<Tls> {
+    pub fn tls(&self) -> Option<TlsFiles> {
         self.front.settings().tls.clone()
     }
 
@@ -238,13 +238,13 @@ impl Gateway {
     ///
     /// # Errors
     /// The new address cannot be bound.
-    pub fn elsewhere(&self, listen: Listen) -> io::Result<Option<TcpListener>> {
+    pub fn elsewhere(&self, listen: ListenSetting) -> io::Result<Option<TcpListener>> {
         let now = self.address();
         match listen {
             // The configuration accepts any port, so the current one stays.
-            Listen::At(address) if address.port() == 0 && address.ip() == now.ip() => Ok(None),
-            Listen::At(address) if address != now => bind(address).map(Some),
-            Listen::At(_) | Listen::Anywhere | Listen::Off => Ok(None),
+            ListenSetting::At(address) if address.port() == 0 && address.ip() == now.ip() => Ok(None),
+            ListenSetting::At(address) if address != now => bind(address).map(Some),
+            ListenSetting::At(_) | ListenSetting::Anywhere | ListenSetting::Off => Ok(None),
         }
     }
 
@@ -255,7 +255,7 @@ impl Gateway {
     /// # Errors
     /// The certificate or the address cannot be used. Both keep their old value, because a new certificate may
     /// belong to the new address; all other settings apply.
-    pub fn apply(&self, mut settings: Settings, elsewhere: Option<TcpListener>) -> io::Result<()> {
+    pub fn apply(&self, mut settings: GatewaySettings, elsewhere: Option<TcpListener>) -> io::Result<()> {
         let (before, former) = (self.front.settings(), self.terms.identity());
         let taken = settings.identity().and_then(|identity| {
             let switched = settings.tls.is_some() != before.tls.is_some();
@@ -279,7 +279,7 @@ impl Gateway {
         let Some(open) = doors.open.as_ref().filter(|_| switched || elsewhere.is_some()) else { return Ok(()) };
         let (front, terms) = (self.front.clone(), self.terms.clone());
         let (address, door) = match elsewhere {
-            Some(listener) => (listener.local_addr()?, Door::open(listener, front, terms)?),
+            Some(listener) => (listener.local_addr()?, EndpointListener::open(listener, front, terms)?),
             None => (doors.address, open.again(front, terms)?),
         };
         doors.address = address;
@@ -293,38 +293,38 @@ impl Gateway {
     pub fn revoke(&self) {
         for session in self.front.sessions.all() {
             if !self.front.access.stands(&session.opening.pass) {
-                self.end(&session, End::Revoked);
+                self.end(&session, SessionEnd::Revoked);
             }
         }
-        self.part(End::Revoked, |guest| !self.front.access.stands(&guest.opening.pass));
+        self.part(SessionEnd::Revoked, |guest| !self.front.access.stands(&guest.opening.pass));
     }
 
-    fn part(&self, why: End, leaves: impl Fn(&session::Session) -> bool) {
+    fn part(&self, why: SessionEnd, leaves: impl Fn(&session::ClientSession) -> bool) {
         for guest in self.front.sessions.guests() {
             if leaves(&guest) {
                 guest.end(why);
             }
         }
-        self.front.parked.sweep(Instant::now(), Visit::is_over);
+        self.front.parked.sweep(Instant::now(), StatelessRequest::is_over);
     }
 
     /// Ends the sessions and requests of an instance that was removed.
-    pub fn removed(&self, endpoint: &Endpoint) {
+    pub fn removed(&self, endpoint: &EndpointId) {
         for session in self.front.sessions.all() {
             if session.opening.endpoint == *endpoint {
-                self.end(&session, End::Removed);
+                self.end(&session, SessionEnd::Removed);
             }
         }
-        self.part(End::Removed, |guest| guest.opening.endpoint == *endpoint);
+        self.part(SessionEnd::Removed, |guest| guest.opening.endpoint == *endpoint);
     }
 
-    fn end(&self, session: &Arc<session::Session>, why: End) {
+    fn end(&self, session: &Arc<session::ClientSession>, why: SessionEnd) {
         if let Some(session) = self.front.sessions.close(session, why) {
             self.front.gone(&session);
         }
     }
 
-    fn doors(&self) -> MutexGuard<'_, Doors> {
+    fn doors(&self) -> MutexGuard<'_, EndpointListeners> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -336,9 +336,9 @@ impl Gateway {
         // On a timeout, the unanswered requests are cancelled with their sessions.
         let _ = timeout(until.saturating_duration_since(Instant::now()), self.front.rest()).await;
         for session in self.front.sessions.all() {
-            self.end(&session, End::Drained);
+            self.end(&session, SessionEnd::Drained);
         }
-        self.part(End::Drained, |_| true);
+        self.part(SessionEnd::Drained, |_| true);
         let (open, mut closing) = {
             let mut doors = self.doors();
             (doors.open.take(), std::mem::take(&mut doors.closing))
@@ -355,7 +355,7 @@ impl Gateway {
 // Time to write the last answers.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-async fn sweep(front: Arc<Front>) {
+async fn sweep(front: Arc<HttpFront>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
         let limits = front.settings().limits.clone();
@@ -366,7 +366,7 @@ async fn sweep(front: Arc<Front>) {
         for session in front.sessions.sweep(&front.settings().limits, Instant::now()) {
             front.gone(&session);
         }
-        front.parked.sweep(Instant::now(), Visit::is_over);
+        front.parked.sweep(Instant::now(), StatelessRequest::is_over);
         front.sessions.relieve();
     }
 }

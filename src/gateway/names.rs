@@ -11,7 +11,7 @@ const FLAT_MAX: usize = 64;
 
 /// The names by which a caller can refer to one of its servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Names<'a> {
+pub struct ServerNames<'a> {
     /// Server slug; not unique, because a caller may have two installations of one server.
     pub server: &'a str,
     /// Installation id.
@@ -20,7 +20,7 @@ pub struct Names<'a> {
     pub full: &'a str,
 }
 
-impl Names<'_> {
+impl ServerNames<'_> {
     fn longer(&self) -> String {
         format!("{}-{}", self.server, self.installation)
     }
@@ -33,7 +33,7 @@ impl Names<'_> {
 }
 
 /// Returns the shortest unique label of each server: its slug, else `slug-installation`, else its full name.
-pub fn labels(own: &[Names<'_>]) -> Vec<String> {
+pub fn labels(own: &[ServerNames<'_>]) -> Vec<String> {
     let mut times: HashMap<String, usize> = HashMap::new();
     for names in own {
         // Two equal names of one server count once.
@@ -42,7 +42,7 @@ pub fn labels(own: &[Names<'_>]) -> Vec<String> {
             *times.entry(name).or_default() += 1;
         }
     }
-    let label = |names: &Names<'_>| {
+    let label = |names: &ServerNames<'_>| {
         let short = [names.server.to_owned(), names.longer()];
         short.into_iter().find(|name| times.get(name) == Some(&1)).unwrap_or_else(|| names.full.to_owned())
     };
@@ -51,7 +51,7 @@ pub fn labels(own: &[Names<'_>]) -> Vec<String> {
 
 /// Result of a lookup: positions among the caller's servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum NameLookup {
     /// Exactly this server.
     One(usize),
     /// Several servers; the caller must name one.
@@ -62,45 +62,45 @@ pub enum Found {
 
 /// Index from names to a caller's servers.
 #[derive(Debug)]
-pub struct Register {
-    found: HashMap<Box<str>, Found>,
+pub struct ServerNameIndex {
+    found: HashMap<Box<str>, NameLookup>,
     // Length of the longest name in bytes: a longer text cannot be a name.
     longest: usize,
 }
 
-impl Register {
+impl ServerNameIndex {
     /// Indexes all names of the servers.
-    pub fn of(own: &[Names<'_>]) -> Self {
-        let mut found: HashMap<Box<str>, Found> = HashMap::new();
+    pub fn of(own: &[ServerNames<'_>]) -> Self {
+        let mut found: HashMap<Box<str>, NameLookup> = HashMap::new();
         for (at, names) in own.iter().enumerate() {
             for name in [names.server.to_owned(), names.longer()] {
-                let known = found.entry(name.into()).or_insert(Found::None);
-                *known = match std::mem::replace(known, Found::None) {
-                    Found::None => Found::One(at),
-                    Found::One(other) => Found::Several(vec![other, at]),
-                    Found::Several(others) => Found::Several([others, vec![at]].concat()),
+                let known = found.entry(name.into()).or_insert(NameLookup::None);
+                *known = match std::mem::replace(known, NameLookup::None) {
+                    NameLookup::None => NameLookup::One(at),
+                    NameLookup::One(other) => NameLookup::Several(vec![other, at]),
+                    NameLookup::Several(others) => NameLookup::Several([others, vec![at]].concat()),
                 };
             }
         }
         // A full name always refers to its server, even if it equals a shorter name of another.
-        found.extend(own.iter().enumerate().map(|(at, names)| (names.full.into(), Found::One(at))));
+        found.extend(own.iter().enumerate().map(|(at, names)| (names.full.into(), NameLookup::One(at))));
         let longest = found.keys().map(|name| name.len()).max().unwrap_or_default();
         Self { found, longest }
     }
 
     /// Returns the servers that a text names.
-    pub fn find(&self, text: &str) -> &Found {
-        self.found.get(text).unwrap_or(&Found::None)
+    pub fn find(&self, text: &str) -> &NameLookup {
+        self.found.get(text).unwrap_or(&NameLookup::None)
     }
 
     /// Splits `server:tool` or `server|uri` at the first separator that follows a known name, else at the first
     /// separator. Returns the lookup, the name and the rest; `None` if there is no separator.
-    pub fn split<'t>(&self, text: &'t str, separator: char) -> Option<(&Found, &'t str, &'t str)> {
+    pub fn split<'t>(&self, text: &'t str, separator: char) -> Option<(&NameLookup, &'t str, &'t str)> {
         let mut unknown = None;
         for (at, _) in text.match_indices(separator) {
             let (label, rest) = (&text[..at], &text[at + separator.len_utf8()..]);
             match self.find(label) {
-                Found::None => unknown = unknown.or(Some((&Found::None, label, rest))),
+                NameLookup::None => unknown = unknown.or(Some((&NameLookup::None, label, rest))),
                 found => return Some((found, label, rest)),
             }
             if at > self.longest {
@@ -120,7 +120,7 @@ pub fn flat_start(label: &str) -> String {
 /// `label__name` in characters that every client accepts. A name that had to be changed or cut, and all names that
 /// would be equal, end with a digest of the pair.
 pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
-    let mut digits: Vec<Digits> = things.iter().map(|(label, name)| Digits::least(label, name)).collect();
+    let mut digits: Vec<DigestLength> = things.iter().map(|(label, name)| DigestLength::least(label, name)).collect();
     loop {
         let names: Vec<String> =
             things.iter().zip(&digits).map(|((label, name), digits)| spelled(label, name, *digits)).collect();
@@ -147,7 +147,7 @@ pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Digits {
+enum DigestLength {
     No,
     Eight,
     // For two names whose first eight digits are equal, which only happens on purpose.
@@ -155,7 +155,7 @@ enum Digits {
     All,
 }
 
-impl Digits {
+impl DigestLength {
     fn least(label: &str, name: &str) -> Self {
         let plain = |text: &str| text.chars().all(is_legal);
         let length = label.len() + "__".len() + name.len();
@@ -188,9 +188,9 @@ fn legal(letter: char) -> char {
     if is_legal(letter) { letter } else { '_' }
 }
 
-fn spelled(label: &str, name: &str, digits: Digits) -> String {
+fn spelled(label: &str, name: &str, digits: DigestLength) -> String {
     let mut flat: String = label.chars().chain("__".chars()).chain(name.chars()).map(legal).collect();
-    if digits == Digits::No {
+    if digits == DigestLength::No {
         return flat;
     }
     let count = digits.count();
@@ -211,11 +211,11 @@ mod tests {
 
     const FULL: [&str; 3] = ["files-acme-alice-a", "files-acme-alice-b", "git-acme-alice-c"];
 
-    fn names<'a>(server: &'a str, installation: &'a str, full: &'a str) -> Names<'a> {
-        Names { server, installation, full }
+    fn names<'a>(server: &'a str, installation: &'a str, full: &'a str) -> ServerNames<'a> {
+        ServerNames { server, installation, full }
     }
 
-    fn own() -> [Names<'static>; 3] {
+    fn own() -> [ServerNames<'static>; 3] {
         [names("files", "a", FULL[0]), names("files", "b", FULL[1]), names("git", "c", FULL[2])]
     }
 
@@ -230,15 +230,15 @@ mod tests {
 
     #[test]
     fn a_server_is_found_by_each_of_its_names_and_never_by_one_that_means_two() {
-        let register = Register::of(&own());
+        let register = ServerNameIndex::of(&own());
         let find = |text: &str| register.find(text).clone();
-        assert_eq!(find("git"), Found::One(2));
-        assert_eq!(find("git-c"), Found::One(2));
-        assert_eq!(find("files-b"), Found::One(1));
-        assert_eq!(find(FULL[0]), Found::One(0));
-        assert_eq!(find("files"), Found::Several(vec![0, 1]));
+        assert_eq!(find("git"), NameLookup::One(2));
+        assert_eq!(find("git-c"), NameLookup::One(2));
+        assert_eq!(find("files-b"), NameLookup::One(1));
+        assert_eq!(find(FULL[0]), NameLookup::One(0));
+        assert_eq!(find("files"), NameLookup::Several(vec![0, 1]));
         for nothing in ["", "fil", "files-", "files-c", "git-acme", "GIT"] {
-            assert_eq!(find(nothing), Found::None, "{nothing}");
+            assert_eq!(find(nothing), NameLookup::None, "{nothing}");
             assert!(!own().iter().any(|names| names.is(nothing)), "{nothing}");
         }
         assert!(["git", "git-c", FULL[2]].iter().all(|name| own()[2].is(name)));
@@ -246,21 +246,21 @@ mod tests {
 
     #[test]
     fn a_path_is_taken_apart_where_a_name_ends_that_means_something() {
-        let register = Register::of(&own());
+        let register = ServerNameIndex::of(&own());
         let split = |text, separator| register.split(text, separator);
-        assert_eq!(split("git:log", ':'), Some((&Found::One(2), "git", "log")));
-        assert_eq!(split("git:a:b", ':'), Some((&Found::One(2), "git", "a:b")));
-        assert_eq!(split("files:read", ':'), Some((&Found::Several(vec![0, 1]), "files", "read")));
-        assert_eq!(split("nobody:a:b", ':'), Some((&Found::None, "nobody", "a:b")));
-        assert_eq!(split("git|file:///a|b", '|'), Some((&Found::One(2), "git", "file:///a|b")));
+        assert_eq!(split("git:log", ':'), Some((&NameLookup::One(2), "git", "log")));
+        assert_eq!(split("git:a:b", ':'), Some((&NameLookup::One(2), "git", "a:b")));
+        assert_eq!(split("files:read", ':'), Some((&NameLookup::Several(vec![0, 1]), "files", "read")));
+        assert_eq!(split("nobody:a:b", ':'), Some((&NameLookup::None, "nobody", "a:b")));
+        assert_eq!(split("git|file:///a|b", '|'), Some((&NameLookup::One(2), "git", "file:///a|b")));
         assert_eq!(split("git", ':'), None);
         // A name may belong to more than two servers.
         let (one, third) = (own()[0], names("files", "x", "files-acme-alice-x"));
-        let three = Register::of(&[one, own()[1], third]);
-        assert_eq!(three.find("files"), &Found::Several(vec![0, 1, 2]));
+        let three = ServerNameIndex::of(&[one, own()[1], third]);
+        assert_eq!(three.find("files"), &NameLookup::Several(vec![0, 1, 2]));
         // A name may contain the separator.
-        let odd = Register::of(&[names("a:b", "c", "a:b-acme-alice-c")]);
-        assert_eq!(odd.split("a:b:log", ':'), Some((&Found::One(0), "a:b", "log")));
+        let odd = ServerNameIndex::of(&[names("a:b", "c", "a:b-acme-alice-c")]);
+        assert_eq!(odd.split("a:b:log", ':'), Some((&NameLookup::One(0), "a:b", "log")));
     }
 
     #[test]
@@ -308,11 +308,11 @@ mod tests {
             slugs in proptest::collection::hash_set(("[ab]{1,2}(-[ab])?", "[ab](-[ab])?"), 1..12),
         ) {
             let full: Vec<String> = slugs.iter().map(|(server, id)| format!("{server}-t-u-{id}")).collect();
-            let own: Vec<Names<'_>> = slugs.iter().zip(&full)
-                .map(|((server, installation), full)| Names { server, installation, full }).collect();
-            let register = Register::of(&own);
+            let own: Vec<ServerNames<'_>> = slugs.iter().zip(&full)
+                .map(|((server, installation), full)| ServerNames { server, installation, full }).collect();
+            let register = ServerNameIndex::of(&own);
             for (at, label) in labels(&own).iter().enumerate() {
-                prop_assert_eq!(register.find(label), &Found::One(at), "{}", label);
+                prop_assert_eq!(register.find(label), &NameLookup::One(at), "{}", label);
             }
         }
     }

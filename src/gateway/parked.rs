@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use ring::digest::{Context, SHA256};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq as _;
@@ -16,9 +16,9 @@ use tokio::time::{Duration, Instant};
 
 use super::access::User;
 use super::era::may_ask_back;
-use super::face::Endpoint;
+use super::face::EndpointId;
 use super::sessions::{parse, split};
-use super::tools::raw::Pairs;
+use super::tools::raw::JsonMembers;
 
 // Maximum number of waiting calls, per user and in total.
 pub(crate) const OF_ONE_MAX: usize = 32;
@@ -31,21 +31,21 @@ const OF_ALL_PART: usize = 4;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Bound {
+pub(crate) struct ParkedRequestIdentity {
     team: TeamId,
     user: UserId,
-    endpoint: Endpoint,
+    endpoint: EndpointId,
     method: Box<str>,
     // Digest of the params without `_meta`, `inputResponses` and `requestState`.
     params: [u8; 32],
 }
 
-impl Bound {
-    pub(crate) fn of(user: &User, endpoint: &Endpoint, message: &Message) -> Self {
+impl ParkedRequestIdentity {
+    pub(crate) fn of(user: &User, endpoint: &EndpointId, message: &RpcMessage) -> Self {
         let mut digest = Context::new(&SHA256);
         // Requests with other methods are never parked.
         let params = message.params().filter(|_| message.method().is_some_and(may_ask_back));
-        let params = params.and_then(Pairs::read).unwrap_or_default();
+        let params = params.and_then(JsonMembers::read).unwrap_or_default();
         let mut same: Vec<(&str, &str)> =
             params.iter().filter(|(name, _)| !matches!(*name, "_meta" | "inputResponses" | "requestState")).collect();
         same.sort_unstable();
@@ -65,50 +65,57 @@ impl Bound {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct ParkedLimits {
     of_one: usize,
     of_all: usize,
 }
 
-impl Room {
+impl ParkedLimits {
     pub(crate) fn within(of_one: usize, of_all: usize) -> Self {
         Self { of_one: of_one / OF_ONE_PART, of_all: of_all / OF_ALL_PART }
     }
 }
 
-pub(crate) struct Parked<T> {
+pub(crate) struct ParkedCalls<T> {
     random: SystemRandom,
-    table: Mutex<HashMap<u64, Place<T>>>,
+    table: Mutex<HashMap<u64, ParkedCall<T>>>,
 }
 
-struct Place<T> {
+struct ParkedCall<T> {
     secret: [u8; 16],
-    bound: Bound,
+    bound: ParkedRequestIdentity,
     bytes: usize,
     until: Instant,
     what: T,
 }
 
-impl<T> Default for Parked<T> {
+impl<T> Default for ParkedCalls<T> {
     fn default() -> Self {
         Self { random: SystemRandom::new(), table: Mutex::default() }
     }
 }
 
-impl<T> fmt::Debug for Parked<T> {
+impl<T> fmt::Debug for ParkedCalls<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Parked({})", self.table().len())
     }
 }
 
-impl<T> Parked<T> {
-    fn table(&self) -> MutexGuard<'_, HashMap<u64, Place<T>>> {
+impl<T> ParkedCalls<T> {
+    fn table(&self) -> MutexGuard<'_, HashMap<u64, ParkedCall<T>>> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores a call with a body of `bytes`. Returns the `requestState`, or the call if there is no capacity.
-    pub(crate) fn put(&self, bound: Bound, bytes: usize, room: Room, now: Instant, what: T) -> Result<String, T> {
+    pub(crate) fn put(
+        &self,
+        bound: ParkedRequestIdentity,
+        bytes: usize,
+        room: ParkedLimits,
+        now: Instant,
+        what: T,
+    ) -> Result<String, T> {
         let mut key = [0; 24];
         let mut table = self.table();
         let (mut own, mut of_one, mut of_all) = (0, bytes, bytes);
@@ -132,12 +139,12 @@ impl<T> Parked<T> {
                 break (number, secret);
             }
         };
-        table.insert(number, Place { secret, bound, bytes, until: now + PATIENCE, what });
+        table.insert(number, ParkedCall { secret, bound, bytes, until: now + PATIENCE, what });
         Ok(format!("{number:016x}{:032x}", u128::from_be_bytes(secret)))
     }
 
     /// Removes and returns the call of a state; `None` if the state does not belong to this request.
-    pub(crate) fn take(&self, state: &str, bound: &Bound, now: Instant) -> Option<T> {
+    pub(crate) fn take(&self, state: &str, bound: &ParkedRequestIdentity, now: Instant) -> Option<T> {
         let (number, secret) = parse(state)?;
         let mut table = self.table();
         let place = table.get(&number)?;
@@ -147,7 +154,7 @@ impl<T> Parked<T> {
 
     pub(crate) fn sweep(&self, now: Instant, is_over: impl Fn(&T) -> bool) {
         let mut table = self.table();
-        let over = |place: &Place<T>| now >= place.until || is_over(&place.what);
+        let over = |place: &ParkedCall<T>| now >= place.until || is_over(&place.what);
         let numbers: Vec<u64> = table.iter().filter(|(_, place)| over(place)).map(|(number, _)| *number).collect();
         let gone: Vec<_> = numbers.into_iter().filter_map(|number| table.remove(&number)).collect();
         drop(table);
@@ -167,29 +174,29 @@ mod tests {
     use super::super::sessions::tests::user;
     use super::*;
 
-    fn request(text: &str) -> Message {
-        Message::read(format!(r#"{{"jsonrpc":"2.0","id":1,{text}}}"#).into()).unwrap()
+    fn request(text: &str) -> RpcMessage {
+        RpcMessage::read(format!(r#"{{"jsonrpc":"2.0","id":1,{text}}}"#).into()).unwrap()
     }
 
-    fn bound(name: &str, endpoint: &Endpoint, text: &str) -> Bound {
-        Bound::of(&user(name).user, endpoint, &request(text))
+    fn bound(name: &str, endpoint: &EndpointId, text: &str) -> ParkedRequestIdentity {
+        ParkedRequestIdentity::of(&user(name).user, endpoint, &request(text))
     }
 
-    const ROOM: Room = Room { of_one: 100, of_all: 2000 };
+    const ROOM: ParkedLimits = ParkedLimits { of_one: 100, of_all: 2000 };
     const CALL: &str = r#""method":"tools/call","params":{"name":"a","arguments":{"x":1}}"#;
 
     #[test]
     fn a_state_is_good_once_for_the_same_request_of_the_same_user() {
-        let (parked, now) = (Parked::default(), Instant::now());
-        let alices = bound("alice", &Endpoint::Tools, CALL);
+        let (parked, now) = (ParkedCalls::default(), Instant::now());
+        let alices = bound("alice", &EndpointId::Tools, CALL);
         let state = parked.put(alices.clone(), 1, ROOM, now, "call").unwrap();
         assert_eq!(state.len(), 48);
         for (name, endpoint, text) in [
-            ("bob", Endpoint::Tools, CALL),
-            ("alice", Endpoint::Flat, CALL),
-            ("alice", Endpoint::Tools, r#""method":"tools/call","params":{"name":"a","arguments":{"x":2}}"#),
-            ("alice", Endpoint::Tools, r#""method":"tools/call","params":{"name":"b","arguments":{"x":1}}"#),
-            ("alice", Endpoint::Tools, r#""method":"prompts/get","params":{"name":"a","arguments":{"x":1}}"#),
+            ("bob", EndpointId::Tools, CALL),
+            ("alice", EndpointId::Flat, CALL),
+            ("alice", EndpointId::Tools, r#""method":"tools/call","params":{"name":"a","arguments":{"x":2}}"#),
+            ("alice", EndpointId::Tools, r#""method":"tools/call","params":{"name":"b","arguments":{"x":1}}"#),
+            ("alice", EndpointId::Tools, r#""method":"prompts/get","params":{"name":"a","arguments":{"x":1}}"#),
         ] {
             assert_eq!(parked.take(&state, &bound(name, &endpoint, text), now), None, "{name} {text}");
         }
@@ -199,14 +206,14 @@ mod tests {
         }
         // Changed metadata and another order of members do not matter.
         let again = r#""method":"tools/call","params":{"requestState":"s","arguments":{"x":1},"inputResponses":{},"_meta":{},"name":"a"}"#;
-        assert_eq!(parked.take(&state, &bound("alice", &Endpoint::Tools, again), now), Some("call"));
+        assert_eq!(parked.take(&state, &bound("alice", &EndpointId::Tools, again), now), Some("call"));
         assert_eq!(parked.take(&state, &alices, now), None, "it was used");
     }
 
     #[test]
     fn who_does_not_come_back_is_not_waited_for() {
-        let (parked, now) = (Parked::default(), Instant::now());
-        let alices = bound("alice", &Endpoint::Tools, CALL);
+        let (parked, now) = (ParkedCalls::default(), Instant::now());
+        let alices = bound("alice", &EndpointId::Tools, CALL);
         let (one, other) = (
             parked.put(alices.clone(), 1, ROOM, now, 1).unwrap(),
             parked.put(alices.clone(), 1, ROOM, now, 2).unwrap(),
@@ -223,8 +230,8 @@ mod tests {
 
     #[test]
     fn there_is_room_for_some_of_each_user_and_for_some_of_all() {
-        let (parked, now) = (Parked::default(), Instant::now());
-        let put = |name: &str| parked.put(bound(name, &Endpoint::Tools, CALL), 1, ROOM, now, ()).is_ok();
+        let (parked, now) = (ParkedCalls::default(), Instant::now());
+        let put = |name: &str| parked.put(bound(name, &EndpointId::Tools, CALL), 1, ROOM, now, ()).is_ok();
         assert!((0..OF_ONE_MAX).all(|_| put("alice")) && !put("alice"));
         let users = OF_ALL_MAX / OF_ONE_MAX - 1;
         assert!((0..users).all(|user| (0..OF_ONE_MAX).all(|_| put(&user.to_string()))));
@@ -233,15 +240,15 @@ mod tests {
 
     #[test]
     fn what_waits_keeps_a_part_of_what_there_is_for_bodies_of_each_user_and_of_all() {
-        let (parked, now) = (Parked::default(), Instant::now());
-        let room = Room::within(1600, 1000);
-        let put = |name: &str, bytes| parked.put(bound(name, &Endpoint::Tools, CALL), bytes, room, now, ());
+        let (parked, now) = (ParkedCalls::default(), Instant::now());
+        let room = ParkedLimits::within(1600, 1000);
+        let put = |name: &str, bytes| parked.put(bound(name, &EndpointId::Tools, CALL), bytes, room, now, ());
         assert!(put("alice", 101).is_err(), "one call may be too large");
         let state = put("alice", 60).unwrap();
         assert!(put("alice", 41).is_err() && put("alice", 40).is_ok());
         assert!(put("bob", 100).is_ok() && put("carol", 51).is_err() && put("carol", 50).is_ok());
         // A resumed call frees its capacity.
-        assert!(parked.take(&state, &bound("alice", &Endpoint::Tools, CALL), now).is_some());
+        assert!(parked.take(&state, &bound("alice", &EndpointId::Tools, CALL), now).is_some());
         assert!(put("carol", 50).is_ok() && put("alice", 11).is_err() && put("alice", 10).is_ok());
     }
 }

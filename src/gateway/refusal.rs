@@ -1,7 +1,7 @@
 //! Errors for calls without a result, worded for a model: the cause and the next step. Each error has two forms: a tool
 //! result with `isError` and a JSON-RPC error.
 
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use serde::Serialize;
 
-use super::face::{Answer, RpcError};
+use super::face::{CallAnswer, RpcError};
 use super::tools::raw::written;
 use crate::remedy::command;
 
@@ -20,7 +20,7 @@ pub const INVALID_PARAMS: i64 = -32602;
 
 /// An error that replaces the result of a request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Refusal {
+pub struct CallRefusal {
     /// Stable identifier, as in the answers of the control socket.
     pub kind: &'static str,
     /// Description of the cause.
@@ -30,20 +30,20 @@ pub struct Refusal {
     pub next_step: Option<String>,
     /// Further facts.
     #[serde(flatten)]
-    pub state: Box<State>,
+    pub state: Box<RefusalFacts>,
     #[serde(skip)]
     code: i64,
 }
 
 /// Facts about the call and its server, as far as they apply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct State {
+pub struct RefusalFacts {
     /// Status of the instance, if it prevented the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<&'static str>,
     /// Outcome of the call at the server: not sent, maybe executed or timed out.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub fate: Option<Fate>,
+    pub fate: Option<CallFate>,
     /// Error of the last attempt to reach the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
@@ -72,7 +72,7 @@ impl CallTarget<'_> {
     }
 }
 
-impl Refusal {
+impl CallRefusal {
     /// Creates an error without a next step.
     pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), next_step: None, state: Box::default(), code: SERVER_ERROR }
@@ -126,7 +126,7 @@ impl Refusal {
 
     /// Returns the error for a failed call; `status` is the current status of its instance.
     pub fn of_call(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> Self {
-        let status = status.filter(|_| error.fate() == Some(Fate::NotSent));
+        let status = status.filter(|_| error.fate() == Some(CallFate::NotSent));
         let mut refusal = Self::new(error.kind(), error.to_string()).then(next_step(error, status, target));
         let state = &mut *refusal.state;
         state.fate = error.fate();
@@ -170,8 +170,8 @@ impl Refusal {
 
     /// Returns the answer to a request of this method: a tool result for `tools/call`, because models see no other
     /// errors.
-    pub fn answer(&self, method: &str) -> Answer {
-        if method == "tools/call" { Answer::Result(self.result()) } else { Answer::Error(self.rpc()) }
+    pub fn answer(&self, method: &str) -> CallAnswer {
+        if method == "tools/call" { CallAnswer::Result(self.result()) } else { CallAnswer::Error(self.rpc()) }
     }
 
     /// Converts to a JSON-RPC error.
@@ -188,9 +188,9 @@ impl Refusal {
             text: String,
         }
         #[derive(Serialize)]
-        struct Meta<'a> {
+        struct RefusalMeta<'a> {
             #[serde(rename = "mcp-satellite/error")]
-            error: &'a Refusal,
+            error: &'a CallRefusal,
         }
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -198,10 +198,10 @@ impl Refusal {
             content: [Content; 1],
             is_error: bool,
             #[serde(rename = "_meta")]
-            meta: Meta<'a>,
+            meta: RefusalMeta<'a>,
         }
         let content = [Content { r#type: "text", text: self.text() }];
-        written(&Failed { content, is_error: true, meta: Meta { error: self } })
+        written(&Failed { content, is_error: true, meta: RefusalMeta { error: self } })
     }
 }
 
@@ -253,12 +253,12 @@ fn next_step(error: &CallError, status: Option<Status>, target: &CallTarget<'_>)
         }
         CallError::Terminated { fate, .. } | CallError::TimedOut { fate, .. } | CallError::Remote { fate, .. } => {
             match fate {
-                Fate::NotSent => {
+                CallFate::NotSent => {
                     let status = status.map_or(String::new(), |status| format!(", which is {status}"));
                     format!("It did not reach the server{status}: call again; if that does not help, {reconnect}.")
                 }
-                Fate::MaybeExecuted => "It may have been carried out: find out before you call again.".to_owned(),
-                Fate::TimedOut => {
+                CallFate::MaybeExecuted => "It may have been carried out: find out before you call again.".to_owned(),
+                CallFate::TimedOut => {
                     "It may be carried out still: find out before you call again, or ask for less at once.".to_owned()
                 }
             }
@@ -283,7 +283,7 @@ mod tests {
     use std::time::Duration;
 
     use jiff::Timestamp;
-    use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+    use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
     use serde_json::{Value, json};
 
     use super::*;
@@ -300,10 +300,10 @@ mod tests {
             last_error: "connection refused".to_owned(),
         };
         let mut errors: Vec<CallError> = Status::ALL.into_iter().map(refused).collect();
-        for fate in [Fate::NotSent, Fate::MaybeExecuted, Fate::TimedOut] {
+        for fate in [CallFate::NotSent, CallFate::MaybeExecuted, CallFate::TimedOut] {
             errors.push(CallError::Terminated { fate, reason: reason.clone() });
             errors.push(CallError::TimedOut { after, fate });
-            errors.push(CallError::Remote { fate, failure: Failure::unsent(FailureKind::Refused) });
+            errors.push(CallError::Remote { fate, failure: ExchangeFailure::unsent(FailureKind::Refused) });
         }
         errors.extend([
             reconnecting(Some(4_200)),
@@ -322,7 +322,7 @@ mod tests {
         for error in errors() {
             for label in [Some("files"), None] {
                 let target = CallTarget { label, name: "files-acme-alice-a", missing: &missing };
-                let refusal = Refusal::of_call(&error, Some(Status::Connecting), &target);
+                let refusal = CallRefusal::of_call(&error, Some(Status::Connecting), &target);
                 let step = refusal.next_step.as_deref().unwrap();
                 assert!(step.ends_with('.'), "{step}");
                 let (rpc, result): (_, Value) = (refusal.rpc(), serde_json::from_str(&refusal.result()).unwrap());
@@ -340,8 +340,8 @@ mod tests {
     #[test]
     fn a_status_is_told_where_the_call_did_not_get_past_it() {
         let target = CallTarget { label: Some("a"), name: "a-acme-alice-a", missing: &[] };
-        let told = |error: &CallError| Refusal::of_call(error, Some(Status::Connecting), &target).state.status;
-        let late = CallError::TimedOut { after: Duration::from_secs(1), fate: Fate::NotSent };
+        let told = |error: &CallError| CallRefusal::of_call(error, Some(Status::Connecting), &target).state.status;
+        let late = CallError::TimedOut { after: Duration::from_secs(1), fate: CallFate::NotSent };
         assert_eq!(told(&late), Some("connecting"));
         let stopped = CallError::Refused { status: Status::Offline, message: String::new(), remedy: None };
         assert_eq!(told(&stopped), Some("offline"));
@@ -350,8 +350,8 @@ mod tests {
 
     #[test]
     fn only_what_a_tool_answers_is_shown_to_a_model() {
-        let refusal = Refusal::not_found("tool", "x");
-        assert!(matches!(refusal.answer("tools/call"), Answer::Result(text) if text.contains("isError")));
-        assert!(matches!(refusal.answer("prompts/get"), Answer::Error(error) if error.code == INVALID_PARAMS));
+        let refusal = CallRefusal::not_found("tool", "x");
+        assert!(matches!(refusal.answer("tools/call"), CallAnswer::Result(text) if text.contains("isError")));
+        assert!(matches!(refusal.answer("prompts/get"), CallAnswer::Error(error) if error.code == INVALID_PARAMS));
     }
 }

@@ -11,9 +11,9 @@ use bytes::Bytes;
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::rpc::joined;
 
-use super::access::Limited;
-use super::face::{Answer, RpcError};
-use super::session::Listening;
+use super::access::LimitExceeded;
+use super::face::{CallAnswer, RpcError};
+use super::session::EventStreamBody;
 use super::stream::ASSURED;
 
 pub(crate) const PARSE_ERROR: i64 = -32700;
@@ -41,12 +41,12 @@ pub(crate) fn document(text: String) -> Response {
 }
 
 pub(crate) fn refused(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Response {
-    let error = Answer::Error(RpcError::new(code, message));
+    let error = CallAnswer::Error(RpcError::new(code, message));
     with(status, Some(JSON), Body::from(whole(&error, id.unwrap_or("null"))))
 }
 
-pub(crate) fn limited(id: Option<&str>, limited: &Limited) -> Response {
-    let Limited { kind, limit, retry_after } = limited;
+pub(crate) fn limited(id: Option<&str>, limited: &LimitExceeded) -> Response {
+    let LimitExceeded { kind, limit, retry_after } = limited;
     let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{}}}"#, retry_after.as_millis());
     let error = RpcError { code: super::refusal::SERVER_ERROR, message: limited.to_string(), data: Some(data) };
     too_many(id, error, *retry_after)
@@ -64,7 +64,7 @@ pub(crate) fn crowded(retry_after: Duration) -> Response {
 }
 
 fn later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
-    let body = whole(&Answer::Error(error), id.unwrap_or("null"));
+    let body = whole(&CallAnswer::Error(error), id.unwrap_or("null"));
     let mut response = with(status, Some(JSON), Body::from(body));
     // In whole seconds, at least one: zero would mean no pause.
     let seconds = retry_after.as_millis().div_ceil(1000).max(1);
@@ -73,17 +73,17 @@ fn later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Dur
 }
 
 pub(crate) fn wrong(status: StatusCode, id: &str, error: RpcError) -> Response {
-    with(status, Some(JSON), Body::from(whole(&Answer::Error(error), id)))
+    with(status, Some(JSON), Body::from(whole(&CallAnswer::Error(error), id)))
 }
 
-pub(crate) fn answer(answer: &Answer, id: &str) -> Response {
+pub(crate) fn answer(answer: &CallAnswer, id: &str) -> Response {
     answer_as(StatusCode::OK, answer, id)
 }
 
 /// Returns a JSON-RPC response with this HTTP status. A long body counts in `unread` until it is written; if the budget
 /// has no room for it, the client gets an error response instead.
-pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer: &Answer, id: &str) -> Response {
-    if matches!(answer, Answer::Withdrawn) {
+pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer: &CallAnswer, id: &str) -> Response {
+    if matches!(answer, CallAnswer::Withdrawn) {
         return answer_as(status, answer, id);
     }
     match until_written(unread, whole(answer, id)) {
@@ -101,25 +101,25 @@ fn until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> 
     if share.try_take(body.len()) { Ok(share.hold(body)) } else { Err(body.len()) }
 }
 
-fn no_room(bytes: usize) -> Answer {
+fn no_room(bytes: usize) -> CallAnswer {
     let why = "answers that clients have not read yet leave no room for this one";
     let message = format!("{why} ({bytes} bytes); the request was carried out, and its answer is lost");
-    Answer::Error(RpcError::new(super::refusal::SERVER_ERROR, message))
+    CallAnswer::Error(RpcError::new(super::refusal::SERVER_ERROR, message))
 }
 
-pub(crate) fn answer_as(status: StatusCode, answer: &Answer, id: &str) -> Response {
+pub(crate) fn answer_as(status: StatusCode, answer: &CallAnswer, id: &str) -> Response {
     match answer {
         // The client waits for no answer, so the response is an event stream without events. Some clients treat 202 as
         // an error.
-        Answer::Withdrawn => with(StatusCode::OK, Some(EVENTS), Body::empty()),
-        Answer::Message(_) | Answer::Result(_) | Answer::Error(_) => {
+        CallAnswer::Withdrawn => with(StatusCode::OK, Some(EVENTS), Body::empty()),
+        CallAnswer::Message(_) | CallAnswer::Result(_) | CallAnswer::Error(_) => {
             with(status, Some(JSON), Body::from(whole(answer, id)))
         }
     }
 }
 
-pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, Answer)]) -> Response {
-    let answers = answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Withdrawn));
+pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, CallAnswer)]) -> Response {
+    let answers = answers.iter().filter(|(_, answer)| !matches!(answer, CallAnswer::Withdrawn));
     let mut text = Vec::from(*b"[");
     for (at, (id, answer)) in answers.enumerate() {
         if at > 0 {
@@ -134,7 +134,7 @@ pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, Answer)]) ->
     }
 }
 
-pub(crate) fn stream(listening: Listening) -> Response {
+pub(crate) fn stream(listening: EventStreamBody) -> Response {
     let mut response = with(StatusCode::OK, Some(EVENTS), Body::from_stream(listening));
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
@@ -142,46 +142,46 @@ pub(crate) fn stream(listening: Listening) -> Response {
     response
 }
 
-fn whole(answer: &Answer, id: &str) -> Bytes {
+fn whole(answer: &CallAnswer, id: &str) -> Bytes {
     parts(answer, id, |parts| joined(parts.unwrap_or_default()))
 }
 
 /// Writes an answer as the parts of a message and passes them to `then`; `None` if the request was cancelled.
-pub(crate) fn parts<R>(answer: &Answer, id: &str, then: impl FnOnce(Option<&[&str]>) -> R) -> R {
+pub(crate) fn parts<R>(answer: &CallAnswer, id: &str, then: impl FnOnce(Option<&[&str]>) -> R) -> R {
     const START: &str = r#"{"jsonrpc":"2.0","id":"#;
     match answer {
-        Answer::Message(message) => then(Some(&message.answering(id))),
-        Answer::Result(result) => then(Some(&[START, id, r#","result":"#, result, "}"])),
-        Answer::Error(RpcError { code, message, data }) => {
+        CallAnswer::Message(message) => then(Some(&message.answering(id))),
+        CallAnswer::Result(result) => then(Some(&[START, id, r#","result":"#, result, "}"])),
+        CallAnswer::Error(RpcError { code, message, data }) => {
             let (code, message) = (code.to_string(), serde_json::Value::from(message.as_str()).to_string());
             let (comma, data) = data.as_deref().map_or(("", ""), |data| (r#","data":"#, data));
             let error = [START, id, r#","error":{"code":"#, &code, r#","message":"#, &message, comma, data, "}}"];
             then(Some(&error))
         }
-        Answer::Withdrawn => then(None),
+        CallAnswer::Withdrawn => then(None),
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
-    use mcp_satellite_actors::rpc::Message;
+    use mcp_satellite_actors::rpc::RpcMessage;
 
     use super::*;
 
     #[test]
     fn an_answer_goes_out_under_the_id_of_its_client() {
         let message =
-            Message::read(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}")).unwrap();
-        let text = |answer: &Answer| String::from_utf8(whole(answer, "\"a\"").to_vec()).unwrap();
-        assert_eq!(text(&Answer::Message(message)), r#"{"x":1e400, "id":"a","jsonrpc":"2.0","result":{}}"#);
-        assert_eq!(text(&Answer::Result("[1]".into())), r#"{"jsonrpc":"2.0","id":"a","result":[1]}"#);
+            RpcMessage::read(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}")).unwrap();
+        let text = |answer: &CallAnswer| String::from_utf8(whole(answer, "\"a\"").to_vec()).unwrap();
+        assert_eq!(text(&CallAnswer::Message(message)), r#"{"x":1e400, "id":"a","jsonrpc":"2.0","result":{}}"#);
+        assert_eq!(text(&CallAnswer::Result("[1]".into())), r#"{"jsonrpc":"2.0","id":"a","result":[1]}"#);
         let error = RpcError { code: -1, message: "\"quoted\"\n".into(), data: Some("{}".into()) };
         assert_eq!(
-            text(&Answer::Error(error)),
+            text(&CallAnswer::Error(error)),
             r#"{"jsonrpc":"2.0","id":"a","error":{"code":-1,"message":"\"quoted\"\n","data":{}}}"#
         );
         let error = RpcError::new(-1, "m");
-        assert_eq!(text(&Answer::Error(error)), r#"{"jsonrpc":"2.0","id":"a","error":{"code":-1,"message":"m"}}"#);
+        assert_eq!(text(&CallAnswer::Error(error)), r#"{"jsonrpc":"2.0","id":"a","error":{"code":-1,"message":"m"}}"#);
     }
 }

@@ -18,78 +18,81 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
-use mcp_satellite_actors::model::catalogue::{Aspect, Catalogue, Revisions};
-use mcp_satellite_actors::model::exit::Fate;
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::audience::{Audience, CallOrigin, ClientQuestion, MessageCause, SessionSource};
+use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueAspect, Revisions};
+use mcp_satellite_actors::model::exit::CallFate;
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::Message;
-use mcp_satellite_actors::{CallPort, Held, Request, RuntimeHandle};
+use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_actors::{CallPort, CallerRequest, KeepAwakeGuard, RuntimeHandle};
 use serde_json::value::RawValue;
 use tokio::runtime::Handle;
 use tokio::time::{Duration, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::face::Endpoint;
+use super::face::EndpointId;
 use super::reply::METHOD_NOT_FOUND;
-use super::session::Session;
+use super::session::ClientSession;
 use super::session::guest::words;
 use super::sessions::Sessions;
-use super::wishes::{Asked, Level, Made, Outcome, TooMuch, Wish, Wishes, uri_of};
+use super::wishes::{
+    McpLogLevel, PendingSessionRequest, RequestDisposition, SessionRequestOutcome, SharedSessionRequest,
+    SharedSessionState, SubscriptionLimitError, uri_of,
+};
 
 const INTERNAL_ERROR: i64 = -32603;
 
 /// The audience of the runtime: the clients of every instance. Created before the runtime.
 #[derive(Debug)]
-pub struct Rooms {
+pub struct GatewayAudience {
     sessions: Arc<Sessions>,
-    house: Arc<House>,
+    house: Arc<AudienceState>,
 }
 
-struct House {
+struct AudienceState {
     // Empty until the runtime has started.
     runtime: OnceLock<RuntimeHandle>,
-    rooms: Mutex<Table>,
+    rooms: Mutex<InstanceTable>,
 }
 
-impl fmt::Debug for House {
+impl fmt::Debug for AudienceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("House").finish_non_exhaustive()
     }
 }
 
 #[derive(Default)]
-struct Table {
-    of: HashMap<InstanceId, Room>,
+struct InstanceTable {
+    of: HashMap<InstanceId, InstanceClients>,
     // Runs that requested roots and received an empty list, because no client had any.
-    rootless: HashMap<InstanceId, Run>,
+    rootless: HashMap<InstanceId, RunNumber>,
 }
 
 /// The clients of one instance. Removed when the last client has left and the server has been updated.
 #[derive(Default)]
-struct Room {
-    clients: BTreeMap<u64, Arc<Session>>,
-    wishes: Wishes,
+struct InstanceClients {
+    clients: BTreeMap<u64, Arc<ClientSession>>,
+    wishes: SharedSessionState,
     // True if the last update of the server was not sent and has to be repeated.
     is_behind: bool,
-    held: Option<(Run, Held)>,
-    begun: HashMap<Run, Begun>,
+    held: Option<(RunNumber, KeepAwakeGuard)>,
+    begun: HashMap<RunNumber, RunFollower>,
     // The catalogue that clients have last seen.
     known: Option<Arc<Catalogue>>,
 }
 
-struct Begun {
+struct RunFollower {
     // Lists for which the server has sent a change notification itself.
-    said: Vec<Aspect>,
+    said: Vec<CatalogueAspect>,
     _work: AbortOnDropHandle<()>,
 }
 
-fn list_of(method: &str) -> Option<Aspect> {
+fn list_of(method: &str) -> Option<CatalogueAspect> {
     match method {
-        "notifications/tools/list_changed" => Some(Aspect::Tools),
-        "notifications/resources/list_changed" => Some(Aspect::Resources),
-        "notifications/prompts/list_changed" => Some(Aspect::Prompts),
+        "notifications/tools/list_changed" => Some(CatalogueAspect::Tools),
+        "notifications/resources/list_changed" => Some(CatalogueAspect::Resources),
+        "notifications/prompts/list_changed" => Some(CatalogueAspect::Prompts),
         _ => None,
     }
 }
@@ -97,31 +100,31 @@ fn list_of(method: &str) -> Option<Aspect> {
 // Notifications that go to all clients, because only a client can tell if they concern it.
 const EVERYBODYS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
 
-fn change_of(aspect: Aspect) -> Option<&'static str> {
+fn change_of(aspect: CatalogueAspect) -> Option<&'static str> {
     match aspect {
-        Aspect::Tools => Some(r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#),
-        Aspect::Resources => Some(r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#),
-        Aspect::Prompts => Some(r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#),
-        Aspect::Capabilities => None,
+        CatalogueAspect::Tools => Some(r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#),
+        CatalogueAspect::Resources => Some(r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#),
+        CatalogueAspect::Prompts => Some(r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#),
+        CatalogueAspect::Capabilities => None,
     }
 }
 
-fn meant(cause: Cause) -> Option<(u64, Option<u64>)> {
+fn meant(cause: MessageCause) -> Option<(u64, Option<u64>)> {
     match cause {
-        Cause::Call(origin) => Some((origin.client, Some(origin.call))),
-        Cause::Client(client) => Some((client, None)),
-        Cause::Nobody | Cause::Stranger | Cause::Several(_) => None,
+        MessageCause::Call(origin) => Some((origin.client, Some(origin.call))),
+        MessageCause::Client(client) => Some((client, None)),
+        MessageCause::Nobody | MessageCause::Stranger | MessageCause::Several(_) => None,
     }
 }
 
-fn run_of(view: Option<&InstanceView>) -> Option<Run> {
+fn run_of(view: Option<&InstanceView>) -> Option<RunNumber> {
     view?.port.as_ref().map(CallPort::run)
 }
 
-impl Room {
+impl InstanceClients {
     /// Returns the clients that receive a message. `meant` is the client it was sent for; if that client is not in this
     /// room, all others receive the message, because the message may not belong to its call at all.
-    fn hearers(&self, message: &Message, meant: Option<u64>) -> Vec<Arc<Session>> {
+    fn hearers(&self, message: &RpcMessage, meant: Option<u64>) -> Vec<Arc<ClientSession>> {
         let method = message.method().unwrap_or_default();
         let (clients, wishes) = (&self.clients, &self.wishes);
         let meant = meant.filter(|client| clients.contains_key(client));
@@ -140,14 +143,14 @@ impl Room {
             }
             return those(&|client| subscribers.contains(&client) || meant == Some(client));
         }
-        let level = (method == "notifications/message").then(|| Level::of(message));
+        let level = (method == "notifications/message").then(|| McpLogLevel::of(message));
         those(&|client| {
             meant.is_none_or(|meant| meant == client) && level.is_none_or(|level| wishes.hears(client, level))
         })
     }
 
     /// Returns the clients that can answer this request. Guests only get the requests of their own calls.
-    fn able<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<Session>> {
+    fn able<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<ClientSession>> {
         let sessions = self.clients.values().filter(|session| !session.is_guest() && session.ended().is_none());
         sessions.filter(move |session| session.opening.greeting.answers(method))
     }
@@ -163,8 +166,8 @@ impl Room {
     }
 }
 
-impl House {
-    fn table(&self) -> MutexGuard<'_, Table> {
+impl AudienceState {
+    fn table(&self) -> MutexGuard<'_, InstanceTable> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,9 +192,9 @@ impl House {
             };
             let (Some(port), Some(owed)) = (port, owed) else { return };
             let params = RawValue::from_string(owed.params().to_string()).ok();
-            let request = Request::Method { method: owed.method().to_owned(), params };
+            let request = CallerRequest::Method { method: owed.method().to_owned(), params };
             let answer = port.request(request, view.spec.policy.session.request_timeout).await;
-            let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(Fate::NotSent));
+            let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(CallFate::NotSent));
             if let Err(error) = answer {
                 let (name, error) = (&view.spec.name, view.spec.mask.apply(&error.to_string()));
                 tracing::debug!(instance = %name, method = owed.method(), error, "the server refused a request");
@@ -204,7 +207,7 @@ impl House {
                 room.is_behind = true;
                 return;
             }
-            if let Wish::Unsubscribe(uri) = &owed {
+            if let SharedSessionRequest::Unsubscribe(uri) = &owed {
                 room.wishes.took_back(uri);
             }
         }
@@ -219,7 +222,7 @@ impl House {
 
     /// Handles the start of a run: sends it the clients' levels and subscriptions, and sends the clients the changes of
     /// its lists.
-    async fn follow(&self, runtime: RuntimeHandle, of: Source) {
+    async fn follow(&self, runtime: RuntimeHandle, of: SessionSource) {
         let mut watch = runtime.watch();
         let run_of = |snapshot: &Snapshot| run_of(snapshot.get(&of.id).map(|view| &**view));
         let serves = |snapshot: &Arc<Snapshot>| run_of(snapshot).is_some_and(|run| run >= of.run);
@@ -242,7 +245,7 @@ impl House {
     }
 
     /// Sends change notifications for the lists that differ from the last run's, unless the server sent them itself.
-    fn tell_of(&self, of: &Source, catalogue: &Arc<Catalogue>) {
+    fn tell_of(&self, of: &SessionSource, catalogue: &Arc<Catalogue>) {
         let (clients, changed): (Vec<_>, Vec<_>) = {
             let mut table = self.table();
             let Some(room) = table.of.get_mut(&of.id) else { return };
@@ -264,10 +267,10 @@ impl House {
     }
 }
 
-impl Rooms {
+impl GatewayAudience {
     /// Creates an audience without clients. Clients are found in `sessions`.
     pub fn new(sessions: Arc<Sessions>) -> Self {
-        Self { sessions, house: Arc::new(House { runtime: OnceLock::new(), rooms: Mutex::default() }) }
+        Self { sessions, house: Arc::new(AudienceState { runtime: OnceLock::new(), rooms: Mutex::default() }) }
     }
 
     pub(super) fn open(&self, runtime: RuntimeHandle) {
@@ -275,7 +278,7 @@ impl Rooms {
         let _ = self.house.runtime.set(runtime);
     }
 
-    pub(super) fn enter(&self, session: &Arc<Session>, id: &InstanceId) {
+    pub(super) fn enter(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         let catalogue = self.house.catalogue(id);
         let mut table = self.house.table();
         let room = table.of.entry(id.clone()).or_default();
@@ -285,7 +288,13 @@ impl Rooms {
 
     /// Adds a guest for the duration of its request and sets its log level. Waits up to `patience` for the server to
     /// receive the level before the request is sent.
-    pub(super) async fn hears_from(&self, session: &Arc<Session>, id: &InstanceId, level: Level, patience: Duration) {
+    pub(super) async fn hears_from(
+        &self,
+        session: &Arc<ClientSession>,
+        id: &InstanceId,
+        level: McpLogLevel,
+        patience: Duration,
+    ) {
         self.enter(session, id);
         if let Some(room) = self.house.table().of.get_mut(id) {
             room.wishes.hear_from(session.number(), level);
@@ -298,13 +307,13 @@ impl Rooms {
 
     /// Called when a client has initialized its session. Returns true if it is the first with roots after the server
     /// requested some in vain, so that the server has to be notified.
-    pub(super) fn brings_roots(&self, session: &Session, id: &InstanceId) -> bool {
+    pub(super) fn brings_roots(&self, session: &ClientSession, id: &InstanceId) -> bool {
         session.opening.greeting.roots && self.house.table().rootless.remove(id).is_some()
     }
 
     /// Returns the servers of the client's user that requested roots in vain; empty if this client has none. Called
     /// when a client of `/mcp` has initialized its session.
-    pub(super) fn rootless_before(&self, session: &Session) -> Vec<InstanceId> {
+    pub(super) fn rootless_before(&self, session: &ClientSession) -> Vec<InstanceId> {
         if !session.opening.greeting.roots {
             return Vec::new();
         }
@@ -315,17 +324,17 @@ impl Rooms {
 
     /// Returns the clients of `/mcp` of the instance's user that have roots. A server's request outside of any call
     /// goes to them only if no client is connected to the server directly.
-    fn have_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<Session>> {
+    fn have_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<ClientSession>> {
         let sessions = self.sessions.of(&id.team, &id.user).into_iter();
         sessions.filter(|session| {
-            !matches!(session.opening.endpoint, Endpoint::Instance(_))
+            !matches!(session.opening.endpoint, EndpointId::Instance(_))
                 && !session.is_guest()
                 && session.ended().is_none()
                 && session.opening.greeting.roots
         })
     }
 
-    pub(super) fn leave(&self, session: &Arc<Session>, id: &InstanceId) {
+    pub(super) fn leave(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         let mut table = self.house.table();
         let Some(room) = table.of.get_mut(id) else { return };
         // Most guests were never added.
@@ -346,19 +355,24 @@ impl Rooms {
         });
     }
 
-    pub(super) fn wish(&self, session: &Session, id: &InstanceId, wish: &Wish) -> Result<Wished, TooMuch> {
+    pub(super) fn wish(
+        &self,
+        session: &ClientSession,
+        id: &InstanceId,
+        wish: &SharedSessionRequest,
+    ) -> Result<SessionRequestHandle, SubscriptionLimitError> {
         let run = self.run_of(id);
         let made = match self.house.table().of.get_mut(id) {
             Some(room) => room.wishes.make(session.number(), wish, run),
             // The client has left, so the answer does not matter.
-            None => Made::Granted,
+            None => RequestDisposition::Granted,
         };
         let asked = match made {
-            Made::Granted => None,
-            Made::Asked(asked) => Some(asked),
-            Made::Refused(too_much) => return Err(too_much),
+            RequestDisposition::Granted => None,
+            RequestDisposition::Asked(asked) => Some(asked),
+            RequestDisposition::Refused(too_much) => return Err(too_much),
         };
-        let wished = Wished { house: self.house.clone(), id: id.clone(), asked };
+        let wished = SessionRequestHandle { house: self.house.clone(), id: id.clone(), asked };
         if wished.is_granted() {
             self.house.settle_soon(id);
         }
@@ -373,11 +387,11 @@ impl Rooms {
         }
     }
 
-    fn run_of(&self, id: &InstanceId) -> Option<Run> {
+    fn run_of(&self, id: &InstanceId) -> Option<RunNumber> {
         run_of(self.house.runtime.get()?.status(id).as_deref())
     }
 
-    fn is_rootless(&self, of: &Source) -> bool {
+    fn is_rootless(&self, of: &SessionSource) -> bool {
         let mut table = self.house.table();
         let is_rootless = table.of.get(&of.id).is_none_or(|room| room.able("roots/list").next().is_none())
             && self.have_roots(&of.id).next().is_none();
@@ -388,7 +402,12 @@ impl Rooms {
         is_rootless
     }
 
-    fn asks(&self, id: &InstanceId, cause: Cause, question: &Message) -> Result<(Arc<Session>, Option<u64>), String> {
+    fn asks(
+        &self,
+        id: &InstanceId,
+        cause: MessageCause,
+        question: &RpcMessage,
+    ) -> Result<(Arc<ClientSession>, Option<u64>), String> {
         if let Some((client, call)) = meant(cause) {
             let Some(session) = self.sessions.get(client) else {
                 return Err("the client that it is asked of has gone".to_owned());
@@ -396,13 +415,15 @@ impl Rooms {
             return session.answers(question).map(|()| (session, call));
         }
         match cause {
-            Cause::Stranger => return Err("the call in flight was not made by a client that could answer".to_owned()),
-            Cause::Several(count) => {
+            MessageCause::Stranger => {
+                return Err("the call in flight was not made by a client that could answer".to_owned());
+            }
+            MessageCause::Several(count) => {
                 return Err(format!(
                     "calls of {count} clients are in flight, and it is not said which of them is asked"
                 ));
             }
-            Cause::Call(_) | Cause::Client(_) | Cause::Nobody => {}
+            MessageCause::Call(_) | MessageCause::Client(_) | MessageCause::Nobody => {}
         }
         let (table, method) = (self.house.table(), question.method().unwrap_or_default());
         let mut able: Vec<_> = table.of.get(id).into_iter().flat_map(|room| room.able(method)).cloned().collect();
@@ -423,23 +444,23 @@ impl Rooms {
 
 /// A recorded wish whose outcome must be reported. Dropping it reports an unknown outcome.
 #[derive(Debug)]
-pub(super) struct Wished {
-    house: Arc<House>,
+pub(super) struct SessionRequestHandle {
+    house: Arc<AudienceState>,
     id: InstanceId,
-    asked: Option<Asked>,
+    asked: Option<PendingSessionRequest>,
 }
 
-impl Wished {
+impl SessionRequestHandle {
     pub(super) fn is_granted(&self) -> bool {
         self.asked.is_none()
     }
 
     pub(super) fn answered(mut self, is_done: bool) {
         let run = self.house.runtime.get().and_then(|runtime| run_of(runtime.status(&self.id).as_deref()));
-        self.came(if is_done { Outcome::Done(run) } else { Outcome::Refused });
+        self.came(if is_done { SessionRequestOutcome::Done(run) } else { SessionRequestOutcome::Refused });
     }
 
-    fn came(&mut self, outcome: Outcome) {
+    fn came(&mut self, outcome: SessionRequestOutcome) {
         let Some(asked) = self.asked.take() else { return };
         if let Some(room) = self.house.table().of.get_mut(&self.id) {
             room.wishes.came(asked, outcome);
@@ -448,14 +469,14 @@ impl Wished {
     }
 }
 
-impl Drop for Wished {
+impl Drop for SessionRequestHandle {
     fn drop(&mut self) {
-        self.came(Outcome::Unknown);
+        self.came(SessionRequestOutcome::Unknown);
     }
 }
 
-impl Audience for Rooms {
-    fn heard(&self, of: &Source, cause: Cause, message: Message) {
+impl Audience for GatewayAudience {
+    fn heard(&self, of: &SessionSource, cause: MessageCause, message: RpcMessage) {
         let meant = meant(cause);
         let list = list_of(message.method().unwrap_or_default());
         let (hearers, is_there) = {
@@ -484,13 +505,13 @@ impl Audience for Rooms {
         }
     }
 
-    fn progress(&self, origin: Origin, message: Message) {
+    fn progress(&self, origin: CallOrigin, message: RpcMessage) {
         if let Some(session) = self.sessions.get(origin.client) {
             session.progress(origin.call, &message);
         }
     }
 
-    fn asked(&self, of: &Source, cause: Cause, question: Question) {
+    fn asked(&self, of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
         let method = question.message().method().unwrap_or_default().to_owned();
         match (self.asks(&of.id, cause, question.message()), method.as_str()) {
             (Ok((session, call)), _) => session.ask(of.clone(), call, question),
@@ -503,22 +524,22 @@ impl Audience for Rooms {
         }
     }
 
-    fn withdrawn(&self, of: &Source, question: u64, message: Message) {
+    fn withdrawn(&self, of: &SessionSource, question: u64, message: RpcMessage) {
         for session in self.sessions.of(&of.id.team, &of.id.user) {
             session.withdraw(of, question, &message);
         }
     }
 
-    fn began(&self, of: &Source) {
+    fn began(&self, of: &SessionSource) {
         let Some(runtime) = self.house.runtime.get() else { return };
         let mut table = self.house.table();
         let Some(room) = table.of.get_mut(&of.id) else { return };
         let (house, runtime, source) = (self.house.clone(), runtime.clone(), of.clone());
         let work = tokio::spawn(async move { house.follow(runtime, source).await });
-        room.begun.insert(of.run, Begun { said: Vec::new(), _work: AbortOnDropHandle::new(work) });
+        room.begun.insert(of.run, RunFollower { said: Vec::new(), _work: AbortOnDropHandle::new(work) });
     }
 
-    fn ended(&self, of: &Source) {
+    fn ended(&self, of: &SessionSource) {
         {
             let catalogue = self.house.catalogue(&of.id);
             let mut table = self.house.table();

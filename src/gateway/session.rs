@@ -18,18 +18,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use mcp_satellite_actors::audience::{Question, Source};
+use mcp_satellite_actors::audience::{ClientQuestion, SessionSource};
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Duration, Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::access::{Pass, User};
-use super::face::{Endpoint, Greeting};
+use super::access::{Permission, User};
+use super::face::{ClientDescription, EndpointId};
 use super::reply;
-use super::stream::{ASSURED, Listener, Next, Slow, Stream, UNASKED, Way, way};
-use guest::{Hearing, Presence};
+use super::stream::{ASSURED, EventStream, ListenerId, SlowListener, StreamChoice, StreamItem, UNASKED, way};
+use guest::{ClientLifetime, GuestSubscription};
 
 // SSE comment that keeps a silent connection open and detects a dead one.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
@@ -38,7 +38,7 @@ pub(crate) const ENDED: &str = "the session has ended";
 
 /// Reason for the end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum SessionEnd {
     /// The client sent `DELETE`, or its stateless request ended.
     Closed,
     /// No request for longer than the idle timeout.
@@ -57,7 +57,7 @@ pub enum End {
     Drained,
 }
 
-impl End {
+impl SessionEnd {
     /// Returns the name used in events.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -75,25 +75,25 @@ impl End {
 
 /// The immutable facts of a session.
 #[derive(Debug)]
-pub struct Opening {
+pub struct SessionFacts {
     /// The user and the token that admitted it.
-    pub pass: Pass,
+    pub pass: Permission,
     /// The endpoint that the session is bound to.
-    pub endpoint: Endpoint,
+    pub endpoint: EndpointId,
     /// Name of the instance in the request path; empty for `/mcp`.
     pub name: Box<str>,
     /// The client's description of itself.
-    pub greeting: Greeting,
+    pub greeting: ClientDescription,
     /// The negotiated protocol version.
     pub version: String,
     /// `User-Agent` of the request that opened the session.
     pub user_agent: Option<String>,
-    pub(crate) presence: Presence,
+    pub(crate) presence: ClientLifetime,
 }
 
 /// The endpoint that a request path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place<'a> {
+pub enum EndpointPath<'a> {
     /// Path `/i/{name}/mcp`.
     Instance(&'a str),
     /// Path `/mcp`: the tools that find tools.
@@ -102,26 +102,26 @@ pub enum Place<'a> {
     Flat,
 }
 
-impl Opening {
-    fn is_at(&self, place: Place<'_>) -> bool {
+impl SessionFacts {
+    fn is_at(&self, place: EndpointPath<'_>) -> bool {
         match (place, &self.endpoint) {
-            (Place::Instance(name), Endpoint::Instance(_)) => *self.name == *name,
-            (Place::Tools, Endpoint::Tools) | (Place::Flat, Endpoint::Flat) => true,
-            (Place::Instance(_) | Place::Tools | Place::Flat, _) => false,
+            (EndpointPath::Instance(name), EndpointId::Instance(_)) => *self.name == *name,
+            (EndpointPath::Tools, EndpointId::Tools) | (EndpointPath::Flat, EndpointId::Flat) => true,
+            (EndpointPath::Instance(_) | EndpointPath::Tools | EndpointPath::Flat, _) => false,
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct InUse;
+pub(crate) struct RequestIdInUse;
 
 /// The session of one client. A stateless request has one of its own, called a guest.
 #[derive(Debug)]
-pub struct Session {
+pub struct ClientSession {
     number: u64,
     secret: [u8; 16],
     /// Facts that do not change.
-    pub opening: Opening,
+    pub opening: SessionFacts,
     began: Instant,
     tools_called: AtomicU64,
     over: CancellationToken,
@@ -129,32 +129,32 @@ pub struct Session {
     // question.
     changed: Notify,
     budget: Arc<ByteBudget>,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum CallEvent {
     Word,
     Over,
 }
 
 #[derive(Debug)]
-struct State {
-    ended: Option<End>,
+struct SessionState {
+    ended: Option<SessionEnd>,
     active_at: Instant,
-    unasked: Ear,
+    unasked: StreamReader,
     calls: BTreeMap<u64, OpenCall>,
     calls_made: u64,
-    questions: HashMap<u64, Asked>,
+    questions: HashMap<u64, SentQuestion>,
     questions_put: u64,
     is_guest: bool,
     token: Option<Box<str>>,
-    hearing: Option<Hearing>,
+    hearing: Option<GuestSubscription>,
 }
 
 #[derive(Debug)]
-struct Ear {
-    stream: Stream,
+struct StreamReader {
+    stream: EventStream,
     waker: Option<Waker>,
     gone_at: Option<Instant>,
 }
@@ -163,15 +163,15 @@ struct Ear {
 struct OpenCall {
     // The client's own id, as JSON text.
     id: Arc<str>,
-    withdraw: Option<oneshot::Sender<Message>>,
+    withdraw: Option<oneshot::Sender<RpcMessage>>,
     streams: bool,
-    ear: Ear,
+    ear: StreamReader,
 }
 
 #[derive(Debug)]
-struct Asked {
-    of: Source,
-    question: Question,
+struct SentQuestion {
+    of: SessionSource,
+    question: ClientQuestion,
     // The call that it belongs to: later messages about the question take the same stream.
     call: Option<u64>,
     // Stream and event number of the question. If that event is dropped, the client will never see the question.
@@ -180,16 +180,16 @@ struct Asked {
     _kept: Option<ByteShare>,
 }
 
-impl Ear {
+impl StreamReader {
     fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
-        Self { stream: Stream::new(number, budget), waker: None, gone_at: None }
+        Self { stream: EventStream::new(number, budget), waker: None, gone_at: None }
     }
 
     fn nameless(number: u64, budget: &Arc<ByteBudget>) -> Self {
-        Self { stream: Stream::nameless(number, budget), waker: None, gone_at: None }
+        Self { stream: EventStream::nameless(number, budget), waker: None, gone_at: None }
     }
 
-    fn say(&mut self, parts: &[&str]) -> Result<(), Slow> {
+    fn say(&mut self, parts: &[&str]) -> Result<(), SlowListener> {
         self.stream.say(parts)?;
         self.wake();
         Ok(())
@@ -214,8 +214,8 @@ impl Ear {
     }
 }
 
-impl State {
-    fn ear(&mut self, stream: u64) -> Option<&mut Ear> {
+impl SessionState {
+    fn ear(&mut self, stream: u64) -> Option<&mut StreamReader> {
         if stream == UNASKED {
             return Some(&mut self.unasked);
         }
@@ -234,16 +234,16 @@ impl State {
         let (read, unread): (Vec<_>, Vec<_>) = can_stream.partition(|(_, call)| call.ear.stream.is_read());
         let numbers = |calls: Vec<(&u64, &OpenCall)>| calls.into_iter().map(|(number, _)| *number).collect::<Vec<_>>();
         match way(call, &numbers(read), &numbers(unread), self.unasked.stream.is_heard()) {
-            Way::Call(call) => call,
-            Way::Unasked => UNASKED,
+            StreamChoice::Call(call) => call,
+            StreamChoice::Unasked => UNASKED,
         }
     }
 
-    fn say(&mut self, call: Option<u64>, parts: &[&str]) -> Result<(), Slow> {
+    fn say(&mut self, call: Option<u64>, parts: &[&str]) -> Result<(), SlowListener> {
         self.say_on(self.way(call), parts)
     }
 
-    fn say_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), Slow> {
+    fn say_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), SlowListener> {
         // A guest has no stream apart from its calls.
         if self.ended.is_some() || self.is_guest && stream == UNASKED {
             return Ok(());
@@ -255,10 +255,16 @@ impl State {
 
     /// Sends or resends a question under `number`, which is also its progress token, so that the client's progress
     /// notifications can be matched.
-    fn put(&mut self, number: u64, of: Source, call: Option<u64>, question: Question) -> Result<(), Slow> {
+    fn put(
+        &mut self,
+        number: u64,
+        of: SessionSource,
+        call: Option<u64>,
+        question: ClientQuestion,
+    ) -> Result<(), SlowListener> {
         let (stream, id, message) = (self.way(call), number.to_string(), question.message().clone());
         let event = self.ear(stream).map_or(0, |ear| ear.stream.next());
-        self.questions.insert(number, Asked { of, question, call, at: (stream, event), _kept: None });
+        self.questions.insert(number, SentQuestion { of, question, call, at: (stream, event), _kept: None });
         self.say_on(stream, &message.asked_as(&id, &id))
     }
 
@@ -272,13 +278,13 @@ impl State {
 
     /// Resends the questions from the stream of a closed call that was not read completely on another stream. If no
     /// stream has a reader, drops them, which declines them.
-    fn ask_again(&mut self, call: u64) -> Result<(), Slow> {
+    fn ask_again(&mut self, call: u64) -> Result<(), SlowListener> {
         let asked = self.questions.iter().filter(|(_, asked)| asked.at.0 == call);
         let mut numbers: Vec<u64> = asked.map(|(number, _)| *number).collect();
         numbers.sort_unstable();
         let mut said = Ok(());
         for number in numbers {
-            let Some(Asked { of, question, call, .. }) = self.questions.remove(&number) else { continue };
+            let Some(SentQuestion { of, question, call, .. }) = self.questions.remove(&number) else { continue };
             let stream = self.way(call);
             if self.ear(stream).is_some_and(|ear| ear.stream.is_read()) {
                 said = said.and(self.put(number, of, call, question));
@@ -288,17 +294,23 @@ impl State {
     }
 }
 
-impl Session {
-    pub(crate) fn new(number: u64, secret: [u8; 16], opening: Opening, now: Instant, budget: Arc<ByteBudget>) -> Self {
-        let state = State {
+impl ClientSession {
+    pub(crate) fn new(
+        number: u64,
+        secret: [u8; 16],
+        opening: SessionFacts,
+        now: Instant,
+        budget: Arc<ByteBudget>,
+    ) -> Self {
+        let state = SessionState {
             ended: None,
             active_at: now,
-            unasked: Ear::new(UNASKED, &budget),
+            unasked: StreamReader::new(UNASKED, &budget),
             calls: BTreeMap::new(),
             calls_made: 0,
             questions: HashMap::new(),
             questions_put: 0,
-            is_guest: opening.presence != Presence::Session,
+            is_guest: opening.presence != ClientLifetime::Session,
             token: None,
             hearing: None,
         };
@@ -315,7 +327,7 @@ impl Session {
         }
     }
 
-    /// Returns the session's number: `client` of an [`Origin`](mcp_satellite_actors::audience::Origin).
+    /// Returns the session's number: `client` of an [`ConfigOrigin`](mcp_satellite_actors::audience::CallOrigin).
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -361,11 +373,11 @@ impl Session {
     }
 
     /// Returns the reason for the end; `None` while the session is open.
-    pub fn ended(&self) -> Option<End> {
+    pub fn ended(&self) -> Option<SessionEnd> {
         self.state().ended
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SessionState> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -379,7 +391,7 @@ impl Session {
 
     /// Sends a server's question to the client. The question is declined if the session ends first or if its event is
     /// dropped before the client reads it.
-    pub fn ask(&self, of: Source, call: Option<u64>, question: Question) {
+    pub fn ask(&self, of: SessionSource, call: Option<u64>, question: ClientQuestion) {
         let mut state = self.state();
         if state.ended.is_some() {
             drop(state);
@@ -401,9 +413,9 @@ impl Session {
     }
 
     /// Withdraws a question that its server cancelled. `words` is the server's cancellation.
-    pub fn withdraw(&self, of: &Source, question: u64, words: &Message) {
+    pub fn withdraw(&self, of: &SessionSource, question: u64, words: &RpcMessage) {
         let mut state = self.state();
-        let is_it = |asked: &Asked| asked.of == *of && asked.question.number() == question;
+        let is_it = |asked: &SentQuestion| asked.of == *of && asked.question.number() == question;
         let Some(number) = state.questions.iter().find(|(_, asked)| is_it(asked)).map(|(number, _)| *number) else {
             return;
         };
@@ -417,9 +429,9 @@ impl Session {
     }
 
     /// Withdraws all questions of a server whose run ended, and notifies the client.
-    pub fn withdraw_all(&self, of: &Source) {
+    pub fn withdraw_all(&self, of: &SessionSource) {
         let mut state = self.state();
-        let gone = |asked: &Asked| asked.of == *of;
+        let gone = |asked: &SentQuestion| asked.of == *of;
         let numbers: Vec<u64> =
             state.questions.iter().filter(|(_, asked)| gone(asked)).map(|(number, _)| *number).collect();
         let mut said = Ok(());
@@ -444,7 +456,7 @@ impl Session {
         self.unless_slow(said);
     }
 
-    pub(crate) fn answered(&self, message: Message) -> bool {
+    pub(crate) fn answered(&self, message: RpcMessage) -> bool {
         let Some(number) = message.id().and_then(|id| id.parse().ok()) else { return false };
         let Some(asked) = self.state().questions.remove(&number) else { return false };
         asked.question.answer(message);
@@ -453,7 +465,7 @@ impl Session {
 
     /// Finds the open question for a progress token from the client. Returns the server that asked and that server's
     /// own token.
-    pub fn question(&self, token: &str) -> Option<(Source, String)> {
+    pub fn question(&self, token: &str) -> Option<(SessionSource, String)> {
         let number: u64 = token.parse().ok()?;
         let state = self.state();
         let asked = state.questions.get(&number)?;
@@ -481,7 +493,7 @@ impl Session {
     }
 
     /// Records activity of the client. Returns false if the session has ended or belongs to another endpoint.
-    pub(crate) fn active(&self, place: Place<'_>, now: Instant) -> bool {
+    pub(crate) fn active(&self, place: EndpointPath<'_>, now: Instant) -> bool {
         if !self.opening.is_at(place) {
             return false;
         }
@@ -506,21 +518,29 @@ impl Session {
         self.state().unasked.stream.lost()
     }
 
-    pub(crate) fn begin(&self, id: &Arc<str>, streams: bool) -> Result<(u64, oneshot::Receiver<Message>), InUse> {
+    pub(crate) fn begin(
+        &self,
+        id: &Arc<str>,
+        streams: bool,
+    ) -> Result<(u64, oneshot::Receiver<RpcMessage>), RequestIdInUse> {
         let (withdraw, withdrawn) = oneshot::channel();
         let mut state = self.state();
         // An answered call no longer occupies its id, even if its stream is not read completely.
         if state.calls.values().any(|call| call.id == *id && call.withdraw.is_some()) {
-            return Err(InUse);
+            return Err(RequestIdInUse);
         }
         state.calls_made += 1;
         let number = state.calls_made;
-        let ear = if state.is_guest { Ear::nameless(number, &self.budget) } else { Ear::new(number, &self.budget) };
+        let ear = if state.is_guest {
+            StreamReader::nameless(number, &self.budget)
+        } else {
+            StreamReader::new(number, &self.budget)
+        };
         state.calls.insert(number, OpenCall { id: id.clone(), withdraw: Some(withdraw), streams, ear });
         Ok((number, withdrawn))
     }
 
-    pub(crate) fn cancel(&self, words: Message) -> bool {
+    pub(crate) fn cancel(&self, words: RpcMessage) -> bool {
         let withdraw = {
             let mut state = self.state();
             let Some(id) = words.of() else { return false };
@@ -531,19 +551,19 @@ impl Session {
     }
 
     /// Waits until a message is sent on the stream of a call or the session ends.
-    pub(crate) async fn news(&self, call: u64) -> News {
+    pub(crate) async fn news(&self, call: u64) -> CallEvent {
         poll_fn(|context| {
             let mut state = self.state();
             let over = state.ended.is_some();
             match state.calls.get_mut(&call) {
                 Some(open) if !over => {
                     if open.ear.stream.has_news() {
-                        return Poll::Ready(News::Word);
+                        return Poll::Ready(CallEvent::Word);
                     }
                     open.ear.listened_by(context);
                     Poll::Pending
                 }
-                Some(_) | None => Poll::Ready(News::Over),
+                Some(_) | None => Poll::Ready(CallEvent::Over),
             }
         })
         .await
@@ -576,7 +596,7 @@ impl Session {
     pub(crate) fn close(&self, call: u64) {
         let mut state = self.state();
         // The last messages of an ended session still have to be read, unless its client reads too slowly.
-        if state.ended.is_some_and(|why| why != End::Slow) {
+        if state.ended.is_some_and(|why| why != SessionEnd::Slow) {
             return;
         }
         let Some(mut closed) = state.calls.remove(&call) else { return };
@@ -615,7 +635,12 @@ impl Session {
 
     /// Attaches a listener to a stream. `after` is the last event that a returning client has; `keep_alive` is the
     /// longest silence on the connection. Returns `None` if the session has ended or there is no such stream.
-    pub(crate) fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>, keep_alive: Duration) -> Option<Listening> {
+    pub(crate) fn listen(
+        self: &Arc<Self>,
+        stream: u64,
+        after: Option<u64>,
+        keep_alive: Duration,
+    ) -> Option<EventStreamBody> {
         let primed = self.primes() && after.is_none();
         let (listener, first) = {
             let mut state = self.state();
@@ -631,7 +656,7 @@ impl Session {
         };
         self.changed.notify_waiters();
         let (silent_since, wakes) = (Instant::now(), Box::pin(sleep(keep_alive)));
-        Some(Listening { session: self.clone(), stream, listener, first, keep_alive, silent_since, wakes })
+        Some(EventStreamBody { session: self.clone(), stream, listener, first, keep_alive, silent_since, wakes })
     }
 
     /// Reports whether streams begin with a priming event. Clients of older versions fail at an event without data.
@@ -641,7 +666,7 @@ impl Session {
 
     /// Ends the session: declines the questions to its client and cancels its calls. Calls with a stream are answered
     /// with an error. Returns false if the session had ended already.
-    pub(crate) fn end(&self, why: End) -> bool {
+    pub(crate) fn end(&self, why: SessionEnd) -> bool {
         let questions = {
             let mut state = self.state();
             if state.ended.is_some() {
@@ -665,26 +690,26 @@ impl Session {
         true
     }
 
-    fn unless_slow(&self, said: Result<(), Slow>) {
-        if said == Err(Slow) {
+    fn unless_slow(&self, said: Result<(), SlowListener>) {
+        if said == Err(SlowListener) {
             tracing::warn!(session_id = self.public_id(), "a client reads too slowly; its session ends");
-            self.end(End::Slow);
+            self.end(SessionEnd::Slow);
         }
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Listening {
-    session: Arc<Session>,
+pub(crate) struct EventStreamBody {
+    session: Arc<ClientSession>,
     stream: u64,
-    listener: Listener,
+    listener: ListenerId,
     first: Option<Bytes>,
     keep_alive: Duration,
     silent_since: Instant,
     wakes: Pin<Box<Sleep>>,
 }
 
-impl futures::Stream for Listening {
+impl futures::Stream for EventStreamBody {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -695,22 +720,22 @@ impl futures::Stream for Listening {
             let mut state = self.session.state();
             let Some(ear) = state.ear(self.stream) else { return Poll::Ready(None) };
             let next = ear.stream.take(self.listener);
-            if next == Next::Nothing {
+            if next == StreamItem::Nothing {
                 ear.listened_by(context);
             }
             next
         };
         match next {
-            Next::Event(event) => {
+            StreamItem::Event(event) => {
                 self.silent_since = Instant::now();
                 Poll::Ready(Some(Ok(until_written(&self.session.budget, event))))
             }
-            Next::Over => {
+            StreamItem::Over => {
                 self.session.changed.notify_waiters();
                 Poll::Ready(None)
             }
-            Next::Replaced => Poll::Ready(None),
-            Next::Nothing => loop {
+            StreamItem::Replaced => Poll::Ready(None),
+            StreamItem::Nothing => loop {
                 std::task::ready!(self.wakes.as_mut().poll(context));
                 // The timer is not reset for each event, so it may fire before the keep-alive is due.
                 let (now, due) = (Instant::now(), self.silent_since + self.keep_alive);
@@ -738,7 +763,7 @@ fn until_written(budget: &Arc<ByteBudget>, event: Bytes) -> Bytes {
     share.hold(event)
 }
 
-impl Drop for Listening {
+impl Drop for EventStreamBody {
     fn drop(&mut self) {
         let now = Instant::now();
         {

@@ -11,16 +11,16 @@ use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
 
 use super::access::User;
-use super::clients::{self, ClientStatus, Visitors};
-use super::face::Greeting;
-use super::session::guest::Presence;
-use super::session::{End, Opening, Place, Session};
+use super::clients::{self, ClientStatus, StatelessClients};
+use super::face::ClientDescription;
+use super::session::guest::ClientLifetime;
+use super::session::{ClientSession, EndpointPath, SessionEnd, SessionFacts};
 use super::stream::is_crowded;
 use crate::config::GatewayLimits;
 
 /// Reason for rejecting a new session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
+pub enum SessionLimitError {
     /// The user has the maximum number of sessions, and none is idle.
     User(usize),
     /// The endpoint has the maximum number of sessions, and none is idle.
@@ -32,19 +32,19 @@ pub enum Full {
 type Owner = (TeamId, UserId);
 
 #[derive(Debug, Default)]
-struct Table {
-    all: HashMap<u64, Arc<Session>>,
+struct SessionTable {
+    all: HashMap<u64, Arc<ClientSession>>,
     of: HashMap<Owner, HashSet<u64>>,
     // Sessions of stateless requests. They count against the user's calls, not as sessions.
-    guests: HashMap<u64, Arc<Session>>,
+    guests: HashMap<u64, Arc<ClientSession>>,
     // Statistics of the clients of stateless requests.
-    visitors: Visitors,
+    visitors: StatelessClients,
 }
 
 /// The table of sessions. Created before the runtime, whose messages find their clients here.
 #[derive(Debug)]
 pub struct Sessions {
-    table: Mutex<Table>,
+    table: Mutex<SessionTable>,
     random: SystemRandom,
     // Memory budget of the whole satellite.
     memory: Arc<ByteBudget>,
@@ -62,8 +62,8 @@ fn owner(user: &User) -> Owner {
     (user.team.clone(), user.user.clone())
 }
 
-impl Table {
-    fn remove(&mut self, number: u64) -> Option<Arc<Session>> {
+impl SessionTable {
+    fn remove(&mut self, number: u64) -> Option<Arc<ClientSession>> {
         let session = self.all.remove(&number)?;
         if session.is_guest() {
             self.visitors.leave(&session.opening, Instant::now());
@@ -105,27 +105,27 @@ impl Sessions {
         &self.streams
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, SessionTable> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn open(
         &self,
-        opening: Opening,
+        opening: SessionFacts,
         limits: &GatewayLimits,
         now: Instant,
-    ) -> Result<(Arc<Session>, Vec<Arc<Session>>), Full> {
+    ) -> Result<(Arc<ClientSession>, Vec<Arc<ClientSession>>), SessionLimitError> {
         let mut table = self.table();
         let mut evicted = Vec::new();
         let owner = owner(&opening.pass.user);
         let own = table.of.get(&owner).map_or(0, HashSet::len);
         if own >= limits.sessions_per_user_max {
             let idlest = table.of.get(&owner).and_then(|numbers| table.idlest(numbers.iter()));
-            evicted.extend(table.remove(idlest.ok_or(Full::User(limits.sessions_per_user_max))?));
+            evicted.extend(table.remove(idlest.ok_or(SessionLimitError::User(limits.sessions_per_user_max))?));
         } else if table.all.len() >= limits.sessions_max {
             let idlest = table.idlest(table.all.keys());
-            evicted.extend(table.remove(idlest.ok_or(Full::All(limits.sessions_max))?));
+            evicted.extend(table.remove(idlest.ok_or(SessionLimitError::All(limits.sessions_max))?));
         }
         let session = self.made(&table, opening, now)?;
         let number = session.number();
@@ -136,30 +136,30 @@ impl Sessions {
         table.of.entry(owner).or_default().insert(number);
         drop(table);
         for session in &evicted {
-            session.end(End::Evicted);
+            session.end(SessionEnd::Evicted);
         }
         Ok((session, evicted))
     }
 
-    pub(crate) fn guest(&self, opening: Opening, now: Instant) -> Result<Arc<Session>, Full> {
+    pub(crate) fn guest(&self, opening: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut table = self.table();
         let guest = self.made(&table, opening, now)?;
         let calls_tool =
-            matches!(&guest.opening.presence, Presence::Request { method, .. } if &**method == "tools/call");
+            matches!(&guest.opening.presence, ClientLifetime::Request { method, .. } if &**method == "tools/call");
         table.visitors.enter(&guest.opening, calls_tool, now);
         table.guests.insert(guest.number(), guest.clone());
         Ok(guest)
     }
 
-    pub(crate) fn goes(&self, guest: &Session) {
-        guest.end(End::Closed);
+    pub(crate) fn goes(&self, guest: &ClientSession) {
+        guest.end(SessionEnd::Closed);
         let mut table = self.table();
         if table.guests.remove(&guest.number()).is_some() {
             table.visitors.leave(&guest.opening, Instant::now());
         }
     }
 
-    pub(crate) fn saw(&self, user: &User, client: &Greeting, now: Instant) {
+    pub(crate) fn saw(&self, user: &User, client: &ClientDescription, now: Instant) {
         self.table().visitors.seen(user, client, now);
     }
 
@@ -172,20 +172,31 @@ impl Sessions {
         clients
     }
 
-    fn made(&self, table: &Table, opening: Opening, now: Instant) -> Result<Arc<Session>, Full> {
+    fn made(
+        &self,
+        table: &SessionTable,
+        opening: SessionFacts,
+        now: Instant,
+    ) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut key = [0; 24];
         loop {
-            self.random.fill(&mut key).map_err(|_| Full::NoNumbers)?;
+            self.random.fill(&mut key).map_err(|_| SessionLimitError::NoNumbers)?;
             let (number, secret) = split(&key);
             if !table.all.contains_key(&number) && !table.guests.contains_key(&number) {
-                return Ok(Arc::new(Session::new(number, secret, opening, now, self.streams.clone())));
+                return Ok(Arc::new(ClientSession::new(number, secret, opening, now, self.streams.clone())));
             }
         }
     }
 
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
-    pub(crate) fn find(&self, id: &str, user: &User, place: Place<'_>, now: Instant) -> Option<Arc<Session>> {
+    pub(crate) fn find(
+        &self,
+        id: &str,
+        user: &User,
+        place: EndpointPath<'_>,
+        now: Instant,
+    ) -> Option<Arc<ClientSession>> {
         let (number, secret) = parse(id)?;
         let session = self.table().all.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
@@ -195,7 +206,7 @@ impl Sessions {
 
     /// Returns the session of a number, including those of stateless requests. Messages from servers contain this
     /// number.
-    pub fn get(&self, number: u64) -> Option<Arc<Session>> {
+    pub fn get(&self, number: u64) -> Option<Arc<ClientSession>> {
         let table = self.table();
         table.all.get(&number).or_else(|| table.guests.get(&number)).cloned()
     }
@@ -211,35 +222,35 @@ impl Sessions {
     }
 
     /// Returns the sessions, without those of stateless requests.
-    pub fn all(&self) -> Vec<Arc<Session>> {
+    pub fn all(&self) -> Vec<Arc<ClientSession>> {
         self.table().all.values().cloned().collect()
     }
 
-    pub(crate) fn guests(&self) -> Vec<Arc<Session>> {
+    pub(crate) fn guests(&self) -> Vec<Arc<ClientSession>> {
         self.table().guests.values().cloned().collect()
     }
 
-    pub(crate) fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<Session>> {
+    pub(crate) fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<ClientSession>> {
         let table = self.table();
         let numbers = table.of.get(&(team.clone(), user.clone())).into_iter().flatten();
         let sessions = numbers.filter_map(|number| table.all.get(number));
-        let is_theirs = |guest: &&Arc<Session>| guest.user().team == *team && guest.user().user == *user;
+        let is_theirs = |guest: &&Arc<ClientSession>| guest.user().team == *team && guest.user().user == *user;
         sessions.chain(table.guests.values().filter(is_theirs)).cloned().collect()
     }
 
-    pub(crate) fn close(&self, session: &Arc<Session>, why: End) -> Option<Arc<Session>> {
+    pub(crate) fn close(&self, session: &Arc<ClientSession>, why: SessionEnd) -> Option<Arc<ClientSession>> {
         session.end(why);
         self.table().remove(session.number())
     }
 
-    pub(crate) fn sweep(&self, limits: &GatewayLimits, now: Instant) -> Vec<Arc<Session>> {
-        let over = |session: &&Arc<Session>| {
+    pub(crate) fn sweep(&self, limits: &GatewayLimits, now: Instant) -> Vec<Arc<ClientSession>> {
+        let over = |session: &&Arc<ClientSession>| {
             let idle =
                 session.idle_since().is_some_and(|since| now.saturating_duration_since(since) >= limits.session_idle);
             if now.saturating_duration_since(session.began()) >= limits.session_age_max {
-                session.end(End::Age);
+                session.end(SessionEnd::Age);
             } else if idle {
-                session.end(End::Idle);
+                session.end(SessionEnd::Idle);
             }
             session.ended().is_some()
         };
@@ -293,13 +304,13 @@ pub(super) mod tests {
     use futures::StreamExt as _;
     use mcp_satellite_actors::model::ids::{InstallationId, InstanceId};
 
-    use super::super::access::{Access, Pass};
-    use super::super::face::Endpoint;
+    use super::super::access::{Access, Permission};
+    use super::super::face::EndpointId;
     use super::super::stream::UNASKED;
     use super::*;
     use crate::config::{GatewayPlan, GatewayUser, TokenHash};
 
-    pub(in super::super) fn user(name: &str) -> Pass {
+    pub(in super::super) fn user(name: &str) -> Permission {
         let (team, slug, tokens) = ("team".into(), name.into(), vec![TokenHash::of("t")]);
         let user = GatewayUser {
             team,
@@ -315,41 +326,41 @@ pub(super) mod tests {
         access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
     }
 
-    pub(in super::super) fn opening(pass: &Pass, endpoint: Endpoint) -> Opening {
-        let (pass, greeting, version) = (pass.clone(), Greeting::default(), "2025-11-25".into());
-        let name = if let Endpoint::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
-        Opening { pass, endpoint, name, greeting, version, user_agent: None, presence: Presence::Session }
+    pub(in super::super) fn opening(pass: &Permission, endpoint: EndpointId) -> SessionFacts {
+        let (pass, greeting, version) = (pass.clone(), ClientDescription::default(), "2025-11-25".into());
+        let name = if let EndpointId::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
+        SessionFacts { pass, endpoint, name, greeting, version, user_agent: None, presence: ClientLifetime::Session }
     }
 
-    fn instance(name: &str) -> Endpoint {
-        Endpoint::Instance(InstanceId::new("team".into(), "alice".into(), InstallationId::from(name)))
+    fn instance(name: &str) -> EndpointId {
+        EndpointId::Instance(InstanceId::new("team".into(), "alice".into(), InstallationId::from(name)))
     }
 
     #[test]
     fn a_session_is_found_by_its_user_at_its_endpoint_and_by_nobody_else() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &GatewayLimits::default(), now).unwrap();
+        let (session, _) = sessions.open(opening(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
         let id = session.id();
         assert_eq!(id.len(), 48);
-        let find = |id: &str, pass: &Pass, place| sessions.find(id, &pass.user, place, now).is_some();
+        let find = |id: &str, pass: &Permission, place| sessions.find(id, &pass.user, place, now).is_some();
         // A user read from a new configuration is the same user.
-        assert!(find(&id, &user("alice"), Place::Tools));
-        assert!(!find(&id, &user("bob"), Place::Tools));
-        for elsewhere in [Place::Flat, Place::Instance("a"), Place::Instance("")] {
+        assert!(find(&id, &user("alice"), EndpointPath::Tools));
+        assert!(!find(&id, &user("bob"), EndpointPath::Tools));
+        for elsewhere in [EndpointPath::Flat, EndpointPath::Instance("a"), EndpointPath::Instance("")] {
             assert!(!find(&id, &alice, elsewhere), "{elsewhere:?}");
         }
         let wrong = format!("{}{}", &id[..47], if id.ends_with('0') { '1' } else { '0' });
         for id in [wrong.as_str(), &id[..16], &id.to_uppercase().replace(char::is_numeric, "A"), "", "é"] {
-            assert!(!find(id, &alice, Place::Tools), "{id}");
+            assert!(!find(id, &alice, EndpointPath::Tools), "{id}");
         }
-        assert!(sessions.close(&session, End::Closed).is_some());
-        assert!(!find(&id, &alice, Place::Tools));
-        assert!(sessions.close(&session, End::Closed).is_none());
+        assert!(sessions.close(&session, SessionEnd::Closed).is_some());
+        assert!(!find(&id, &alice, EndpointPath::Tools));
+        assert!(sessions.close(&session, SessionEnd::Closed).is_none());
         assert!(sessions.is_empty() && sessions.table().of.is_empty());
 
         let (session, _) = sessions.open(opening(&alice, instance("a")), &GatewayLimits::default(), now).unwrap();
-        assert!(find(&session.id(), &alice, Place::Instance("a")));
-        for elsewhere in [Place::Instance("b"), Place::Instance(""), Place::Tools] {
+        assert!(find(&session.id(), &alice, EndpointPath::Instance("a")));
+        for elsewhere in [EndpointPath::Instance("b"), EndpointPath::Instance(""), EndpointPath::Tools] {
             assert!(!find(&session.id(), &alice, elsewhere), "{elsewhere:?}");
         }
     }
@@ -359,7 +370,7 @@ pub(super) mod tests {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let open = |seconds| {
             let opened = sessions.open(
-                opening(&alice, Endpoint::Tools),
+                opening(&alice, EndpointId::Tools),
                 &GatewayLimits::default(),
                 start + Duration::from_secs(seconds),
             );
@@ -390,8 +401,8 @@ pub(super) mod tests {
     fn over_the_limit_the_longest_idle_session_goes_and_one_at_work_stays() {
         let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
         let limits = GatewayLimits { sessions_max: 4, sessions_per_user_max: 3, ..GatewayLimits::default() };
-        let open = |user: &Pass, seconds| {
-            sessions.open(opening(user, Endpoint::Tools), &limits, start + Duration::from_secs(seconds))
+        let open = |user: &Permission, seconds| {
+            sessions.open(opening(user, EndpointId::Tools), &limits, start + Duration::from_secs(seconds))
         };
         let (first, _) = open(&alice, 0).unwrap();
         let (second, _) = open(&alice, 1).unwrap();
@@ -400,16 +411,16 @@ pub(super) mod tests {
         first.begin(&"1".into(), true).unwrap();
         let (fourth, evicted) = open(&alice, 3).unwrap();
         assert_eq!(evicted.iter().map(|session| session.number()).collect::<Vec<_>>(), [second.number()]);
-        assert_eq!(second.ended(), Some(End::Evicted));
+        assert_eq!(second.ended(), Some(SessionEnd::Evicted));
         third.begin(&"1".into(), true).unwrap();
         fourth.begin(&"1".into(), true).unwrap();
-        assert_eq!(open(&alice, 4).err(), Some(Full::User(3)));
+        assert_eq!(open(&alice, 4).err(), Some(SessionLimitError::User(3)));
         // Bob is below his own limit, but the endpoint is full: his idle session is evicted.
         let (bobs, evicted) = open(&bob, 5).unwrap();
         assert_eq!(evicted.len(), 1);
         assert_eq!(sessions.len(), 4);
         bobs.begin(&"1".into(), true).unwrap();
-        assert_eq!(open(&bob, 6).err(), Some(Full::All(4)));
+        assert_eq!(open(&bob, 6).err(), Some(SessionLimitError::All(4)));
     }
 
     #[test]
@@ -418,23 +429,23 @@ pub(super) mod tests {
         let second = Duration::from_secs(1);
         let limits =
             GatewayLimits { session_idle: 10 * second, session_age_max: 100 * second, ..GatewayLimits::default() };
-        let (idle, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
-        let (works, _) = sessions.open(opening(&alice, Endpoint::Tools), &limits, start).unwrap();
+        let (idle, _) = sessions.open(opening(&alice, EndpointId::Tools), &limits, start).unwrap();
+        let (works, _) = sessions.open(opening(&alice, EndpointId::Tools), &limits, start).unwrap();
         let (call, _withdrawn) = works.begin(&"1".into(), true).unwrap();
         assert!(sessions.sweep(&limits, start + 9 * second).is_empty());
         assert_eq!(sessions.sweep(&limits, start + 10 * second).len(), 1);
-        assert_eq!((idle.ended(), works.ended()), (Some(End::Idle), None));
+        assert_eq!((idle.ended(), works.ended()), (Some(SessionEnd::Idle), None));
         works.close(call);
-        assert!(works.active(Place::Tools, start + 95 * second));
+        assert!(works.active(EndpointPath::Tools, start + 95 * second));
         assert!(sessions.sweep(&limits, start + 99 * second).is_empty());
         assert_eq!(sessions.sweep(&limits, start + 100 * second).len(), 1);
-        assert_eq!(works.ended(), Some(End::Age));
+        assert_eq!(works.ended(), Some(SessionEnd::Age));
     }
 
     #[tokio::test]
     async fn what_is_said_after_an_answer_is_not_lost() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, Endpoint::Tools), &GatewayLimits::default(), now).unwrap();
+        let (session, _) = sessions.open(opening(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
         let mut expected = Vec::new();
         for answered_by_json in [true, false] {
             let (call, _withdrawn) = session.begin(&"1".into(), true).unwrap();

@@ -16,7 +16,7 @@ use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 
 /// Limits of a stream's buffer.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub struct BufferLimits {
     /// Number of events.
     pub events: usize,
     /// Size in bytes.
@@ -24,7 +24,7 @@ pub struct Room {
 }
 
 /// Limits of what is buffered for a listener that is expected or may return.
-pub const KEPT: Room = Room { events: 256, bytes: 1024 * 1024 };
+pub const KEPT: BufferLimits = BufferLimits { events: 256, bytes: 1024 * 1024 };
 /// Unread bytes after which a listener counts as too slow. There is no limit on unread events: a server may send
 /// thousands of small ones at once, before a listener that does read is scheduled.
 pub const BEHIND: usize = 4 * 1024 * 1024;
@@ -39,15 +39,15 @@ const RETRY_MS: u32 = 1000;
 
 /// Error: the listener reads too slowly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slow;
+pub struct SlowListener;
 
 /// Handle of a listener: its number within the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Listener(u64);
+pub struct ListenerId(u64);
 
-/// Result of [`Stream::take`].
+/// Result of [`EventStream::take`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
+pub enum StreamItem {
     /// The next event in wire format.
     Event(Bytes),
     /// No event yet.
@@ -60,7 +60,7 @@ pub enum Next {
 
 /// The event stream and its buffer.
 #[derive(Debug)]
-pub struct Stream {
+pub struct EventStream {
     number: u64,
     kept: VecDeque<Bytes>,
     // Number of the first buffered event.
@@ -69,7 +69,7 @@ pub struct Stream {
     unread: u64,
     share: ByteShare,
     bytes_unread: usize,
-    listener: Option<Listener>,
+    listener: Option<ListenerId>,
     // True until the first listener of a call's stream attaches.
     awaited: bool,
     listeners: u64,
@@ -83,7 +83,7 @@ pub struct Stream {
     dropped: Range<u64>,
 }
 
-impl Stream {
+impl EventStream {
     /// Creates an empty stream that shares `budget` with others.
     pub fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self {
@@ -113,12 +113,12 @@ impl Stream {
     ///
     /// # Errors
     /// The listener reads too slowly; the message is not appended.
-    pub fn say(&mut self, parts: &[&str]) -> Result<(), Slow> {
+    pub fn say(&mut self, parts: &[&str]) -> Result<(), SlowListener> {
         if self.over {
             return Ok(());
         }
         if self.is_read() && self.is_far_behind() {
-            return Err(Slow);
+            return Err(SlowListener);
         }
         let id = self.named.then(|| (self.number, self.next()));
         let event = event(id, parts);
@@ -171,14 +171,14 @@ impl Stream {
     }
 
     /// Attaches a listener and replaces the previous one. `after` is the last event that a returning listener has.
-    pub fn attach(&mut self, after: Option<u64>) -> Listener {
+    pub fn attach(&mut self, after: Option<u64>) -> ListenerId {
         if let Some(after) = after {
             self.unread = after.saturating_add(1).clamp(self.first, self.next());
             self.bytes_unread = self.kept.range(self.at(self.unread)..).map(weight).sum();
         }
         self.awaited = false;
         self.listeners += 1;
-        let listener = Listener(self.listeners);
+        let listener = ListenerId(self.listeners);
         self.listener = Some(listener);
         listener
     }
@@ -190,23 +190,23 @@ impl Stream {
     }
 
     /// Returns the next event that `listener` has not read.
-    pub fn take(&mut self, listener: Listener) -> Next {
+    pub fn take(&mut self, listener: ListenerId) -> StreamItem {
         if self.listener != Some(listener) {
-            return Next::Replaced;
+            return StreamItem::Replaced;
         }
         if !self.has_news() {
-            return if self.over { Next::Over } else { Next::Nothing };
+            return if self.over { StreamItem::Over } else { StreamItem::Nothing };
         }
         let event = self.kept[self.at(self.unread)].clone();
         self.unread += 1;
         self.bytes_unread -= weight(&event);
         self.resumable = self.named;
         self.trim();
-        Next::Event(event)
+        StreamItem::Event(event)
     }
 
     /// Detaches a listener. Returns false if another one had already replaced it.
-    pub fn detach(&mut self, listener: Listener) -> bool {
+    pub fn detach(&mut self, listener: ListenerId) -> bool {
         let current = self.listener == Some(listener);
         if current {
             self.listener = None;
@@ -307,7 +307,7 @@ pub fn parse_id(id: &str) -> Option<(u64, u64)> {
 
 /// Stream for a message that a server sends to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum StreamChoice {
     /// The stream of this call.
     Call(u64),
     /// The session's own stream.
@@ -318,13 +318,13 @@ pub enum Way {
 /// exactly one and the message names none; else the session's stream if it is read, or the oldest call that can stream.
 /// `read` contains the calls whose streams have a listener, oldest first; `unread` the other calls that can stream,
 /// which are used only if no stream has a listener.
-pub fn way(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bool) -> Way {
+pub fn way(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bool) -> StreamChoice {
     let streaming = if read.is_empty() && !unasked_is_heard { unread } else { read };
     match (call, streaming) {
-        (Some(call), _) if streaming.contains(&call) => Way::Call(call),
-        (None, [only]) => Way::Call(*only),
-        (_, [first, ..]) if !unasked_is_heard => Way::Call(*first),
-        (_, _) => Way::Unasked,
+        (Some(call), _) if streaming.contains(&call) => StreamChoice::Call(call),
+        (None, [only]) => StreamChoice::Call(*only),
+        (_, [first, ..]) if !unasked_is_heard => StreamChoice::Call(*first),
+        (_, _) => StreamChoice::Unasked,
     }
 }
 
@@ -332,13 +332,13 @@ pub fn way(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bo
 mod tests {
     use super::*;
 
-    fn stream(number: u64) -> Stream {
-        Stream::new(number, &ByteBudget::new(usize::MAX))
+    fn stream(number: u64) -> EventStream {
+        EventStream::new(number, &ByteBudget::new(usize::MAX))
     }
 
-    fn texts(stream: &mut Stream, listener: Listener) -> Vec<String> {
+    fn texts(stream: &mut EventStream, listener: ListenerId) -> Vec<String> {
         let mut texts = Vec::new();
-        while let Next::Event(event) = stream.take(listener) {
+        while let StreamItem::Event(event) = stream.take(listener) {
             texts.push(String::from_utf8_lossy(&event).into_owned());
         }
         texts
@@ -351,9 +351,9 @@ mod tests {
         assert_eq!(stream.priming(), "id: 5-0\nretry: 1000\ndata: \n\n");
         assert_eq!(stream.say(&["{\"a\":", "\r\n1", "}\n"]), Ok(()));
         assert_eq!(texts(&mut stream, listener), ["id: 5-1\ndata: {\"a\":  1} \n\n"]);
-        assert_eq!(stream.take(listener), Next::Nothing);
+        assert_eq!(stream.take(listener), StreamItem::Nothing);
         stream.end();
-        assert_eq!(stream.take(listener), Next::Over);
+        assert_eq!(stream.take(listener), StreamItem::Over);
         assert!(stream.is_done());
     }
 
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(texts(&mut stream, back), ["id: 0-2\ndata: b\n\n", "id: 0-3\ndata: c\n\n", "id: 0-4\ndata: d\n\n"]);
         // A listener that claims an event beyond the end receives the next events.
         let liar = stream.attach(Some(u64::MAX));
-        assert_eq!(stream.take(back), Next::Replaced);
+        assert_eq!(stream.take(back), StreamItem::Replaced);
         assert!(!stream.detach(back));
         assert_eq!(stream.say(&["e"]), Ok(()));
         assert_eq!(texts(&mut stream, liar), ["id: 0-5\ndata: e\n\n"]);
@@ -403,11 +403,11 @@ mod tests {
             said += 1;
         }
         assert!((20_000..BEHIND / OVERHEAD).contains(&said), "many small ones, and not as many as one likes: {said}");
-        assert_eq!(stream.say(&["x"]), Err(Slow));
+        assert_eq!(stream.say(&["x"]), Err(SlowListener));
         assert_eq!(texts(&mut stream, listener).len(), said);
         assert_eq!(stream.lost(), 0);
         assert_eq!(stream.say(&[&"x".repeat(2 * BEHIND)]), Ok(()));
-        assert_eq!(stream.say(&["x"]), Err(Slow));
+        assert_eq!(stream.say(&["x"]), Err(SlowListener));
     }
 
     #[test]
@@ -417,7 +417,7 @@ mod tests {
             assert_eq!(call.say(&["x"]), Ok(()));
         }
         assert_eq!((call.lost(), call.is_read()), (0, true));
-        assert!((0..BEHIND).any(|_| call.say(&["x"]) == Err(Slow)), "it is not waited for without an end");
+        assert!((0..BEHIND).any(|_| call.say(&["x"]) == Err(SlowListener)), "it is not waited for without an end");
         let listener = call.attach(None);
         assert!(texts(&mut call, listener).len() > 3 * KEPT.events);
         assert!(call.detach(listener) && !call.is_read());
@@ -446,13 +446,13 @@ mod tests {
     fn all_streams_together_keep_so_much_and_who_speaks_then_keeps_nothing() {
         let budget = ByteBudget::new(8 * ASSURED);
         let large = "x".repeat(ASSURED);
-        let mut hoards = Stream::new(0, &budget);
+        let mut hoards = EventStream::new(0, &budget);
         for _ in 0..8 {
             assert_eq!(hoards.say(&[&large]), Ok(()));
         }
         assert!((3..=4).contains(&hoards.kept.len()), "half of it: {}", hoards.kept.len());
         assert_eq!(hoards.lost(), 8 - hoards.kept.len() as u64);
-        let (mut late, mut call) = (Stream::new(0, &budget), Stream::new(1, &budget));
+        let (mut late, mut call) = (EventStream::new(0, &budget), EventStream::new(1, &budget));
         assert_eq!((late.say(&[&large]), late.say(&["x"])), (Ok(()), Ok(())));
         // A small message may still fit; one that does not is lost, even if it is the newest.
         assert!(late.share.bytes() < ASSURED && late.lost() > 0);
@@ -469,44 +469,44 @@ mod tests {
     #[test]
     fn when_all_have_too_much_who_is_behind_is_slow_and_who_is_not_hears_on() {
         let budget = ByteBudget::new(2 * ASSURED);
-        let mut behind = Stream::new(0, &budget);
+        let mut behind = EventStream::new(0, &budget);
         let listener = behind.attach(None);
         while budget.used() <= budget.max() {
             assert_eq!(behind.say(&[&"x".repeat(1000)]), Ok(()));
         }
-        assert_eq!(behind.say(&["x"]), Err(Slow));
-        let mut reads = Stream::new(0, &budget);
+        assert_eq!(behind.say(&["x"]), Err(SlowListener));
+        let mut reads = EventStream::new(0, &budget);
         let reader = reads.attach(None);
         for _ in 0..1000 {
             assert_eq!(reads.say(&[&"x".repeat(1000)]), Ok(()));
-            assert!(matches!(reads.take(reader), Next::Event(_)));
+            assert!(matches!(reads.take(reader), StreamItem::Event(_)));
         }
         assert_eq!((reads.lost(), reads.kept.len()), (0, 0), "nothing is kept for it to come back to");
         assert_eq!(behind.lost(), 0);
-        assert!(matches!(behind.take(listener), Next::Event(_)));
+        assert!(matches!(behind.take(listener), StreamItem::Event(_)));
     }
 
     #[test]
     fn a_message_finds_its_way() {
         let none = &[][..];
         let table = [
-            (Some(1), &[1, 2][..], none, true, Way::Call(1)),
-            (Some(3), &[1, 2], none, true, Way::Unasked),
-            (Some(3), &[1, 2], none, false, Way::Call(1)),
-            (Some(3), none, none, false, Way::Unasked),
-            (None, &[1], none, true, Way::Call(1)),
-            (None, &[1, 2], none, true, Way::Unasked),
-            (None, &[1, 2], none, false, Way::Call(1)),
-            (None, none, none, true, Way::Unasked),
-            (None, none, none, false, Way::Unasked),
+            (Some(1), &[1, 2][..], none, true, StreamChoice::Call(1)),
+            (Some(3), &[1, 2], none, true, StreamChoice::Unasked),
+            (Some(3), &[1, 2], none, false, StreamChoice::Call(1)),
+            (Some(3), none, none, false, StreamChoice::Unasked),
+            (None, &[1], none, true, StreamChoice::Call(1)),
+            (None, &[1, 2], none, true, StreamChoice::Unasked),
+            (None, &[1, 2], none, false, StreamChoice::Call(1)),
+            (None, none, none, true, StreamChoice::Unasked),
+            (None, none, none, false, StreamChoice::Unasked),
             // A stream without a listener is chosen only if no stream has one.
-            (Some(1), none, &[1], true, Way::Unasked),
-            (Some(1), &[2], &[1], true, Way::Unasked),
-            (Some(1), &[2], &[1], false, Way::Call(2)),
-            (None, &[2], &[1], true, Way::Call(2)),
-            (None, none, &[1], true, Way::Unasked),
-            (Some(2), none, &[1, 2], false, Way::Call(2)),
-            (None, none, &[1, 2], false, Way::Call(1)),
+            (Some(1), none, &[1], true, StreamChoice::Unasked),
+            (Some(1), &[2], &[1], true, StreamChoice::Unasked),
+            (Some(1), &[2], &[1], false, StreamChoice::Call(2)),
+            (None, &[2], &[1], true, StreamChoice::Call(2)),
+            (None, none, &[1], true, StreamChoice::Unasked),
+            (Some(2), none, &[1, 2], false, StreamChoice::Call(2)),
+            (None, none, &[1, 2], false, StreamChoice::Call(1)),
         ];
         for (call, read, unread, heard, expected) in table {
             assert_eq!(way(call, read, unread, heard), expected, "{call:?} {read:?} {unread:?} {heard}");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mcp_satellite_actors::rpc::{Message, member};
+use mcp_satellite_actors::rpc::{RpcMessage, member};
 use serde::Deserialize;
 
 use super::tools::raw::written;
@@ -10,7 +10,7 @@ use super::wishes::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};
 
 /// Notifications that a client subscribes to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct SubscriptionFilter {
     /// True for changes of the tools list.
     pub tools: bool,
     /// True for changes of the prompts list.
@@ -21,7 +21,7 @@ pub struct Filter {
     pub uris: BTreeSet<String>,
 }
 
-impl Filter {
+impl SubscriptionFilter {
     pub(crate) fn read(params: Option<&str>) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -70,7 +70,7 @@ impl Filter {
         self
     }
 
-    pub(crate) fn lets_in(&self, message: &Message) -> bool {
+    pub(crate) fn lets_in(&self, message: &RpcMessage) -> bool {
         match message.method().unwrap_or_default() {
             "notifications/tools/list_changed" => self.tools,
             "notifications/prompts/list_changed" => self.prompts,
@@ -99,8 +99,8 @@ impl Filter {
 mod tests {
     use super::*;
 
-    fn read(notifications: &str) -> Result<Filter, String> {
-        Filter::read(Some(&format!(r#"{{"notifications":{notifications}}}"#)))
+    fn read(notifications: &str) -> Result<SubscriptionFilter, String> {
+        SubscriptionFilter::read(Some(&format!(r#"{{"notifications":{notifications}}}"#)))
     }
 
     #[test]
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(some.written(), r#"{"toolsListChanged":true,"resourcesListChanged":true}"#);
         assert_eq!(filter.within(r#"{"resources":{"subscribe":true}}"#).uris, ["a:b".to_owned()].into());
         assert_eq!(read("{}").unwrap().written(), "{}");
-        assert!(read("[]").is_err() && read("1").is_err() && Filter::read(None).is_err());
+        assert!(read("[]").is_err() && read("1").is_err() && SubscriptionFilter::read(None).is_err());
         assert!(read(r#"{"resourceSubscriptions":[1]}"#).is_err());
         let long = format!(r#"{{"resourceSubscriptions":["{}"]}}"#, "a".repeat(URI_BYTES_MAX + 1));
         assert!(read(&long).unwrap_err().contains("bytes"));
@@ -125,7 +125,7 @@ mod tests {
         let filter = read(r#"{"promptsListChanged":true,"resourceSubscriptions":["file:///a/"]}"#).unwrap();
         let told = |method: &str, params: &str| {
             let text = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}","params":{params}}}"#);
-            filter.lets_in(&Message::read(text.into()).unwrap())
+            filter.lets_in(&RpcMessage::read(text.into()).unwrap())
         };
         assert!(told("prompts/list_changed", "{}") && !told("tools/list_changed", "{}"));
         assert!(told("resources/updated", r#"{"uri":"file:///a/b"}"#));

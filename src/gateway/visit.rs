@@ -13,58 +13,58 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::{BoxFuture, ready};
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::rpc::{Kind, Message, member};
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::call::{Form, Manner, Open};
+use super::call::{OpenCallGuard, ResponseFormat, ResponseSettings};
 use super::era::{change, status_of};
-use super::face::{Answer, Call, RpcError};
-use super::front::Front;
-use super::parked::Bound;
+use super::face::{CallAnswer, EndpointCall, RpcError};
+use super::front::HttpFront;
+use super::parked::ParkedRequestIdentity;
 use super::reply;
-use super::session::{ENDED, News, Session};
-use super::tools::raw::{Pairs, quoted, spliced};
+use super::session::{CallEvent, ClientSession, ENDED};
+use super::tools::raw::{JsonMembers, quoted, spliced};
 
 // Reason for declining a server's request when the call cannot be parked.
 const NO_ROOM: &str = "too many calls, or too long ones, wait for what their clients have to answer";
 
-pub(super) struct Guest {
-    front: Arc<Front>,
-    pub(super) session: Arc<Session>,
+pub(super) struct GuestSession {
+    front: Arc<HttpFront>,
+    pub(super) session: Arc<ClientSession>,
 }
 
-impl Guest {
-    pub(super) fn new(front: Arc<Front>, session: Arc<Session>) -> Self {
+impl GuestSession {
+    pub(super) fn new(front: Arc<HttpFront>, session: Arc<ClientSession>) -> Self {
         Self { front, session }
     }
 }
 
-impl Drop for Guest {
+impl Drop for GuestSession {
     fn drop(&mut self) {
         self.front.sessions.goes(&self.session);
         self.front.faces.ended(&self.session);
     }
 }
 
-pub(super) struct Visit {
+pub(super) struct StatelessRequest {
     // Declared before the guest, so that the call is dropped (cancelled) while the guest still exists.
-    coming: BoxFuture<'static, Answer>,
-    guest: Guest,
+    coming: BoxFuture<'static, CallAnswer>,
+    guest: GuestSession,
     // The request of the first round.
-    message: Message,
+    message: RpcMessage,
     // Keeps the channel open: a stateless client cancels by closing the connection, not with a notification.
-    _withdraw: oneshot::Sender<Message>,
+    _withdraw: oneshot::Sender<RpcMessage>,
     // The permit for the call and the bytes of its message.
     _holds: Box<dyn Send>,
 }
 
-impl Visit {
+impl StatelessRequest {
     pub(super) fn begin(
-        guest: Guest,
-        message: Message,
+        guest: GuestSession,
+        message: RpcMessage,
         timeout: Option<std::time::Duration>,
         admission: impl Send + 'static,
         memory: impl Send + 'static,
@@ -72,9 +72,9 @@ impl Visit {
         let session = &guest.session;
         session.asks_with(message.token());
         let client = session.opening.greeting.facts.clone();
-        let origin = Origin { client: session.number(), call: FIRST };
+        let origin = CallOrigin { client: session.number(), call: FIRST };
         let (withdraw, withdrawn) = oneshot::channel();
-        let call = Call { message: message.clone(), origin, withdrawn, timeout, era: Era::Stateless, client };
+        let call = EndpointCall { message: message.clone(), origin, withdrawn, timeout, era: Era::Stateless, client };
         let coming = guest.front.faces.request(session.clone(), call);
         Self { coming, guest, message, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
     }
@@ -87,9 +87,10 @@ impl Visit {
         self.message.method().unwrap_or_default()
     }
 
-    pub(super) fn resumed(&self, message: &Message) {
+    pub(super) fn resumed(&self, message: &RpcMessage) {
         self.guest.session.asks_with(message.token());
-        let responses = message.params().and_then(|params| member(params, "inputResponses")).and_then(Pairs::read);
+        let responses =
+            message.params().and_then(|params| member(params, "inputResponses")).and_then(JsonMembers::read);
         self.guest.session.answered_with(&responses.unwrap_or_default());
     }
 }
@@ -97,19 +98,24 @@ impl Visit {
 // Messages from servers go to the open round, whichever it is, so every round uses the same call number.
 const FIRST: u64 = 1;
 
-pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: impl Send + 'static) -> Response {
-    let streams = manner.form != Form::Json;
+pub(super) async fn round(
+    mut visit: StatelessRequest,
+    id: Arc<str>,
+    manner: ResponseSettings,
+    work: impl Send + 'static,
+) -> Response {
+    let streams = manner.form != ResponseFormat::Json;
     let session = visit.guest.session.clone();
     // `begin` fails only if the id is in use. A guest has one open round at a time, and each has its own stream.
     let Ok((call, _withdrawn)) = session.begin(&id, streams) else { return over(&id) };
-    let open = Open { session: session.clone(), call };
+    let open = OpenCallGuard { session: session.clone(), call };
     loop {
         tokio::select! {
             biased;
             answer = &mut visit.coming => {
                 let (status, answer) = finished(answer, visit.method());
                 let is_first = session.is_answered_first(call);
-                if is_first && (status != StatusCode::OK || manner.form != Form::Stream) {
+                if is_first && (status != StatusCode::OK || manner.form != ResponseFormat::Stream) {
                     return reply::answer_within(session.budget(), status, &answer, &id);
                 }
                 visit.coming = Box::pin(ready(answer));
@@ -117,7 +123,7 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
             }
             // Messages that were sent before the question are delivered first.
             news = session.news(call) => {
-                if news == News::Over {
+                if news == CallEvent::Over {
                     return over(&id);
                 }
                 break;
@@ -125,7 +131,7 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
             () = session.asked() => {
                 match park(visit) {
                     Ok(question) => {
-                        if manner.form == Form::Stream {
+                        if manner.form == ResponseFormat::Stream {
                             return whole(open, &id, &question, manner);
                         }
                         return reply::answer_within(session.budget(), StatusCode::OK, &question, &id);
@@ -141,14 +147,14 @@ pub(super) async fn round(mut visit: Visit, id: Arc<str>, manner: Manner, work: 
     reply::stream(listening)
 }
 
-fn whole(open: Open, id: &Arc<str>, answer: &Answer, manner: Manner) -> Response {
+fn whole(open: OpenCallGuard, id: &Arc<str>, answer: &CallAnswer, manner: ResponseSettings) -> Response {
     let Some(listening) = open.session.listen(open.call, None, manner.keep_alive) else { return over(id) };
     reply::parts(answer, id, |parts| open.session.finish(open.call, parts));
     tokio::spawn(async move { read(&open).await });
     reply::stream(listening)
 }
 
-async fn stream(mut visit: Visit, open: Open, id: Arc<str>, work: impl Send + 'static) {
+async fn stream(mut visit: StatelessRequest, open: OpenCallGuard, id: Arc<str>, work: impl Send + 'static) {
     let session = open.session.clone();
     let answer = loop {
         tokio::select! {
@@ -169,12 +175,12 @@ async fn stream(mut visit: Visit, open: Open, id: Arc<str>, work: impl Send + 's
     };
     let (answer, visit) = answer;
     reply::parts(&answer, &id, |parts| session.finish(open.call, parts));
-    let rest = visit.map(|Visit { guest, .. }| guest);
+    let rest = visit.map(|StatelessRequest { guest, .. }| guest);
     read(&open).await;
     drop((work, rest));
 }
 
-async fn read(open: &Open) {
+async fn read(open: &OpenCallGuard) {
     tokio::select! {
         () = open.session.over().cancelled() => {}
         () = open.session.abandoned(open.call, std::time::Duration::ZERO) => {}
@@ -183,13 +189,13 @@ async fn read(open: &Open) {
 
 /// Parks a call whose client has to answer a question. Returns the response with the questions, or the call if there is
 /// no capacity.
-fn park(visit: Visit) -> Result<Answer, Box<Visit>> {
+fn park(visit: StatelessRequest) -> Result<CallAnswer, Box<StatelessRequest>> {
     let (front, session) = (visit.guest.front.clone(), visit.guest.session.clone());
     let requests = session.input_requests();
-    let bound = Bound::of(session.user(), &session.opening.endpoint, &visit.message);
+    let bound = ParkedRequestIdentity::of(session.user(), &session.opening.endpoint, &visit.message);
     let (bytes, room) = (visit.message.text().len(), front.room(session.user()));
     match front.parked.put(bound, bytes, room, Instant::now(), visit) {
-        Ok(state) => Ok(Answer::Result(format!(
+        Ok(state) => Ok(CallAnswer::Result(format!(
             r#"{{"resultType":"input_required","inputRequests":{requests},"requestState":{}}}"#,
             quoted(&state)
         ))),
@@ -205,18 +211,18 @@ fn over(id: &str) -> Response {
 }
 
 /// Converts an answer to the stateless era. Returns it with its HTTP status.
-pub(super) fn finished(answer: Answer, method: &str) -> (StatusCode, Answer) {
+pub(super) fn finished(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
     match answer {
-        Answer::Message(message) => {
+        CallAnswer::Message(message) => {
             let outcome = message.outcome().unwrap_or_default();
-            if message.kind() == Kind::Result {
+            if message.kind() == MessageKind::Result {
                 let completed = change::completed(outcome, method, None);
                 let same = completed == outcome;
-                return (StatusCode::OK, Answer::Message(if same { message } else { again(message, &completed) }));
+                return (StatusCode::OK, CallAnswer::Message(if same { message } else { again(message, &completed) }));
             }
             let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(change::INTERNAL_ERROR);
             let coded = change::code(code, false);
-            let message = match Pairs::read(outcome) {
+            let message = match JsonMembers::read(outcome) {
                 Some(mut error) if coded != code => {
                     error.set("code", coded.to_string());
                     let text = error.written();
@@ -224,22 +230,22 @@ pub(super) fn finished(answer: Answer, method: &str) -> (StatusCode, Answer) {
                 }
                 _ => message,
             };
-            (status_of(coded), Answer::Message(message))
+            (status_of(coded), CallAnswer::Message(message))
         }
-        Answer::Result(result) => {
+        CallAnswer::Result(result) => {
             let result = change::completed(&result, method, Some(&change::own_info()));
-            (StatusCode::OK, Answer::Result(result))
+            (StatusCode::OK, CallAnswer::Result(result))
         }
-        Answer::Error(error) => {
+        CallAnswer::Error(error) => {
             let code = change::code(error.code, true);
-            (status_of(code), Answer::Error(RpcError { code, ..error }))
+            (status_of(code), CallAnswer::Error(RpcError { code, ..error }))
         }
-        Answer::Withdrawn => (StatusCode::OK, Answer::Withdrawn),
+        CallAnswer::Withdrawn => (StatusCode::OK, CallAnswer::Withdrawn),
     }
 }
 
-fn again(message: Message, outcome: &str) -> Message {
+fn again(message: RpcMessage, outcome: &str) -> RpcMessage {
     let text = spliced(message.text(), message.outcome().unwrap_or_default(), outcome);
     // The text is derived from a valid message and stays valid.
-    Message::read(text.into()).unwrap_or(message)
+    RpcMessage::read(text.into()).unwrap_or(message)
 }

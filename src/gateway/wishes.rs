@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::rpc::{Kind, Message, member};
+use mcp_satellite_actors::model::ids::RunNumber;
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -16,7 +16,7 @@ pub(super) const URI_BYTES_MAX: usize = 8 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Level {
+pub(crate) enum McpLogLevel {
     Debug,
     Info,
     Notice,
@@ -27,9 +27,9 @@ pub(crate) enum Level {
     Emergency,
 }
 
-impl Level {
+impl McpLogLevel {
     /// Returns the level in the params of `logging/setLevel` or of a log notification; `None` if it is unknown.
-    pub(super) fn of(message: &Message) -> Option<Self> {
+    pub(super) fn of(message: &RpcMessage) -> Option<Self> {
         param(message, "level")
     }
 
@@ -47,7 +47,7 @@ impl Level {
     }
 }
 
-pub(super) fn uri_of(message: &Message) -> Option<String> {
+pub(super) fn uri_of(message: &RpcMessage) -> Option<String> {
     param(message, "uri")
 }
 
@@ -56,25 +56,25 @@ pub(super) fn covers(of: &str, uri: &str) -> bool {
     uri.strip_prefix(of).is_some_and(|rest| rest.is_empty() || of.ends_with('/') || rest.starts_with(['/', '?', '#']))
 }
 
-fn param<T: DeserializeOwned>(message: &Message, name: &str) -> Option<T> {
+fn param<T: DeserializeOwned>(message: &RpcMessage, name: &str) -> Option<T> {
     serde_json::from_str(member(message.params()?, name)?).ok()
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wish {
-    Level(Level),
+pub(super) enum SharedSessionRequest {
+    Level(McpLogLevel),
     Subscribe(String),
     Unsubscribe(String),
 }
 
-impl Wish {
+impl SharedSessionRequest {
     /// Reads a request; `None` for other methods. Malformed params are left to the server to reject.
-    pub(super) fn of(message: &Message) -> Option<Self> {
-        if message.kind() != Kind::Request {
+    pub(super) fn of(message: &RpcMessage) -> Option<Self> {
+        if message.kind() != MessageKind::Request {
             return None;
         }
         match message.method()? {
-            "logging/setLevel" => Level::of(message).map(Self::Level),
+            "logging/setLevel" => McpLogLevel::of(message).map(Self::Level),
             "resources/subscribe" => uri_of(message).map(Self::Subscribe),
             "resources/unsubscribe" => uri_of(message).map(Self::Unsubscribe),
             _ => None,
@@ -98,16 +98,16 @@ impl Wish {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Made {
+pub(super) enum RequestDisposition {
     // The server does so already for another client, so no request is necessary.
     Granted,
     // The client's own request must be sent to the server, and its outcome reported.
-    Asked(Asked),
-    Refused(TooMuch),
+    Asked(PendingSessionRequest),
+    Refused(SubscriptionLimitError),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum TooMuch {
+pub(super) enum SubscriptionLimitError {
     #[error("this client has {SUBSCRIPTIONS_MAX} subscriptions, and may not have more: unsubscribe from one first")]
     Subscriptions,
     #[error("the uri of a subscription may have {URI_BYTES_MAX} bytes, and this one has more")]
@@ -115,60 +115,65 @@ pub(super) enum TooMuch {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct PendingSessionRequest {
     client: u64,
-    wish: Wish,
+    wish: SharedSessionRequest,
     // The client's level before the request, restored if the request fails.
-    before: Option<Level>,
+    before: Option<McpLogLevel>,
     // The run that accepted calls when the request was sent.
-    run: Option<Run>,
+    run: Option<RunNumber>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum SessionRequestOutcome {
     // The server confirmed it. The value is the run that accepted calls at that time.
-    Done(Option<Run>),
+    Done(Option<RunNumber>),
     Refused,
     // No answer, so the server may or may not have processed the request.
     Unknown,
 }
 
 #[derive(Debug, Default)]
-struct Subscription {
+struct ResourceSubscription {
     clients: BTreeSet<u64>,
     asking: usize,
 }
 
 #[derive(Debug, Default)]
-struct Told {
-    run: Option<Run>,
-    level: Option<Level>,
+struct RunSettings {
+    run: Option<RunNumber>,
+    level: Option<McpLogLevel>,
     uris: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
-    levels: BTreeMap<u64, Level>,
-    subscriptions: BTreeMap<String, Subscription>,
+pub(super) struct SharedSessionState {
+    levels: BTreeMap<u64, McpLogLevel>,
+    subscriptions: BTreeMap<String, ResourceSubscription>,
     counts: BTreeMap<u64, usize>,
-    told: Told,
+    told: RunSettings,
 }
 
-impl Wishes {
+impl SharedSessionState {
     /// Records a wish. `run` is the run that accepts calls now.
-    pub(super) fn make(&mut self, client: u64, wish: &Wish, run: Option<Run>) -> Made {
+    pub(super) fn make(
+        &mut self,
+        client: u64,
+        wish: &SharedSessionRequest,
+        run: Option<RunNumber>,
+    ) -> RequestDisposition {
         self.reaches(run);
         let mut before = None;
         let granted = match wish {
-            Wish::Level(level) => {
+            SharedSessionRequest::Level(level) => {
                 before = self.levels.insert(client, *level);
                 let others = self.levels.iter().filter(|(other, _)| **other != client);
                 let lowest = others.map(|(_, level)| *level).min();
                 lowest.is_some_and(|lowest| lowest <= *level && self.told.level.is_some_and(|told| told <= lowest))
             }
-            Wish::Subscribe(uri) => {
+            SharedSessionRequest::Subscribe(uri) => {
                 if let Some(too_much) = self.too_much(client, uri) {
-                    return Made::Refused(too_much);
+                    return RequestDisposition::Refused(too_much);
                 }
                 let subscription = self.subscriptions.entry(uri.clone()).or_default();
                 let others = subscription.clients.iter().any(|other| *other != client);
@@ -177,51 +182,51 @@ impl Wishes {
                 }
                 others && self.told.uris.contains(uri)
             }
-            Wish::Unsubscribe(uri) => {
+            SharedSessionRequest::Unsubscribe(uri) => {
                 self.lets_go(client, uri);
                 self.wants(uri)
             }
         };
         if granted {
-            return Made::Granted;
+            return RequestDisposition::Granted;
         }
-        if let Wish::Subscribe(uri) = wish
+        if let SharedSessionRequest::Subscribe(uri) = wish
             && let Some(subscription) = self.subscriptions.get_mut(uri)
         {
             subscription.asking += 1;
         }
-        Made::Asked(Asked { client, wish: wish.clone(), before, run })
+        RequestDisposition::Asked(PendingSessionRequest { client, wish: wish.clone(), before, run })
     }
 
-    pub(super) fn came(&mut self, asked: Asked, outcome: Outcome) {
-        let Asked { client, wish, before, run } = asked;
-        if let Wish::Subscribe(uri) = &wish
+    pub(super) fn came(&mut self, asked: PendingSessionRequest, outcome: SessionRequestOutcome) {
+        let PendingSessionRequest { client, wish, before, run } = asked;
+        if let SharedSessionRequest::Subscribe(uri) = &wish
             && let Some(subscription) = self.subscriptions.get_mut(uri)
         {
             subscription.asking -= 1;
             self.tidy(uri);
         }
-        let told = |this: &mut Self, now: Option<Run>| {
+        let told = |this: &mut Self, now: Option<RunNumber>| {
             this.reaches(now);
             // If the run has changed, it is unknown which run received the request.
             now.is_some() && now == run
         };
         match (outcome, wish) {
-            (Outcome::Done(now), Wish::Level(level)) => {
+            (SessionRequestOutcome::Done(now), SharedSessionRequest::Level(level)) => {
                 if told(self, now) {
                     self.told.level = Some(level);
                 }
             }
-            (Outcome::Done(now), Wish::Subscribe(uri)) => {
+            (SessionRequestOutcome::Done(now), SharedSessionRequest::Subscribe(uri)) => {
                 if told(self, now) {
                     self.told.uris.insert(uri);
                 }
             }
-            (Outcome::Done(now), Wish::Unsubscribe(uri)) => {
+            (SessionRequestOutcome::Done(now), SharedSessionRequest::Unsubscribe(uri)) => {
                 self.reaches(now);
                 self.told.uris.remove(&uri);
             }
-            (Outcome::Refused | Outcome::Unknown, Wish::Level(level)) => {
+            (SessionRequestOutcome::Refused | SessionRequestOutcome::Unknown, SharedSessionRequest::Level(level)) => {
                 if self.levels.get(&client) == Some(&level) {
                     match before {
                         Some(before) => self.levels.insert(client, before),
@@ -229,12 +234,12 @@ impl Wishes {
                     };
                 }
                 // The server's level is now unknown.
-                if outcome == Outcome::Unknown && self.told.run == run {
+                if outcome == SessionRequestOutcome::Unknown && self.told.run == run {
                     self.told.level = None;
                 }
             }
-            (Outcome::Refused, Wish::Subscribe(uri)) => self.lets_go(client, &uri),
-            (Outcome::Unknown, Wish::Subscribe(uri)) => {
+            (SessionRequestOutcome::Refused, SharedSessionRequest::Subscribe(uri)) => self.lets_go(client, &uri),
+            (SessionRequestOutcome::Unknown, SharedSessionRequest::Subscribe(uri)) => {
                 self.lets_go(client, &uri);
                 // Counts as subscribed, so that the next `owed` unsubscribes from it.
                 if self.told.run == run && run.is_some() {
@@ -242,7 +247,8 @@ impl Wishes {
                 }
             }
             // The server still counts as subscribed.
-            (Outcome::Refused | Outcome::Unknown, Wish::Unsubscribe(_)) => {}
+            (SessionRequestOutcome::Refused | SessionRequestOutcome::Unknown, SharedSessionRequest::Unsubscribe(_)) => {
+            }
         }
     }
 
@@ -255,48 +261,48 @@ impl Wishes {
     }
 
     /// Records the run that accepts calls now. A new run has received no settings yet.
-    pub(super) fn reaches(&mut self, run: Option<Run>) {
+    pub(super) fn reaches(&mut self, run: Option<RunNumber>) {
         if run.is_some() && self.told.run != run {
-            self.told = Told { run, ..Told::default() };
+            self.told = RunSettings { run, ..RunSettings::default() };
         }
     }
 
-    pub(super) fn ended(&mut self, run: Run) {
+    pub(super) fn ended(&mut self, run: RunNumber) {
         if self.told.run == Some(run) {
-            self.told = Told::default();
+            self.told = RunSettings::default();
         }
     }
 
     /// Returns the next request that the satellite itself must send to the server, and records it as sent.
-    pub(super) fn owed(&mut self) -> Option<Wish> {
+    pub(super) fn owed(&mut self) -> Option<SharedSessionRequest> {
         let lowest = self.levels.values().min().copied();
         if let Some(level) = lowest.filter(|level| self.told.level != Some(*level)) {
             self.told.level = Some(level);
-            return Some(Wish::Level(level));
+            return Some(SharedSessionRequest::Level(level));
         }
         if let Some(uri) = self.told.uris.iter().find(|uri| !self.wants(uri)).cloned() {
             self.told.uris.remove(&uri);
-            return Some(Wish::Unsubscribe(uri));
+            return Some(SharedSessionRequest::Unsubscribe(uri));
         }
         // A client's own request for this resource is on its way.
-        let missing = |(uri, of): &(&String, &Subscription)| of.asking == 0 && !self.told.uris.contains(*uri);
+        let missing = |(uri, of): &(&String, &ResourceSubscription)| of.asking == 0 && !self.told.uris.contains(*uri);
         let uri = self.subscriptions.iter().find(missing).map(|(uri, _)| uri.clone())?;
         self.told.uris.insert(uri.clone());
-        Some(Wish::Subscribe(uri))
+        Some(SharedSessionRequest::Subscribe(uri))
     }
 
     /// Records that a request from `owed` did not reach this run, so that it is returned again.
-    pub(super) fn was_not_told(&mut self, wish: &Wish, run: Run) {
+    pub(super) fn was_not_told(&mut self, wish: &SharedSessionRequest, run: RunNumber) {
         if self.told.run != Some(run) {
             return;
         }
         match wish {
             // Another level may have been sent meanwhile.
-            Wish::Level(level) => self.told.level = self.told.level.filter(|told| told != level),
-            Wish::Subscribe(uri) => {
+            SharedSessionRequest::Level(level) => self.told.level = self.told.level.filter(|told| told != level),
+            SharedSessionRequest::Subscribe(uri) => {
                 self.told.uris.remove(uri);
             }
-            Wish::Unsubscribe(uri) => {
+            SharedSessionRequest::Unsubscribe(uri) => {
                 self.told.uris.insert(uri.clone());
             }
         }
@@ -313,7 +319,7 @@ impl Wishes {
     }
 
     /// Returns true if a client receives log messages of this level. A client without a level receives all.
-    pub(super) fn hears(&self, client: u64, level: Option<Level>) -> bool {
+    pub(super) fn hears(&self, client: u64, level: Option<McpLogLevel>) -> bool {
         match (self.levels.get(&client), level) {
             (Some(from), Some(level)) => *from <= level,
             (None, _) | (_, None) => true,
@@ -326,7 +332,7 @@ impl Wishes {
     }
 
     /// Sets the level of a stateless client. The server receives it through `owed`, not through a client's request.
-    pub(super) fn hear_from(&mut self, client: u64, level: Level) {
+    pub(super) fn hear_from(&mut self, client: u64, level: McpLogLevel) {
         self.levels.insert(client, level);
     }
 
@@ -334,13 +340,13 @@ impl Wishes {
         self.subscriptions.get(uri).is_some_and(|subscription| !subscription.clients.is_empty())
     }
 
-    fn too_much(&self, client: u64, uri: &str) -> Option<TooMuch> {
+    fn too_much(&self, client: u64, uri: &str) -> Option<SubscriptionLimitError> {
         if uri.len() > URI_BYTES_MAX {
-            return Some(TooMuch::Uri);
+            return Some(SubscriptionLimitError::Uri);
         }
-        let has = |of: &Subscription| of.clients.contains(&client);
+        let has = |of: &ResourceSubscription| of.clients.contains(&client);
         let is_full = self.counts.get(&client).is_some_and(|count| *count >= SUBSCRIPTIONS_MAX);
-        (is_full && !self.subscriptions.get(uri).is_some_and(has)).then_some(TooMuch::Subscriptions)
+        (is_full && !self.subscriptions.get(uri).is_some_and(has)).then_some(SubscriptionLimitError::Subscriptions)
     }
 
     fn lets_go(&mut self, client: u64, uri: &str) {
@@ -367,43 +373,48 @@ impl Wishes {
 mod tests {
     use super::*;
 
-    const ONE: Option<Run> = Some(Run(1));
-    const TWO: Option<Run> = Some(Run(2));
+    const ONE: Option<RunNumber> = Some(RunNumber(1));
+    const TWO: Option<RunNumber> = Some(RunNumber(2));
 
-    fn subscribe(uri: &str) -> Wish {
-        Wish::Subscribe(uri.to_owned())
+    fn subscribe(uri: &str) -> SharedSessionRequest {
+        SharedSessionRequest::Subscribe(uri.to_owned())
     }
 
-    fn unsubscribe(uri: &str) -> Wish {
-        Wish::Unsubscribe(uri.to_owned())
+    fn unsubscribe(uri: &str) -> SharedSessionRequest {
+        SharedSessionRequest::Unsubscribe(uri.to_owned())
     }
 
-    fn asked(wishes: &mut Wishes, client: u64, wish: &Wish, run: Option<Run>) -> Asked {
+    fn asked(
+        wishes: &mut SharedSessionState,
+        client: u64,
+        wish: &SharedSessionRequest,
+        run: Option<RunNumber>,
+    ) -> PendingSessionRequest {
         match wishes.make(client, wish, run) {
-            Made::Asked(asked) => asked,
+            RequestDisposition::Asked(asked) => asked,
             other => panic!("{wish:?} of {client} does not reach the server: {other:?}"),
         }
     }
 
-    fn done(wishes: &mut Wishes, client: u64, wish: &Wish, run: Option<Run>) {
+    fn done(wishes: &mut SharedSessionState, client: u64, wish: &SharedSessionRequest, run: Option<RunNumber>) {
         let asked = asked(wishes, client, wish, run);
-        wishes.came(asked, Outcome::Done(run));
+        wishes.came(asked, SessionRequestOutcome::Done(run));
     }
 
-    fn all_owed(wishes: &mut Wishes) -> Vec<Wish> {
+    fn all_owed(wishes: &mut SharedSessionState) -> Vec<SharedSessionRequest> {
         std::iter::from_fn(|| wishes.owed()).collect()
     }
 
     #[test]
     fn the_server_is_subscribed_to_by_the_first_and_let_go_by_the_last() {
-        let mut wishes = Wishes::default();
+        let mut wishes = SharedSessionState::default();
         done(&mut wishes, 1, &subscribe("a"), ONE);
-        assert_eq!(wishes.make(2, &subscribe("a"), ONE), Made::Granted);
+        assert_eq!(wishes.make(2, &subscribe("a"), ONE), RequestDisposition::Granted);
         // A repeated subscription is answered by the server, as if this client were alone.
         done(&mut wishes, 3, &subscribe("b"), ONE);
         done(&mut wishes, 3, &subscribe("b"), ONE);
         assert_eq!(wishes.subscribers("a"), [1, 2].into());
-        assert_eq!(wishes.make(1, &unsubscribe("a"), ONE), Made::Granted);
+        assert_eq!(wishes.make(1, &unsubscribe("a"), ONE), RequestDisposition::Granted);
         assert!(wishes.are_waiting());
         done(&mut wishes, 2, &unsubscribe("a"), ONE);
         assert_eq!(all_owed(&mut wishes), []);
@@ -414,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_subscription_covers_what_is_below_it_and_not_what_is_beside_it() {
-        let mut wishes = Wishes::default();
+        let mut wishes = SharedSessionState::default();
         done(&mut wishes, 1, &subscribe("file:///a"), ONE);
         done(&mut wishes, 2, &subscribe("file:///"), ONE);
         for (uri, subscribers) in [
@@ -430,38 +441,38 @@ mod tests {
 
     #[test]
     fn another_run_is_told_everything_again_but_what_a_client_tells_it_just_now() {
-        let mut wishes = Wishes::default();
+        let mut wishes = SharedSessionState::default();
         done(&mut wishes, 1, &subscribe("a"), ONE);
-        done(&mut wishes, 1, &Wish::Level(Level::Info), ONE);
-        wishes.ended(Run(1));
+        done(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Info), ONE);
+        wishes.ended(RunNumber(1));
         let asking = asked(&mut wishes, 2, &subscribe("b"), None);
         // There is no run, so the first request starts one.
         let again = asked(&mut wishes, 2, &subscribe("a"), None);
         wishes.reaches(TWO);
-        assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Info)]);
-        wishes.came(again, Outcome::Done(TWO));
+        assert_eq!(all_owed(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
+        wishes.came(again, SessionRequestOutcome::Done(TWO));
         // It is unknown which run received it, so this run gets it, perhaps twice.
         assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
-        wishes.came(asking, Outcome::Refused);
+        wishes.came(asking, SessionRequestOutcome::Refused);
         assert_eq!(all_owed(&mut wishes), []);
         assert_eq!(wishes.subscribers("b"), [].into());
         // An outdated end of a run changes nothing.
-        wishes.ended(Run(1));
+        wishes.ended(RunNumber(1));
         assert_eq!(all_owed(&mut wishes), []);
     }
 
     #[test]
     fn what_may_have_been_carried_out_for_nobody_is_taken_back() {
-        let mut wishes = Wishes::default();
+        let mut wishes = SharedSessionState::default();
         let asking = asked(&mut wishes, 1, &subscribe("a"), ONE);
         wishes.forget(1);
-        wishes.came(asking, Outcome::Unknown);
+        wishes.came(asking, SessionRequestOutcome::Unknown);
         assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
 
         // A client that left before the answer.
         let asking = asked(&mut wishes, 1, &subscribe("a"), ONE);
         wishes.forget(1);
-        wishes.came(asking, Outcome::Done(ONE));
+        wishes.came(asking, SessionRequestOutcome::Done(ONE));
         assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
 
         // A client that subscribes while the unsubscription is on its way may have been first.
@@ -472,71 +483,77 @@ mod tests {
 
     #[test]
     fn what_did_not_reach_the_server_is_owed_again() {
-        let mut wishes = Wishes::default();
+        let mut wishes = SharedSessionState::default();
         done(&mut wishes, 1, &subscribe("a"), ONE);
         done(&mut wishes, 2, &subscribe("b"), ONE);
-        done(&mut wishes, 2, &Wish::Level(Level::Error), ONE);
+        done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         wishes.forget(1);
         wishes.reaches(TWO);
         wishes.reaches(ONE);
-        for owed in [Wish::Level(Level::Error), subscribe("b")] {
+        for owed in [SharedSessionRequest::Level(McpLogLevel::Error), subscribe("b")] {
             for _ in 0..2 {
                 assert_eq!(wishes.owed().as_ref(), Some(&owed));
-                wishes.was_not_told(&owed, Run(1));
+                wishes.was_not_told(&owed, RunNumber(1));
             }
             assert_eq!(wishes.owed(), Some(owed));
         }
         wishes.forget(2);
         assert_eq!(wishes.owed(), Some(unsubscribe("b")));
-        wishes.was_not_told(&unsubscribe("b"), Run(1));
+        wishes.was_not_told(&unsubscribe("b"), RunNumber(1));
         assert_eq!(all_owed(&mut wishes), [unsubscribe("b")]);
         // Another run does not have this subscription.
-        wishes.was_not_told(&unsubscribe("b"), Run(2));
+        wishes.was_not_told(&unsubscribe("b"), RunNumber(2));
         assert_eq!(all_owed(&mut wishes), []);
     }
 
     #[test]
     fn the_server_logs_as_much_as_the_client_that_wants_most_and_each_hears_its_own() {
-        let mut wishes = Wishes::default();
-        let asking = asked(&mut wishes, 1, &Wish::Level(Level::Error), ONE);
+        let mut wishes = SharedSessionState::default();
+        let asking = asked(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         // A request that is still on its way may be refused, so the second client's request is sent, too.
-        let other = asked(&mut wishes, 3, &Wish::Level(Level::Error), ONE);
+        let other = asked(&mut wishes, 3, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         for asked in [asking, other] {
-            wishes.came(asked, Outcome::Done(ONE));
+            wishes.came(asked, SessionRequestOutcome::Done(ONE));
         }
-        done(&mut wishes, 2, &Wish::Level(Level::Debug), ONE);
-        assert_eq!(wishes.make(3, &Wish::Level(Level::Info), ONE), Made::Granted);
+        done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
+        assert_eq!(wishes.make(3, &SharedSessionRequest::Level(McpLogLevel::Info), ONE), RequestDisposition::Granted);
         assert_eq!(all_owed(&mut wishes), []);
-        let hears = |wishes: &Wishes, level| (1..=4).filter(|client| wishes.hears(*client, level)).collect::<Vec<_>>();
-        assert_eq!(hears(&wishes, Some(Level::Debug)), [2, 4]);
-        assert_eq!(hears(&wishes, Some(Level::Info)), [2, 3, 4]);
-        assert_eq!(hears(&wishes, Some(Level::Emergency)), [1, 2, 3, 4]);
+        let hears = |wishes: &SharedSessionState, level| {
+            (1..=4).filter(|client| wishes.hears(*client, level)).collect::<Vec<_>>()
+        };
+        assert_eq!(hears(&wishes, Some(McpLogLevel::Debug)), [2, 4]);
+        assert_eq!(hears(&wishes, Some(McpLogLevel::Info)), [2, 3, 4]);
+        assert_eq!(hears(&wishes, Some(McpLogLevel::Emergency)), [1, 2, 3, 4]);
         assert_eq!(hears(&wishes, None), [1, 2, 3, 4]);
         // The client with the lowest level raises it: the other levels count at once.
-        assert_eq!(wishes.make(2, &Wish::Level(Level::Alert), ONE), Made::Granted);
-        assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Info)]);
+        assert_eq!(wishes.make(2, &SharedSessionRequest::Level(McpLogLevel::Alert), ONE), RequestDisposition::Granted);
+        assert_eq!(all_owed(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
         wishes.forget(3);
-        assert_eq!(all_owed(&mut wishes), [Wish::Level(Level::Error)]);
+        assert_eq!(all_owed(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Error)]);
         // A refused level does not count.
-        let asking = asked(&mut wishes, 2, &Wish::Level(Level::Debug), ONE);
-        wishes.came(asking, Outcome::Refused);
-        assert_eq!(hears(&wishes, Some(Level::Error)), [1, 3, 4]);
+        let asking = asked(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
+        wishes.came(asking, SessionRequestOutcome::Refused);
+        assert_eq!(hears(&wishes, Some(McpLogLevel::Error)), [1, 3, 4]);
         assert_eq!(all_owed(&mut wishes), []);
     }
 
     #[test]
     fn a_request_says_what_it_wishes_or_is_the_servers_to_refuse() {
-        let wish = |text: &str| Message::read(text.to_owned().into()).ok().as_ref().and_then(Wish::of);
+        let wish =
+            |text: &str| RpcMessage::read(text.to_owned().into()).ok().as_ref().and_then(SharedSessionRequest::of);
         let request = |method: &str, params: &str| {
             wish(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#))
         };
-        assert_eq!(request("logging/setLevel", r#"{"level":"notice","x":1e400}"#), Some(Wish::Level(Level::Notice)));
+        assert_eq!(
+            request("logging/setLevel", r#"{"level":"notice","x":1e400}"#),
+            Some(SharedSessionRequest::Level(McpLogLevel::Notice))
+        );
         assert_eq!(request("logging/setLevel", r#"{"level":"loud"}"#), None);
         assert_eq!(request("resources/subscribe", r#"{"uri":"\u0061"}"#), Some(subscribe("a")));
         assert_eq!(request("resources/unsubscribe", r#"{"uri":"a"}"#), Some(unsubscribe("a")));
         assert_eq!(request("resources/read", r#"{"uri":"a"}"#), None);
         assert_eq!(wish(r#"{"jsonrpc":"2.0","method":"resources/subscribe","params":{"uri":"a"}}"#), None);
-        for wish in [Wish::Level(Level::Critical), subscribe("a"), unsubscribe("a")] {
+        for wish in [SharedSessionRequest::Level(McpLogLevel::Critical), subscribe("a"), unsubscribe("a")] {
             assert_eq!(request(wish.method(), &wish.params().to_string()), Some(wish));
         }
     }

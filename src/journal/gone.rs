@@ -5,13 +5,13 @@ const RANGES_MAX: usize = 100;
 
 /// Ranges of event numbers, both ends included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Gone {
+pub(super) struct LostRanges {
     untold: Vec<(u64, u64)>,
     /// Reported ranges whose `events.dropped` event is not stored yet.
     told: Vec<(u64, u64)>,
 }
 
-impl Gone {
+impl LostRanges {
     /// Restores stored ranges. All of them are reported again, because earlier reports may be lost.
     pub(super) fn from_stored(ranges: Vec<(u64, u64)>) -> Self {
         let mut gone = Self::default();
@@ -75,14 +75,14 @@ mod tests {
 
     #[test]
     fn a_range_is_told_once_and_forgotten_when_that_is_stored() {
-        let mut gone = Gone::default();
+        let mut gone = LostRanges::default();
         gone.add(5, 7);
         gone.add(8, 9);
         gone.add(20, 20);
         assert_eq!(gone.tell(), [(5, 9), (20, 20)]);
         assert_eq!(gone.tell(), []);
         gone.add(10, 12);
-        assert_eq!(Gone::from_stored(gone.to_stored()).tell(), [(5, 12), (20, 20)], "nothing is stored yet");
+        assert_eq!(LostRanges::from_stored(gone.to_stored()).tell(), [(5, 12), (20, 20)], "nothing is stored yet");
         assert_eq!(gone.tell(), [(10, 12)]);
         assert!(gone.stored(5, 9));
         assert!(!gone.stored(5, 9));
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn too_many_ranges_become_one() {
-        let mut gone = Gone::default();
+        let mut gone = LostRanges::default();
         for at in 0..=RANGES_MAX as u64 {
             gone.add(at * 10, at * 10);
         }

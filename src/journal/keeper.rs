@@ -25,20 +25,20 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::{Answer, Batch};
+use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use rusqlite::ErrorCode;
 use tokio::sync::watch;
 
-use super::gone::Gone;
-use super::mark::Mark;
-use super::pulse::Pulse;
+use super::gone::LostRanges;
+use super::mark::SeqFile;
+use super::pulse::DiskMonitor;
 use super::read::is_damage;
 use super::salvage::{last_put_aside, put_aside, salvage};
 use super::schema::SchemaError;
-use super::store::{Facts, Memos, Pruning, Store, read_facts};
+use super::store::{JournalDatabase, Memos, PruningProgress, StoredState, read_facts};
 use super::{
-    Clock, CommandRecord, DeliveryState, Job, JournalError, JournalHome, JournalState, JournalStatus, Limits, Sending,
-    Shared, database, read,
+    BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalJob, JournalLimits,
+    JournalShared, JournalState, JournalStatus, database, read,
 };
 use crate::data_dir::DataDir;
 
@@ -48,29 +48,29 @@ const TIDY_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of delivered events that wait to be stored. The oldest beyond it are reported as lost.
 const OWED_MAX: usize = 10_000;
 
-pub(super) struct Keeper {
+pub(super) struct JournalWriter {
     home: JournalHome,
     path: PathBuf,
-    limits: Limits,
-    time: Time,
-    shared: Arc<Shared>,
-    mark: Mark,
-    store: Option<Store>,
+    limits: JournalLimits,
+    time: AgeClock,
+    shared: Arc<JournalShared>,
+    mark: SeqFile,
+    store: Option<JournalDatabase>,
     reason: Option<String>,
     /// True if the last batch was not stored. A smaller write that succeeds does not prove that there is room for a
     /// batch.
     refusing: bool,
     /// Batches that were delivered while the disk accepted nothing, and must still be stored, oldest first.
-    owed: VecDeque<Arc<Batch>>,
+    owed: VecDeque<Arc<SinkBatch>>,
     numberless: Option<String>,
     /// Last number that may be in use, if the database exists but cannot be read.
     unknown: Option<u64>,
     closed: bool,
-    pruning: Pruning,
+    pruning: PruningProgress,
     damaged: Option<PathBuf>,
     /// Last event that is, or was, stored.
     through: u64,
-    gone: Gone,
+    gone: LostRanges,
     tidied: Option<Instant>,
     /// True once the hook for lost events is set and delivery is declared. Events are not removed for their age before.
     attended: bool,
@@ -79,13 +79,13 @@ pub(super) struct Keeper {
 }
 
 /// Clock for ages. It follows the system clock except for jumps forward, which would make everything old at once.
-struct Time {
-    clock: Clock,
+struct AgeClock {
+    clock: JournalClock,
     began: Timestamp,
     at: Instant,
 }
 
-impl Time {
+impl AgeClock {
     fn now(&self) -> Timestamp {
         (self.clock)()
     }
@@ -96,16 +96,16 @@ impl Time {
     }
 }
 
-impl Keeper {
+impl JournalWriter {
     /// Starts the thread and waits until it has opened the database, or failed to.
     pub(super) fn start(
         home: JournalHome,
-        limits: Limits,
-        clock: Clock,
-        inbox: mpsc::Receiver<Job>,
-    ) -> io::Result<Arc<Shared>> {
+        limits: JournalLimits,
+        clock: JournalClock,
+        inbox: mpsc::Receiver<JournalJob>,
+    ) -> io::Result<Arc<JournalShared>> {
         let (opened, answer) = mpsc::channel();
-        let pulse = Pulse::start()?;
+        let pulse = DiskMonitor::start()?;
         thread::Builder::new().name("journal".into()).spawn(move || {
             let mut keeper = Self::open(home, limits, clock, pulse);
             // If the caller stopped waiting, there will be no jobs either.
@@ -115,11 +115,11 @@ impl Keeper {
         answer.recv().map_err(io::Error::other)
     }
 
-    fn open(home: JournalHome, limits: Limits, clock: Clock, pulse: Arc<Pulse>) -> Self {
+    fn open(home: JournalHome, limits: JournalLimits, clock: JournalClock, pulse: Arc<DiskMonitor>) -> Self {
         let path = database(home.path());
-        let mark = Mark::read(&home);
-        let time = Time { began: clock(), at: Instant::now(), clock };
-        let shared = Arc::new(Shared {
+        let mark = SeqFile::read(&home);
+        let time = AgeClock { began: clock(), at: Instant::now(), clock };
+        let shared = Arc::new(JournalShared {
             status: watch::Sender::new(JournalStatus { path: path.clone(), ..JournalStatus::default() }),
             appended: watch::Sender::new(0),
             next_seq: 0,
@@ -146,10 +146,10 @@ impl Keeper {
             numberless: None,
             unknown: None,
             closed: false,
-            pruning: Pruning::default(),
+            pruning: PruningProgress::default(),
             damaged: None,
             through: 0,
-            gone: Gone::default(),
+            gone: LostRanges::default(),
             tidied: None,
             attended: false,
             late_memos: None,
@@ -175,7 +175,7 @@ impl Keeper {
 
     /// Determines the number of the next event, which no earlier event may have had. If the database `was_there`, its
     /// last number is compared with the one `noted` by the last satellite.
-    fn number(&mut self, facts: Option<Facts>, was_there: bool, noted: &Mark) {
+    fn number(&mut self, facts: Option<StoredState>, was_there: bool, noted: &SeqFile) {
         let last = facts.as_ref().map_or(0, |facts| facts.last);
         let reliable = was_there && facts.is_some() && self.damaged.is_none();
         let used = noted.used(reliable.then_some(last)).max(last);
@@ -200,7 +200,7 @@ impl Keeper {
         }
     }
 
-    fn run(&mut self, inbox: &mpsc::Receiver<Job>) {
+    fn run(&mut self, inbox: &mpsc::Receiver<JournalJob>) {
         let pulse = Arc::clone(&self.shared.pulse);
         loop {
             let pause = if self.closed || self.reason.is_none() { TIDY_INTERVAL } else { RETRY };
@@ -216,32 +216,32 @@ impl Keeper {
 
     // ---- jobs ----
 
-    pub(super) fn append(&mut self, batch: &Batch) -> Answer {
+    pub(super) fn append(&mut self, batch: &SinkBatch) -> SinkAnswer {
         // Older events first, so that events are stored in order.
         match self.append_owed() {
-            Answer::Accepted => self.append_one(batch),
+            SinkAnswer::Accepted => self.append_one(batch),
             answer => answer,
         }
     }
 
-    fn append_one(&mut self, batch: &Batch) -> Answer {
+    fn append_one(&mut self, batch: &SinkBatch) -> SinkAnswer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
         // Opening the database may read memos, which is required before newer ones are written.
         if let Err(error) = self.ready(&mut None) {
             self.mark.reserve(self.through, last);
             self.refusing = true;
-            return Answer::Unavailable(error.to_string());
+            return SinkAnswer::Unavailable(error.to_string());
         }
         self.mark.reserve(self.through, last);
         let memos = self.take_memos();
         let limits = self.limits.clone();
         let answer = self.with(|store| store.append(batch, &memos, &limits));
         self.refusing = answer.is_err();
-        if answer != Ok(Answer::Accepted) {
+        if answer != Ok(SinkAnswer::Accepted) {
             self.put_memos_back(memos);
         }
         match answer {
-            Ok(Answer::Accepted) => {
+            Ok(SinkAnswer::Accepted) => {
                 self.through = self.through.max(last);
                 self.recovered();
                 self.mark.note(last, false);
@@ -249,10 +249,10 @@ impl Keeper {
                     self.tidied = None;
                 }
                 self.show();
-                Answer::Accepted
+                SinkAnswer::Accepted
             }
             Ok(answer) => answer,
-            Err(error) => Answer::Unavailable(error.to_string()),
+            Err(error) => SinkAnswer::Unavailable(error.to_string()),
         }
     }
 
@@ -282,7 +282,7 @@ impl Keeper {
         }
     }
 
-    pub(super) fn owe(&mut self, batch: Arc<Batch>) {
+    pub(super) fn owe(&mut self, batch: Arc<SinkBatch>) {
         self.owed.push_back(batch);
         let mut count: usize = self.owed.iter().map(|batch| batch.events.len()).sum();
         while count > OWED_MAX
@@ -295,18 +295,18 @@ impl Keeper {
         }
     }
 
-    fn append_owed(&mut self) -> Answer {
+    fn append_owed(&mut self) -> SinkAnswer {
         while let Some(batch) = self.owed.front().cloned() {
             match self.append_one(&batch) {
-                answer @ Answer::Unavailable(_) => return answer,
+                answer @ SinkAnswer::Unavailable(_) => return answer,
                 // The batch was delivered. If it can never be stored, it is dropped.
                 _ => self.owed.pop_front(),
             };
         }
-        if self.gone != Gone::default() {
+        if self.gone != LostRanges::default() {
             self.note_gone();
         }
-        Answer::Accepted
+        SinkAnswer::Accepted
     }
 
     pub(super) fn outbox(&mut self, after: u64, max: usize) -> Result<Vec<(u64, String)>, JournalError> {
@@ -317,7 +317,7 @@ impl Keeper {
         self.with(|store| Ok(store.delivery()))
     }
 
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<&Sending>) -> Result<(), JournalError> {
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<&BatchInFlight>) -> Result<(), JournalError> {
         match self.write(|store| store.sending(settled, sending.cloned())) {
             // On a full disk delivery continues with what can be read, because delivery allows pruning.
             Err(JournalError::Unavailable(_)) if self.store.is_some() => {}
@@ -328,7 +328,7 @@ impl Keeper {
     }
 
     pub(super) fn expect_nobody(&mut self) {
-        if let Err(error) = self.write(Store::expect_nobody) {
+        if let Err(error) = self.write(JournalDatabase::expect_nobody) {
             tracing::debug!(%error, "cannot note that nobody is delivered to");
         }
     }
@@ -366,7 +366,7 @@ impl Keeper {
         let hook = self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(hook) = &*hook else { return };
         // Losses that are not recorded in a database are reported once they are.
-        for (from, to) in self.store.as_mut().map(Store::tell).unwrap_or_default() {
+        for (from, to) in self.store.as_mut().map(JournalDatabase::tell).unwrap_or_default() {
             hook(from, to);
         }
     }
@@ -384,7 +384,7 @@ impl Keeper {
     // ---- the disk ----
 
     /// Runs `act` on the database and opens it if necessary. Errors are recorded in the status.
-    fn with<T>(&mut self, mut act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
+    fn with<T>(&mut self, mut act: impl FnMut(&mut JournalDatabase) -> rusqlite::Result<T>) -> Result<T, JournalError> {
         self.ready(&mut None)?;
         for attempt in 0.. {
             let Some(store) = &mut self.store else { break };
@@ -398,7 +398,7 @@ impl Keeper {
     }
 
     /// Runs `act` as [`Self::with`] does, and clears the recorded error after success.
-    fn write<T>(&mut self, act: impl FnMut(&mut Store) -> rusqlite::Result<T>) -> Result<T, JournalError> {
+    fn write<T>(&mut self, act: impl FnMut(&mut JournalDatabase) -> rusqlite::Result<T>) -> Result<T, JournalError> {
         let done = self.with(act)?;
         if !self.refusing {
             self.recovered();
@@ -407,17 +407,17 @@ impl Keeper {
     }
 
     /// Opens the database unless it is open and still at its path.
-    fn ready(&mut self, facts: &mut Option<Facts>) -> Result<(), JournalError> {
+    fn ready(&mut self, facts: &mut Option<StoredState>) -> Result<(), JournalError> {
         if self.closed {
             return Err(JournalError::Closed);
         }
-        match self.store.as_mut().map(Store::is_in_place) {
+        match self.store.as_mut().map(JournalDatabase::is_in_place) {
             Some(true) => return Ok(()),
             Some(false) => self.abandon(),
             None => {}
         }
         let was_there = self.home.stat("").is_some();
-        match Store::open(&self.home, facts) {
+        match JournalDatabase::open(&self.home, facts) {
             Ok(store) => {
                 let last = store.last();
                 self.store = Some(store);
@@ -439,7 +439,7 @@ impl Keeper {
     /// Reads memos that could not be read at the start. Must run before newer ones are written.
     fn read_late_memos(&mut self) {
         if self.unknown.is_some()
-            && let Some(Ok(facts)) = self.store.as_ref().map(Store::facts)
+            && let Some(Ok(facts)) = self.store.as_ref().map(JournalDatabase::facts)
         {
             self.late_memos = Some(facts.memos);
             self.tell_memos();
@@ -493,7 +493,7 @@ impl Keeper {
         // If the satellite is killed before the copy is complete, the next one must not trust the new database.
         self.mark.note(self.through, true);
         tracing::error!(%error, aside = %aside.display(), "the journal is damaged: it was put aside, and what can be read of it is taken over");
-        let mut store = match Store::open(&self.home, &mut None) {
+        let mut store = match JournalDatabase::open(&self.home, &mut None) {
             Ok(store) => store,
             Err(error) => return Err(self.failed(&error)),
         };
@@ -544,7 +544,7 @@ impl Keeper {
     fn note_gone(&mut self) {
         let Some(store) = &mut self.store else { return };
         if store.lost(&self.gone).is_ok() {
-            self.gone = Gone::default();
+            self.gone = LostRanges::default();
             self.announce();
         }
     }
@@ -624,7 +624,7 @@ impl Keeper {
         let _ = self.write_memos();
         if self.reason.is_some() && !self.refusing {
             // An error is visible in the status.
-            let _ = self.write(Store::probe);
+            let _ = self.write(JournalDatabase::probe);
         }
     }
 
@@ -683,7 +683,7 @@ mod tests {
         let began = Timestamp::from_second(1_780_000_000).unwrap();
         let hour = jiff::SignedDuration::from_secs(3600);
         for (jump, expected) in [(24 * 365, hour), (1, hour), (0, jiff::SignedDuration::ZERO), (-48, hour * -48)] {
-            let time = Time {
+            let time = AgeClock {
                 clock: Arc::new(move || began + hour * jump),
                 began,
                 at: Instant::now().checked_sub(Duration::from_secs(3600)).unwrap(),

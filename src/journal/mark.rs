@@ -24,7 +24,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use super::JournalHome;
-use crate::data_dir::Access;
+use crate::data_dir::OpenMode;
 
 const FILE: &str = "seq";
 /// Maximum size of the file in bytes. A longer file is treated as missing.
@@ -37,9 +37,9 @@ const NO_BOOT: &str = "-";
 const BOOT_LEN: usize = 36;
 
 #[derive(Debug, Clone)]
-pub(super) struct Mark {
+pub(super) struct SeqFile {
     home: JournalHome,
-    says: Says,
+    says: SeqRecord,
     /// True if the file contains `says`.
     written: bool,
     boot: String,
@@ -47,7 +47,7 @@ pub(super) struct Mark {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Says {
+struct SeqRecord {
     reserved: u64,
     ahead: bool,
     reached: u64,
@@ -56,7 +56,7 @@ struct Says {
     granted: u64,
 }
 
-impl Says {
+impl SeqRecord {
     fn parse(text: &str, boot: &str) -> Option<Self> {
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let (reserved, word, rest) = match words.as_slice() {
@@ -85,21 +85,22 @@ impl Says {
     }
 }
 
-impl Mark {
+impl SeqFile {
     /// Reads the file. If it is missing or invalid, nothing is reserved.
     pub(super) fn read(home: &JournalHome) -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = Some(boot.trim()).filter(|boot| boot.len() == BOOT_LEN).unwrap_or(NO_BOOT).to_owned();
         let found = home.directory().and_then(|directory| directory.read(FILE, FILE_MAX)).ok().flatten();
-        let says = Says::parse(&String::from_utf8(found.unwrap_or_default()).unwrap_or_default(), &boot);
-        let nothing = Says { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone(), granted: 0 };
+        let says = SeqRecord::parse(&String::from_utf8(found.unwrap_or_default()).unwrap_or_default(), &boot);
+        let nothing =
+            SeqRecord { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone(), granted: 0 };
         Self { home: home.clone(), written: says.is_some(), says: says.unwrap_or(nothing), boot, reserved_at: None }
     }
 
     /// Returns the last number that may be in use. `stored` is the last number in a complete database; `None` if there
     /// is no database or it is not reliable.
     pub(super) fn used(&self, stored: Option<u64>) -> u64 {
-        let Says { reserved, ahead, reached, closed, boot, granted } = &self.says;
+        let SeqRecord { reserved, ahead, reached, closed, boot, granted } = &self.says;
         // An unknown boot may be another boot.
         let same_boot = *boot == self.boot && boot != NO_BOOT;
         let has_all = stored.is_some_and(|stored| stored >= *reached) && same_boot;
@@ -114,7 +115,7 @@ impl Mark {
         let needed = if self.says.ahead { seq.saturating_add(STEP) } else { seq };
         if needed >= self.says.reserved || self.says.closed || !self.written {
             let reserved = self.next_block(stored, needed);
-            self.put(Says { reserved, ..self.open() });
+            self.put(SeqRecord { reserved, ..self.open() });
         }
     }
 
@@ -127,7 +128,7 @@ impl Mark {
         let reserved = if seq < self.says.reserved { self.says.reserved } else { self.next_block(stored, seq) };
         let before = self.says.clone();
         let granted = before.granted.max(seq);
-        self.try_put(Says { reserved, granted, ..self.open() }).inspect_err(|_| self.says = before)
+        self.try_put(SeqRecord { reserved, granted, ..self.open() }).inspect_err(|_| self.says = before)
     }
 
     fn next_block(&mut self, stored: u64, needed: u64) -> u64 {
@@ -141,33 +142,33 @@ impl Mark {
     /// repaired by the next write.
     pub(super) fn note(&mut self, seq: u64, ahead: bool) {
         let reserved = if seq < self.says.reserved { self.says.reserved } else { seq.saturating_add(STEP) };
-        self.put(Says { reserved, ahead, reached: self.says.reached.max(seq), ..self.open() });
+        self.put(SeqRecord { reserved, ahead, reached: self.says.reached.max(seq), ..self.open() });
     }
 
     pub(super) fn close(&mut self) {
         // A file that was never written is not created now.
         if self.says.reserved > 0 {
-            self.put(Says { closed: true, ..self.open() });
+            self.put(SeqRecord { closed: true, ..self.open() });
         }
     }
 
-    fn open(&self) -> Says {
-        Says { closed: false, boot: self.boot.clone(), ..self.says.clone() }
+    fn open(&self) -> SeqRecord {
+        SeqRecord { closed: false, boot: self.boot.clone(), ..self.says.clone() }
     }
 
-    fn put(&mut self, says: Says) {
+    fn put(&mut self, says: SeqRecord) {
         if let Err(error) = self.try_put(says) {
             tracing::debug!(%error, data_dir = %self.home.path().display(), "cannot store the used event numbers");
         }
     }
 
-    fn try_put(&mut self, says: Says) -> io::Result<()> {
+    fn try_put(&mut self, says: SeqRecord) -> io::Result<()> {
         if self.written && says == self.says {
             return Ok(());
         }
         // Synced to survive a loss of power: `reserved` covers the numbers of all events.
-        let Says { reached, granted, .. } = says;
-        let sync = !self.written || says != Says { reached, granted, ..self.says.clone() };
+        let SeqRecord { reached, granted, .. } = says;
+        let sync = !self.written || says != SeqRecord { reached, granted, ..self.says.clone() };
         self.says = says;
         self.written = false;
         self.write(sync)?;
@@ -178,7 +179,7 @@ impl Mark {
     fn write(&self, sync: bool) -> io::Result<()> {
         let directory = self.home.directory()?;
         let known = directory.stat(FILE).is_some();
-        let file = directory.open_file(FILE, Access::Write)?;
+        let file = directory.open_file(FILE, OpenMode::Write)?;
         file.write_all_at(self.says.line().as_bytes(), 0)?;
         if sync {
             file.sync_data()?;
@@ -205,8 +206,8 @@ mod tests {
         std::fs::read_to_string(dir.join("journal/seq")).unwrap()
     }
 
-    fn read(dir: &Path) -> Mark {
-        Mark::read(&JournalHome::Named(dir.to_owned()))
+    fn read(dir: &Path) -> SeqFile {
+        SeqFile::read(&JournalHome::Named(dir.to_owned()))
     }
 
     #[test]
@@ -255,9 +256,9 @@ mod tests {
             ("20000 ahead", Some(15_000), 20_000),
         ] {
             let text = line.replace("HERE", here).replace("OTHER", other);
-            let says = Says::parse(&text, here).unwrap();
+            let says = SeqRecord::parse(&text, here).unwrap();
             let home = JournalHome::Named(PathBuf::new());
-            let mark = Mark { home, says, written: true, boot: here.to_owned(), reserved_at: None };
+            let mark = SeqFile { home, says, written: true, boot: here.to_owned(), reserved_at: None };
             assert_eq!(mark.used(stored), used, "{line}, {stored:?}");
         }
     }

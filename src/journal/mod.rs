@@ -40,15 +40,17 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::{Answer, Batch, Numbers};
+use mcp_satellite_actors::seam::{NumberStore, SinkAnswer, SinkBatch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
 use crate::data_dir::{DataDir, FileStat};
-use keeper::Keeper;
-use pulse::Pulse;
+use keeper::JournalWriter;
+use pulse::DiskMonitor;
 
-pub use read::{Events, Follow, Logged, Logs, Query, read, request_logs, server_logs};
+pub use read::{
+    EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,
+};
 pub use sink::JournalSink;
 pub(crate) use store::Memos;
 
@@ -57,7 +59,7 @@ const DATABASE: &str = "journal.db";
 
 /// Retention limits of the journal. Data is removed as soon as one of them is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct JournalLimits {
     /// Maximum age of events. Events that are still to be delivered are kept longer.
     pub events_age_max: Duration,
     /// Maximum size of the database in bytes. Beyond it the oldest events are removed, even if they are still to be
@@ -71,7 +73,7 @@ pub struct Limits {
     pub logs_age_max: Duration,
 }
 
-impl Default for Limits {
+impl Default for JournalLimits {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(24 * 3600);
         Self {
@@ -137,7 +139,7 @@ pub enum JournalError {
 /// A batch that is being delivered, or was when the satellite was killed. The same events are sent again under the same
 /// id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sending {
+pub struct BatchInFlight {
     /// Id of the batch.
     pub id: u64,
     /// Number of the first event.
@@ -155,7 +157,7 @@ pub struct DeliveryState {
     /// Last event up to which all events are accepted, permanently refused or lost.
     pub cursor: u64,
     /// Batch in flight.
-    pub sending: Option<Sending>,
+    pub sending: Option<BatchInFlight>,
 }
 
 /// Stored state of a command of the backend.
@@ -213,7 +215,7 @@ impl JournalHome {
 }
 
 /// Function that returns the current time.
-pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+pub type JournalClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Hook for memos that could not be read at the start. Returns the memos to store in their place, and the number of
 /// instances whose history was not taken into account.
@@ -226,13 +228,13 @@ type OnDropped = Box<dyn Fn(u64, u64) + Send>;
 /// dropped.
 #[derive(Clone)]
 pub struct Journal {
-    jobs: mpsc::Sender<Job>,
-    shared: Arc<Shared>,
+    jobs: mpsc::Sender<JournalJob>,
+    shared: Arc<JournalShared>,
 }
 
-type Job = Box<dyn FnOnce(&mut Keeper) + Send>;
+type JournalJob = Box<dyn FnOnce(&mut JournalWriter) + Send>;
 
-struct Shared {
+struct JournalShared {
     status: watch::Sender<JournalStatus>,
     appended: watch::Sender<u64>,
     next_seq: u64,
@@ -245,7 +247,7 @@ struct Shared {
     on_dropped: Mutex<Option<OnDropped>>,
     on_memos: Mutex<Option<OnMemos>>,
     memos_unread: AtomicBool,
-    pulse: Arc<Pulse>,
+    pulse: Arc<DiskMonitor>,
 }
 
 impl Journal {
@@ -254,7 +256,7 @@ impl Journal {
     ///
     /// # Errors
     /// Returns an error only if no thread can be started.
-    pub fn open(data_dir: &Path, limits: Limits) -> io::Result<Self> {
+    pub fn open(data_dir: &Path, limits: JournalLimits) -> io::Result<Self> {
         Self::open_at(data_dir, limits, Arc::new(Timestamp::now))
     }
 
@@ -262,7 +264,7 @@ impl Journal {
     ///
     /// # Errors
     /// See [`Journal::open`].
-    pub fn open_at(data_dir: &Path, limits: Limits, clock: Clock) -> io::Result<Self> {
+    pub fn open_at(data_dir: &Path, limits: JournalLimits, clock: JournalClock) -> io::Result<Self> {
         Self::open_home(JournalHome::Named(data_dir.to_owned()), limits, clock)
     }
 
@@ -271,13 +273,13 @@ impl Journal {
     ///
     /// # Errors
     /// See [`Journal::open`].
-    pub fn open_in(data_dir: DataDir, limits: Limits) -> io::Result<Self> {
+    pub fn open_in(data_dir: DataDir, limits: JournalLimits) -> io::Result<Self> {
         Self::open_home(JournalHome::Open(data_dir), limits, Arc::new(Timestamp::now))
     }
 
-    fn open_home(home: JournalHome, limits: Limits, clock: Clock) -> io::Result<Self> {
-        let (jobs, inbox) = mpsc::channel::<Job>();
-        let shared = Keeper::start(home, limits, clock, inbox)?;
+    fn open_home(home: JournalHome, limits: JournalLimits, clock: JournalClock) -> io::Result<Self> {
+        let (jobs, inbox) = mpsc::channel::<JournalJob>();
+        let shared = JournalWriter::start(home, limits, clock, inbox)?;
         Ok(Self { jobs, shared })
     }
 
@@ -310,38 +312,38 @@ impl Journal {
     /// age before the hook is set.
     pub fn on_dropped(&self, hook: impl Fn(u64, u64) + Send + 'static) {
         *self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
-        self.tell(Keeper::attend);
+        self.tell(JournalWriter::attend);
     }
 
     /// Declares that events are delivered to a receiver; must be called before [`Journal::on_dropped`]. The journal
     /// then counts undelivered events, keeps them beyond their maximum age, and reports those it has to remove.
     pub fn expect_delivery(&self) {
         self.shared.delivers.store(true, Ordering::Release);
-        self.tell(Keeper::show);
+        self.tell(JournalWriter::show);
     }
 
     /// Declares that there is no receiver. A receiver of a later start gets the events from then on, or continues where
     /// the last receiver stopped if events are undelivered.
     pub fn expect_nobody(&self) {
-        self.tell(Keeper::expect_nobody);
+        self.tell(JournalWriter::expect_nobody);
     }
 
     /// Stores a batch in one transaction. Events that are already stored are skipped, so a batch can be repeated.
     /// Returns `Accepted`, `Invalid` or `Unavailable`.
-    pub fn append(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
-        let (reply, answer) = oneshot::channel::<Answer>();
+    pub fn append(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
+        let (reply, answer) = oneshot::channel::<SinkAnswer>();
         self.tell(move |keeper| {
             // Sent even if the caller stopped waiting: the satellite may be ending, and a repeated batch is harmless.
             let _ = reply.send(keeper.append(&batch));
         });
         let journal = self.clone();
-        async move { journal.in_time(answer).await.unwrap_or_else(|error| Answer::Unavailable(error.to_string())) }
+        async move { journal.in_time(answer).await.unwrap_or_else(|error| SinkAnswer::Unavailable(error.to_string())) }
             .boxed()
     }
 
     /// Queues events that were delivered without being stored. They are stored once the disk accepts them, within the
     /// limit of memory.
-    pub(crate) fn went_directly(&self, batch: Arc<Batch>) {
+    pub(crate) fn went_directly(&self, batch: Arc<SinkBatch>) {
         self.tell(move |keeper| keeper.owe(batch));
     }
 
@@ -364,7 +366,7 @@ impl Journal {
     /// # Errors
     /// See [`Journal::outbox`].
     pub async fn delivery(&self) -> Result<DeliveryState, JournalError> {
-        self.ask(Keeper::delivery).await
+        self.ask(JournalWriter::delivery).await
     }
 
     /// Stores the progress of the delivery in one transaction: `settled` is the cursor, which never moves back,
@@ -372,7 +374,7 @@ impl Journal {
     ///
     /// # Errors
     /// Returns an error if the journal is closed or the disk is unavailable. A full disk is not an error.
-    pub async fn sending(&self, settled: u64, sending: Option<Sending>) -> Result<(), JournalError> {
+    pub async fn sending(&self, settled: u64, sending: Option<BatchInFlight>) -> Result<(), JournalError> {
         self.ask(move |keeper| keeper.sending(settled, sending.as_ref())).await
     }
 
@@ -393,7 +395,7 @@ impl Journal {
         }
         *self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
         // The memos may have been read in the meantime.
-        self.tell(Keeper::tell_memos);
+        self.tell(JournalWriter::tell_memos);
         true
     }
 
@@ -411,7 +413,7 @@ impl Journal {
     /// Waits until all earlier changes of memos are stored. An error contains the reason why they are not: they are
     /// stored once the disk accepts them, and lost if the satellite is killed before.
     pub(crate) async fn memos_stored(&self) -> Result<(), JournalError> {
-        self.while_it_answers(self.ask(Keeper::write_memos)).await.flatten()
+        self.while_it_answers(self.ask(JournalWriter::write_memos)).await.flatten()
     }
 
     fn memo(&self, instance: &InstanceId, memo: Option<String>) {
@@ -495,14 +497,14 @@ impl Journal {
         }
     }
 
-    fn tell(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
+    fn tell(&self, job: impl FnOnce(&mut JournalWriter) + Send + 'static) {
         // An error means that the thread has ended; callers that wait for a response notice it.
         let _ = self.jobs.send(Box::new(job));
     }
 
     async fn ask<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut Keeper) -> Result<T, JournalError> + Send + 'static,
+        job: impl FnOnce(&mut JournalWriter) -> Result<T, JournalError> + Send + 'static,
     ) -> Result<T, JournalError> {
         let (reply, answer) = oneshot::channel();
         self.tell(move |keeper| {
@@ -534,13 +536,13 @@ impl Journal {
         if news {
             tracing::error!("{reason}; events are kept in memory, and it is tried again");
             // The thread corrects the status as soon as it continues.
-            self.tell(Keeper::show);
+            self.tell(JournalWriter::show);
         }
         JournalError::Unavailable(reason)
     }
 }
 
-impl Numbers for Journal {
+impl NumberStore for Journal {
     fn reserve(&self, through: u64) -> BoxFuture<'static, Result<(), String>> {
         let journal = self.clone();
         async move { journal.ask(move |keeper| keeper.grant(through)).await.map_err(|error| error.to_string()) }.boxed()

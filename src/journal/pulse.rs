@@ -15,13 +15,13 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum duration of a job. A longer job means that the disk does not answer.
 const ANSWER_TIMEOUT: Duration = WAIT_MAX.saturating_sub(LOOK_INTERVAL);
 
-pub(super) struct Pulse {
+pub(super) struct DiskMonitor {
     busy_since: Mutex<Option<Instant>>,
     hangs: watch::Sender<bool>,
     looked: watch::Sender<Instant>,
 }
 
-impl Pulse {
+impl DiskMonitor {
     /// Starts the thread. It ends when the returned value is dropped.
     pub(super) fn start() -> io::Result<Arc<Self>> {
         let pulse = Arc::new(Self {

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mcp_satellite_actors::model::event::{Envelope, Event, LogLine, RequestLine, Subject};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, LogLine, RequestLine};
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
@@ -22,7 +22,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Filter for events. All given conditions must hold.
 #[derive(Debug, Clone, Default)]
-pub struct Query {
+pub struct StoredEventQuery {
     /// Only events after this number.
     pub since: Option<u64>,
     /// Only these event types, by their wire names; empty means all types.
@@ -37,13 +37,13 @@ pub struct Query {
     pub user: Option<String>,
 }
 
-impl Query {
+impl StoredEventQuery {
     /// Returns true if the event passes the filter.
     pub fn matches(&self, envelope: &Envelope) -> bool {
-        self.since.is_none_or(|since| envelope.seq > since) && self.admits(&Facets::of(&envelope.event))
+        self.since.is_none_or(|since| envelope.seq > since) && self.admits(&EventFacets::of(&envelope.event))
     }
 
-    fn admits(&self, facets: &Facets<'_>) -> bool {
+    fn admits(&self, facets: &EventFacets<'_>) -> bool {
         let Self { since: _, types, instance, server, team, user } = self;
         let is = |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
         (types.is_empty() || types.iter().any(|kind| kind == facets.kind))
@@ -54,7 +54,7 @@ impl Query {
     }
 }
 
-pub(super) struct Facets<'a> {
+pub(super) struct EventFacets<'a> {
     pub(super) kind: &'a str,
     pub(super) team: Option<&'a str>,
     pub(super) user: Option<&'a str>,
@@ -62,7 +62,7 @@ pub(super) struct Facets<'a> {
     pub(super) server: Option<&'a str>,
 }
 
-impl<'a> Facets<'a> {
+impl<'a> EventFacets<'a> {
     pub(super) fn of(event: &'a Event) -> Self {
         let subject = event.subject();
         let (team, user) = match event {
@@ -86,20 +86,20 @@ impl<'a> Facets<'a> {
 ///
 /// # Errors
 /// Returns an error if the data directory or its journal cannot be opened.
-pub fn read(data_dir: impl Into<PathBuf>, query: Query) -> io::Result<Events> {
-    let mut follow = Follow::new(data_dir, query);
+pub fn read(data_dir: impl Into<PathBuf>, query: StoredEventQuery) -> io::Result<JournalEvents> {
+    let mut follow = EventFollower::new(data_dir, query);
     follow.open()?;
-    Ok(Events { follow, error: None })
+    Ok(JournalEvents { follow, error: None })
 }
 
 /// Iterator over stored events, created by [`read`].
 #[derive(Debug)]
-pub struct Events {
-    follow: Follow,
+pub struct JournalEvents {
+    follow: EventFollower,
     error: Option<io::Error>,
 }
 
-impl Events {
+impl JournalEvents {
     /// Returns the number of unreadable events skipped so far. They were written by a newer version, or are damaged;
     /// damaged ones are counted by their numbers.
     pub fn skipped(&self) -> u64 {
@@ -111,13 +111,13 @@ impl Events {
         self.error.take()
     }
 
-    /// Returns the number of the last event that was read; see [`Follow::passed`].
+    /// Returns the number of the last event that was read; see [`EventFollower::passed`].
     pub fn passed(&self) -> Option<u64> {
         self.follow.passed()
     }
 }
 
-impl Iterator for Events {
+impl Iterator for JournalEvents {
     type Item = Envelope;
 
     fn next(&mut self) -> Option<Envelope> {
@@ -131,13 +131,13 @@ impl Iterator for Events {
     }
 }
 
-/// Reads events as they are stored, starting with the existing ones after [`Query::since`]. Continues over restarts of
+/// Reads events as they are stored, starting with the existing ones after [`StoredEventQuery::since`]. Continues over restarts of
 /// the satellite, and with a new file if the first one is replaced.
 #[derive(Debug)]
-pub struct Follow {
+pub struct EventFollower {
     data_dir: PathBuf,
     path: PathBuf,
-    query: Query,
+    query: StoredEventQuery,
     /// Highest number read from the file, whether the event passed the filter or not. Reading continues after it.
     read: Option<u64>,
     waiting: VecDeque<Envelope>,
@@ -145,9 +145,9 @@ pub struct Follow {
     skipped: u64,
 }
 
-impl Follow {
+impl EventFollower {
     /// Creates a reader of the journal of `data_dir`. Opens no file.
-    pub fn new(data_dir: impl Into<PathBuf>, query: Query) -> Self {
+    pub fn new(data_dir: impl Into<PathBuf>, query: StoredEventQuery) -> Self {
         let data_dir = data_dir.into();
         let (path, read) = (database(&data_dir), query.since);
         Self { data_dir, path, query, read, waiting: VecDeque::new(), open: None, skipped: 0 }
@@ -180,7 +180,7 @@ impl Follow {
         self.waiting.front().map_or(self.read, |next| next.seq.checked_sub(1))
     }
 
-    /// Returns the number of unreadable events skipped so far; see [`Events::skipped`].
+    /// Returns the number of unreadable events skipped so far; see [`JournalEvents::skipped`].
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -229,18 +229,18 @@ impl Follow {
     }
 }
 
-pub(super) struct Row<'a> {
+pub(super) struct EventRow<'a> {
     pub(super) seq: u64,
     row: &'a rusqlite::Row<'a>,
 }
 
-impl Row<'_> {
-    pub(super) fn facets(&self) -> Facets<'_> {
+impl EventRow<'_> {
+    pub(super) fn facets(&self) -> EventFacets<'_> {
         let text = |at: usize| match self.row.get_ref(at) {
             Ok(ValueRef::Text(text)) => std::str::from_utf8(text).ok(),
             _ => None,
         };
-        Facets { kind: text(1).unwrap_or(""), team: text(2), user: text(3), instance: text(4), server: text(5) }
+        EventFacets { kind: text(1).unwrap_or(""), team: text(2), user: text(3), instance: text(4), server: text(5) }
     }
 
     pub(super) fn body(&self) -> rusqlite::Result<&str> {
@@ -259,7 +259,7 @@ pub(super) fn chunk(
     connection: &Connection,
     after: u64,
     max: usize,
-    mut take: impl FnMut(&Row<'_>) -> rusqlite::Result<()>,
+    mut take: impl FnMut(&EventRow<'_>) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<usize> {
     let mut select = connection.prepare_cached(
         "SELECT seq, type, team, user, instance, server, body, at FROM events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
@@ -267,7 +267,7 @@ pub(super) fn chunk(
     let mut rows = select.query(params![number(after), i64::try_from(max).unwrap_or(i64::MAX)])?;
     let mut count = 0;
     while let Some(row) = rows.next()? {
-        take(&Row { seq: row.get::<_, i64>(0)?.unsigned_abs(), row })?;
+        take(&EventRow { seq: row.get::<_, i64>(0)?.unsigned_abs(), row })?;
         count += 1;
     }
     Ok(count)
@@ -304,20 +304,20 @@ pub(super) fn beyond(connection: &Connection, after: u64) -> Option<u64> {
 
 /// A log line of an instance, or a call that it processed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Logged<T> {
+pub struct StoredLine<T> {
     /// Number of the event that contained it.
     pub seq: u64,
     /// The instance.
-    pub of: Subject,
+    pub of: EventSubject,
     /// The log line or call.
     pub line: T,
 }
 
 /// Stored log lines or calls, in order of their arrival.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Logs<T> {
+pub struct StoredLines<T> {
     /// The log lines or calls.
-    pub lines: Vec<Logged<T>>,
+    pub lines: Vec<StoredLine<T>>,
     /// Number of the last event stored at that time. Later lines are in the events after it.
     pub through: u64,
     /// Number of unreadable lines that were skipped.
@@ -328,7 +328,7 @@ pub struct Logs<T> {
 ///
 /// # Errors
 /// Returns an error if the data directory or its journal cannot be read.
-pub fn server_logs(data_dir: &Path, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<LogLine>> {
+pub fn server_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<LogLine>> {
     logs(data_dir, "server_logs", wanted)
 }
 
@@ -336,12 +336,16 @@ pub fn server_logs(data_dir: &Path, wanted: impl Fn(&Subject) -> bool) -> io::Re
 ///
 /// # Errors
 /// Returns an error if the data directory or its journal cannot be read.
-pub fn request_logs(data_dir: &Path, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<RequestLine>> {
+pub fn request_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<RequestLine>> {
     logs(data_dir, "request_logs", wanted)
 }
 
-fn logs<T: DeserializeOwned>(data_dir: &Path, table: &str, wanted: impl Fn(&Subject) -> bool) -> io::Result<Logs<T>> {
-    let mut logs = Logs { lines: Vec::new(), through: 0, skipped: 0 };
+fn logs<T: DeserializeOwned>(
+    data_dir: &Path,
+    table: &str,
+    wanted: impl Fn(&EventSubject) -> bool,
+) -> io::Result<StoredLines<T>> {
+    let mut logs = StoredLines { lines: Vec::new(), through: 0, skipped: 0 };
     let Some(connection) = open(data_dir)? else { return Ok(logs) };
     let mut fill = || -> rusqlite::Result<()> {
         // One transaction, so that `through` matches the lines.
@@ -354,7 +358,7 @@ fn logs<T: DeserializeOwned>(data_dir: &Path, table: &str, wanted: impl Fn(&Subj
         let mut rows = select.query([])?;
         while let Some(row) = rows.next()? {
             let text = |at: usize| row.get::<_, String>(at);
-            let of = Subject {
+            let of = EventSubject {
                 installation_id: text(3)?.as_str().into(),
                 team_id: text(1)?.as_str().into(),
                 user_id: text(2)?.as_str().into(),
@@ -363,7 +367,7 @@ fn logs<T: DeserializeOwned>(data_dir: &Path, table: &str, wanted: impl Fn(&Subj
             };
             if wanted(&of) {
                 match serde_json::from_str(row.get_ref(6)?.as_str()?) {
-                    Ok(line) => logs.lines.push(Logged { seq: row.get::<_, i64>(0)?.unsigned_abs(), of, line }),
+                    Ok(line) => logs.lines.push(StoredLine { seq: row.get::<_, i64>(0)?.unsigned_abs(), of, line }),
                     Err(_) => logs.skipped += 1,
                 }
             }

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use serde::Deserialize;
 
 use super::DATABASE;
-use super::read::{Facets, beyond, chunk, is_damage, number};
+use super::read::{EventFacets, beyond, chunk, is_damage, number};
 use crate::data_dir::DataDir;
 
 const ASIDE: &str = "journal.db.damaged-";
@@ -55,7 +55,7 @@ fn put_asides(directory: &DataDir) -> impl Iterator<Item = String> {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Salvaged {
+pub(super) struct SalvageReport {
     pub(super) events: u64,
     /// Ranges of unreadable events, without those that were delivered before the first readable event.
     pub(super) lost: Vec<(u64, u64)>,
@@ -63,8 +63,8 @@ pub(super) struct Salvaged {
 
 /// Copies all readable rows of the database `aside` in `directory` into the empty database `into`. A write error ends
 /// the copy; rows that were copied before stay.
-pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -> Salvaged {
-    let mut salvaged = Salvaged::default();
+pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -> SalvageReport {
+    let mut salvaged = SalvageReport::default();
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let Ok(path) = directory.database(aside) else { return salvaged };
     let Ok(from) = Connection::open_with_flags(path, flags) else { return salvaged };
@@ -123,7 +123,7 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
 }
 
 #[derive(Default)]
-struct Copied {
+struct CopiedEvents {
     count: u64,
     through: Option<u64>,
     garbled: Vec<u64>,
@@ -131,14 +131,14 @@ struct Copied {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct EventHead {
     seq: u64,
 }
 
 /// Copies up to `STEP` events in one transaction. An error is a write error.
-fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite::Result<Copied> {
+fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite::Result<CopiedEvents> {
     let transaction = into.transaction()?;
-    let (mut copied, mut failed) = (Copied::default(), None);
+    let (mut copied, mut failed) = (CopiedEvents::default(), None);
     let read = {
         let mut insert = transaction.prepare_cached(
             "INSERT OR IGNORE INTO events (seq, at, type, team, user, instance, server, body)
@@ -147,8 +147,8 @@ fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite
         chunk(from, after, STEP, |row| {
             let (body, at, facets) = (row.body()?, row.at()?, row.facets());
             copied.through = Some(row.seq);
-            if serde_json::from_str::<Head>(body).is_ok_and(|head| head.seq == row.seq) {
-                let Facets { kind, team, user, instance, server } = facets;
+            if serde_json::from_str::<EventHead>(body).is_ok_and(|head| head.seq == row.seq) {
+                let EventFacets { kind, team, user, instance, server } = facets;
                 let inserted = insert.execute(params![number(row.seq), at, kind, team, user, instance, server, body]);
                 copied.count += 1;
                 inserted.map(drop).map_err(|error| {

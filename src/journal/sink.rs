@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink, Numbers};
+use mcp_satellite_actors::seam::{EventSink, NumberStore, SinkAnswer, SinkBatch};
 
 use super::Journal;
 
@@ -23,14 +23,14 @@ impl JournalSink {
 }
 
 impl EventSink for JournalSink {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let (journal, way) = (self.journal.clone(), self.way.clone());
         async move {
             let answer = journal.append(Arc::clone(&batch)).await;
             match (answer, way) {
-                (Answer::Unavailable(_), Some(way)) => {
+                (SinkAnswer::Unavailable(_), Some(way)) => {
                     let answer = way.send(Arc::clone(&batch)).await;
-                    if matches!(answer, Answer::Accepted | Answer::Partial(_)) {
+                    if matches!(answer, SinkAnswer::Accepted | SinkAnswer::Partial(_)) {
                         journal.went_directly(batch);
                     }
                     answer
@@ -45,7 +45,7 @@ impl EventSink for JournalSink {
         true
     }
 
-    fn numbers(&self) -> Option<Arc<dyn Numbers>> {
+    fn numbers(&self) -> Option<Arc<dyn NumberStore>> {
         Some(Arc::new(self.journal.clone()))
     }
 }

@@ -7,18 +7,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Envelope, Event, Subject};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::{Answer, Batch};
+use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use rusqlite::types::ToSql;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
 use serde::Serialize;
 
-use super::gone::Gone;
-use super::read::{Facets, chunk, number};
+use super::gone::LostRanges;
+use super::read::{EventFacets, chunk, number};
 use super::schema::{self, SchemaError};
-use super::{CommandRecord, DATABASE, DeliveryState, JournalHome, Limits, Sending};
-use crate::data_dir::Access;
+use super::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome, JournalLimits};
+use crate::data_dir::OpenMode;
 
 /// Timeout for locks of other processes. Only the satellite writes, so this is a person with a tool.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -43,12 +43,12 @@ const COMMANDS_KEPT_MS: i64 = 7 * 24 * 3600 * 1000;
 pub(crate) type Memos = HashMap<InstanceId, Option<String>>;
 
 #[derive(Debug, Default)]
-pub(super) struct Facts {
+pub(super) struct StoredState {
     pub(super) last: u64,
     pub(super) memos: HashMap<InstanceId, String>,
 }
 
-pub(super) struct Store {
+pub(super) struct JournalDatabase {
     connection: Connection,
     home: JournalHome,
     /// Device and inode of the open file, to detect that another file is at its path.
@@ -62,26 +62,26 @@ pub(super) struct Store {
     delivery_pending: bool,
     /// Last event that was passed to the delivery. It may be in flight and is not pruned for lack of space.
     handed_out: u64,
-    gone: Gone,
+    gone: LostRanges,
     body: Vec<u8>,
 }
 
-pub(super) struct Extent {
+pub(super) struct StoredExtent {
     pub(super) first: Option<u64>,
     pub(super) last: Option<u64>,
     pub(super) bytes: u64,
 }
 
-impl Store {
+impl JournalDatabase {
     /// Opens or creates the database. `facts` receives its state before anything is written, even if writing then
     /// fails.
-    pub(super) fn open(home: &JournalHome, facts: &mut Option<Facts>) -> Result<Self, SchemaError> {
+    pub(super) fn open(home: &JournalHome, facts: &mut Option<StoredState>) -> Result<Self, SchemaError> {
         let directory = home.directory()?;
         if directory.stat(DATABASE).is_none() {
             // Created here so that only its owner has access. SQLite copies the permissions to the files beside it and
             // reports a failure itself when it opens the file.
             // An existing file is not opened, because closing it would release SQLite's locks on it.
-            drop(directory.open_file(DATABASE, Access::Write));
+            drop(directory.open_file(DATABASE, OpenMode::Write));
         }
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
@@ -124,7 +124,7 @@ impl Store {
             delivery: DeliveryState::default(),
             delivery_pending: false,
             handed_out: 0,
-            gone: Gone::default(),
+            gone: LostRanges::default(),
             body: Vec::new(),
         };
         store.begin()?;
@@ -141,8 +141,8 @@ impl Store {
         let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
         let gone = get(&transaction, "gone")?.and_then(|text| serde_json::from_str(&text).ok());
         transaction.commit()?;
-        self.gone = Gone::from_stored(gone.unwrap_or_default());
-        self.handed_out = sending.as_ref().map_or(cursor, |sending: &Sending| sending.last.max(cursor));
+        self.gone = LostRanges::from_stored(gone.unwrap_or_default());
+        self.handed_out = sending.as_ref().map_or(cursor, |sending: &BatchInFlight| sending.last.max(cursor));
         self.delivery = DeliveryState { cursor, sending };
         self.look_at_wal();
         Ok(())
@@ -179,7 +179,7 @@ impl Store {
         Ok(outcome)
     }
 
-    pub(super) fn facts(&self) -> rusqlite::Result<Facts> {
+    pub(super) fn facts(&self) -> rusqlite::Result<StoredState> {
         read_facts(&self.connection)
     }
 
@@ -187,7 +187,12 @@ impl Store {
         self.delivery.clone()
     }
 
-    pub(super) fn append(&mut self, batch: &Batch, memos: &Memos, limits: &Limits) -> rusqlite::Result<Answer> {
+    pub(super) fn append(
+        &mut self,
+        batch: &SinkBatch,
+        memos: &Memos,
+        limits: &JournalLimits,
+    ) -> rusqlite::Result<SinkAnswer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut last = self.last;
         let (mut gone, mut announced) = (self.gone.clone(), false);
@@ -195,13 +200,13 @@ impl Store {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             )?;
-            let (mut server_logs, mut request_logs) = (Lines::of("server_logs"), Lines::of("request_logs"));
+            let (mut server_logs, mut request_logs) = (LineInserts::of("server_logs"), LineInserts::of("request_logs"));
             for (index, envelope) in batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last) {
                 let text = match json(&mut self.body, envelope) {
                     Ok(text) => text,
-                    Err(reason) => return Ok(Answer::Invalid(Some(index), reason)),
+                    Err(reason) => return Ok(SinkAnswer::Invalid(Some(index), reason)),
                 };
-                let Facets { kind, team, user, instance, server } = Facets::of(&envelope.event);
+                let EventFacets { kind, team, user, instance, server } = EventFacets::of(&envelope.event);
                 let at = envelope.timestamp.as_millisecond();
                 insert.execute(params![number(envelope.seq), at, kind, team, user, instance, server, text])?;
                 last = last.max(envelope.seq);
@@ -238,7 +243,7 @@ impl Store {
         self.gone = gone;
         // Committed data stays, even if the checkpoint fails.
         self.checkpoint_if_long();
-        Ok(Answer::Accepted)
+        Ok(SinkAnswer::Accepted)
     }
 
     pub(super) fn remember(&mut self, memos: &Memos) -> rusqlite::Result<()> {
@@ -259,7 +264,7 @@ impl Store {
 
     /// Stores the progress of the delivery. If that fails, it is kept in memory and written with the next successful
     /// transaction; a `kill -9` before that causes events to be sent again.
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<Sending>) -> rusqlite::Result<()> {
+    pub(super) fn sending(&mut self, settled: u64, sending: Option<BatchInFlight>) -> rusqlite::Result<()> {
         self.delivery = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
         self.handed_out = self.handed_out.max(self.delivery.cursor);
         self.delivery_pending = true;
@@ -306,7 +311,7 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn lost(&mut self, more: &Gone) -> rusqlite::Result<()> {
+    pub(super) fn lost(&mut self, more: &LostRanges) -> rusqlite::Result<()> {
         let mut gone = self.gone.clone();
         gone.merge(more);
         if gone != self.gone {
@@ -320,7 +325,7 @@ impl Store {
         self.gone.tell()
     }
 
-    pub(super) fn into_gone(self) -> Gone {
+    pub(super) fn into_gone(self) -> LostRanges {
         self.gone
     }
 
@@ -331,13 +336,13 @@ impl Store {
         }
     }
 
-    pub(super) fn extent(&self) -> rusqlite::Result<Extent> {
+    pub(super) fn extent(&self) -> rusqlite::Result<StoredExtent> {
         let mut select =
             self.connection.prepare_cached("SELECT (SELECT min(seq) FROM events), (SELECT max(seq) FROM events)")?;
         let (first, last) =
             select.query_row([], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?)))?;
         let bytes = self.pages()?.0 * self.page_size + self.wal_len;
-        Ok(Extent { first: first.map(i64::unsigned_abs), last: last.map(i64::unsigned_abs), bytes })
+        Ok(StoredExtent { first: first.map(i64::unsigned_abs), last: last.map(i64::unsigned_abs), bytes })
     }
 
     /// Returns the number of pages of the file, and of its free pages.
@@ -351,12 +356,17 @@ impl Store {
     /// Prunes one step if the database is too large. Returns the number of events or lines removed, 0 if there is
     /// nothing left to do. Lines are pruned if they occupy more than half of the limit. Otherwise delivered events are
     /// pruned first, then the oldest undelivered ones, which are reported as lost if `delivers`.
-    pub(super) fn make_room(&mut self, size_max: u64, delivers: bool, pruning: &mut Pruning) -> rusqlite::Result<u64> {
+    pub(super) fn make_room(
+        &mut self,
+        size_max: u64,
+        delivers: bool,
+        pruning: &mut PruningProgress,
+    ) -> rusqlite::Result<u64> {
         let (pages, free) = self.pages()?;
         let used = (pages - free.min(pages)) * self.page_size;
         let limit = if pruning.under_way { size_max / PRUNE_TO.1 * PRUNE_TO.0 } else { size_max };
         if used <= limit {
-            *pruning = Pruning { unsent: pruning.unsent, ..Pruning::default() };
+            *pruning = PruningProgress { unsent: pruning.unsent, ..PruningProgress::default() };
             return Ok(0);
         }
         let lines = match pruning.lines {
@@ -370,7 +380,7 @@ impl Store {
             pruning.under_way = count > 0;
             return Ok(count);
         }
-        let Extent { first, last, .. } = self.extent()?;
+        let StoredExtent { first, last, .. } = self.extent()?;
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
         let step = u32::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -437,7 +447,12 @@ impl Store {
     }
 
     /// Prunes one step of the data that is too old. Returns true if more must be pruned.
-    pub(super) fn prune_old(&mut self, limits: &Limits, now: Timestamp, delivers: bool) -> rusqlite::Result<bool> {
+    pub(super) fn prune_old(
+        &mut self,
+        limits: &JournalLimits,
+        now: Timestamp,
+        delivers: bool,
+    ) -> rusqlite::Result<bool> {
         let ago =
             |age: Duration| now.as_millisecond().saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
         let (events, lines, commands) =
@@ -509,7 +524,7 @@ impl Store {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Pruning {
+pub(super) struct PruningProgress {
     under_way: bool,
     pub(super) unsent: u64,
     lines: Option<u64>,
@@ -522,7 +537,7 @@ fn size_of_line() -> String {
     )
 }
 
-struct Removed {
+struct RemovedEvents {
     first: u64,
     last: u64,
     count: u64,
@@ -535,7 +550,7 @@ fn delete_oldest(
     after: u64,
     through: u64,
     max: u32,
-) -> rusqlite::Result<Option<Removed>> {
+) -> rusqlite::Result<Option<RemovedEvents>> {
     let range = transaction.query_row(
         "SELECT min(seq), max(seq), count(*) FROM
          (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
@@ -555,16 +570,16 @@ fn delete_oldest(
     };
     transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", [first, last])?;
     let (first, last, count) = (first.unsigned_abs(), last.unsigned_abs(), count.unsigned_abs());
-    Ok(Some(Removed { first, last, count, announced }))
+    Ok(Some(RemovedEvents { first, last, count, announced }))
 }
 
-struct Lines {
+struct LineInserts {
     table: &'static str,
     insert: String,
     instances: BTreeSet<std::sync::Arc<str>>,
 }
 
-impl Lines {
+impl LineInserts {
     fn of(table: &'static str) -> Self {
         let insert = format!(
             "INSERT INTO {table} (seq, at, team, user, installation, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"
@@ -576,13 +591,13 @@ impl Lines {
         &mut self,
         transaction: &Transaction<'_>,
         seq: u64,
-        of: &Subject,
+        of: &EventSubject,
         at: Timestamp,
         line: &impl Serialize,
     ) -> rusqlite::Result<()> {
         // The event that contains the line was just converted to JSON without an error.
         let Ok(body) = serde_json::to_string(line) else { return Ok(()) };
-        let Subject { installation_id, team_id, user_id, process_id, server_slug } = of;
+        let EventSubject { installation_id, team_id, user_id, process_id, server_slug } = of;
         let mut insert = transaction.prepare_cached(&self.insert)?;
         insert.execute(params![
             number(seq),
@@ -645,7 +660,7 @@ fn write_delivery(transaction: &Transaction<'_>, state: &DeliveryState) -> rusql
     set(transaction, "sending", &state.sending)
 }
 
-pub(super) fn read_facts(connection: &Connection) -> rusqlite::Result<Facts> {
+pub(super) fn read_facts(connection: &Connection) -> rusqlite::Result<StoredState> {
     let stored = connection.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
     let noted = get(connection, "last")?.and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut select = connection.prepare("SELECT team, user, installation, body FROM memos")?;
@@ -653,7 +668,7 @@ pub(super) fn read_facts(connection: &Connection) -> rusqlite::Result<Facts> {
         let text = |at| row.get::<_, String>(at);
         Ok((InstanceId::new(text(0)?.as_str().into(), text(1)?.as_str().into(), text(2)?.as_str().into()), text(3)?))
     })?;
-    Ok(Facts { last: stored.map_or(0, i64::unsigned_abs).max(noted), memos: memos.collect::<Result<_, _>>()? })
+    Ok(StoredState { last: stored.map_or(0, i64::unsigned_abs).max(noted), memos: memos.collect::<Result<_, _>>()? })
 }
 
 pub(super) fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {

@@ -8,21 +8,21 @@ use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::status::Status;
 
 use super::checks;
-use super::fleet::Fleet;
+use super::fleet::LoadFleet;
 use super::measure::Latency;
 use super::plan;
-use super::scenario::{FleetShape, Limits};
-use super::types::{FaultKind, Nth, Outcome, TeamNo, Violation};
+use super::scenario::{FleetShape, ScenarioLimits};
+use super::types::{FaultKind, FaultOutcomes, InstanceNo, InvariantViolation, TeamNo};
 
 // Latest delay between an event and its delivery to the sink.
 const UNNOTICED: Duration = Duration::from_secs(10);
 
-pub(crate) struct Books {
-    cards: Vec<Card>,
+pub(crate) struct RecoveryLog {
+    cards: Vec<InstanceRecord>,
     shape: FleetShape,
     // Teams that spent their budget. Their starts run one at a time, so no recovery time is guaranteed for them.
     throttled: BTreeSet<TeamNo>,
-    limits: Limits,
+    limits: ScenarioLimits,
     delays: Vec<Duration>,
     // Longest uptime of a run that still lengthens the next restart delay.
     quick: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct Books {
     pub(crate) times_to_online: Latency,
     pub(crate) recoveries: BTreeMap<FaultKind, Latency>,
     // Outcomes without a recovery time; the others are in `recoveries`.
-    outcomes: BTreeMap<FaultKind, Outcome>,
+    outcomes: BTreeMap<FaultKind, FaultOutcomes>,
     // Number of recoveries that were checked against a time limit.
     pub(crate) promised: u64,
     pub(crate) permanently_failed: u64,
@@ -42,17 +42,17 @@ pub(crate) struct Books {
 
 // Kept small: the memory of this process counts as memory of the fleet.
 #[derive(Debug, Clone, Default)]
-struct Card {
+struct InstanceRecord {
     born: Option<Duration>,
     status: Option<Status>,
     was_online: bool,
     // Consecutive runs that were quick to end.
     quick: usize,
-    faults: Vec<Fault>,
+    faults: Vec<OpenFault>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Fault {
+struct OpenFault {
     serial: u32,
     kind: FaultKind,
     from: Duration,
@@ -67,17 +67,17 @@ struct Fault {
     delay: Duration,
 }
 
-impl Fault {
+impl OpenFault {
     // Since the healing if that came before `at`, else since the fault.
     fn took(&self, at: Duration) -> Duration {
         at.saturating_sub(self.healed.filter(|healed| *healed <= at).unwrap_or(self.from))
     }
 }
 
-impl Books {
-    pub(crate) fn new(shape: FleetShape, policy: &Policy, limits: &Limits, handshake: Duration) -> Self {
+impl RecoveryLog {
+    pub(crate) fn new(shape: FleetShape, policy: &Policy, limits: &ScenarioLimits, handshake: Duration) -> Self {
         Self {
-            cards: vec![Card::default(); shape.instances],
+            cards: vec![InstanceRecord::default(); shape.instances],
             shape,
             throttled: BTreeSet::new(),
             limits: limits.clone(),
@@ -104,7 +104,7 @@ impl Books {
     }
 
     // Only a person can restart an instance that failed permanently, so its faults are not tracked.
-    pub(crate) fn hurt(&mut self, at: Duration, nth: Nth, serial: u32, kind: FaultKind) {
+    pub(crate) fn hurt(&mut self, at: Duration, nth: InstanceNo, serial: u32, kind: FaultKind) {
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
         if !kind.recovers() || card.status == Some(Status::PermanentlyFailed) {
             return;
@@ -114,7 +114,7 @@ impl Books {
         let left = card.status != Some(Status::Online);
         // Close faults that are over and never changed the status: they did no harm, and a later recovery is not
         // theirs.
-        let is_past = |fault: &mut Fault| {
+        let is_past = |fault: &mut OpenFault| {
             let over = fault.healed.unwrap_or(fault.from);
             fault.kind.is_withstood() && !fault.left && over + UNNOTICED < at
         };
@@ -123,32 +123,41 @@ impl Books {
         }
         let is_disturbed = self.throttled.contains(&self.shape.team_of(nth));
         card.faults.iter_mut().for_each(|fault| fault.is_disturbed = true);
-        card.faults.push(Fault { serial, kind, from: at, healed: None, left, found_ill: left, is_disturbed, delay });
+        card.faults.push(OpenFault {
+            serial,
+            kind,
+            from: at,
+            healed: None,
+            left,
+            found_ill: left,
+            is_disturbed,
+            delay,
+        });
     }
 
     /// Removes a fault that could not be injected.
-    pub(crate) fn missed(&mut self, nth: Nth, serial: u32) {
+    pub(crate) fn missed(&mut self, nth: InstanceNo, serial: u32) {
         if let Some(card) = self.cards.get_mut(nth.0 as usize) {
             card.faults.retain(|fault| fault.serial != serial);
         }
     }
 
     /// Notes the healing of a fault. A victim that is already online has recovered before.
-    pub(crate) fn healed(&mut self, at: Duration, nth: Nth, serial: u32) {
+    pub(crate) fn healed(&mut self, at: Duration, nth: InstanceNo, serial: u32) {
         let card = self.cards.get_mut(nth.0 as usize);
         if let Some(fault) = card.and_then(|card| card.faults.iter_mut().find(|fault| fault.serial == serial)) {
             fault.healed = Some(at);
         }
     }
 
-    pub(crate) fn ill(&self) -> impl Iterator<Item = Nth> {
-        (0..).zip(&self.cards).filter(|(_, card)| !card.faults.is_empty()).map(|(nth, _)| Nth(nth))
+    pub(crate) fn ill(&self) -> impl Iterator<Item = InstanceNo> {
+        (0..).zip(&self.cards).filter(|(_, card)| !card.faults.is_empty()).map(|(nth, _)| InstanceNo(nth))
     }
 
     /// Closes the faults of an instance that is online and answered a call, after all earlier events were recorded. A
     /// fault during which the instance stayed online did no harm. Returns the kinds of faults that no server can
     /// withstand but that left no trace: they were not injected.
-    pub(crate) fn is_well(&mut self, nth: Nth) -> Vec<FaultKind> {
+    pub(crate) fn is_well(&mut self, nth: InstanceNo) -> Vec<FaultKind> {
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
         let mut in_vain = Vec::new();
         for fault in card.faults.drain(..) {
@@ -164,7 +173,7 @@ impl Books {
     }
 
     /// Closes the faults of an instance that a person restarts. Its event `PermanentlyFailed` may have been dropped.
-    pub(crate) fn given_up(&mut self, nth: Nth) {
+    pub(crate) fn given_up(&mut self, nth: InstanceNo) {
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
         for fault in card.faults.drain(..) {
             self.outcomes.entry(fault.kind).or_default().given_up += 1;
@@ -172,7 +181,7 @@ impl Books {
     }
 
     // A victim that has not recovered yet counts as missing.
-    pub(crate) fn outcomes(&mut self) -> BTreeMap<FaultKind, Outcome> {
+    pub(crate) fn outcomes(&mut self) -> BTreeMap<FaultKind, FaultOutcomes> {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for (kind, latency) in &self.recoveries {
             outcomes.entry(*kind).or_default().back += latency.len();
@@ -186,7 +195,7 @@ impl Books {
     pub(crate) fn told_of_others(&mut self, event: &Event) {
         match event {
             Event::TeamThrottled { team_id, .. } => {
-                let Some(team) = Fleet::team_no(team_id) else { return };
+                let Some(team) = LoadFleet::team_no(team_id) else { return };
                 self.throttled.insert(team);
                 for nth in self.shape.members(team) {
                     let faults = self.cards.get_mut(nth.0 as usize).into_iter().flat_map(|card| &mut card.faults);
@@ -194,7 +203,7 @@ impl Books {
                 }
             }
             Event::TeamUnthrottled { team_id, .. } => {
-                if let Some(team) = Fleet::team_no(team_id) {
+                if let Some(team) = LoadFleet::team_no(team_id) {
                     self.throttled.remove(&team);
                 }
             }
@@ -203,7 +212,7 @@ impl Books {
     }
 
     /// Records an event of an instance and returns the violations that it proves.
-    pub(crate) fn told(&mut self, at: Duration, nth: Nth, event: &Event) -> Vec<Violation> {
+    pub(crate) fn told(&mut self, at: Duration, nth: InstanceNo, event: &Event) -> Vec<InvariantViolation> {
         let all = self.cards.len();
         let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
         card.born.get_or_insert(at);

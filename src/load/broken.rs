@@ -9,52 +9,54 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending, ready};
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Line, Link, OpenError, Process, ProcessEnd};
+use mcp_satellite_actors::seam::{
+    Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
+};
 
-use super::drive::Caller;
-use super::scenario::{Moment, Scenario, When};
-use super::seams::Seams;
+use super::drive::LoadCaller;
+use super::scenario::{FaultTiming, RunMoment, Scenario};
+use super::seams::TestHooks;
 use super::tests::{broken_by, broken_under, honest, told};
-use super::types::{Answered, FaultKind, Invariant, Nth, PlannedCall};
-use crate::connect::sim::{Script, SimConnector};
+use super::types::{CallOutcome, FaultKind, InstanceNo, Invariant, PlannedCall};
+use crate::connect::sim::{SimConnector, SimScript};
 
 // One in this many instances gets the broken connector.
 const ONE_IN: u32 = 20;
 
 fn is_broken(spec: &InstanceSpec) -> bool {
-    Nth::of(spec.id.installation.as_str()).is_some_and(|nth| nth.0 % ONE_IN == 7)
+    InstanceNo::of(spec.id.installation.as_str()).is_some_and(|nth| nth.0 % ONE_IN == 7)
 }
 
 // Caller that answers every fiftieth call with the response to another call.
-struct Confused {
-    caller: Arc<dyn Caller>,
+struct MixedUpCaller {
+    caller: Arc<dyn LoadCaller>,
     calls: AtomicU64,
     said: Mutex<Option<String>>,
     // True: the wrong response is always the first one. False: it is the previous one.
     first: bool,
 }
 
-impl Confused {
-    fn around(caller: Arc<dyn Caller>, first: bool) -> Arc<dyn Caller> {
+impl MixedUpCaller {
+    fn around(caller: Arc<dyn LoadCaller>, first: bool) -> Arc<dyn LoadCaller> {
         Arc::new(Self { caller, calls: AtomicU64::new(0), said: Mutex::default(), first })
     }
 }
 
-impl Caller for Confused {
-    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered> {
+impl LoadCaller for MixedUpCaller {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome> {
         async move {
             let answered = self.caller.call(call).await;
-            let Answered::Text(text) = answered else { return answered };
+            let CallOutcome::Text(text) = answered else { return answered };
             let mut said = self.said.lock().unwrap();
             let other = said.clone();
             if !self.first || said.is_none() {
                 *said = Some(text.clone());
             }
             let is_wrong = self.calls.fetch_add(1, Ordering::Relaxed) % 50 == 49;
-            Answered::Text(other.filter(|_| is_wrong).unwrap_or(text))
+            CallOutcome::Text(other.filter(|_| is_wrong).unwrap_or(text))
         }
         .boxed()
     }
@@ -62,32 +64,32 @@ impl Caller for Confused {
 
 #[test]
 fn an_answer_to_another_caller_is_caught() {
-    let seams = Seams { caller: |caller| Confused::around(caller, false), ..honest() };
+    let seams = TestHooks { caller: |caller| MixedUpCaller::around(caller, false), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::OwnAnswer]);
 }
 
 #[test]
 fn an_answer_that_is_given_twice_and_another_never_is_caught() {
-    let seams = Seams { caller: |caller| Confused::around(caller, true), ..honest() };
+    let seams = TestHooks { caller: |caller| MixedUpCaller::around(caller, true), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::OwnAnswer]);
 }
 
 // Sink that removes one event, or overwrites its status.
-struct Lossy {
+struct LossySink {
     sink: Arc<dyn EventSink>,
     gone: Mutex<Option<u64>>,
     is_it: fn(&Envelope) -> bool,
     hides: bool,
 }
 
-impl Lossy {
+impl LossySink {
     fn around(sink: Arc<dyn EventSink>, is_it: fn(&Envelope) -> bool, hides: bool) -> Arc<dyn EventSink> {
         Arc::new(Self { sink, gone: Mutex::default(), is_it, hides })
     }
 }
 
-impl EventSink for Lossy {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+impl EventSink for LossySink {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         // The inner sink may panic on purpose; do not hold the lock then.
         let mut gone = *self.gone.lock().unwrap();
         let mut events = batch.events.clone();
@@ -107,7 +109,7 @@ impl EventSink for Lossy {
                 events.retain(|envelope| envelope.seq != gone);
             }
         }
-        self.sink.send(Arc::new(Batch { id: batch.id, events }))
+        self.sink.send(Arc::new(SinkBatch { id: batch.id, events }))
     }
 
     fn is_prompt(&self) -> bool {
@@ -116,13 +118,13 @@ impl EventSink for Lossy {
 }
 
 // Caller that never completes one call.
-struct Forgetful {
-    caller: Arc<dyn Caller>,
+struct HangingCaller {
+    caller: Arc<dyn LoadCaller>,
     calls: AtomicU64,
 }
 
-impl Caller for Forgetful {
-    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered> {
+impl LoadCaller for HangingCaller {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome> {
         if self.calls.fetch_add(1, Ordering::Relaxed) == 50 {
             return pending().boxed();
         }
@@ -139,8 +141,8 @@ fleet = { instances = 10, teams = 2 }
 servers = [{ name = "tools" }]
 load = { loop = "closed", callers = 4, think = "100ms" }
 limits = { growth = 100.0 }"#;
-    let forgetful = |caller| Arc::new(Forgetful { caller, calls: AtomicU64::new(0) }) as _;
-    let found = told(text, 1, Seams { caller: forgetful, ..honest() });
+    let forgetful = |caller| Arc::new(HangingCaller { caller, calls: AtomicU64::new(0) }) as _;
+    let found = told(text, 1, TestHooks { caller: forgetful, ..honest() });
     let broken: Vec<_> = found.violations.iter().map(|violation| violation.invariant).collect();
     assert_eq!(broken, [Invariant::OwnAnswer], "{:?}", found.violations);
     assert!(found.calls.answered > 50, "the others are answered as ever: {}", found.calls.answered);
@@ -148,7 +150,7 @@ limits = { growth = 100.0 }"#;
 
 #[test]
 fn giving_up_too_early_is_caught() {
-    let seams = Seams {
+    let seams = TestHooks {
         spec: |mut spec| {
             Arc::make_mut(&mut spec.policy).restart.max_crashes = 1;
             spec
@@ -161,8 +163,10 @@ fn giving_up_too_early_is_caught() {
 
 #[test]
 fn an_event_that_is_gone_is_caught() {
-    let seams = Seams {
-        sink: |sink| Lossy::around(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false),
+    let seams = TestHooks {
+        sink: |sink| {
+            LossySink::around(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false)
+        },
         ..honest()
     };
     assert_eq!(broken_by(seams), [Invariant::NoGap]);
@@ -170,11 +174,11 @@ fn an_event_that_is_gone_is_caught() {
 
 #[test]
 fn a_status_that_is_skipped_is_caught() {
-    let seams = Seams {
+    let seams = TestHooks {
         sink: |sink| {
             let is_it =
                 |it: &Envelope| matches!(it.event, Event::StatusChanged { status: Status::DiscoveringTools, .. });
-            Lossy::around(sink, is_it, true)
+            LossySink::around(sink, is_it, true)
         },
         ..honest()
     };
@@ -183,7 +187,7 @@ fn a_status_that_is_skipped_is_caught() {
 
 #[test]
 fn a_restart_too_many_is_caught() {
-    let seams = Seams {
+    let seams = TestHooks {
         spec: |mut spec| {
             let restart = &mut Arc::make_mut(&mut spec.policy).restart;
             restart.max_crashes += 50;
@@ -194,22 +198,22 @@ fn a_restart_too_many_is_caught() {
     };
     let loops = |scenario: &mut Scenario| {
         scenario.faults.retain(|rule| rule.kind == FaultKind::CrashLoop);
-        scenario.faults.iter_mut().for_each(|rule| rule.when = When::At(Moment::Share(0.3)));
+        scenario.faults.iter_mut().for_each(|rule| rule.when = FaultTiming::At(RunMoment::Share(0.3)));
     };
     assert_eq!(broken_under(loops, seams), [Invariant::RestartBudget]);
 }
 
 // Connector that breaks the starts of some instances.
-struct Tampered {
+struct TamperedConnector {
     connector: Arc<dyn Connector>,
     other: SimConnector,
-    how: How,
+    how: ConnectorDefect,
     // Set once a defect that occurs only once has occurred.
     done: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum How {
+enum ConnectorDefect {
     // The server answers everything but calls.
     Deaf,
     // The process is reported as ended after a signal, but still runs.
@@ -220,24 +224,24 @@ enum How {
     Leaks,
 }
 
-impl Tampered {
-    fn around(connector: Arc<dyn Connector>, how: How) -> Arc<dyn Connector> {
-        let deaf = Script { hang_calls: true, ..Script::default() };
+impl TamperedConnector {
+    fn around(connector: Arc<dyn Connector>, how: ConnectorDefect) -> Arc<dyn Connector> {
+        let deaf = SimScript { hang_calls: true, ..SimScript::default() };
         Arc::new(Self { connector, other: SimConnector::new(deaf), how, done: AtomicBool::new(false) })
     }
 }
 
-impl Connector for Tampered {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
-        if self.how == How::Leaks {
+impl Connector for TamperedConnector {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
+        if self.how == ConnectorDefect::Leaks {
             vec![1_u8; 256 * 1024].leak();
         } else if is_broken(&spec) {
             let first = self.connector.open(Arc::clone(&spec), run);
             return match self.how {
-                How::Deaf => self.other.open(spec, run),
-                How::Left => async move { first.await.map(left_behind) }.boxed(),
-                How::Twice if self.done.swap(true, Ordering::Relaxed) => first,
-                How::Twice => {
+                ConnectorDefect::Deaf => self.other.open(spec, run),
+                ConnectorDefect::Left => async move { first.await.map(left_behind) }.boxed(),
+                ConnectorDefect::Twice if self.done.swap(true, Ordering::Relaxed) => first,
+                ConnectorDefect::Twice => {
                     let second = self.connector.open(spec, run);
                     async move {
                         mem::forget(first.await?);
@@ -245,31 +249,37 @@ impl Connector for Tampered {
                     }
                     .boxed()
                 }
-                How::Leaks => first,
+                ConnectorDefect::Leaks => first,
             };
         }
         self.connector.open(spec, run)
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         self.connector.dial(spec, run)
     }
 }
 
 // The process of the returned link never receives a signal.
-fn left_behind(link: Link) -> Link {
-    let Link { reader, writer, stderr, process, guard } = link;
+fn left_behind(link: ProcessLink) -> ProcessLink {
+    let ProcessLink { reader, writer, stderr, process, guard } = link;
     mem::forget(guard);
     let writer = Box::new(Box::leak(writer));
-    Link { reader, writer, stderr, process: Box::new(Lying { process, told: false }), guard: Box::new(()) }
+    ProcessLink {
+        reader,
+        writer,
+        stderr,
+        process: Box::new(UnkillableProcess { process, told: false }),
+        guard: Box::new(()),
+    }
 }
 
-struct Lying {
-    process: Box<dyn Process>,
+struct UnkillableProcess {
+    process: Box<dyn ServerProcess>,
     told: bool,
 }
 
-impl Process for Lying {
+impl ServerProcess for UnkillableProcess {
     fn pid(&self) -> Option<u32> {
         self.process.pid()
     }
@@ -293,24 +303,28 @@ impl Process for Lying {
 
 #[test]
 fn a_server_that_is_online_and_deaf_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::around(connector, How::Deaf), ..honest() };
+    let seams =
+        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Deaf), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::OnlineIsCallable]);
 }
 
 #[test]
 fn a_process_that_is_left_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::around(connector, How::Left), ..honest() };
+    let seams =
+        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Left), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn a_second_server_of_an_instance_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::around(connector, How::Twice), ..honest() };
+    let seams =
+        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Twice), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn memory_that_every_start_keeps_is_caught() {
-    let seams = Seams { connector: |connector| Tampered::around(connector, How::Leaks), ..honest() };
+    let seams =
+        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Leaks), ..honest() };
     assert_eq!(broken_by(seams), [Invariant::MemoryBack]);
 }

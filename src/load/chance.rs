@@ -10,9 +10,9 @@ use rand_distr::{Distribution, Exp1, StandardNormal};
 
 /// Seed of all random streams of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seed(pub u64);
+pub struct RunSeed(pub u64);
 
-impl Seed {
+impl RunSeed {
     /// Returns the random generator of stream `nth` with this name.
     pub fn stream(self, name: &str, nth: u64) -> StdRng {
         let mut seed = [0; 32];
@@ -35,7 +35,7 @@ fn fnv(name: &str) -> u64 {
 
 /// Distribution of durations.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Spread {
+pub enum DurationDistribution {
     /// Constant: `"5ms"`.
     Fixed(Duration),
     /// Uniform between two durations: `"uniform 1ms 10ms"`.
@@ -52,7 +52,7 @@ pub enum Spread {
     },
 }
 
-impl Default for Spread {
+impl Default for DurationDistribution {
     fn default() -> Self {
         Self::Fixed(Duration::ZERO)
     }
@@ -61,7 +61,7 @@ impl Default for Spread {
 // Draws are limited to this multiple of the mean or median: a rare draw must not be as long as the run.
 const TAIL: u32 = 100;
 
-impl Spread {
+impl DurationDistribution {
     /// Draws a duration.
     pub fn draw(&self, rng: &mut StdRng) -> Duration {
         match *self {
@@ -108,7 +108,7 @@ fn duration(text: &str) -> Option<Duration> {
 // Hint of the error for an invalid distribution.
 pub(super) const SPREADS: &str = "write \"5ms\", \"uniform 1ms 10ms\" (from, to), \"exp 10ms\" (mean) or \"lognormal 10ms 2\" (median, factor of one sigma)";
 
-impl FromStr for Spread {
+impl FromStr for DurationDistribution {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -137,7 +137,7 @@ impl FromStr for Spread {
     }
 }
 
-impl fmt::Display for Spread {
+impl fmt::Display for DurationDistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The parts of a distribution are separated by spaces, so a duration must not contain any.
         let shown = |duration: &Duration| humantime::format_duration(*duration).to_string().replace(' ', "");
@@ -153,9 +153,9 @@ impl fmt::Display for Spread {
 /// Distribution over the indexes below `n` by Zipf's law: the first index is the most frequent. With exponent 0 all are
 /// equally frequent.
 #[derive(Debug, Clone)]
-pub struct Skewed(Vec<f64>);
+pub struct ZipfIndexes(Vec<f64>);
 
-impl Skewed {
+impl ZipfIndexes {
     /// Creates a distribution over `n` indexes; 0 counts as 1.
     pub fn new(n: usize, exponent: f64) -> Self {
         let mut sum = 0.0;
@@ -187,11 +187,11 @@ mod tests {
 
     #[test]
     fn distributions_are_read_as_they_are_written() {
-        let read = |text: &str| text.parse::<Spread>();
-        assert_eq!(read("1s 500ms"), Ok(Spread::Fixed(millis(1500))));
-        assert_eq!(read("uniform 1ms 10ms"), Ok(Spread::Uniform(millis(1), millis(10))));
-        assert_eq!(read("exp 10ms"), Ok(Spread::Exp(millis(10))));
-        assert_eq!(read("lognormal 10ms 2.5"), Ok(Spread::LogNormal { median: millis(10), factor: 2.5 }));
+        let read = |text: &str| text.parse::<DurationDistribution>();
+        assert_eq!(read("1s 500ms"), Ok(DurationDistribution::Fixed(millis(1500))));
+        assert_eq!(read("uniform 1ms 10ms"), Ok(DurationDistribution::Uniform(millis(1), millis(10))));
+        assert_eq!(read("exp 10ms"), Ok(DurationDistribution::Exp(millis(10))));
+        assert_eq!(read("lognormal 10ms 2.5"), Ok(DurationDistribution::LogNormal { median: millis(10), factor: 2.5 }));
         for wrong in ["", "soon", "exp", "exp 10", "uniform 1ms", "lognormal 1ms x", "lognormal 1ms NaN", "5ms 6"] {
             assert_eq!(read(wrong), Err("is no distribution of durations"), "{wrong}");
         }
@@ -201,9 +201,9 @@ mod tests {
 
     #[test]
     fn draws_have_the_middle_that_was_asked_for() {
-        let mut rng = Seed(1).stream("test", 0);
+        let mut rng = RunSeed(1).stream("test", 0);
         let mut middle = |text: &str| {
-            let spread: Spread = text.parse().unwrap();
+            let spread: DurationDistribution = text.parse().unwrap();
             let mut drawn: Vec<_> = (0..10_001).map(|_| spread.draw(&mut rng)).collect();
             drawn.sort();
             let mean = drawn.iter().sum::<Duration>() / 10_001;
@@ -219,9 +219,9 @@ mod tests {
 
     #[test]
     fn what_is_skewed_favours_the_first_and_what_is_not_nobody() {
-        let mut rng = Seed(1).stream("test", 0);
+        let mut rng = RunSeed(1).stream("test", 0);
         let mut counts = |exponent| {
-            let skewed = Skewed::new(10, exponent);
+            let skewed = ZipfIndexes::new(10, exponent);
             let mut counts = [0_u32; 10];
             (0..10_000).for_each(|_| counts[skewed.draw(&mut rng)] += 1);
             counts
@@ -233,12 +233,12 @@ mod tests {
 
     #[test]
     fn every_stream_is_its_own_and_the_same_each_time() {
-        let mut rng = Seed(42).stream("calls", 3);
+        let mut rng = RunSeed(42).stream("calls", 3);
         let first: u64 = rng.random();
-        assert_eq!(first, Seed(42).of("calls", 3));
-        assert_ne!(first, Seed(42).of("calls", 4));
-        assert_ne!(first, Seed(42).of("call", 3));
-        assert_ne!(first, Seed(43).of("calls", 3));
+        assert_eq!(first, RunSeed(42).of("calls", 3));
+        assert_ne!(first, RunSeed(42).of("calls", 4));
+        assert_ne!(first, RunSeed(42).of("call", 3));
+        assert_ne!(first, RunSeed(43).of("calls", 3));
     }
 
     proptest! {
@@ -248,10 +248,10 @@ mod tests {
         ) {
             let (from, to) = (millis(from), millis(from + more));
             let spread = match which {
-                0 => Spread::Fixed(from),
-                1 => Spread::Uniform(from, to),
-                2 => Spread::Exp(from),
-                _ => Spread::LogNormal { median: from, factor },
+                0 => DurationDistribution::Fixed(from),
+                1 => DurationDistribution::Uniform(from, to),
+                2 => DurationDistribution::Exp(from),
+                _ => DurationDistribution::LogNormal { median: from, factor },
             };
             prop_assert_eq!(spread.to_string().parse(), Ok(spread));
         }

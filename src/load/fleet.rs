@@ -7,45 +7,46 @@ use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{
-    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target as Configured, Value,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport,
+    ServerTarget as Configured, UpdateMethod,
 };
 
-use super::chance::Seed;
+use super::chance::RunSeed;
 use super::plan;
 use super::scenario::{FleetShape, Scenario};
-use super::types::{Nth, Target, TeamNo, Transport};
+use super::types::{InstanceNo, LoadTarget, LoadTransport, TeamNo};
 
 // Header with the credentials of a remote instance.
 pub(crate) const CREDENTIAL: &str = "Authorization";
 
-pub(crate) struct Fleet {
+pub(crate) struct LoadFleet {
     pub(crate) shape: FleetShape,
     // Kind of server of each instance.
     pub(crate) kinds: Arc<[u32]>,
     pub(crate) ids: Arc<[InstanceId]>,
-    of_kind: Vec<Kind>,
+    of_kind: Vec<FleetKind>,
     policy: Arc<Policy>,
     change: fn(InstanceSpec) -> InstanceSpec,
 }
 
-struct Kind {
+struct FleetKind {
     name: String,
-    transport: Transport,
-    keep: Keep,
+    transport: LoadTransport,
+    keep: ProcessLifetime,
     request_logging: bool,
 }
 
-impl Fleet {
-    pub(crate) fn new(scenario: &Scenario, seed: Seed, change: fn(InstanceSpec) -> InstanceSpec) -> Self {
+impl LoadFleet {
+    pub(crate) fn new(scenario: &Scenario, seed: RunSeed, change: fn(InstanceSpec) -> InstanceSpec) -> Self {
         let shape = scenario.fleet;
         // Ids are shared: a hundred thousand instances must not allocate a team and user name each.
         let teams: Vec<TeamId> = (0..shape.teams).map(|team| team_id(team).as_str().into()).collect();
         let users: Vec<UserId> = (0..shape.users.max(1)).map(|user| format!("u{user}").into()).collect();
-        let id = |nth: Nth| {
+        let id = |nth: InstanceNo| {
             let team = teams[shape.team_of(nth).0 as usize].clone();
             InstanceId::new(team, users[shape.user_of(nth)].clone(), format!("i{}", nth.0).into())
         };
-        let of_kind = scenario.kinds.iter().map(|kind| Kind {
+        let of_kind = scenario.kinds.iter().map(|kind| FleetKind {
             name: kind.name.clone(),
             transport: kind.transport,
             keep: kind.keep,
@@ -61,7 +62,7 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn id(&self, nth: Nth) -> &InstanceId {
+    pub(crate) fn id(&self, nth: InstanceNo) -> &InstanceId {
         &self.ids[nth.0 as usize]
     }
 
@@ -73,17 +74,17 @@ impl Fleet {
         id.as_str().strip_prefix('t')?.parse().ok().map(TeamNo)
     }
 
-    pub(crate) fn kind(&self, nth: Nth) -> usize {
+    pub(crate) fn kind(&self, nth: InstanceNo) -> usize {
         self.kinds[nth.0 as usize] as usize
     }
 
     // Unique among all servers.
-    pub(crate) fn slug(&self, nth: Nth) -> String {
+    pub(crate) fn slug(&self, nth: InstanceNo) -> String {
         format!("{}-{}", self.of_kind[self.kind(nth)].name, nth.0)
     }
 
-    pub(crate) fn is_remote(&self, nth: Nth) -> bool {
-        self.of_kind[self.kind(nth)].transport == Transport::Remote
+    pub(crate) fn is_remote(&self, nth: InstanceNo) -> bool {
+        self.of_kind[self.kind(nth)].transport == LoadTransport::Remote
     }
 
     pub(crate) fn teams(&self) -> Vec<TeamNo> {
@@ -91,16 +92,16 @@ impl Fleet {
     }
 
     // `credential` is used for remote servers only.
-    pub(crate) fn spec(&self, nth: Nth, target: Target, credential: &str) -> InstanceSpec {
+    pub(crate) fn spec(&self, nth: InstanceNo, target: LoadTarget, credential: &str) -> InstanceSpec {
         let (id, kind) = (self.id(nth), &self.of_kind[self.kind(nth)]);
-        let mut server_layer = Layer::default();
+        let mut server_layer = ConfigTier::default();
         let target = match target {
-            Target::Process(command, args) => {
+            LoadTarget::Process(command, args) => {
                 server_layer.args = args.into_iter().map(Secret::from).collect();
                 Configured::Stdio { command, cwd: None }
             }
-            Target::Remote(url) => {
-                let value = Value::plain(credential);
+            LoadTarget::Remote(url) => {
+                let value = ConfigValue::plain(credential);
                 server_layer.headers = BTreeMap::from([(CREDENTIAL.to_owned(), value)]);
                 Configured::Remote { transport: RemoteTransport::Http, url, health_url: None }
             }
@@ -114,11 +115,11 @@ impl Fleet {
             server: self.slug(nth).into(),
             target,
             server_layer,
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: Vec::new(),
             keep: kind.keep,
-            on_update: OnUpdate::default(),
+            on_update: UpdateMethod::default(),
             request_logging: kind.request_logging,
             policy: Arc::clone(&self.policy),
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
 use futures::stream::FuturesUnordered;
-use mcp_satellite_actors::Part;
+use mcp_satellite_actors::RuntimePart;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use tokio::sync::mpsc;
@@ -18,22 +18,22 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::drive::Prober;
-use super::fleet::Fleet;
-use super::recorder::{Mood, Recorder};
+use super::fleet::LoadFleet;
+use super::recorder::{RunRecorder, SinkBehavior};
 use super::scenario::fault_name;
-use super::types::{FaultKind, Injection, Nth, Pardon, Victim};
-use super::world::{Hand, heals_by_restart, hurts_by_restart};
+use super::types::{BudgetReset, FaultKind, FaultVictim, InstanceNo, PlannedFault};
+use super::world::{ServerFaults, heals_by_restart, hurts_by_restart};
 
 // Time after which the harness, in the role of a person, restarts an instance that failed permanently.
 const PERSON: Duration = Duration::from_secs(10);
 
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-pub(crate) struct Injector {
+pub(crate) struct FaultInjector {
     pub(crate) runtime: RuntimeHandle,
-    pub(crate) hand: Hand,
-    pub(crate) fleet: Arc<Fleet>,
-    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) hand: ServerFaults,
+    pub(crate) fleet: Arc<LoadFleet>,
+    pub(crate) recorder: Arc<RunRecorder>,
     // Start of the load; the times of the plan are relative to it.
     pub(crate) from: Duration,
     // Time to wait for recoveries after the last healing.
@@ -47,25 +47,25 @@ pub(crate) struct Injector {
 
 /// Results of the injection.
 #[derive(Debug, Default)]
-pub(crate) struct Deeds {
+pub(crate) struct InjectionResults {
     pub(crate) injected: BTreeMap<FaultKind, u64>,
     // Faults without a suitable victim.
     pub(crate) missed: BTreeMap<FaultKind, u64>,
     // Restarts of instances that failed permanently.
     pub(crate) pardons: u64,
     // Instances that did not recover, with their status; `None` if the runtime does not list them.
-    pub(crate) missing: Vec<(Nth, Option<Status>)>,
+    pub(crate) missing: Vec<(InstanceNo, Option<Status>)>,
 }
 
 // Simultaneous actions are carried out in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Due {
+enum DelayedAction {
     Heal(usize),
     // Restart of an instance that failed permanently.
-    Pardon(Nth),
+    Pardon(InstanceNo),
 }
 
-enum Done {
+enum ActionResult {
     // The flag is true if the fault was injected.
     Hurt(FaultKind, bool),
     // Kinds of faults that turned out to have had no effect.
@@ -73,12 +73,16 @@ enum Done {
     Other,
 }
 
-impl Injector {
+impl FaultInjector {
     /// Injects all faults of the plan, or those before a stop, heals them and waits until all instances have recovered.
-    pub(crate) async fn run(self, plan: &[Injection], mut given_up: mpsc::UnboundedReceiver<Nth>) -> Deeds {
-        let mut deeds = Deeds::default();
-        let mut due: BinaryHeap<Reverse<(Duration, Due)>> = BinaryHeap::new();
-        let mut under_way: FuturesUnordered<BoxFuture<'_, Done>> = FuturesUnordered::new();
+    pub(crate) async fn run(
+        self,
+        plan: &[PlannedFault],
+        mut given_up: mpsc::UnboundedReceiver<InstanceNo>,
+    ) -> InjectionResults {
+        let mut deeds = InjectionResults::default();
+        let mut due: BinaryHeap<Reverse<(Duration, DelayedAction)>> = BinaryHeap::new();
+        let mut under_way: FuturesUnordered<BoxFuture<'_, ActionResult>> = FuturesUnordered::new();
         let mut coming = plan.iter().enumerate().peekable();
         let (mut give_up_at, mut everybody_was_asked) = (None, false);
         loop {
@@ -86,9 +90,9 @@ impl Injector {
             if has_ended {
                 // No more calls are made, so faults that last longer prove nothing: heal them now.
                 let now = self.recorder.clock.now();
-                let earlier = |Reverse((at, what)): Reverse<(Duration, Due)>| match what {
-                    Due::Heal(_) => Reverse((at.min(now), what)),
-                    Due::Pardon(_) => Reverse((at, what)),
+                let earlier = |Reverse((at, what)): Reverse<(Duration, DelayedAction)>| match what {
+                    DelayedAction::Heal(_) => Reverse((at.min(now), what)),
+                    DelayedAction::Pardon(_) => Reverse((at, what)),
                 };
                 due = due.into_iter().map(earlier).collect();
             }
@@ -102,14 +106,15 @@ impl Injector {
                 self.runtime.see().await;
                 self.runtime.flush().await;
                 while let Ok(nth) = given_up.try_recv() {
-                    due.push(Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(nth))));
+                    due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(nth))));
                 }
                 let missing = self.missing();
                 if due.is_empty() {
                     // The event of the permanent failure was dropped; use the status instead.
                     let given_up = missing.iter().filter(|(_, status)| *status == Some(Status::PermanentlyFailed));
                     due.extend(
-                        given_up.map(|(nth, _)| Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(*nth)))),
+                        given_up
+                            .map(|(nth, _)| Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(*nth)))),
                     );
                 }
                 let is_waiting = !missing.is_empty() || !due.is_empty();
@@ -137,7 +142,7 @@ impl Injector {
                     biased;
                     Some(done) = under_way.next(), if !under_way.is_empty() => deeds.note(done),
                     Some(nth) = given_up.recv() => {
-                        due.push(Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(nth))));
+                        due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(nth))));
                     }
                     Some(()) = ended => {}
                     () = sleep(LOOK_AGAIN_AFTER) => {}
@@ -151,12 +156,12 @@ impl Injector {
                 Some(()) = stopped => while coming.next().is_some() {},
                 Some(()) = ended => {}
                 Some(done) = under_way.next(), if !under_way.is_empty() => deeds.note(done),
-                Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, Due::Pardon(nth)))),
+                Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(nth)))),
                 () = sleep_until(self.recorder.clock.instant(next)) => {
                     if healing == Some(next) {
                         match due.pop() {
-                            Some(Reverse((_, Due::Heal(place)))) => under_way.push(self.heal(&plan[place]).boxed()),
-                            Some(Reverse((_, Due::Pardon(nth)))) => {
+                            Some(Reverse((_, DelayedAction::Heal(place)))) => under_way.push(self.heal(&plan[place]).boxed()),
+                            Some(Reverse((_, DelayedAction::Pardon(nth)))) => {
                                 deeds.pardons += 1;
                                 under_way.push(self.pardon(nth).boxed());
                             }
@@ -166,7 +171,7 @@ impl Injector {
                         self.injected.fetch_add(1, Ordering::Relaxed);
                         under_way.push(self.hurt(injection).boxed());
                         if !injection.lasts.is_zero() {
-                            due.push(Reverse((next + injection.lasts, Due::Heal(place))));
+                            due.push(Reverse((next + injection.lasts, DelayedAction::Heal(place))));
                         }
                     }
                 }
@@ -175,18 +180,18 @@ impl Injector {
         deeds
     }
 
-    fn note(&self, whom: Victim, what: std::fmt::Arguments<'_>) {
+    fn note(&self, whom: FaultVictim, what: std::fmt::Arguments<'_>) {
         let at = self.recorder.clock.now();
         self.recorder.ledger().done(at, whom, what);
     }
 
-    async fn hurt(&self, what: &Injection) -> Done {
-        if let Victim::Instance(nth) = what.victim
+    async fn hurt(&self, what: &PlannedFault) -> ActionResult {
+        if let FaultVictim::Instance(nth) = what.victim
             && self.status(nth).is_none_or(|status| status == Status::PermanentlyFailed)
         {
             // Only a restart by a person could affect this instance.
             self.note(what.victim, format_args!("fault {} found nobody", fault_name(what.kind)));
-            return Done::Hurt(what.kind, false);
+            return ActionResult::Hurt(what.kind, false);
         }
         self.note(what.victim, format_args!("fault {}", fault_name(what.kind)));
         let by_restart = hurts_by_restart(what.kind);
@@ -196,18 +201,18 @@ impl Injector {
             self.book(what);
         }
         let done = match (what.kind, what.victim) {
-            (FaultKind::WorkerPanic, Victim::Instance(nth)) => {
+            (FaultKind::WorkerPanic, FaultVictim::Instance(nth)) => {
                 // While the team's supervisor is down there is no worker that could panic.
-                self.status(nth) == Some(Status::Online) && self.panics(Part::Worker(self.fleet.id(nth).clone()))
+                self.status(nth) == Some(Status::Online) && self.panics(RuntimePart::Worker(self.fleet.id(nth).clone()))
             }
-            (FaultKind::TeamPanic, Victim::Team(team)) => {
-                self.recorder.pardoned(Pardon::Team(team));
-                self.panics(Part::Team(Fleet::team(team)))
+            (FaultKind::TeamPanic, FaultVictim::Team(team)) => {
+                self.recorder.pardoned(BudgetReset::Team(team));
+                self.panics(RuntimePart::Team(LoadFleet::team(team)))
             }
-            (FaultKind::RegistryPanic, _) => self.panics(Part::Registry),
-            (FaultKind::BatcherPanic, _) => self.panics(Part::Batcher),
-            (FaultKind::SinkFails, _) => self.sink(Mood::Fails),
-            (FaultKind::SinkPanics, _) => self.sink(Mood::Panics),
+            (FaultKind::RegistryPanic, _) => self.panics(RuntimePart::Registry),
+            (FaultKind::BatcherPanic, _) => self.panics(RuntimePart::Batcher),
+            (FaultKind::SinkFails, _) => self.sink(SinkBehavior::Fails),
+            (FaultKind::SinkPanics, _) => self.sink(SinkBehavior::Panics),
             _ => match self.hand.hurt(what).await {
                 Ok(()) => true,
                 Err(why) => {
@@ -224,25 +229,25 @@ impl Injector {
             if done {
                 self.book(what);
             }
-        } else if !done && let Victim::Instance(nth) = what.victim {
+        } else if !done && let FaultVictim::Instance(nth) = what.victim {
             self.recorder.ledger().books.missed(nth, what.serial);
         }
-        Done::Hurt(what.kind, done)
+        ActionResult::Hurt(what.kind, done)
     }
 
-    async fn heal(&self, what: &Injection) -> Done {
+    async fn heal(&self, what: &PlannedFault) -> ActionResult {
         self.note(what.victim, format_args!("healing {}", fault_name(what.kind)));
         let by_restart = heals_by_restart(what.kind);
         if by_restart {
             self.pardoned(what.victim);
         }
-        if let Victim::Instance(nth) = what.victim {
+        if let FaultVictim::Instance(nth) = what.victim {
             // Note the healing first: the recovery may follow at once.
             let at = self.recorder.clock.now();
             self.recorder.ledger().books.healed(at, nth, what.serial);
         }
         match what.kind {
-            FaultKind::SinkFails | FaultKind::SinkPanics => drop(self.sink(Mood::Takes)),
+            FaultKind::SinkFails | FaultKind::SinkPanics => drop(self.sink(SinkBehavior::Takes)),
             _ => {
                 if let Err(why) = self.hand.heal(what).await {
                     tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "a fault is not taken back");
@@ -252,84 +257,84 @@ impl Injector {
         if by_restart {
             self.pardoned(what.victim);
         }
-        Done::Other
+        ActionResult::Other
     }
 
     // Restarts the instance as a person would, unless it has recovered meanwhile.
-    async fn pardon(&self, nth: Nth) -> Done {
+    async fn pardon(&self, nth: InstanceNo) -> ActionResult {
         if self.status(nth) == Some(Status::PermanentlyFailed) {
-            self.note(Victim::Instance(nth), format_args!("pardon"));
+            self.note(FaultVictim::Instance(nth), format_args!("pardon"));
             self.recorder.ledger().books.given_up(nth);
-            self.recorder.pardoned(Pardon::Instance(nth));
+            self.recorder.pardoned(BudgetReset::Instance(nth));
             let _ = self.runtime.restart(self.fleet.id(nth)).await;
-            self.recorder.pardoned(Pardon::Instance(nth));
+            self.recorder.pardoned(BudgetReset::Instance(nth));
         }
-        Done::Other
+        ActionResult::Other
     }
 
     // An instance that answers has recovered from its faults.
-    async fn ask(&self, whom: Vec<Nth>) -> Done {
+    async fn ask(&self, whom: Vec<InstanceNo>) -> ActionResult {
         let answered = self.prober.ask(whom).await;
         self.runtime.flush().await;
         let books = &mut self.recorder.ledger().books;
-        Done::Asked(answered.into_iter().flat_map(|nth| books.is_well(nth)).collect())
+        ActionResult::Asked(answered.into_iter().flat_map(|nth| books.is_well(nth)).collect())
     }
 
-    fn status(&self, nth: Nth) -> Option<Status> {
+    fn status(&self, nth: InstanceNo) -> Option<Status> {
         self.runtime.status(self.fleet.id(nth)).map(|view| view.status)
     }
 
-    fn missing(&self) -> Vec<(Nth, Option<Status>)> {
+    fn missing(&self) -> Vec<(InstanceNo, Option<Status>)> {
         let snapshot = self.runtime.snapshot();
         let all = self.fleet.shape.all();
         let statuses = all.map(|nth| (nth, snapshot.get(self.fleet.id(nth)).map(|view| view.status)));
         statuses.filter(|(_, status)| *status != Some(Status::Online)).collect()
     }
 
-    fn panics(&self, part: Part) -> bool {
+    fn panics(&self, part: RuntimePart) -> bool {
         self.runtime.panic(part);
         true
     }
 
-    fn sink(&self, mood: Mood) -> bool {
+    fn sink(&self, mood: SinkBehavior) -> bool {
         self.recorder.is(mood);
         true
     }
 
-    fn pardoned(&self, victim: Victim) {
-        if let Victim::Instance(nth) = victim {
-            self.recorder.pardoned(Pardon::Instance(nth));
+    fn pardoned(&self, victim: FaultVictim) {
+        if let FaultVictim::Instance(nth) = victim {
+            self.recorder.pardoned(BudgetReset::Instance(nth));
         }
     }
 
-    fn book(&self, what: &Injection) {
+    fn book(&self, what: &PlannedFault) {
         let at = self.recorder.clock.now();
         let books = &mut self.recorder.ledger().books;
         match what.victim {
-            Victim::Instance(nth) => books.hurt(at, nth, what.serial, what.kind),
-            Victim::Team(team) => {
+            FaultVictim::Instance(nth) => books.hurt(at, nth, what.serial, what.kind),
+            FaultVictim::Team(team) => {
                 self.fleet.shape.members(team).for_each(|nth| books.hurt(at, nth, what.serial, what.kind));
             }
-            Victim::Us => {}
+            FaultVictim::Us => {}
         }
     }
 }
 
-impl Deeds {
-    fn note(&mut self, done: Done) {
+impl InjectionResults {
+    fn note(&mut self, done: ActionResult) {
         let missed = match done {
-            Done::Hurt(kind, true) => {
+            ActionResult::Hurt(kind, true) => {
                 *self.injected.entry(kind).or_insert(0) += 1;
                 return;
             }
-            Done::Hurt(kind, false) => vec![kind],
-            Done::Asked(in_vain) => {
+            ActionResult::Hurt(kind, false) => vec![kind],
+            ActionResult::Asked(in_vain) => {
                 for kind in &in_vain {
                     self.injected.entry(*kind).and_modify(|count| *count = count.saturating_sub(1));
                 }
                 in_vain
             }
-            Done::Other => return,
+            ActionResult::Other => return,
         };
         for kind in missed {
             *self.missed.entry(kind).or_insert(0) += 1;

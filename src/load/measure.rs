@@ -52,7 +52,7 @@ impl Latency {
 
     /// Returns bars of equal width on a logarithmic axis, ten per decade, from the shortest to the longest duration
     /// without a gap. All histograms use the same edges, so they can be overlaid.
-    pub fn bars(&self) -> Vec<Bar> {
+    pub fn bars(&self) -> Vec<HistogramBar> {
         let edge = |nth: i32| 10f64.powf(f64::from(nth) / f64::from(BARS_A_DECADE));
         let mut counts: BTreeMap<i32, u64> = BTreeMap::new();
         for step in self.0.iter_recorded() {
@@ -63,7 +63,7 @@ impl Latency {
         let (Some((&first, _)), Some((&last, _))) = (counts.first_key_value(), counts.last_key_value()) else {
             return Vec::new();
         };
-        let bar = |nth| Bar {
+        let bar = |nth| HistogramBar {
             from: Duration::from_secs_f64(edge(nth) / 1e6),
             until: Duration::from_secs_f64(edge(nth + 1) / 1e6),
             count: counts.get(&nth).copied().unwrap_or_default(),
@@ -74,7 +74,7 @@ impl Latency {
 
 /// Bar of a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bar {
+pub struct HistogramBar {
     /// Inclusive lower bound.
     pub from: Duration,
     /// Exclusive upper bound.
@@ -112,7 +112,7 @@ impl Serialize for Latency {
 
 /// Memory of this process in bytes, as counted by the kernel. All values are 0 without `/proc`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct ProcessMemory {
     /// Resident memory, including mapped files.
     pub resident: u64,
     /// Highest resident memory so far.
@@ -121,7 +121,7 @@ pub struct Memory {
     pub anonymous: u64,
 }
 
-impl Memory {
+impl ProcessMemory {
     /// Reads the current values.
     pub fn now() -> Self {
         let status = read("/proc/self/status");
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn this_process_has_memory_descriptors_and_used_its_time() {
-        let memory = Memory::now();
+        let memory = ProcessMemory::now();
         assert!(memory.resident >= memory.anonymous && memory.peak >= memory.resident && memory.anonymous > 0);
         let before = descriptors();
         let file = fs::File::open("/proc/self/status").unwrap();

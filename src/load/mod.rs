@@ -29,4 +29,4 @@ mod world;
 
 pub use panics::hush;
 pub use run::{LoadError, run, threads};
-pub(crate) use seams::Seams;
+pub(crate) use seams::TestHooks;

@@ -10,10 +10,15 @@ use mcp_satellite_actors::model::policy::RestartPolicy;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::chance::{Seed, Skewed, Spread};
-use super::scenario::{FaultRule, FleetShape, Load, Scenario, ServerKind, When, Whom, fault_name};
-use super::types::{Befalls, FaultKind, Injection, Mode, Nth, PlannedCall, TeamNo, Transport, Victim};
-use crate::connect::sim::Script;
+use super::chance::{DurationDistribution, RunSeed, ZipfIndexes};
+use super::scenario::{
+    CallLoad, FaultRule, FaultTiming, FleetShape, Scenario, ScenarioServer, VictimSelection, fault_name,
+};
+use super::types::{
+    FaultKind, FaultVictim, InstanceNo, LoadTransport, PlannedCall, PlannedFault, ServerEnvironment, TeamNo,
+    VictimClass,
+};
+use crate::connect::sim::SimScript;
 
 // Number of different scripts of a kind of server.
 const SCRIPTS: u64 = 32;
@@ -24,19 +29,19 @@ const HUGE_MAX: usize = 8;
 
 /// Planned faults and scripts of the servers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct FaultPlan {
     /// Faults in the order of their time.
-    pub injections: Vec<Injection>,
+    pub injections: Vec<PlannedFault>,
     /// Faults that cannot be injected in this mode or have no healthy victim, by kind.
     pub impossible: Vec<(FaultKind, usize)>,
     /// Scripts of each kind of server, which differ in handshake and seed. [`script_of`] selects one of them.
-    pub scripts: Vec<Vec<Arc<Script>>>,
+    pub scripts: Vec<Vec<Arc<SimScript>>>,
 }
 
 /// Draws the faults and the scripts of the servers.
-pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
+pub fn plan(scenario: &Scenario, seed: RunSeed, mode: ServerEnvironment) -> FaultPlan {
     let kinds: Vec<usize> = scenario.fleet.all().map(|nth| kind_of(scenario, seed, nth)).collect();
-    let mut draft = Draft::new(scenario, seed, &kinds);
+    let mut draft = PlanBuilder::new(scenario, seed, &kinds);
     let mut rules: BTreeMap<FaultKind, u64> = BTreeMap::new();
     let mut named = Vec::new();
     for (place, rule) in scenario.faults.iter().enumerate() {
@@ -52,7 +57,7 @@ pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
     for (place, rule, name, times) in named {
         draft.draw(place, rule, &name, times, mode);
     }
-    let Draft { mut drawn, impossible, .. } = draft;
+    let PlanBuilder { mut drawn, impossible, .. } = draft;
     // Faults at the same time are in the order of the file.
     drawn.sort_by_key(|(place, injection)| (injection.at, *place));
     let mut injections: Vec<_> = drawn.into_iter().map(|(_, injection)| injection).collect();
@@ -60,11 +65,11 @@ pub fn plan(scenario: &Scenario, seed: Seed, mode: Mode) -> Plan {
         injection.serial = serial;
     }
     let scripts = scenario.kinds.iter().map(|kind| scripts(kind, seed)).collect();
-    Plan { injections, impossible: impossible.into_iter().collect(), scripts }
+    FaultPlan { injections, impossible: impossible.into_iter().collect(), scripts }
 }
 
 /// Returns the kind of server of an instance, as an index into the kinds of the scenario.
-pub fn kind_of(scenario: &Scenario, seed: Seed, nth: Nth) -> usize {
+pub fn kind_of(scenario: &Scenario, seed: RunSeed, nth: InstanceNo) -> usize {
     let all: u64 = scenario.kinds.iter().map(|kind| u64::from(kind.weight)).sum();
     let mut drawn = seed.of("kind", nth.0.into()) % all.max(1);
     for (index, kind) in scenario.kinds.iter().enumerate() {
@@ -76,24 +81,24 @@ pub fn kind_of(scenario: &Scenario, seed: Seed, nth: Nth) -> usize {
     0
 }
 
-/// Returns the script of an instance, as an index into [`Plan::scripts`] of its kind.
-pub fn script_of(nth: Nth) -> usize {
+/// Returns the script of an instance, as an index into [`FaultPlan::scripts`] of its kind.
+pub fn script_of(nth: InstanceNo) -> usize {
     (u64::from(nth.0) % SCRIPTS) as usize
 }
 
-fn scripts(kind: &ServerKind, seed: Seed) -> Vec<Arc<Script>> {
+fn scripts(kind: &ScenarioServer, seed: RunSeed) -> Vec<Arc<SimScript>> {
     let one = |nth| {
         let handshake_delay = kind.handshake.draw(&mut seed.stream(&format!("handshake {}", kind.name), nth));
         let seed = seed.of(&format!("script {}", kind.name), nth);
-        Arc::new(Script { seed, handshake_delay, ..kind.script.clone() })
+        Arc::new(SimScript { seed, handshake_delay, ..kind.script.clone() })
     };
     (0..SCRIPTS).map(one).collect()
 }
 
 /// Victim that has one fault at a time. `Huge` is one of the `HUGE_MAX` slots for huge lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Patient {
-    Instance(Nth),
+enum FaultSlot {
+    Instance(InstanceNo),
     Team(TeamNo),
     Registry,
     Batcher,
@@ -102,33 +107,33 @@ enum Patient {
 }
 
 // End of each fault of a victim, by its start. Faults never overlap.
-type Times = BTreeMap<Duration, Duration>;
+type FaultPeriods = BTreeMap<Duration, Duration>;
 
-struct Draft<'a> {
+struct PlanBuilder<'a> {
     scenario: &'a Scenario,
-    seed: Seed,
-    stdio: Vec<Nth>,
-    remote: Vec<Nth>,
-    all: Vec<Nth>,
-    ill: HashMap<Patient, Times>,
+    seed: RunSeed,
+    stdio: Vec<InstanceNo>,
+    remote: Vec<InstanceNo>,
+    all: Vec<InstanceNo>,
+    ill: HashMap<FaultSlot, FaultPeriods>,
     // Each fault with the position of its rule in the file.
-    drawn: Vec<(usize, Injection)>,
+    drawn: Vec<(usize, PlannedFault)>,
     impossible: BTreeMap<FaultKind, usize>,
 }
 
-impl<'a> Draft<'a> {
-    fn new(scenario: &'a Scenario, seed: Seed, kinds: &[usize]) -> Self {
+impl<'a> PlanBuilder<'a> {
+    fn new(scenario: &'a Scenario, seed: RunSeed, kinds: &[usize]) -> Self {
         let of = |transport| {
-            let fitting = move |(_, kind): &(Nth, &usize)| scenario.kinds[**kind].transport == transport;
+            let fitting = move |(_, kind): &(InstanceNo, &usize)| scenario.kinds[**kind].transport == transport;
             scenario.fleet.all().zip(kinds).filter(fitting).map(|(nth, _)| nth).collect()
         };
-        let (stdio, remote) = (of(Transport::Stdio), of(Transport::Remote));
+        let (stdio, remote) = (of(LoadTransport::Stdio), of(LoadTransport::Remote));
         let all = scenario.fleet.all().collect();
         let (ill, drawn, impossible) = (HashMap::new(), Vec::new(), BTreeMap::new());
         Self { scenario, seed, stdio, remote, all, ill, drawn, impossible }
     }
 
-    fn draw(&mut self, place: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: Mode) {
+    fn draw(&mut self, place: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: ServerEnvironment) {
         for (nth, at) in (0..).zip(times) {
             // Each fault has its own streams, so that a repeated draw of a victim changes no other fault.
             let mut whom = self.seed.stream(&format!("whom {name}"), nth);
@@ -136,12 +141,12 @@ impl<'a> Draft<'a> {
             let possible = rule.kind.possible(mode);
             let rest = rest(self.scenario, rule.kind);
             match (rule.whom, rule.kind.befalls()) {
-                (_, Befalls::Us) => {
+                (_, VictimClass::Us) => {
                     let lasts = rule.lasts.draw(&mut lasts);
-                    let befallen = possible && self.befall(place, rule.kind, Victim::Us, at, lasts, rest);
+                    let befallen = possible && self.befall(place, rule.kind, FaultVictim::Us, at, lasts, rest);
                     self.count(rule.kind, befallen);
                 }
-                (Whom::One, _) => {
+                (VictimSelection::One, _) => {
                     let lasts = rule.lasts.draw(&mut lasts);
                     let befallen = possible
                         && self
@@ -149,13 +154,13 @@ impl<'a> Draft<'a> {
                             .is_some_and(|victim| self.befall(place, rule.kind, victim, at, lasts, rest));
                     self.count(rule.kind, befallen);
                 }
-                (Whom::Share(share), _) => {
+                (VictimSelection::Share(share), _) => {
                     let all = self.fitting(rule.kind).to_vec();
                     let wanted = of_all(share, all.len());
-                    let victims = shuffled(all, &mut whom).into_iter().map(Victim::Instance);
+                    let victims = shuffled(all, &mut whom).into_iter().map(FaultVictim::Instance);
                     self.befall_some(place, rule, victims, wanted, at, &mut lasts, possible);
                 }
-                (Whom::TeamsShare(share), befalls) => {
+                (VictimSelection::TeamsShare(share), befalls) => {
                     let teams: Vec<_> = (0..self.scenario.fleet.teams)
                         .filter_map(|team| u32::try_from(team).ok())
                         .map(TeamNo)
@@ -163,13 +168,13 @@ impl<'a> Draft<'a> {
                     let wanted = of_all(share, teams.len());
                     let mut teams = shuffled(teams, &mut whom);
                     teams.truncate(wanted);
-                    let victims: Vec<_> = if befalls == Befalls::Team {
-                        teams.into_iter().map(Victim::Team).collect()
+                    let victims: Vec<_> = if befalls == VictimClass::Team {
+                        teams.into_iter().map(FaultVictim::Team).collect()
                     } else {
                         let fleet = self.scenario.fleet;
                         let members = teams.into_iter().flat_map(|team| fleet.members(team).collect::<Vec<_>>());
                         let fitting = self.fitting(rule.kind);
-                        members.filter(|nth| fitting.binary_search(nth).is_ok()).map(Victim::Instance).collect()
+                        members.filter(|nth| fitting.binary_search(nth).is_ok()).map(FaultVictim::Instance).collect()
                     };
                     let wanted = victims.len();
                     self.befall_some(place, rule, victims.into_iter(), wanted, at, &mut lasts, possible);
@@ -181,13 +186,13 @@ impl<'a> Draft<'a> {
     fn times(&self, rule: &FaultRule, name: &str) -> Vec<Duration> {
         let run = self.scenario.duration;
         match rule.when {
-            When::At(at) => vec![at.of(run)],
-            When::Every { mean, from, until } => {
+            FaultTiming::At(at) => vec![at.of(run)],
+            FaultTiming::Every { mean, from, until } => {
                 let mut rng = self.seed.stream(&format!("when {name}"), 0);
                 let (mut at, until) = (from.of(run), until.of(run));
                 let mut times = Vec::new();
                 loop {
-                    at += Spread::Exp(mean).draw(&mut rng);
+                    at += DurationDistribution::Exp(mean).draw(&mut rng);
                     if at >= until {
                         return times;
                     }
@@ -198,21 +203,22 @@ impl<'a> Draft<'a> {
     }
 
     // In ascending order.
-    fn fitting(&self, kind: FaultKind) -> &[Nth] {
+    fn fitting(&self, kind: FaultKind) -> &[InstanceNo] {
         match kind.befalls() {
-            Befalls::Stdio => &self.stdio,
-            Befalls::Remote => &self.remote,
-            Befalls::Any | Befalls::Team | Befalls::Us => &self.all,
+            VictimClass::Stdio => &self.stdio,
+            VictimClass::Remote => &self.remote,
+            VictimClass::Any | VictimClass::Team | VictimClass::Us => &self.all,
         }
     }
 
-    fn victim(&self, kind: FaultKind, at: Duration, until: Duration, rng: &mut StdRng) -> Option<Victim> {
-        if kind.befalls() == Befalls::Team {
+    fn victim(&self, kind: FaultKind, at: Duration, until: Duration, rng: &mut StdRng) -> Option<FaultVictim> {
+        if kind.befalls() == VictimClass::Team {
             let teams: Vec<_> = (0..u32::try_from(self.scenario.fleet.teams).unwrap_or(u32::MAX)).map(TeamNo).collect();
-            let one = one_of(&teams, |team| !self.is_ill(Patient::Team(*team), at, until), rng);
-            return one.map(Victim::Team);
+            let one = one_of(&teams, |team| !self.is_ill(FaultSlot::Team(*team), at, until), rng);
+            return one.map(FaultVictim::Team);
         }
-        one_of(self.fitting(kind), |nth| !self.is_ill(Patient::Instance(*nth), at, until), rng).map(Victim::Instance)
+        one_of(self.fitting(kind), |nth| !self.is_ill(FaultSlot::Instance(*nth), at, until), rng)
+            .map(FaultVictim::Instance)
     }
 
     #[expect(clippy::too_many_arguments, reason = "all of one time of one rule")]
@@ -220,7 +226,7 @@ impl<'a> Draft<'a> {
         &mut self,
         place: usize,
         rule: &FaultRule,
-        victims: impl Iterator<Item = Victim>,
+        victims: impl Iterator<Item = FaultVictim>,
         wanted: usize,
         at: Duration,
         lasts: &mut StdRng,
@@ -251,34 +257,34 @@ impl<'a> Draft<'a> {
         &mut self,
         place: usize,
         kind: FaultKind,
-        victim: Victim,
+        victim: FaultVictim,
         at: Duration,
         lasts: Duration,
         rest: Duration,
     ) -> bool {
         let patient = match (victim, kind) {
-            (Victim::Instance(nth), _) => Patient::Instance(nth),
-            (Victim::Team(team), _) => Patient::Team(team),
-            (Victim::Us, FaultKind::RegistryPanic) => Patient::Registry,
-            (Victim::Us, FaultKind::BatcherPanic) => Patient::Batcher,
-            (Victim::Us, _) => Patient::Sink,
+            (FaultVictim::Instance(nth), _) => FaultSlot::Instance(nth),
+            (FaultVictim::Team(team), _) => FaultSlot::Team(team),
+            (FaultVictim::Us, FaultKind::RegistryPanic) => FaultSlot::Registry,
+            (FaultVictim::Us, FaultKind::BatcherPanic) => FaultSlot::Batcher,
+            (FaultVictim::Us, _) => FaultSlot::Sink,
         };
         let until = at + lasts + rest;
         if self.is_ill(patient, at, until) {
             return false;
         }
         if kind == FaultKind::Huge {
-            let Some(huge) = (0..HUGE_MAX).map(Patient::Huge).find(|huge| !self.is_ill(*huge, at, until)) else {
+            let Some(huge) = (0..HUGE_MAX).map(FaultSlot::Huge).find(|huge| !self.is_ill(*huge, at, until)) else {
                 return false;
             };
             self.ill.entry(huge).or_default().insert(at, until);
         }
         self.ill.entry(patient).or_default().insert(at, until);
-        self.drawn.push((place, Injection { serial: 0, at, kind, victim, lasts }));
+        self.drawn.push((place, PlannedFault { serial: 0, at, kind, victim, lasts }));
         true
     }
 
-    fn is_ill(&self, patient: Patient, at: Duration, until: Duration) -> bool {
+    fn is_ill(&self, patient: FaultSlot, at: Duration, until: Duration) -> bool {
         let last = self.ill.get(&patient).and_then(|times| times.range(..until).next_back());
         last.is_some_and(|(_, to)| at < *to)
     }
@@ -355,41 +361,48 @@ pub struct CallSource {
     rng: StdRng,
     caller: String,
     made: u64,
-    pause: Spread,
-    teams: Skewed,
+    pause: DurationDistribution,
+    teams: ZipfIndexes,
     timeout: Duration,
     fleet: FleetShape,
-    works: Vec<Spread>,
+    works: Vec<DurationDistribution>,
     kinds: Arc<[u32]>,
 }
 
 impl CallSource {
     /// Creates the source of one caller in a closed loop. `kinds` is the result of [`kinds`], shared by all callers.
-    pub fn closed(scenario: &Scenario, seed: Seed, caller: usize, kinds: &Arc<[u32]>) -> Self {
+    pub fn closed(scenario: &Scenario, seed: RunSeed, caller: usize, kinds: &Arc<[u32]>) -> Self {
         let pause = match &scenario.load {
-            Load::Closed { think, .. } => *think,
-            Load::Open { .. } => Spread::default(),
+            CallLoad::Closed { think, .. } => *think,
+            CallLoad::Open { .. } => DurationDistribution::default(),
         };
         Self::new(scenario, seed, caller as u64, &caller.to_string(), pause, kinds)
     }
 
     /// Creates the source of all calls of an open loop. `kinds` is the result of [`kinds`].
-    pub fn open(scenario: &Scenario, seed: Seed, kinds: &Arc<[u32]>) -> Self {
+    pub fn open(scenario: &Scenario, seed: RunSeed, kinds: &Arc<[u32]>) -> Self {
         let per_second = match &scenario.load {
-            Load::Open { per_second, .. } => *per_second,
-            Load::Closed { .. } => 1.0,
+            CallLoad::Open { per_second, .. } => *per_second,
+            CallLoad::Closed { .. } => 1.0,
         };
-        let pause = Spread::Exp(Duration::from_secs(1).div_f64(per_second.max(1e-6)));
+        let pause = DurationDistribution::Exp(Duration::from_secs(1).div_f64(per_second.max(1e-6)));
         Self::new(scenario, seed, u64::MAX, "open", pause, kinds)
     }
 
-    fn new(scenario: &Scenario, seed: Seed, nth: u64, caller: &str, pause: Spread, kinds: &Arc<[u32]>) -> Self {
+    fn new(
+        scenario: &Scenario,
+        seed: RunSeed,
+        nth: u64,
+        caller: &str,
+        pause: DurationDistribution,
+        kinds: &Arc<[u32]>,
+    ) -> Self {
         Self {
             rng: seed.stream("calls", nth),
             caller: format!("{:x}-{caller}", seed.0),
             made: 0,
             pause,
-            teams: Skewed::new(scenario.fleet.teams, scenario.load.skew()),
+            teams: ZipfIndexes::new(scenario.fleet.teams, scenario.load.skew()),
             timeout: scenario.load.timeout(),
             fleet: scenario.fleet,
             works: scenario.kinds.iter().map(|kind| kind.call).collect(),
@@ -399,7 +412,7 @@ impl CallSource {
 }
 
 /// Returns the kind of each instance, by its number.
-pub fn kinds(scenario: &Scenario, seed: Seed) -> Arc<[u32]> {
+pub fn kinds(scenario: &Scenario, seed: RunSeed) -> Arc<[u32]> {
     let kind = |nth| u32::try_from(kind_of(scenario, seed, nth)).unwrap_or_default();
     scenario.fleet.all().map(kind).collect()
 }
@@ -412,7 +425,7 @@ impl Iterator for CallSource {
         let team = self.teams.draw(&mut self.rng);
         let team = TeamNo(u32::try_from(team).unwrap_or_default());
         let member = below(self.fleet.size_of(team), &mut self.rng);
-        let nth = Nth(team.0 + member * u32::try_from(self.fleet.teams).unwrap_or(1));
+        let nth = InstanceNo(team.0 + member * u32::try_from(self.fleet.teams).unwrap_or(1));
         let kind = self.kinds.get(nth.0 as usize).copied().unwrap_or_default();
         let after = self.works.get(kind as usize).map(|work| work.draw(&mut self.rng)).unwrap_or_default();
         self.made += 1;
@@ -426,21 +439,25 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::load::scenario::{Overrides, fits, load, parse};
+    use crate::load::scenario::{ScenarioOverrides, fits, load, parse};
 
     fn mixed(instances: usize) -> Scenario {
-        let overrides = Overrides { instances: Some(instances), teams: Some(instances / 20), ..Overrides::default() };
+        let overrides = ScenarioOverrides {
+            instances: Some(instances),
+            teams: Some(instances / 20),
+            ..ScenarioOverrides::default()
+        };
         load("mixed").unwrap().with(overrides).unwrap()
     }
 
-    fn calls(scenario: &Scenario, seed: Seed, count: usize) -> Vec<PlannedCall> {
+    fn calls(scenario: &Scenario, seed: RunSeed, count: usize) -> Vec<PlannedCall> {
         CallSource::open(scenario, seed, &kinds(scenario, seed)).take(count).collect()
     }
 
     // Serial numbers are removed: they depend on the whole plan.
-    fn of(plan: &Plan, wanted: &[FaultRule]) -> Vec<Injection> {
-        let known = |injection: &&Injection| wanted.iter().any(|rule| rule.kind == injection.kind);
-        plan.injections.iter().filter(known).map(|injection| Injection { serial: 0, ..injection.clone() }).collect()
+    fn of(plan: &FaultPlan, wanted: &[FaultRule]) -> Vec<PlannedFault> {
+        let known = |injection: &&PlannedFault| wanted.iter().any(|rule| rule.kind == injection.kind);
+        plan.injections.iter().filter(known).map(|injection| PlannedFault { serial: 0, ..injection.clone() }).collect()
     }
 
     proptest! {
@@ -448,31 +465,31 @@ mod tests {
 
         #[test]
         fn the_same_seed_gives_the_same_plan_and_calls_and_another_does_not(seed: u64) {
-            let (scenario, seed) = (mixed(200), Seed(seed));
-            let drawn = plan(&scenario, seed, Mode::Simulated);
-            prop_assert_eq!(&drawn, &plan(&scenario, seed, Mode::Simulated));
+            let (scenario, seed) = (mixed(200), RunSeed(seed));
+            let drawn = plan(&scenario, seed, ServerEnvironment::Simulated);
+            prop_assert_eq!(&drawn, &plan(&scenario, seed, ServerEnvironment::Simulated));
             prop_assert_eq!(calls(&scenario, seed, 1000), calls(&scenario, seed, 1000));
-            let other = Seed(seed.0 ^ 1);
-            prop_assert_ne!(&drawn, &plan(&scenario, other, Mode::Simulated));
+            let other = RunSeed(seed.0 ^ 1);
+            prop_assert_ne!(&drawn, &plan(&scenario, other, ServerEnvironment::Simulated));
             let tokenless = |calls: Vec<PlannedCall>| calls.into_iter().map(|call| (call.pause, call.nth, call.after)).collect::<Vec<_>>();
             prop_assert_ne!(tokenless(calls(&scenario, seed, 100)), tokenless(calls(&scenario, other, 100)));
         }
 
         #[test]
         fn one_more_fault_shifts_neither_calls_nor_rarer_faults(seed: u64, left_out in 0..23_usize) {
-            let (whole, seed) = (mixed(2000), Seed(seed));
+            let (whole, seed) = (mixed(2000), RunSeed(seed));
             let mut less = whole.clone();
             let left_out = less.faults.remove(left_out);
             prop_assert_eq!(calls(&whole, seed, 100), calls(&less, seed, 100));
-            let (whole, with_less) = (plan(&whole, seed, Mode::Simulated), plan(&less, seed, Mode::Simulated));
+            let (whole, with_less) = (plan(&whole, seed, ServerEnvironment::Simulated), plan(&less, seed, ServerEnvironment::Simulated));
             // More frequent rules choose later, so the removed rule may have taken their victims.
             let count = |rule: &FaultRule| of(&whole, std::slice::from_ref(rule)).len();
             let all = less.faults.clone();
             less.faults.retain(|rule| count(rule) < count(&left_out));
             prop_assert_eq!(of(&whole, &less.faults), of(&with_less, &less.faults));
-            let times = |plan: &Plan| {
+            let times = |plan: &FaultPlan| {
                 // Faults of the satellite itself have only one possible victim.
-                let of_servers = of(plan, &all).into_iter().filter(|it| it.kind.befalls() != Befalls::Us);
+                let of_servers = of(plan, &all).into_iter().filter(|it| it.kind.befalls() != VictimClass::Us);
                 of_servers.map(|it| (it.at, it.kind)).collect::<Vec<_>>()
             };
             prop_assert_eq!(times(&whole), times(&with_less), "in a large fleet there is always somebody");
@@ -480,11 +497,11 @@ mod tests {
 
         #[test]
         fn in_a_small_fleet_every_kind_of_fault_happens(seed: u64) {
-            let overrides = Overrides { instances: Some(150), duration: Some(Duration::from_secs(60)), ..Overrides::default() };
+            let overrides = ScenarioOverrides { instances: Some(150), duration: Some(Duration::from_secs(60)), ..ScenarioOverrides::default() };
             let scenario = load("mixed").unwrap().with(overrides).unwrap();
-            let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
+            let drawn = plan(&scenario, RunSeed(seed), ServerEnvironment::Simulated);
             // Faults of the satellite itself occur once or twice, or not at all.
-            for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.befalls() != Befalls::Us) {
+            for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.befalls() != VictimClass::Us) {
                 let name = fault_name(*kind);
                 let happened = drawn.injections.iter().any(|injection| injection.kind == *kind);
                 prop_assert!(happened, "{name} never, and {count} times nobody was well");
@@ -495,10 +512,10 @@ mod tests {
         fn nobody_is_ill_twice_at_a_time(seed: u64) {
             // A small fleet, so that faults meet.
             let scenario = mixed(60);
-            let drawn = plan(&scenario, Seed(seed), Mode::Simulated);
-            let mut until: HashMap<Nth, Duration> = HashMap::new();
+            let drawn = plan(&scenario, RunSeed(seed), ServerEnvironment::Simulated);
+            let mut until: HashMap<InstanceNo, Duration> = HashMap::new();
             for injection in &drawn.injections {
-                if let Victim::Instance(nth) = injection.victim {
+                if let FaultVictim::Instance(nth) = injection.victim {
                     let well = until.entry(nth).or_default();
                     prop_assert!(*well <= injection.at, "{injection:?} while it is ill until {well:?}");
                     *well = injection.at + injection.lasts;
@@ -514,31 +531,31 @@ mod tests {
     #[test]
     fn faults_befall_only_those_whom_they_fit_within_their_times() {
         let scenario = mixed(400);
-        let drawn = plan(&scenario, Seed(5), Mode::Simulated);
+        let drawn = plan(&scenario, RunSeed(5), ServerEnvironment::Simulated);
         assert!(drawn.injections.len() > 150, "{}", drawn.injections.len());
         for injection in &drawn.injections {
             assert!((scenario.duration / 5..scenario.duration * 3 / 4).contains(&injection.at), "{injection:?}");
             match injection.victim {
-                Victim::Instance(nth) => {
-                    let kind = &scenario.kinds[kind_of(&scenario, Seed(5), nth)];
+                FaultVictim::Instance(nth) => {
+                    let kind = &scenario.kinds[kind_of(&scenario, RunSeed(5), nth)];
                     assert!(fits(injection.kind, kind.transport), "{injection:?}");
                 }
-                Victim::Team(_) => assert_eq!(injection.kind, FaultKind::TeamPanic),
-                Victim::Us => assert_eq!(injection.kind.befalls(), Befalls::Us),
+                FaultVictim::Team(_) => assert_eq!(injection.kind, FaultKind::TeamPanic),
+                FaultVictim::Us => assert_eq!(injection.kind.befalls(), VictimClass::Us),
             }
         }
     }
 
     #[test]
     fn what_real_servers_cannot_be_made_to_do_is_counted() {
-        let drawn = plan(&mixed(400), Seed(5), Mode::Real);
-        let cannot = |kind: &FaultKind| !kind.possible(Mode::Real);
+        let drawn = plan(&mixed(400), RunSeed(5), ServerEnvironment::Real);
+        let cannot = |kind: &FaultKind| !kind.possible(ServerEnvironment::Real);
         assert!(drawn.injections.iter().all(|injection| !cannot(&injection.kind)));
         let told: Vec<_> = drawn.impossible.iter().map(|(kind, _)| *kind).filter(cannot).collect();
         assert_eq!(told, [FaultKind::Unauthorized, FaultKind::StreamCut]);
     }
 
-    fn shares(whom: &str) -> Plan {
+    fn shares(whom: &str) -> FaultPlan {
         let text = format!(
             r#"
 about = "Shares."
@@ -549,7 +566,7 @@ load = {{ loop = "open", per_second = 5 }}
 faults = [{{ kind = "crash", at = "50 %", {whom} }}]
 "#
         );
-        plan(&parse("shares.toml", &text).unwrap(), Seed(3), Mode::Simulated)
+        plan(&parse("shares.toml", &text).unwrap(), RunSeed(3), ServerEnvironment::Simulated)
     }
 
     #[test]
@@ -566,7 +583,7 @@ faults = [{{ kind = "crash", at = "50 %", {whom} }}]
         let drawn = shares("teams = 0.33");
         let mut teams: BTreeMap<u32, usize> = BTreeMap::new();
         for injection in &drawn.injections {
-            let Victim::Instance(nth) = injection.victim else { panic!("{injection:?}") };
+            let FaultVictim::Instance(nth) = injection.victim else { panic!("{injection:?}") };
             *teams.entry(nth.0 % 100).or_default() += 1;
         }
         assert_eq!(teams.len(), 33);
@@ -583,7 +600,7 @@ servers = [{ name = "tools" }]
 load = { loop = "open", per_second = 5 }
 faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
 "#;
-        let drawn = plan(&parse("huge.toml", text).unwrap(), Seed(3), Mode::Simulated);
+        let drawn = plan(&parse("huge.toml", text).unwrap(), RunSeed(3), ServerEnvironment::Simulated);
         assert_eq!(drawn.injections.len(), 8);
         assert_eq!(drawn.impossible, [(FaultKind::Huge, 92)]);
     }
@@ -591,17 +608,17 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
     #[test]
     fn every_call_says_what_no_other_says_to_somebody_who_is_there() {
         let scenario = load("flap").unwrap();
-        let of_all = kinds(&scenario, Seed(9));
+        let of_all = kinds(&scenario, RunSeed(9));
         let mut said = std::collections::HashSet::new();
         for caller in 0..32 {
-            for call in CallSource::closed(&scenario, Seed(9), caller, &of_all).take(500) {
+            for call in CallSource::closed(&scenario, RunSeed(9), caller, &of_all).take(500) {
                 assert!((call.nth.0 as usize) < scenario.fleet.instances);
                 assert!(call.token.len() <= 24, "{}", call.token);
                 assert!(said.insert(call.token));
             }
         }
         let mut by_team = [0_u32; 50];
-        for call in CallSource::closed(&scenario, Seed(9), 0, &of_all).take(5000) {
+        for call in CallSource::closed(&scenario, RunSeed(9), 0, &of_all).take(5000) {
             by_team[scenario.fleet.team_of(call.nth).0 as usize] += 1;
         }
         assert!(by_team[0] > 3 * by_team[10], "teams are called unevenly: {by_team:?}");
@@ -610,7 +627,7 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
     #[test]
     fn arrivals_come_at_the_rate_that_was_asked_for() {
         let scenario = mixed(200);
-        let pauses: Duration = calls(&scenario, Seed(2), 10_000).iter().map(|call| call.pause).sum();
+        let pauses: Duration = calls(&scenario, RunSeed(2), 10_000).iter().map(|call| call.pause).sum();
         let rate = 10_000.0 / pauses.as_secs_f64();
         assert!((380.0..420.0).contains(&rate), "{rate}");
     }
@@ -619,12 +636,12 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
     fn kinds_of_server_are_as_frequent_as_their_weights() {
         let scenario = mixed(10_000);
         let mut counts = [0_u32; 3];
-        kinds(&scenario, Seed(4)).iter().for_each(|kind| counts[*kind as usize] += 1);
+        kinds(&scenario, RunSeed(4)).iter().for_each(|kind| counts[*kind as usize] += 1);
         let [tools, chatty, cloud] = counts;
         assert!((5800..6200).contains(&tools) && (900..1100).contains(&chatty) && (2800..3200).contains(&cloud));
-        let scripts = plan(&scenario, Seed(4), Mode::Simulated).scripts;
+        let scripts = plan(&scenario, RunSeed(4), ServerEnvironment::Simulated).scripts;
         let handshakes: std::collections::HashSet<_> = scripts[0].iter().map(|script| script.handshake_delay).collect();
         assert_eq!(handshakes.len(), 32);
-        assert_eq!(scripts[0][script_of(Nth(33))].tools, 12);
+        assert_eq!(scripts[0][script_of(InstanceNo(33))].tools, 12);
     }
 }

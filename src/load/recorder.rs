@@ -14,24 +14,24 @@ use futures::future::{BoxFuture, ready};
 use jiff::{SignedDuration, Timestamp};
 use mcp_satellite_actors::WallClock;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::model::ids::RunNumber;
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::books::Books;
-use super::checks::Judge;
-use super::fleet::Fleet;
-use super::types::{Nth, Pardon, Probe, Victim};
+use super::books::RecoveryLog;
+use super::checks::InvariantChecks;
+use super::fleet::LoadFleet;
+use super::types::{BudgetReset, FaultVictim, InstanceNo, ProbeResult};
 
 /// Clock of a run. The runtime's wall clock derives from it, so each event timestamp maps to a time of the run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Clock {
+pub(crate) struct RunClock {
     began: Instant,
     epoch: Timestamp,
 }
 
-impl Clock {
+impl RunClock {
     pub(crate) fn start(epoch: Timestamp) -> Self {
         Self { began: Instant::now(), epoch }
     }
@@ -58,80 +58,81 @@ impl Clock {
 
 /// Behavior of the sink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mood {
+pub(crate) enum SinkBehavior {
     Takes,
     Fails,
     Panics,
 }
 
-pub(crate) struct Recorder {
-    pub(crate) clock: Clock,
+pub(crate) struct RunRecorder {
+    pub(crate) clock: RunClock,
     mood: AtomicU8,
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<RecorderState>,
 }
 
-pub(crate) struct Ledger {
-    pub(crate) judge: Judge,
-    pub(crate) books: Books,
+pub(crate) struct RecorderState {
+    pub(crate) judge: InvariantChecks,
+    pub(crate) books: RecoveryLog,
     // Hash of the events of each instance in their order; the last entry is for events without an instance.
     order: Vec<u64>,
     trace: Option<BufWriter<File>>,
     // Reason why the trace is incomplete.
     trace_failed: Option<io::Error>,
     // Receives each instance that failed permanently.
-    given_up: mpsc::UnboundedSender<Nth>,
+    given_up: mpsc::UnboundedSender<InstanceNo>,
     // Id of the last batch. A batch with the same id is a repetition: the response was lost.
     last_batch: Option<u64>,
 }
 
-impl Recorder {
+impl RunRecorder {
     // The receiver yields the instances that fail permanently.
     pub(crate) fn new(
-        clock: Clock,
-        judge: Judge,
-        books: Books,
+        clock: RunClock,
+        judge: InvariantChecks,
+        books: RecoveryLog,
         trace: Option<&Path>,
-    ) -> io::Result<(Arc<Self>, mpsc::UnboundedReceiver<Nth>)> {
+    ) -> io::Result<(Arc<Self>, mpsc::UnboundedReceiver<InstanceNo>)> {
         let (given_up, receiver) = mpsc::unbounded_channel();
         let trace = trace.map(File::create).transpose()?.map(BufWriter::new);
         let order = vec![FNV_BASIS; books.len() + 1];
-        let ledger = Mutex::new(Ledger { judge, books, order, trace, trace_failed: None, given_up, last_batch: None });
-        Ok((Arc::new(Self { clock, mood: AtomicU8::new(Mood::Takes as u8), ledger }), receiver))
+        let ledger =
+            Mutex::new(RecorderState { judge, books, order, trace, trace_failed: None, given_up, last_batch: None });
+        Ok((Arc::new(Self { clock, mood: AtomicU8::new(SinkBehavior::Takes as u8), ledger }), receiver))
     }
 
-    pub(crate) fn is(&self, mood: Mood) {
+    pub(crate) fn is(&self, mood: SinkBehavior) {
         self.mood.store(mood as u8, Ordering::Relaxed);
     }
 
-    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, RecorderState> {
         // A poisoned lock is harmless: the sink panics on purpose before it changes anything.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn started(&self, nth: Nth, run: Run) {
+    pub(crate) fn started(&self, nth: InstanceNo, run: RunNumber) {
         let at = self.clock.now();
         self.ledger().judge.started(nth, run, at);
     }
 
-    pub(crate) fn pardoned(&self, whom: Pardon) {
+    pub(crate) fn pardoned(&self, whom: BudgetReset) {
         let at = self.clock.now();
         self.ledger().judge.pardoned(whom, at);
     }
 
-    pub(crate) fn probed(&self, probe: &Probe) {
+    pub(crate) fn probed(&self, probe: &ProbeResult) {
         self.ledger().judge.probed(probe);
     }
 }
 
-impl EventSink for Recorder {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+impl EventSink for RunRecorder {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let mood = self.mood.load(Ordering::Relaxed);
-        if mood == Mood::Fails as u8 {
-            return ready(Answer::Unavailable("it takes nothing now".to_owned())).boxed();
+        if mood == SinkBehavior::Fails as u8 {
+            return ready(SinkAnswer::Unavailable("it takes nothing now".to_owned())).boxed();
         }
-        assert!(mood != Mood::Panics as u8, "the sink was asked to panic");
+        assert!(mood != SinkBehavior::Panics as u8, "the sink was asked to panic");
         self.ledger().take(&batch, self.clock);
-        ready(Answer::Accepted).boxed()
+        ready(SinkAnswer::Accepted).boxed()
     }
 
     fn is_prompt(&self) -> bool {
@@ -139,14 +140,14 @@ impl EventSink for Recorder {
     }
 }
 
-impl Ledger {
-    fn take(&mut self, batch: &Batch, clock: Clock) {
+impl RecorderState {
+    fn take(&mut self, batch: &SinkBatch, clock: RunClock) {
         if self.last_batch.replace(batch.id) == Some(batch.id) {
             return;
         }
         for envelope in &batch.events {
             let at = clock.of(envelope.timestamp);
-            let nth = envelope.event.subject().and_then(|of| Nth::of(of.installation_id.as_str()));
+            let nth = envelope.event.subject().and_then(|of| InstanceNo::of(of.installation_id.as_str()));
             self.judge.told(envelope);
             self.note(at, nth, envelope);
             if let Some(nth) = nth {
@@ -162,7 +163,7 @@ impl Ledger {
         }
     }
 
-    fn note(&mut self, at: Duration, nth: Option<Nth>, envelope: &Envelope) {
+    fn note(&mut self, at: Duration, nth: Option<InstanceNo>, envelope: &Envelope) {
         let millis = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
         let (kind, status) = (envelope.event.kind(), status(&envelope.event));
         let last = self.order.len() - 1;
@@ -177,12 +178,12 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn done(&mut self, at: Duration, whom: Victim, what: fmt::Arguments<'_>) {
+    pub(crate) fn done(&mut self, at: Duration, whom: FaultVictim, what: fmt::Arguments<'_>) {
         if self.trace.is_some() {
             let whose = match whom {
-                Victim::Instance(nth) => format!("i{}", nth.0),
-                Victim::Team(team) => Fleet::team(team).to_string(),
-                Victim::Us => "-".to_owned(),
+                FaultVictim::Instance(nth) => format!("i{}", nth.0),
+                FaultVictim::Team(team) => LoadFleet::team(team).to_string(),
+                FaultVictim::Us => "-".to_owned(),
             };
             self.write(format_args!("{:>9} {:>8} {whose:<8} {what}\n", at.as_millis(), "-"));
         }

@@ -10,28 +10,31 @@ use futures::StreamExt;
 use jiff::Timestamp;
 use mcp_satellite_actors::model::exit::RuntimeEnd;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::{ControlError, Farewell, Options, RuntimeHandle, start};
+use mcp_satellite_actors::{ControlError, RuntimeHandle, RuntimeOptions, ShutdownReport, start};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::books::Books;
-use super::checks::Judge;
-use super::drive::{Caller, Calls, Desk, Direct, Door, Lobby, Prober, Sources, Tally, Times};
-use super::fleet::Fleet;
-use super::inject::{Deeds, Injector};
-use super::measure::{self, CpuClock, Latency};
-use super::plan::{self, CallSource, Plan};
-use super::recorder::{Clock, Recorder};
-use super::scenario::{Load, Scenario, ScenarioErrors};
-use super::types::{
-    End, EventFindings, FaultKind, Findings, Injection, Invariant, Left, Mode, Nth, Sample, Setup, Show, Victim,
-    Violation,
+use super::books::RecoveryLog;
+use super::checks::InvariantChecks;
+use super::drive::{
+    CallCounters, CallResults, CallSources, EndpointParts, LoadCaller, LoadEndpoint, LoadGenerator, LoadPeriods,
+    Prober, RuntimeCaller,
 };
-use super::watch::{Waits, Watch};
-use super::world::{Counting, Hand, RealWorld, Scripts, SimWorld, World};
+use super::fleet::LoadFleet;
+use super::inject::{FaultInjector, InjectionResults};
+use super::measure::{self, CpuClock, Latency};
+use super::plan::{self, CallSource, FaultPlan};
+use super::recorder::{RunClock, RunRecorder};
+use super::scenario::{CallLoad, Scenario, ScenarioErrors};
+use super::types::{
+    EventFindings, FaultKind, FaultVictim, InstanceNo, Invariant, InvariantViolation, LeftoverResources, PlannedFault,
+    ProgressDisplay, RunEndState, RunFindings, RunSample, RunSetup, ServerEnvironment,
+};
+use super::watch::{ResponseTimes, RunSampler};
+use super::world::{CountingConnector, FleetScripts, ProcessWorld, ServerFaults, ServerWorld, SimWorld};
 
 // Concurrent installations.
 const INSTALLS: usize = 64;
@@ -108,46 +111,50 @@ pub enum LoadError {
 /// # Errors
 ///
 /// Fails if the async runtime cannot be started.
-pub fn threads(mode: Mode) -> Result<tokio::runtime::Runtime, LoadError> {
+pub fn threads(mode: ServerEnvironment) -> Result<tokio::runtime::Runtime, LoadError> {
     let built = match mode {
-        Mode::Virtual => tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build(),
-        Mode::Simulated | Mode::Real => tokio::runtime::Builder::new_multi_thread().enable_all().build(),
+        ServerEnvironment::Virtual => {
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()
+        }
+        ServerEnvironment::Simulated | ServerEnvironment::Real => {
+            tokio::runtime::Builder::new_multi_thread().enable_all().build()
+        }
     };
     built.map_err(LoadError::Threads)
 }
 
-struct Before {
+struct InitialUsage {
     tasks: usize,
     descriptors: usize,
     memory: u64,
 }
 
 /// Components of a run after the start of the satellite's runtime.
-struct Stage<'a> {
-    setup: &'a Setup,
-    plan: Arc<Plan>,
-    fleet: Arc<Fleet>,
-    world: Arc<dyn World>,
-    scripts: Arc<Scripts>,
+struct RunContext<'a> {
+    setup: &'a RunSetup,
+    plan: Arc<FaultPlan>,
+    fleet: Arc<LoadFleet>,
+    world: Arc<dyn ServerWorld>,
+    scripts: Arc<FleetScripts>,
     // Present if calls go through the MCP endpoint.
-    lobby: Option<Lobby>,
-    recorder: Arc<Recorder>,
+    lobby: Option<EndpointParts>,
+    recorder: Arc<RunRecorder>,
     runtime: RuntimeHandle,
-    tally: Arc<Tally>,
+    tally: Arc<CallCounters>,
     injected: Arc<AtomicU64>,
     stop: CancellationToken,
-    before: Before,
+    before: InitialUsage,
 }
 
 /// Measurements from the first installation until all instances have recovered.
-struct Middle {
+struct LoadResults {
     all_online: Duration,
     memory_before: u64,
     memory_after: u64,
     children_cpu: Option<Duration>,
-    times: Times,
-    calls: Calls,
-    deeds: Deeds,
+    times: LoadPeriods,
+    calls: CallResults,
+    deeds: InjectionResults,
 }
 
 /// Runs a scenario and returns the results. In virtual time the caller must use a runtime built by [`threads`].
@@ -155,14 +162,14 @@ struct Middle {
 /// # Errors
 ///
 /// Fails if the run cannot be started, or if it ends before all instances were online.
-pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
+pub async fn run(setup: RunSetup, show: &dyn ProgressDisplay) -> Result<RunFindings, LoadError> {
     let (took, cpu) = (std::time::Instant::now(), CpuClock::start());
-    if setup.mode == Mode::Virtual {
+    if setup.mode == ServerEnvironment::Virtual {
         setup.scenario.paused()?;
     }
-    let (stage, join, given_up) = Stage::set(&setup).await?;
-    let (mut samples, waits) = (Vec::new(), Arc::<Waits>::default());
-    let watch = Watch {
+    let (stage, join, given_up) = RunContext::set(&setup).await?;
+    let (mut samples, waits) = (Vec::new(), Arc::<ResponseTimes>::default());
+    let watch = RunSampler {
         runtime: stage.runtime.clone(),
         ids: Arc::clone(&stage.fleet.ids),
         waits: Arc::clone(&waits),
@@ -185,51 +192,53 @@ pub async fn run(setup: Setup, show: &dyn Show) -> Result<Findings, LoadError> {
     Ok(findings)
 }
 
-impl<'a> Stage<'a> {
-    async fn set(setup: &'a Setup) -> Result<(Self, JoinHandle<RuntimeEnd>, mpsc::UnboundedReceiver<Nth>), LoadError> {
-        let before = Before {
+impl<'a> RunContext<'a> {
+    async fn set(
+        setup: &'a RunSetup,
+    ) -> Result<(Self, JoinHandle<RuntimeEnd>, mpsc::UnboundedReceiver<InstanceNo>), LoadError> {
+        let before = InitialUsage {
             tasks: Handle::current().metrics().num_alive_tasks(),
             descriptors: measure::descriptors(),
             memory: (setup.seams.memory)(),
         };
         let scenario = &setup.scenario;
         let plan = plan::plan(scenario, setup.seed, setup.mode);
-        let fleet = Arc::new(Fleet::new(scenario, setup.seed, setup.seams.spec));
-        let scripts = Arc::new(Scripts { fleet: Arc::clone(&fleet), scripts: plan.scripts.clone() });
-        let world: Arc<dyn World> = match setup.mode {
-            Mode::Simulated | Mode::Virtual => Arc::new(SimWorld::new(scenario, &scripts)),
-            Mode::Real => {
-                let world = RealWorld::new(&scripts, &setup.program).await;
+        let fleet = Arc::new(LoadFleet::new(scenario, setup.seed, setup.seams.spec));
+        let scripts = Arc::new(FleetScripts { fleet: Arc::clone(&fleet), scripts: plan.scripts.clone() });
+        let world: Arc<dyn ServerWorld> = match setup.mode {
+            ServerEnvironment::Simulated | ServerEnvironment::Virtual => Arc::new(SimWorld::new(scenario, &scripts)),
+            ServerEnvironment::Real => {
+                let world = ProcessWorld::new(&scripts, &setup.program).await;
                 Arc::new(world.map_err(LoadError::World)?)
             }
         };
-        let epoch = if setup.mode == Mode::Virtual { EPOCH } else { Timestamp::now() };
-        let clock = Clock::start(epoch);
-        let judge = Judge::new(&fleet.teams(), &scenario.policy.restart, &scenario.limits);
+        let epoch = if setup.mode == ServerEnvironment::Virtual { EPOCH } else { Timestamp::now() };
+        let clock = RunClock::start(epoch);
+        let judge = InvariantChecks::new(&fleet.teams(), &scenario.policy.restart, &scenario.limits);
         let handshake = plan.scripts.iter().flatten().map(|script| script.handshake_delay).max();
-        let books = Books::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
+        let books = RecoveryLog::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
         let (recorder, given_up) =
-            Recorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
-        let counting = Counting { connector: world.connector(), recorder: Arc::clone(&recorder) };
-        let defaults = Options::new(
+            RunRecorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
+        let counting = CountingConnector { connector: world.connector(), recorder: Arc::clone(&recorder) };
+        let defaults = RuntimeOptions::new(
             (setup.seams.connector)(Arc::new(counting)),
             (setup.seams.sink)(Arc::clone(&recorder) as _),
             clock.wall(),
         );
-        let lobby = setup.gateway.then(Lobby::new);
-        let options = Options {
-            audience: lobby.as_ref().map_or(defaults.audience, Lobby::audience),
+        let lobby = setup.gateway.then(EndpointParts::new);
+        let options = RuntimeOptions {
+            audience: lobby.as_ref().map_or(defaults.audience, EndpointParts::audience),
             batch: scenario.batch.clone(),
             team_budget: scenario.team_budget.clone(),
             start_permits: scenario.start_permits.unwrap_or(match setup.mode {
                 // Start permits protect the cores from forks; simulated servers do not fork. A fixed number makes runs
                 // comparable.
-                Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
-                Mode::Real => defaults.start_permits,
+                ServerEnvironment::Simulated | ServerEnvironment::Virtual => SIMULATED_STARTS,
+                ServerEnvironment::Real => defaults.start_permits,
             }),
             connect_permits: scenario.connect_permits.unwrap_or(match setup.mode {
-                Mode::Simulated | Mode::Virtual => SIMULATED_STARTS,
-                Mode::Real => defaults.connect_permits,
+                ServerEnvironment::Simulated | ServerEnvironment::Virtual => SIMULATED_STARTS,
+                ServerEnvironment::Real => defaults.connect_permits,
             }),
             seed: setup.seed.of("runtime", 0),
             ..defaults
@@ -252,7 +261,11 @@ impl<'a> Stage<'a> {
         Ok((stage, join, given_up))
     }
 
-    async fn middle(&self, show: &dyn Show, given_up: mpsc::UnboundedReceiver<Nth>) -> Result<Middle, LoadError> {
+    async fn middle(
+        &self,
+        show: &dyn ProgressDisplay,
+        given_up: mpsc::UnboundedReceiver<InstanceNo>,
+    ) -> Result<LoadResults, LoadError> {
         show.phase("starting");
         let installing = self.recorder.clock.now();
         self.install(show).await?;
@@ -285,17 +298,17 @@ impl<'a> Stage<'a> {
         if let Some(door) = door {
             door.close().await;
         }
-        Ok(Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds })
+        Ok(LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, deeds })
     }
 
-    async fn open(&self) -> Result<Option<Door>, LoadError> {
+    async fn open(&self) -> Result<Option<LoadEndpoint>, LoadError> {
         let Some(lobby) = &self.lobby else { return Ok(None) };
         let deadline = self.setup.scenario.load.timeout();
         lobby.open(&self.runtime, &self.fleet, deadline).await.map(Some).map_err(LoadError::Endpoint)
     }
 
-    async fn install(&self, show: &dyn Show) -> Result<(), LoadError> {
-        let install = |nth: Nth| async move {
+    async fn install(&self, show: &dyn ProgressDisplay) -> Result<(), LoadError> {
+        let install = |nth: InstanceNo| async move {
             let target = self.world.target(nth, self.fleet.kind(nth));
             let spec = self.fleet.spec(nth, target, "Bearer first");
             let instance = spec.name.to_string();
@@ -312,7 +325,7 @@ impl<'a> Stage<'a> {
     }
 
     // Instances that have been online are not checked again.
-    async fn until_online(&self, show: &dyn Show) -> Result<(), LoadError> {
+    async fn until_online(&self, show: &dyn ProgressDisplay) -> Result<(), LoadError> {
         let (all, began) = (self.fleet.ids.len(), Instant::now());
         let mut online = 0;
         loop {
@@ -350,7 +363,7 @@ impl<'a> Stage<'a> {
         let mut least = u64::MAX;
         for _ in 0..LOOKS {
             sleep(LOOK_EVERY).await;
-            if self.setup.mode == Mode::Virtual {
+            if self.setup.mode == ServerEnvironment::Virtual {
                 // The allocator uses real time.
                 std::thread::sleep(LOOK_EVERY_REAL);
             }
@@ -361,11 +374,11 @@ impl<'a> Stage<'a> {
 
     fn children_cpu(&self) -> Option<Duration> {
         let pids = || self.runtime.snapshot().iter().filter_map(|view| view.pid).collect::<Vec<_>>();
-        (self.setup.mode == Mode::Real).then(|| pids().into_iter().filter_map(measure::cpu_of).sum())
+        (self.setup.mode == ServerEnvironment::Real).then(|| pids().into_iter().filter_map(measure::cpu_of).sum())
     }
 
     // The load starts now.
-    fn times(&self) -> Times {
+    fn times(&self) -> LoadPeriods {
         let (from, lasts) = (self.recorder.clock.now(), self.setup.scenario.duration);
         let first = self.plan.injections.first().map_or(lasts, |first| first.at);
         let mut storms = Vec::new();
@@ -382,31 +395,31 @@ impl<'a> Stage<'a> {
                 None => {}
             }
         }
-        Times { from, until: from + lasts, quiet_until: from + first, storms, untouched }
+        LoadPeriods { from, until: from + lasts, quiet_until: from + first, storms, untouched }
     }
 
-    fn team_of(&self, injection: &Injection) -> Option<super::types::TeamNo> {
+    fn team_of(&self, injection: &PlannedFault) -> Option<super::types::TeamNo> {
         match injection.victim {
-            Victim::Instance(nth) => Some(self.fleet.shape.team_of(nth)),
-            Victim::Team(team) => Some(team),
-            Victim::Us => None,
+            FaultVictim::Instance(nth) => Some(self.fleet.shape.team_of(nth)),
+            FaultVictim::Team(team) => Some(team),
+            FaultVictim::Us => None,
         }
     }
 
-    fn sources(&self) -> Sources {
+    fn sources(&self) -> CallSources {
         let (scenario, seed, kinds) = (&self.setup.scenario, self.setup.seed, &self.fleet.kinds);
         match &scenario.load {
-            Load::Open { in_flight_max, .. } => {
-                Sources::Open(Box::new(CallSource::open(scenario, seed, kinds)), *in_flight_max)
+            CallLoad::Open { in_flight_max, .. } => {
+                CallSources::Open(Box::new(CallSource::open(scenario, seed, kinds)), *in_flight_max)
             }
-            Load::Closed { callers, .. } => {
-                Sources::Closed((0..*callers).map(|nth| CallSource::closed(scenario, seed, nth, kinds)).collect())
+            CallLoad::Closed { callers, .. } => {
+                CallSources::Closed((0..*callers).map(|nth| CallSource::closed(scenario, seed, nth, kinds)).collect())
             }
         }
     }
 
-    fn desk(&self, times: Times, door: Option<&Door>) -> Desk {
-        Desk {
+    fn desk(&self, times: LoadPeriods, door: Option<&LoadEndpoint>) -> LoadGenerator {
+        LoadGenerator {
             caller: (self.setup.seams.caller)(self.caller(door)),
             clock: self.recorder.clock,
             shape: self.fleet.shape,
@@ -418,12 +431,12 @@ impl<'a> Stage<'a> {
     }
 
     // The prober uses this caller: tests replace only the caller of the load.
-    fn caller(&self, door: Option<&Door>) -> Arc<dyn Caller> {
-        let direct = || Arc::new(Direct { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
-        door.map_or_else(|| direct() as _, Door::caller)
+    fn caller(&self, door: Option<&LoadEndpoint>) -> Arc<dyn LoadCaller> {
+        let direct = || Arc::new(RuntimeCaller { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
+        door.map_or_else(|| direct() as _, LoadEndpoint::caller)
     }
 
-    fn prober(&self, stop: CancellationToken, door: Option<&Door>) -> Prober {
+    fn prober(&self, stop: CancellationToken, door: Option<&LoadEndpoint>) -> Prober {
         Prober {
             caller: self.caller(door),
             runtime: self.runtime.clone(),
@@ -437,14 +450,14 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn injector(&self, from: Duration, prober: Prober, ended: CancellationToken) -> Injector {
+    fn injector(&self, from: Duration, prober: Prober, ended: CancellationToken) -> FaultInjector {
         let policy = &self.setup.scenario.policy;
         let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
         let delay = delay.max(plan::longest_delay_of_a_team());
         let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
-        Injector {
+        FaultInjector {
             runtime: self.runtime.clone(),
-            hand: Hand::new(
+            hand: ServerFaults::new(
                 Arc::clone(&self.world),
                 Arc::clone(&self.scripts),
                 self.runtime.clone(),
@@ -468,13 +481,13 @@ impl<'a> Stage<'a> {
     async fn finish(
         self,
         join: JoinHandle<RuntimeEnd>,
-        middle: Middle,
-        samples: Vec<Sample>,
+        middle: LoadResults,
+        samples: Vec<RunSample>,
         took: Duration,
         cpu: CpuClock,
-    ) -> Result<Findings, LoadError> {
+    ) -> Result<RunFindings, LoadError> {
         let Self { setup, plan, fleet, world, lobby, recorder, runtime, stop, before, .. } = self;
-        let Farewell { events_lost, .. } = runtime.shutdown().await;
+        let ShutdownReport { events_lost, .. } = runtime.shutdown().await;
         let events = runtime.event_statistics();
         join.await?;
         drop((runtime, lobby));
@@ -487,35 +500,35 @@ impl<'a> Stage<'a> {
         let at = recorder.clock.now();
         let mut ledger = recorder.ledger();
         let order = ledger.order();
-        let nobody = Judge::new(&[], &scenario.policy.restart, &scenario.limits);
+        let nobody = InvariantChecks::new(&[], &scenario.policy.restart, &scenario.limits);
         let mut judge = std::mem::replace(&mut ledger.judge, nobody);
-        let Middle { all_online, memory_before, memory_after, children_cpu, times, calls, deeds } = middle;
-        let Calls { findings: calls, answers, neighbours_quiet, unexcused } = calls;
+        let LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, deeds } = middle;
+        let CallResults { findings: calls, answers, neighbours_quiet, unexcused } = calls;
         judge.answers(answers);
         judge.found(deeds.missing.iter().map(|(nth, status)| missing(*nth, *status, at)));
         judge.found(unexcused);
         judge.calls(at, &calls, &neighbours_quiet);
         judge.curves(&samples, took);
         // Other programs cannot delay virtual time.
-        if setup.mode != Mode::Virtual {
+        if setup.mode != ServerEnvironment::Virtual {
             judge.excuse_starved(&samples);
         }
         judge.looked(Invariant::Recovery, ledger.books.promised);
         let instances = fleet.ids.len();
         let events_emitted = events.emitted;
-        let end = End { at, left, memory_before, memory_after, instances, events_lost, events_emitted };
+        let end = RunEndState { at, left, memory_before, memory_after, instances, events_lost, events_emitted };
         let checked = judge.checked(&end);
         let violations = judge.finish(&end);
         let each = |bytes: u64| bytes / (instances.max(1) as u64);
-        Ok(Findings {
+        Ok(RunFindings {
             repeat: setup.repeat.clone(),
             scenario: scenario.name.clone(),
             about: scenario.about.clone(),
             seed: setup.seed.0,
             mode: match setup.mode {
-                Mode::Simulated => "simulated",
-                Mode::Virtual => "virtual",
-                Mode::Real => "real",
+                ServerEnvironment::Simulated => "simulated",
+                ServerEnvironment::Virtual => "virtual",
+                ServerEnvironment::Real => "real",
             }
             .to_owned(),
             gateway: setup.gateway,
@@ -566,30 +579,32 @@ fn is_given_up(status: Option<Status>) -> bool {
 }
 
 // Waits for the release of resources, up to a limit.
-async fn left(setup: &Setup, before: &Before, world: &dyn World) -> Left {
+async fn left(setup: &RunSetup, before: &InitialUsage, world: &dyn ServerWorld) -> LeftoverResources {
     let give_up_at = Instant::now() + CLEAR_MAX;
     loop {
         let descriptors = match setup.mode {
             // Virtual runs open no descriptors, but other tests in this process may.
-            Mode::Virtual => 0,
-            Mode::Simulated | Mode::Real => measure::descriptors().saturating_sub(before.descriptors),
+            ServerEnvironment::Virtual => 0,
+            ServerEnvironment::Simulated | ServerEnvironment::Real => {
+                measure::descriptors().saturating_sub(before.descriptors)
+            }
         };
         let tasks = Handle::current().metrics().num_alive_tasks().saturating_sub(before.tasks);
-        let left = Left { servers: world.left(), tasks, descriptors, processes: world.processes() };
-        if left == Left::default() || Instant::now() >= give_up_at {
+        let left = LeftoverResources { servers: world.left(), tasks, descriptors, processes: world.processes() };
+        if left == LeftoverResources::default() || Instant::now() >= give_up_at {
             return left;
         }
         sleep(Duration::from_millis(10)).await;
     }
 }
 
-fn missing(nth: Nth, status: Option<Status>, at: Duration) -> Violation {
+fn missing(nth: InstanceNo, status: Option<Status>, at: Duration) -> InvariantViolation {
     let what = match status {
         None => "nobody knows of it any more".to_owned(),
         Some(Status::Online) => "it has not recovered from a fault that is long over".to_owned(),
         Some(status) => format!("it is {status} long after the last fault was over"),
     };
-    Violation {
+    InvariantViolation {
         invariant: Invariant::Recovery,
         since_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
         at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
@@ -599,7 +614,7 @@ fn missing(nth: Nth, status: Option<Status>, at: Duration) -> Violation {
 }
 
 // Groups of faults with the same time and kind and at least `MANY` victims.
-fn together(injections: &[Injection]) -> impl Iterator<Item = (Duration, &[Injection])> {
+fn together(injections: &[PlannedFault]) -> impl Iterator<Item = (Duration, &[PlannedFault])> {
     injections
         .chunk_by(|a, b| a.at == b.at && a.kind == b.kind)
         .filter(|chunk| chunk.len() >= MANY)
@@ -611,20 +626,20 @@ fn never_injected(scenario: &Scenario, injected: &BTreeMap<FaultKind, u64>) -> V
     asked_for.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
 }
 
-fn marks(injections: &[Injection], from: Duration) -> Vec<(u64, String)> {
+fn marks(injections: &[PlannedFault], from: Duration) -> Vec<(u64, String)> {
     let mark = |at: Duration, text| (u64::try_from((from + at).as_millis()).unwrap_or(u64::MAX), text);
     let of_many = together(injections)
         .map(|(at, many)| mark(at, format!("{} × {}", super::scenario::fault_name(many[0].kind), many.len())));
     let ours = injections
         .iter()
-        .filter(|injection| !matches!(injection.victim, Victim::Instance(_)))
+        .filter(|injection| !matches!(injection.victim, FaultVictim::Instance(_)))
         .map(|injection| mark(injection.at, super::scenario::fault_name(injection.kind).to_owned()));
     let mut marks: Vec<_> = of_many.chain(ours).collect();
     marks.sort();
     marks
 }
 
-fn impossible(plan: &Plan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKind, u64> {
+fn impossible(plan: &FaultPlan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKind, u64> {
     let mut impossible = missed;
     for (kind, count) in &plan.impossible {
         *impossible.entry(*kind).or_insert(0) += *count as u64;
@@ -633,10 +648,10 @@ fn impossible(plan: &Plan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKi
 }
 
 // More violations of the same kind add little information.
-fn firsts(violations: Vec<Violation>) -> Vec<Violation> {
+fn firsts(violations: Vec<InvariantViolation>) -> Vec<InvariantViolation> {
     const OF_EACH: usize = 10;
     let mut seen: BTreeMap<Invariant, usize> = BTreeMap::new();
-    let is_first = |violation: &Violation| {
+    let is_first = |violation: &InvariantViolation| {
         let count = seen.entry(violation.invariant).or_insert(0);
         *count += 1;
         *count <= OF_EACH

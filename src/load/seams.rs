@@ -5,30 +5,30 @@ use std::sync::Arc;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connector, EventSink};
 
-use super::drive::Caller;
-use super::measure::Memory;
+use super::drive::LoadCaller;
+use super::measure::ProcessMemory;
 
 /// Wrappers around the parts of a run. The default changes nothing.
 #[derive(Clone)]
-pub(crate) struct Seams {
+pub(crate) struct TestHooks {
     // Applied outside the counting connector: the runtime sees the result.
     pub(crate) connector: fn(Arc<dyn Connector>) -> Arc<dyn Connector>,
     // Applied outside the recorder: the runtime sees the result.
     pub(crate) sink: fn(Arc<dyn EventSink>) -> Arc<dyn EventSink>,
-    pub(crate) caller: fn(Arc<dyn Caller>) -> Arc<dyn Caller>,
+    pub(crate) caller: fn(Arc<dyn LoadCaller>) -> Arc<dyn LoadCaller>,
     pub(crate) spec: fn(InstanceSpec) -> InstanceSpec,
     // Returns the memory in use, in bytes. Tests that run in parallel count their own thread.
     pub(crate) memory: fn() -> u64,
 }
 
-impl Default for Seams {
+impl Default for TestHooks {
     fn default() -> Self {
         Self {
             connector: |connector| connector,
             sink: |sink| sink,
             caller: |caller| caller,
             spec: |spec| spec,
-            memory: || Memory::now().anonymous,
+            memory: || ProcessMemory::now().anonymous,
         }
     }
 }

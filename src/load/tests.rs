@@ -6,20 +6,20 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::chance::Seed;
-use super::scenario::{self, Load, Overrides, Scenario};
-use super::seams::Seams;
-use super::types::{FaultKind, Findings, Invariant, Mode, Sample, Setup, Show};
+use super::chance::RunSeed;
+use super::scenario::{self, CallLoad, Scenario, ScenarioOverrides};
+use super::seams::TestHooks;
+use super::types::{FaultKind, Invariant, ProgressDisplay, RunFindings, RunSample, RunSetup, ServerEnvironment};
 use super::{hush, run, threads};
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     static HEAP: Cell<u64> = const { Cell::new(0) };
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 // Bytes allocated by this thread and not freed yet.
 fn heap() -> u64 {
@@ -32,7 +32,7 @@ fn count(change: impl FnOnce(u64) -> u64) {
 }
 
 // SAFETY: all methods delegate to the system allocator; the counter does not access the allocated memory.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(|heap| heap.wrapping_add(layout.size() as u64));
         // SAFETY: the caller guarantees the conditions of `GlobalAlloc::alloc`, which are those of the system
@@ -48,42 +48,42 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-struct Blind;
+struct SilentDisplay;
 
-impl Show for Blind {
+impl ProgressDisplay for SilentDisplay {
     fn phase(&self, _name: &'static str) {}
     fn online(&self, _online: usize, _of: usize) {}
-    fn sample(&self, _sample: &Sample, _injected: u64, _violations: u64) {}
+    fn sample(&self, _sample: &RunSample, _injected: u64, _violations: u64) {}
 }
 
 // No replaced parts, except that memory is counted per thread.
-pub(super) fn honest() -> Seams {
-    Seams { memory: heap, ..Seams::default() }
+pub(super) fn honest() -> TestHooks {
+    TestHooks { memory: heap, ..TestHooks::default() }
 }
 
 // A small `mixed` scenario with few calls: tests are built without optimizations.
-fn mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), seams: Seams) -> Findings {
+fn mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), seams: TestHooks) -> RunFindings {
     hush();
     let (instances, teams) = (Some(instances), Some(instances / 10));
-    let overrides = Overrides { instances, teams, duration: Some(Duration::from_secs(seconds)) };
+    let overrides = ScenarioOverrides { instances, teams, duration: Some(Duration::from_secs(seconds)) };
     let mut scenario = scenario::load("mixed").unwrap().with(overrides).unwrap();
-    if let Load::Open { per_second, .. } = &mut scenario.load {
+    if let CallLoad::Open { per_second, .. } = &mut scenario.load {
         *per_second = 20.0;
     }
     change(&mut scenario);
     found(scenario, seed, seams)
 }
 
-pub(super) fn told(text: &str, seed: u64, seams: Seams) -> Findings {
+pub(super) fn told(text: &str, seed: u64, seams: TestHooks) -> RunFindings {
     hush();
     found(scenario::parse("test", text).unwrap(), seed, seams)
 }
 
-fn found(scenario: Scenario, seed: u64, seams: Seams) -> Findings {
-    let setup = Setup {
+fn found(scenario: Scenario, seed: u64, seams: TestHooks) -> RunFindings {
+    let setup = RunSetup {
         scenario,
-        seed: Seed(seed),
-        mode: Mode::Virtual,
+        seed: RunSeed(seed),
+        mode: ServerEnvironment::Virtual,
         gateway: false,
         program: PathBuf::new(),
         repeat: String::new(),
@@ -91,15 +91,15 @@ fn found(scenario: Scenario, seed: u64, seams: Seams) -> Findings {
         trace: std::env::var_os("LOAD_TRACE").map(PathBuf::from),
         seams,
     };
-    threads(Mode::Virtual).unwrap().block_on(run(setup, &Blind)).unwrap()
+    threads(ServerEnvironment::Virtual).unwrap().block_on(run(setup, &SilentDisplay)).unwrap()
 }
 
 // Returns the invariants that a run with these parts violates, at most one.
-pub(super) fn broken_by(seams: Seams) -> Vec<Invariant> {
+pub(super) fn broken_by(seams: TestHooks) -> Vec<Invariant> {
     broken_under(|_| (), seams)
 }
 
-pub(super) fn broken_under(change: fn(&mut Scenario), seams: Seams) -> Vec<Invariant> {
+pub(super) fn broken_under(change: fn(&mut Scenario), seams: TestHooks) -> Vec<Invariant> {
     let violations = mixed(7, 100, 120, change, seams).violations;
     let mut broken: Vec<_> = violations.iter().map(|violation| violation.invariant).collect();
     broken.sort_unstable();
@@ -142,7 +142,7 @@ limits = {{ growth = 100.0 }}
 }
 
 // Each injected fault has a known outcome for each victim.
-fn assert_all_accounted(found: &Findings) {
+fn assert_all_accounted(found: &RunFindings) {
     for (kind, outcome) in &found.outcomes {
         let injected = found.injected.get(kind).copied().unwrap_or_default();
         let of_instances = !matches!(kind, FaultKind::TeamPanic);
@@ -252,10 +252,10 @@ fn every_fault_of_a_mixed_run_comes_to_something() {
 fn a_fleet_that_flaps_is_judged_by_its_policy_alone() {
     for seed in 1..=2 {
         let scenario = scenario::load("flap").unwrap();
-        let overrides = Overrides { instances: Some(200), teams: Some(10), duration: None };
+        let overrides = ScenarioOverrides { instances: Some(200), teams: Some(10), duration: None };
         hush();
         let mut scenario = scenario.with(overrides).unwrap();
-        if let Load::Closed { callers, .. } = &mut scenario.load {
+        if let CallLoad::Closed { callers, .. } = &mut scenario.load {
             *callers = 4;
         }
         let found = found(scenario, seed, honest());

@@ -7,16 +7,16 @@ use std::time::Duration;
 use mcp_satellite_actors::model::status::Status;
 use serde::{Deserialize, Serialize};
 
-use super::chance::Seed;
+use super::chance::RunSeed;
 use super::measure::Latency;
 use super::scenario::Scenario;
-use super::seams::Seams;
+use super::seams::TestHooks;
 
 /// Number of an instance. The id of its installation is `i` followed by this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Nth(pub u32);
+pub struct InstanceNo(pub u32);
 
-impl Nth {
+impl InstanceNo {
     /// Parses the number from the id of an installation.
     pub fn of(installation: &str) -> Option<Self> {
         installation.strip_prefix('i')?.parse().ok().map(Self)
@@ -30,7 +30,7 @@ pub struct TeamNo(pub u32);
 /// Transport between an instance and its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Transport {
+pub enum LoadTransport {
     /// Process with pipes.
     Stdio,
     /// HTTP connection.
@@ -39,7 +39,7 @@ pub enum Transport {
 
 /// Environment in which the servers of a run exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum ServerEnvironment {
     /// Simulated servers in this process, in real time.
     Simulated,
     /// Simulated servers in this process, on one thread, in paused time.
@@ -103,7 +103,7 @@ pub enum FaultKind {
 
 /// Set of possible victims of a kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Befalls {
+pub enum VictimClass {
     /// Instance with a process.
     Stdio,
     /// Instance with a remote server.
@@ -145,7 +145,7 @@ impl FaultKind {
     ];
 
     /// Returns the possible victims.
-    pub fn befalls(self) -> Befalls {
+    pub fn befalls(self) -> VictimClass {
         match self {
             Self::Crash
             | Self::Exit0
@@ -159,17 +159,17 @@ impl FaultKind {
             | Self::Garbage
             | Self::Huge
             | Self::StrayAnswers
-            | Self::MemoryGrowth => Befalls::Stdio,
-            Self::Unauthorized | Self::SessionLost | Self::Refused | Self::StreamCut => Befalls::Remote,
-            Self::WorkerPanic => Befalls::Any,
-            Self::TeamPanic => Befalls::Team,
-            Self::RegistryPanic | Self::BatcherPanic | Self::SinkFails | Self::SinkPanics => Befalls::Us,
+            | Self::MemoryGrowth => VictimClass::Stdio,
+            Self::Unauthorized | Self::SessionLost | Self::Refused | Self::StreamCut => VictimClass::Remote,
+            Self::WorkerPanic => VictimClass::Any,
+            Self::TeamPanic => VictimClass::Team,
+            Self::RegistryPanic | Self::BatcherPanic | Self::SinkFails | Self::SinkPanics => VictimClass::Us,
         }
     }
 
     /// Returns true if the fault can be injected into servers of this mode.
-    pub fn possible(self, mode: Mode) -> bool {
-        !(mode == Mode::Real && matches!(self, Self::Unauthorized | Self::StreamCut))
+    pub fn possible(self, mode: ServerEnvironment) -> bool {
+        !(mode == ServerEnvironment::Real && matches!(self, Self::Unauthorized | Self::StreamCut))
     }
 
     /// Returns true if the victim must come back online without a person once the fault is healed. The time until then
@@ -199,7 +199,7 @@ impl FaultKind {
 
 /// Number of victims of a kind of fault by outcome. The sum is the number of all victims.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub struct FaultOutcomes {
     /// Victims that were online again.
     pub back: u64,
     /// Victims that stayed online and answered a call afterwards.
@@ -210,7 +210,7 @@ pub struct Outcome {
     pub missing: u64,
 }
 
-impl Outcome {
+impl FaultOutcomes {
     /// Returns the number of all victims.
     pub fn all(&self) -> u64 {
         self.back + self.unharmed + self.given_up + self.missing
@@ -219,9 +219,9 @@ impl Outcome {
 
 /// Victim of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Victim {
+pub enum FaultVictim {
     /// A single instance.
-    Instance(Nth),
+    Instance(InstanceNo),
     /// The supervisor of a team.
     Team(TeamNo),
     /// Satellite itself.
@@ -230,7 +230,7 @@ pub enum Victim {
 
 /// Planned fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Injection {
+pub struct PlannedFault {
     /// Position in the plan.
     pub serial: u32,
     /// Time since the load began.
@@ -238,14 +238,14 @@ pub struct Injection {
     /// Kind of fault.
     pub kind: FaultKind,
     /// Victim of the fault.
-    pub victim: Victim,
+    pub victim: FaultVictim,
     /// Time until the fault is healed.
     pub lasts: Duration,
 }
 
 /// Target of an instance in its configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum LoadTarget {
     /// Program and its arguments.
     Process(String, Vec<String>),
     /// URL of a remote server.
@@ -258,7 +258,7 @@ pub struct PlannedCall {
     /// Closed loop: think time of the caller before the call. Open loop: time since the previous arrival.
     pub pause: Duration,
     /// Called instance.
-    pub nth: Nth,
+    pub nth: InstanceNo,
     /// Time that the server takes for the call.
     pub after: Duration,
     /// Text that is unique among all calls of a run.
@@ -269,7 +269,7 @@ pub struct PlannedCall {
 
 /// Outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answered {
+pub enum CallOutcome {
     /// Text of a successful result.
     Text(String),
     /// Error returned by the server.
@@ -285,13 +285,13 @@ pub enum Answered {
 
 /// Test call to an instance that the snapshot showed as online.
 #[derive(Debug, Clone)]
-pub struct Probe {
+pub struct ProbeResult {
     /// Called instance.
-    pub nth: Nth,
+    pub nth: InstanceNo,
     /// Start of the call.
     pub at: Duration,
     /// Outcome of the call.
-    pub answer: Answered,
+    pub answer: CallOutcome,
     /// Expected text of the response.
     pub token: Box<str>,
     /// True if the status, process or connection of the instance changed during the call.
@@ -300,9 +300,9 @@ pub struct Probe {
 
 /// Reset of a restart budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pardon {
+pub enum BudgetReset {
     /// A person restarted, updated or started the instance.
-    Instance(Nth),
+    Instance(InstanceNo),
     /// The supervisor of the team panicked.
     Team(TeamNo),
 }
@@ -335,7 +335,7 @@ pub enum Invariant {
 
 /// Violation of an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Violation {
+pub struct InvariantViolation {
     /// Violated invariant.
     pub invariant: Invariant,
     /// Start of the violation, in milliseconds.
@@ -351,7 +351,7 @@ pub struct Violation {
 
 /// Number of checks of an invariant. An invariant without a check was not violated, but is not proven either.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Checked {
+pub struct InvariantCoverage {
     /// Checked invariant.
     pub invariant: Invariant,
     /// Number of checks.
@@ -364,7 +364,7 @@ pub struct Checked {
 
 /// Resources left after the end of a run, minus those that existed before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Left {
+pub struct LeftoverResources {
     /// Servers and connections to servers.
     pub servers: usize,
     /// Tasks of the async runtime.
@@ -377,11 +377,11 @@ pub struct Left {
 
 /// State at the end of a run, the input of the final checks.
 #[derive(Debug, Clone)]
-pub struct End {
+pub struct RunEndState {
     /// Time of the end.
     pub at: Duration,
     /// Resources that are left.
-    pub left: Left,
+    pub left: LeftoverResources,
     /// Memory in bytes when all instances were online, before the faults.
     pub memory_before: u64,
     /// Memory in bytes when all instances were online again.
@@ -396,7 +396,7 @@ pub struct End {
 
 /// Sample of all curves of the report.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Sample {
+pub struct RunSample {
     /// Time in milliseconds.
     pub at_ms: u64,
     /// Number of instances by status, in the order of [`Status::ALL`].
@@ -469,7 +469,7 @@ pub struct EventFindings {
 
 /// Complete results of a run, the input of all reports.
 #[derive(Debug, Clone, Serialize)]
-pub struct Findings {
+pub struct RunFindings {
     /// Command that repeats the run.
     pub repeat: String,
     /// Name of the scenario.
@@ -513,7 +513,7 @@ pub struct Findings {
     /// Time from a fault, or from its healing if that came first, until the victim was online again.
     pub recoveries: BTreeMap<FaultKind, Latency>,
     /// Outcomes of the victims. A fault of a team has one victim for each instance of the team.
-    pub outcomes: BTreeMap<FaultKind, Outcome>,
+    pub outcomes: BTreeMap<FaultKind, FaultOutcomes>,
     /// Number of injected faults.
     pub injected: BTreeMap<FaultKind, u64>,
     /// Number of faults that could not be injected here or found no healthy victim.
@@ -521,7 +521,7 @@ pub struct Findings {
     /// Kinds of faults of the scenario that were never injected, for whatever reason.
     pub never_injected: Vec<FaultKind>,
     /// Number of checks of each invariant.
-    pub checked: Vec<Checked>,
+    pub checked: Vec<InvariantCoverage>,
     /// Response time of the team supervisors, from the planned time of the request until the registry shows the effect.
     pub supervisors: Latency,
     /// Response time of the registry, from the planned time of the request until it shows all that Root knew.
@@ -533,27 +533,27 @@ pub struct Findings {
     /// Number of instances restarted by the harness after they had failed permanently.
     pub pardons: u64,
     /// Resources left at the end.
-    pub left: Left,
+    pub left: LeftoverResources,
     /// Samples over time.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<RunSample>,
     /// Times in milliseconds and labels of large faults, for the time axis.
     pub marks: Vec<(u64, String)>,
     /// Hash of the event order of every instance, in hexadecimal.
     pub order: String,
     /// First violations of each invariant.
-    pub violations: Vec<Violation>,
+    pub violations: Vec<InvariantViolation>,
     /// Number of all violations.
     pub violations_in_all: u64,
 }
 
 /// Settings of a run.
-pub struct Setup {
+pub struct RunSetup {
     /// Scenario to run.
     pub scenario: Scenario,
     /// Seed of all random decisions.
-    pub seed: Seed,
+    pub seed: RunSeed,
     /// Environment of the servers.
-    pub mode: Mode,
+    pub mode: ServerEnvironment,
     /// True if calls go through the MCP endpoint.
     pub gateway: bool,
     /// Path of the `satellite` executable that runs as a real server.
@@ -562,17 +562,17 @@ pub struct Setup {
     pub repeat: String,
     /// File to which each event is written.
     pub trace: Option<PathBuf>,
-    pub(crate) seams: Seams,
+    pub(crate) seams: TestHooks,
 }
 
 /// Progress display of a run. Its methods must not block.
-pub trait Show: Send + Sync {
+pub trait ProgressDisplay: Send + Sync {
     /// Announces the current phase.
     fn phase(&self, name: &'static str);
     /// Reports the number of instances that have been online.
     fn online(&self, online: usize, of: usize);
     /// Displays a sample, the number of injected faults and the number of violations.
-    fn sample(&self, sample: &Sample, injected: u64, violations: u64);
+    fn sample(&self, sample: &RunSample, injected: u64, violations: u64);
     /// Returns true if the user asked for an early end. No more calls are made and no more faults injected then;
     /// recovery and checks run as usual.
     fn is_stopped(&self) -> bool {

@@ -12,10 +12,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
 
-use super::drive::Tally;
-use super::measure::{ForeignCpu, Latency, Memory, cpu_of, descriptors};
-use super::recorder::Recorder;
-use super::types::{Mode, Sample, Show};
+use super::drive::CallCounters;
+use super::measure::{ForeignCpu, Latency, ProcessMemory, cpu_of, descriptors};
+use super::recorder::RunRecorder;
+use super::types::{ProgressDisplay, RunSample, ServerEnvironment};
 
 // Maximum number of samples during the load.
 const SAMPLES: u32 = 600;
@@ -26,14 +26,14 @@ const EACH: Duration = Duration::from_micros(10);
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
-pub(crate) struct Waits {
+pub(crate) struct ResponseTimes {
     supervisors: Mutex<Latency>,
     registry: Mutex<Latency>,
     // Longest response time of the registry since the last sample, in microseconds.
     longest: AtomicU64,
 }
 
-impl Waits {
+impl ResponseTimes {
     pub(crate) fn take(&self) -> (Latency, Latency) {
         let take = |of: &Mutex<Latency>| std::mem::take(&mut *of.lock().unwrap_or_else(PoisonError::into_inner));
         (take(&self.supervisors), take(&self.registry))
@@ -41,35 +41,35 @@ impl Waits {
 }
 
 /// Pending request. Its response time is recorded on drop, so that unanswered requests count too.
-struct Wait {
+struct ResponseTimer {
     due: Instant,
-    waits: Arc<Waits>,
-    of: fn(&Waits) -> &Mutex<Latency>,
+    waits: Arc<ResponseTimes>,
+    of: fn(&ResponseTimes) -> &Mutex<Latency>,
 }
 
-impl Drop for Wait {
+impl Drop for ResponseTimer {
     fn drop(&mut self) {
         let took = self.due.elapsed();
         (self.of)(&self.waits).lock().unwrap_or_else(PoisonError::into_inner).record(took);
     }
 }
 
-pub(crate) struct Watch<'a> {
+pub(crate) struct RunSampler<'a> {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) ids: Arc<[InstanceId]>,
-    pub(crate) waits: Arc<Waits>,
-    pub(crate) recorder: Arc<Recorder>,
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) waits: Arc<ResponseTimes>,
+    pub(crate) recorder: Arc<RunRecorder>,
+    pub(crate) tally: Arc<CallCounters>,
     pub(crate) injected: Arc<AtomicU64>,
-    pub(crate) mode: Mode,
-    pub(crate) show: &'a dyn Show,
+    pub(crate) mode: ServerEnvironment,
+    pub(crate) show: &'a dyn ProgressDisplay,
     // Cancelled if the user asks for an early end.
     pub(crate) stop: CancellationToken,
 }
 
-impl Watch<'_> {
+impl RunSampler<'_> {
     // Runs until the future is dropped.
-    pub(crate) async fn run(&self, lasts: Duration, samples: &mut Vec<Sample>) {
+    pub(crate) async fn run(&self, lasts: Duration, samples: &mut Vec<RunSample>) {
         let each = EACH * u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
         let every = (lasts / SAMPLES).max(EVERY_MIN + each);
         let (mut looks, mut asks) = (interval_at(Instant::now(), every), interval_at(Instant::now(), ASK_EVERY));
@@ -82,7 +82,7 @@ impl Watch<'_> {
                 biased;
                 // Spawned, not awaited, so that samples are taken while Root is busy. Virtual time has no response
                 // times.
-                due = asks.tick(), if self.mode != Mode::Virtual => {
+                due = asks.tick(), if self.mode != ServerEnvironment::Virtual => {
                     while asked.try_join_next().is_some() {}
                     // Response times during the start of the fleet are not measured.
                     let is_up = self.recorder.ledger().books.all_online.is_some();
@@ -107,7 +107,7 @@ impl Watch<'_> {
     }
 
     fn ask(&self, id: InstanceId, due: Instant, asked: &mut JoinSet<()>) {
-        let wait = |of| Wait { due, waits: Arc::clone(&self.waits), of };
+        let wait = |of| ResponseTimer { due, waits: Arc::clone(&self.waits), of };
         let (runtime, team) = (self.runtime.clone(), wait(|waits| &waits.supervisors));
         asked.spawn(async move {
             let _team = team;
@@ -123,7 +123,7 @@ impl Watch<'_> {
     }
 
     fn children_cpu(&self) -> Duration {
-        if self.mode != Mode::Real {
+        if self.mode != ServerEnvironment::Real {
             return Duration::ZERO;
         }
         let pids: Vec<u32> = self.runtime.snapshot().iter().filter_map(|view| view.pid).collect();
@@ -131,7 +131,7 @@ impl Watch<'_> {
     }
 
     fn foreign_cpu_percent(&self, foreign: &mut ForeignCpu) -> u8 {
-        if self.mode == Mode::Virtual {
+        if self.mode == ServerEnvironment::Virtual {
             return 0;
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
@@ -139,11 +139,11 @@ impl Watch<'_> {
         percent
     }
 
-    fn look(&self, lag_us: u64, foreign: &mut ForeignCpu) -> Sample {
+    fn look(&self, lag_us: u64, foreign: &mut ForeignCpu) -> RunSample {
         let (snapshot, events) = (self.runtime.snapshot(), self.runtime.event_statistics());
-        let mut sample = Sample {
+        let mut sample = RunSample {
             at_ms: u64::try_from(self.recorder.clock.now().as_millis()).unwrap_or(u64::MAX),
-            rss: Memory::now().anonymous,
+            rss: ProcessMemory::now().anonymous,
             descriptors: u32::try_from(descriptors()).unwrap_or(u32::MAX),
             backlog: events.queue_size as u64,
             dropped: events.dropped,
@@ -152,7 +152,7 @@ impl Watch<'_> {
             in_flight: u32::try_from(self.tally.in_flight.load(Ordering::Relaxed)).unwrap_or(u32::MAX),
             lag_us,
             foreign_cpu_percent: self.foreign_cpu_percent(foreign),
-            ..Sample::default()
+            ..RunSample::default()
         };
         for view in snapshot.iter() {
             sample.by_status[view.status as usize] += 1;

@@ -11,9 +11,9 @@ use rmcp::transport::auth::{
     OAuthClientConfig, StateStore,
 };
 
-use super::Trouble;
-use super::grant::{Authority, Client};
-use super::http::Way;
+use super::OAuthError;
+use super::grant::{AuthorizationServer, OAuthClient};
+use super::http::OAuthHttp;
 use super::rules;
 use super::token::one_line;
 use crate::config::OAuthPlan;
@@ -23,35 +23,39 @@ const CLIENT_NAME: &str = "mcp-satellite";
 // Some servers issue a refresh token only for this scope.
 const OFFLINE: &str = "offline_access";
 
-pub(super) struct Found {
+pub(super) struct DiscoveredAuthority {
     manager: AuthorizationManager,
     metadata: AuthorizationMetadata,
-    pub(super) authority: Authority,
+    pub(super) authority: AuthorizationServer,
     // Resource identifier of the server (RFC 8707).
     pub(super) resource: String,
 }
 
-pub(super) struct Page {
+pub(super) struct AuthorizationPage {
     pub(super) url: String,
     pub(super) state: Secret,
     pub(super) verifier: Secret,
     pub(super) resource: String,
 }
 
-pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>) -> Result<Found, Trouble> {
+pub(super) async fn discover(
+    way: &Arc<OAuthHttp>,
+    url: &str,
+    challenge: Option<&str>,
+) -> Result<DiscoveredAuthority, OAuthError> {
     let mut manager = AuthorizationManager::new_with_oauth_http_client(url, way.clone())
         .await
-        .map_err(|error| Trouble::Unusable(error.to_string()))?;
+        .map_err(|error| OAuthError::Unusable(error.to_string()))?;
     let resolved = manager.resolve_metadata_from_challenge(challenge).await.map_err(|error| match error {
-        AuthError::DiscoveryRequestFailed { source, .. } => match source.downcast::<Trouble>() {
+        AuthError::DiscoveryRequestFailed { source, .. } => match source.downcast::<OAuthError>() {
             Ok(trouble) => *trouble,
-            Err(other) => Trouble::Away(format!("what it says of its authorization server cannot be read: {other}")),
+            Err(other) => OAuthError::Away(format!("what it says of its authorization server cannot be read: {other}")),
         },
         // They may be unavailable for a moment, for example during a deployment.
         AuthError::AuthorizationServersUnavailable { .. } => {
-            Trouble::Away("none of the authorization servers that it names describes itself".to_owned())
+            OAuthError::Away("none of the authorization servers that it names describes itself".to_owned())
         }
-        error => Trouble::Unusable(format!("its authorization server cannot be used: {error}")),
+        error => OAuthError::Unusable(format!("its authorization server cannot be used: {error}")),
     })?;
     let metadata = resolved.metadata;
     let extra = |name: &str| metadata.additional_fields.get(name);
@@ -67,12 +71,12 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
     .map(|(what, url)| (what, url.cloned()));
     for (what, url) in named {
         let Some(url) = url else { continue };
-        let url = Url::parse(&url).map_err(|error| Trouble::Unusable(format!("{what} is no address: {error}")))?;
+        let url = Url::parse(&url).map_err(|error| OAuthError::Unusable(format!("{what} is no address: {error}")))?;
         way.admits(what, &url)?;
     }
     let methods = extra("token_endpoint_auth_methods_supported").and_then(|value| value.as_array());
     let takes = |wanted: &str| methods.is_some_and(|methods| methods.iter().any(|method| method == wanted));
-    let authority = Authority {
+    let authority = AuthorizationServer {
         issuer: match &metadata.issuer {
             Some(issuer) => issuer.clone(),
             // Without metadata, the origin of the token endpoint identifies the server.
@@ -86,18 +90,18 @@ pub(super) async fn discover(way: &Arc<Way>, url: &str, challenge: Option<&str>)
     };
     let called = way.resource().filter(|_| resolved.source == AuthorizationMetadataSource::ProtectedResourceMetadata);
     manager.set_metadata(metadata.clone());
-    Ok(Found { manager, metadata, authority, resource: called.unwrap_or_else(|| url.to_owned()) })
+    Ok(DiscoveredAuthority { manager, metadata, authority, resource: called.unwrap_or_else(|| url.to_owned()) })
 }
 
-impl Found {
+impl DiscoveredAuthority {
     // A compromised server may name any authorization server, so a configured client is used only with the configured
     // issuer.
-    pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> Result<(), Trouble> {
+    pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> Result<(), OAuthError> {
         if self.authority.is_as_planned(plan) {
             return Ok(());
         }
         let (named, planned) = (one_line(&self.authority.issuer), plan.issuer.as_deref().unwrap_or_default());
-        Err(Trouble::Unusable(format!("its server names the issuer `{named}`, and `{planned}` is configured")))
+        Err(OAuthError::Unusable(format!("its server names the issuer `{named}`, and `{planned}` is configured")))
     }
 
     fn field(&self, name: &str) -> Option<&serde_json::Value> {
@@ -132,7 +136,7 @@ impl Found {
         plan: &OAuthPlan,
         redirect_uri: &str,
         scopes: &[String],
-    ) -> Result<Client, Trouble> {
+    ) -> Result<OAuthClient, OAuthError> {
         let takes_documents = self.field("client_id_metadata_document_supported").and_then(serde_json::Value::as_bool);
         let (id, secret) = match (&plan.client_id, &plan.client_metadata_url) {
             (Some(id), _) => (id.clone(), plan.client_secret.clone()),
@@ -141,7 +145,7 @@ impl Found {
                 let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
                 let registered = self.manager.register_client(CLIENT_NAME, redirect_uri, &scopes).await;
                 let registered = registered.map_err(|error| {
-                    Trouble::Unusable(format!(
+                    OAuthError::Unusable(format!(
                         "its authorization server does not register us ({}); register there by hand and configure \
                          oauth = {{ client_id = \"…\" }}",
                         one_line(&error.to_string())
@@ -150,17 +154,17 @@ impl Found {
                 (registered.client_id, registered.client_secret.map(Secret::from))
             }
         };
-        Ok(Client { id, secret })
+        Ok(OAuthClient { id, secret })
     }
 
     pub(super) async fn page(
         mut self,
-        client: &Client,
+        client: &OAuthClient,
         redirect_uri: &str,
         scopes: &[String],
-    ) -> Result<Page, Trouble> {
+    ) -> Result<AuthorizationPage, OAuthError> {
         let unusable =
-            |error: AuthError| Trouble::Unusable(format!("its authorization server cannot be used: {error}"));
+            |error: AuthError| OAuthError::Unusable(format!("its authorization server cannot be used: {error}"));
         let states = InMemoryStateStore::new();
         self.manager.set_state_store(states.clone());
         self.manager.configure_client(OAuthClientConfig::new(client.id.clone(), redirect_uri)).map_err(unusable)?;
@@ -172,8 +176,8 @@ impl Found {
         };
         let state = given("state").unwrap_or_default();
         let kept = states.load(&state).await.map_err(unusable)?;
-        let kept = kept.ok_or_else(|| Trouble::Unusable("the SDK has kept no state".to_owned()))?;
+        let kept = kept.ok_or_else(|| OAuthError::Unusable("the SDK has kept no state".to_owned()))?;
         let resource = given("resource").unwrap_or(self.resource);
-        Ok(Page { url, state: state.into(), verifier: kept.pkce_verifier.into(), resource })
+        Ok(AuthorizationPage { url, state: state.into(), verifier: kept.pkce_verifier.into(), resource })
     }
 }

@@ -10,12 +10,12 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use reqwest::Url;
 
-use super::discovery::{self, Page};
-use super::grant::{Authority, Client, Grant};
+use super::discovery::{self, AuthorizationPage};
+use super::grant::{AuthorizationServer, Grant, OAuthClient};
 use super::keeper::{Grants, granted};
-use super::token::{self, Ask, Device, Issued};
-use super::{Trouble, rules};
-use crate::connect::remote::Holder;
+use super::token::{self, DeviceAuthorization, TokenGrant, TokenResponse};
+use super::{OAuthError, rules};
+use crate::connect::remote::TokenHolder;
 
 // Lifetime of an unfinished flow.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -26,7 +26,7 @@ const SLOW_DOWN: Duration = Duration::from_secs(5);
 // Longest poll interval while the authorization server is unreachable.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
-pub(crate) struct Wanted {
+pub(crate) struct FlowRequest {
     pub(crate) redirect_uri: String,
     // True for the device flow, with a code that is typed on another device.
     pub(crate) device: bool,
@@ -34,16 +34,16 @@ pub(crate) struct Wanted {
     pub(crate) scopes: Vec<String>,
 }
 
-pub(crate) enum Begun {
+pub(crate) enum FlowStart {
     // The person opens `url` in a browser, which is redirected to the `redirect_uri`.
     Page { flow: u64, url: String },
     // The person opens a page on any device and types a code.
-    Device(OnDevice),
+    Device(DevicePrompt),
     // No person is needed: the satellite itself received the grant.
     Granted,
 }
 
-pub(crate) struct OnDevice {
+pub(crate) struct DevicePrompt {
     pub(crate) flow: u64,
     pub(crate) user_code: String,
     pub(crate) page: String,
@@ -51,7 +51,7 @@ pub(crate) struct OnDevice {
     pub(crate) expires_in: Duration,
 }
 
-pub(crate) enum Answered {
+pub(crate) enum FlowCompletion {
     // Whole URL of the redirect.
     Redirect(Secret),
     // Code from that URL.
@@ -61,32 +61,32 @@ pub(crate) enum Answered {
 }
 
 #[derive(Default)]
-pub(super) struct Flows {
-    under_way: HashMap<u64, Flow>,
+pub(super) struct PendingFlows {
+    under_way: HashMap<u64, PendingFlow>,
     last: u64,
 }
 
 #[derive(Clone)]
-struct Flow {
-    holder: Holder,
-    authority: Authority,
-    client: Client,
+struct PendingFlow {
+    holder: TokenHolder,
+    authority: AuthorizationServer,
+    client: OAuthClient,
     // True if the client was registered dynamically: its secret is then stored with the grant.
     registered: bool,
     resource: String,
     scopes: Vec<String>,
     until: Instant,
-    way: Back,
+    way: FlowReturn,
 }
 
 #[derive(Clone)]
-enum Back {
+enum FlowReturn {
     Browser { state: Secret, verifier: Secret, redirect_uri: String, issuer: Option<String>, issuer_is_said: bool },
     Device { code: Secret, interval: Duration },
 }
 
-impl Flows {
-    fn insert(&mut self, flow: Flow) -> u64 {
+impl PendingFlows {
+    fn insert(&mut self, flow: PendingFlow) -> u64 {
         let now = Instant::now();
         self.under_way.retain(|_, flow| now < flow.until);
         if self.under_way.len() >= FLOWS_MAX
@@ -99,9 +99,9 @@ impl Flows {
         self.last
     }
 
-    fn get(&self, flow: u64) -> Result<Flow, Trouble> {
+    fn get(&self, flow: u64) -> Result<PendingFlow, OAuthError> {
         let known = self.under_way.get(&flow).filter(|flow| Instant::now() < flow.until);
-        known.cloned().ok_or_else(|| Trouble::Unusable("that took too long, or is over; begin again".to_owned()))
+        known.cloned().ok_or_else(|| OAuthError::Unusable("that took too long, or is over; begin again".to_owned()))
     }
 
     fn remove(&mut self, flow: u64) {
@@ -111,10 +111,10 @@ impl Flows {
 
 impl Grants {
     /// Starts the authorization of an instance. Completes it at once if no person is needed.
-    pub(crate) async fn begin_flow(&self, spec: &InstanceSpec, wanted: Wanted) -> Result<Begun, Trouble> {
-        let holder = Holder::of(spec).ok_or_else(|| {
+    pub(crate) async fn begin_flow(&self, spec: &InstanceSpec, wanted: FlowRequest) -> Result<FlowStart, OAuthError> {
+        let holder = TokenHolder::of(spec).ok_or_else(|| {
             let why = "it is no remote server, or has a credential of its own in the configuration";
-            Trouble::Unusable(why.to_owned())
+            OAuthError::Unusable(why.to_owned())
         })?;
         let (plan, challenge, before) = {
             let mut state = self.state();
@@ -126,7 +126,7 @@ impl Grants {
         };
         if plan.machine {
             self.renew(&holder).await?;
-            return Ok(Begun::Granted);
+            return Ok(FlowStart::Granted);
         }
         let way = self.way(&holder.url)?;
         let mut found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
@@ -135,7 +135,7 @@ impl Grants {
         let scopes = found.scopes(asked, &before).await;
         let client = found.client(&plan, &wanted.redirect_uri, &scopes).await?;
         let authority = found.authority.clone();
-        let flow = |resource, until, way| Flow {
+        let flow = |resource, until, way| PendingFlow {
             holder: holder.clone(),
             authority: authority.clone(),
             client: client.clone(),
@@ -148,14 +148,21 @@ impl Grants {
         if wanted.device {
             let Some(url) = found.device_endpoint() else {
                 let why = "its authorization server knows no devices; leave out --device";
-                return Err(Trouble::Unusable(why.to_owned()));
+                return Err(OAuthError::Unusable(why.to_owned()));
             };
             let device = token::device(&way, &url, &authority, &client, &found.resource, &scopes).await?;
-            let Device { code, user_code, verification_uri, verification_uri_complete, expires_in, interval } = device;
+            let DeviceAuthorization {
+                code,
+                user_code,
+                verification_uri,
+                verification_uri_complete,
+                expires_in,
+                interval,
+            } = device;
             let until = Instant::now() + expires_in.min(PATIENCE);
-            let flow = flow(found.resource, until, Back::Device { code, interval });
+            let flow = flow(found.resource, until, FlowReturn::Device { code, interval });
             let flow = self.state().flows.insert(flow);
-            return Ok(Begun::Device(OnDevice {
+            return Ok(FlowStart::Device(DevicePrompt {
                 flow,
                 user_code,
                 page: verification_uri,
@@ -165,41 +172,41 @@ impl Grants {
         }
         let (issuer, issuer_is_said) = found.expected_issuer();
         let page = found.page(&client, &wanted.redirect_uri, &scopes).await?;
-        let Page { url, state, verifier, resource } = page;
+        let AuthorizationPage { url, state, verifier, resource } = page;
         let redirect_uri = wanted.redirect_uri;
-        let back = Back::Browser { state, verifier, redirect_uri, issuer, issuer_is_said };
+        let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_is_said };
         let flow = flow(resource, Instant::now() + PATIENCE, back);
         let flow = self.state().flows.insert(flow);
-        Ok(Begun::Page { flow, url })
+        Ok(FlowStart::Page { flow, url })
     }
 
     /// Completes an authorization and returns its instance. The grant is then stored and in use.
-    pub(crate) async fn finish_flow(&self, number: u64, answered: Answered) -> Result<InstanceId, Trouble> {
+    pub(crate) async fn finish_flow(&self, number: u64, answered: FlowCompletion) -> Result<InstanceId, OAuthError> {
         let flow = self.state().flows.get(number)?;
         let code = match (&flow.way, answered) {
             // A response that does not belong to the flow does not end it: another sender may have sent it.
-            (Back::Browser { state, issuer, issuer_is_said, .. }, Answered::Redirect(url)) => {
+            (FlowReturn::Browser { state, issuer, issuer_is_said, .. }, FlowCompletion::Redirect(url)) => {
                 came_back(&url, state, issuer.as_deref(), *issuer_is_said)?
             }
-            (Back::Browser { .. }, Answered::Code(code)) => code,
-            (Back::Device { code, .. }, Answered::Nothing) => code.clone(),
-            (Back::Browser { .. } | Back::Device { .. }, _) => {
-                return Err(Trouble::Unusable("that is not how it was begun".to_owned()));
+            (FlowReturn::Browser { .. }, FlowCompletion::Code(code)) => code,
+            (FlowReturn::Device { code, .. }, FlowCompletion::Nothing) => code.clone(),
+            (FlowReturn::Browser { .. } | FlowReturn::Device { .. }, _) => {
+                return Err(OAuthError::Unusable("that is not how it was begun".to_owned()));
             }
         };
         let (grants, holder) = (self.clone(), flow.holder.clone());
         let renewal = match flow.way.clone() {
-            Back::Browser { verifier, redirect_uri, .. } => {
+            FlowReturn::Browser { verifier, redirect_uri, .. } => {
                 // The code can be used only once.
                 self.state().flows.remove(number);
                 let exchange = async move {
-                    let ask = Ask::Code { code: &code, verifier: &verifier, redirect_uri: &redirect_uri };
+                    let ask = TokenGrant::Code { code: &code, verifier: &verifier, redirect_uri: &redirect_uri };
                     let issued = grants.issued(&flow, ask).await?;
                     grants.adopt(flow.granted(issued), None).await
                 };
                 self.begin_after(&holder, exchange).await
             }
-            Back::Device { interval, .. } => {
+            FlowReturn::Device { interval, .. } => {
                 let issued = self.issued_to_device(number, &flow, &code, interval).await?;
                 self.state().flows.remove(number);
                 let adoption = async move { grants.adopt(flow.granted(issued), None).await };
@@ -209,7 +216,7 @@ impl Grants {
         renewal.await.map(|_| holder.id)
     }
 
-    async fn issued(&self, flow: &Flow, ask: Ask<'_>) -> Result<Issued, Trouble> {
+    async fn issued(&self, flow: &PendingFlow, ask: TokenGrant<'_>) -> Result<TokenResponse, OAuthError> {
         let way = self.way(&flow.holder.url)?;
         token::request(&way, &flow.authority, &flow.client, &flow.resource, ask).await
     }
@@ -217,17 +224,17 @@ impl Grants {
     async fn issued_to_device(
         &self,
         number: u64,
-        flow: &Flow,
+        flow: &PendingFlow,
         code: &Secret,
         mut interval: Duration,
-    ) -> Result<Issued, Trouble> {
+    ) -> Result<TokenResponse, OAuthError> {
         loop {
             tokio::time::sleep(interval).await;
-            match self.issued(flow, Ask::Device { code }).await {
+            match self.issued(flow, TokenGrant::Device { code }).await {
                 Ok(issued) => return Ok(issued),
-                Err(Trouble::Refused { error, .. }) if error == "authorization_pending" => {}
-                Err(Trouble::Refused { error, .. }) if error == "slow_down" => interval += SLOW_DOWN,
-                Err(Trouble::Away(_)) => interval = (interval * 2).min(AWAY_MAX),
+                Err(OAuthError::Refused { error, .. }) if error == "authorization_pending" => {}
+                Err(OAuthError::Refused { error, .. }) if error == "slow_down" => interval += SLOW_DOWN,
+                Err(OAuthError::Away(_)) => interval = (interval * 2).min(AWAY_MAX),
                 Err(trouble) => return Err(trouble),
             }
             // Fails if the flow has expired.
@@ -236,16 +243,16 @@ impl Grants {
     }
 }
 
-impl Flow {
-    fn granted(self, issued: Issued) -> Grant {
+impl PendingFlow {
+    fn granted(self, issued: TokenResponse) -> Grant {
         let Self { holder, authority, client, registered, resource, scopes, .. } = self;
         let client = if registered { client } else { client.without_secret() };
         granted(&holder, authority, client, resource, scopes, issued)
     }
 }
 
-fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said: bool) -> Result<Secret, Trouble> {
-    let bad = |why: &str| Trouble::Unusable(why.to_owned());
+fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said: bool) -> Result<Secret, OAuthError> {
+    let bad = |why: &str| OAuthError::Unusable(why.to_owned());
     let url = Url::parse(url.expose().trim()).map_err(|_| bad("that is no address that a browser was sent back to"))?;
     let given = |wanted: &str| url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned());
     if given("state").as_deref() != Some(state.expose()) {
@@ -261,12 +268,12 @@ fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said:
     if let Some(error) = given("error") {
         let said = given("error_description").map_or_else(|| error.clone(), |more| format!("{error}: {more}"));
         let said = said.chars().filter(|letter| !letter.is_control()).take(200).collect();
-        return Err(Trouble::Refused { error, said });
+        return Err(OAuthError::Refused { error, said });
     }
     given("code").map(Secret::from).ok_or_else(|| bad("there is no code in that address"))
 }
 
-impl Client {
+impl OAuthClient {
     // Configured secrets are not stored with the grant.
     pub(super) fn without_secret(self) -> Self {
         Self { secret: None, ..self }

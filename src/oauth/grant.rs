@@ -28,8 +28,8 @@ pub(super) struct Grant {
     pub(super) url: String,
     // Identifier that the server uses for itself (RFC 8707).
     pub(super) resource: String,
-    pub(super) authority: Authority,
-    pub(super) client: Client,
+    pub(super) authority: AuthorizationServer,
+    pub(super) client: OAuthClient,
     pub(super) scopes: Vec<String>,
     pub(super) access_token: Secret,
     // Without it, a renewal needs a new authorization.
@@ -48,7 +48,7 @@ impl Grant {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Authority {
+pub(super) struct AuthorizationServer {
     pub(super) issuer: String,
     pub(super) token_endpoint: String,
     pub(super) revocation_endpoint: Option<String>,
@@ -56,14 +56,14 @@ pub(super) struct Authority {
     pub(super) secret_in_form: bool,
 }
 
-impl Authority {
+impl AuthorizationServer {
     pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> bool {
         plan.issuer.as_ref().is_none_or(|issuer| *issuer == self.issuer)
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Client {
+pub(super) struct OAuthClient {
     pub(super) id: String,
     // Only a secret from dynamic registration; a configured one stays in the configuration.
     pub(super) secret: Option<Secret>,
@@ -71,7 +71,7 @@ pub(super) struct Client {
 
 // File format. No `Debug`, because it contains secrets.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredGrant {
     version: u32,
     team: String,
     user: String,
@@ -91,7 +91,7 @@ struct Kept {
     expires_in: Option<u64>,
 }
 
-impl From<&Grant> for Kept {
+impl From<&Grant> for StoredGrant {
     fn from(grant: &Grant) -> Self {
         let Grant { id, url, resource, authority, client, scopes, .. } = grant;
         let text = |secret: &Secret| secret.expose().to_owned();
@@ -117,19 +117,19 @@ impl From<&Grant> for Kept {
     }
 }
 
-impl From<Kept> for Grant {
-    fn from(kept: Kept) -> Self {
+impl From<StoredGrant> for Grant {
+    fn from(kept: StoredGrant) -> Self {
         Self {
             id: InstanceId::new(kept.team.as_str().into(), kept.user.as_str().into(), kept.installation.into()),
             url: kept.url,
             resource: kept.resource,
-            authority: Authority {
+            authority: AuthorizationServer {
                 issuer: kept.issuer,
                 token_endpoint: kept.token_endpoint,
                 revocation_endpoint: kept.revocation_endpoint,
                 secret_in_form: kept.secret_in_form,
             },
-            client: Client { id: kept.client_id, secret: kept.client_secret.map(Secret::from) },
+            client: OAuthClient { id: kept.client_id, secret: kept.client_secret.map(Secret::from) },
             scopes: kept.scopes,
             access_token: kept.access_token.into(),
             refresh_token: kept.refresh_token.map(Secret::from),
@@ -140,11 +140,11 @@ impl From<Kept> for Grant {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Store {
+pub(super) struct GrantStore {
     data_dir: DataDir,
 }
 
-impl Store {
+impl GrantStore {
     // Unusable files are logged and left unchanged.
     pub(super) fn open(data_dir: &DataDir) -> io::Result<(Self, Vec<Grant>)> {
         let store = Self { data_dir: data_dir.clone() };
@@ -181,7 +181,7 @@ impl Store {
     fn load(directory: &DataDir, name: &str) -> Result<Grant, String> {
         let bytes = directory.read(name, FILE_MAX).map_err(|error| error.to_string())?.ok_or("it is gone")?;
         // The serde error would contain the value, which may be a secret.
-        let kept: Kept = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
+        let kept: StoredGrant = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
         if kept.version != VERSION {
             return Err(format!("it is of version {}, and this satellite knows {VERSION}", kept.version));
         }
@@ -195,7 +195,7 @@ impl Store {
 
     // Blocks on the disk.
     pub(super) fn keep(&self, grant: &Grant) -> io::Result<()> {
-        self.directory()?.replace(&file_name(&grant.id), &serde_json::to_vec_pretty(&Kept::from(grant))?)
+        self.directory()?.replace(&file_name(&grant.id), &serde_json::to_vec_pretty(&StoredGrant::from(grant))?)
     }
 
     // True if there was a grant.
@@ -226,13 +226,13 @@ pub(super) mod tests {
             id: InstanceId::new("acme".into(), user.into(), "s1".into()),
             url: "https://mcp.example.com/mcp".to_owned(),
             resource: "https://mcp.example.com".to_owned(),
-            authority: Authority {
+            authority: AuthorizationServer {
                 issuer: "https://as.example.com".to_owned(),
                 token_endpoint: "https://as.example.com/token".to_owned(),
                 revocation_endpoint: None,
                 secret_in_form: false,
             },
-            client: Client { id: "satellite".to_owned(), secret: Some("hush-client".into()) },
+            client: OAuthClient { id: "satellite".to_owned(), secret: Some("hush-client".into()) },
             scopes: vec!["read".to_owned()],
             access_token: format!("hush-access-{user}").into(),
             refresh_token: Some(format!("hush-refresh-{user}").into()),
@@ -244,7 +244,7 @@ pub(super) mod tests {
     #[test]
     fn a_grant_is_kept_for_its_owner_only_and_found_again_and_shown_nowhere() {
         let home = crate::data_dir::private_tempdir();
-        let (store, none) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
+        let (store, none) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
         assert_eq!(none, []);
         for user in ["alice", "bob"] {
             store.keep(&grant(user)).unwrap();
@@ -253,22 +253,22 @@ pub(super) mod tests {
             assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
         }
         assert_eq!(home.path().join(DIRECTORY).metadata().unwrap().permissions().mode() & 0o777, 0o700);
-        let (_, mut found) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
+        let (_, mut found) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
         found.sort_by(|one, other| one.id.user.cmp(&other.id.user));
         assert_eq!(found, [grant("alice"), grant("bob")]);
         assert!(!format!("{found:?}").contains("hush"));
         assert!(store.remove(&grant("alice").id).unwrap() && !store.remove(&grant("alice").id).unwrap());
-        assert_eq!(Store::open(&DataDir::open(home.path()).unwrap()).unwrap().1, [grant("bob")]);
+        assert_eq!(GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap().1, [grant("bob")]);
     }
 
     #[test]
     fn a_file_under_another_name_is_nobodys() {
         let home = crate::data_dir::private_tempdir();
-        let (store, _) = Store::open(&DataDir::open(home.path()).unwrap()).unwrap();
+        let (store, _) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
         store.keep(&grant("alice")).unwrap();
         let name = |user: &str| file_name(&grant(user).id);
         store.directory().unwrap().rename(&name("alice"), &name("bob")).unwrap();
         store.directory().unwrap().replace(&name("carol"), b"{\"access_token\": \"hush\"}").unwrap();
-        assert_eq!(Store::open(&DataDir::open(home.path()).unwrap()).unwrap().1, []);
+        assert_eq!(GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap().1, []);
     }
 }

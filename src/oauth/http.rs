@@ -12,8 +12,8 @@ use reqwest::{Method, Request, RequestBuilder, StatusCode, Url};
 use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientError, OAuthHttpClientFuture, OAuthHttpRequest};
 use serde::Deserialize;
 
-use super::Trouble;
-use crate::connect::remote::Clients;
+use super::OAuthError;
+use crate::connect::remote::HttpClients;
 use crate::http::{is_loopback, root_of};
 
 // From the connection to the last byte of the response.
@@ -22,8 +22,8 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 const BODY_MAX: usize = 256 << 10;
 
 // HTTP access for one MCP server.
-pub(super) struct Way {
-    clients: Arc<Clients>,
+pub(super) struct OAuthHttp {
+    clients: Arc<HttpClients>,
     // True if the server is on this machine. Only then may its authorization server be on this machine and without TLS:
     // a remote server must not direct requests to local services.
     at_home: bool,
@@ -31,22 +31,22 @@ pub(super) struct Way {
     resource: Mutex<Option<String>>,
 }
 
-pub(super) struct Answer {
+pub(super) struct OAuthResponse {
     pub(super) status: StatusCode,
     headers: HeaderMap,
     pub(super) body: Bytes,
 }
 
 #[cfg(test)]
-impl Answer {
+impl OAuthResponse {
     pub(super) fn new(status: u16, body: &'static str) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or_default();
         Self { status, headers: HeaderMap::new(), body: Bytes::from_static(body.as_bytes()) }
     }
 }
 
-impl Way {
-    pub(super) fn new(clients: Arc<Clients>, server: &Url) -> Self {
+impl OAuthHttp {
+    pub(super) fn new(clients: Arc<HttpClients>, server: &Url) -> Self {
         Self { clients, at_home: is_loopback(server), resource: Mutex::default() }
     }
 
@@ -55,7 +55,7 @@ impl Way {
     }
 
     /// Checks that a token, a code or a person may be sent to `url`.
-    pub(super) fn admits(&self, what: &str, url: &Url) -> Result<(), Trouble> {
+    pub(super) fn admits(&self, what: &str, url: &Url) -> Result<(), OAuthError> {
         let host = url.host_str().unwrap_or_default();
         let local = is_loopback(url);
         let refused = if !matches!(url.scheme(), "http" | "https") || host.is_empty() {
@@ -67,32 +67,32 @@ impl Way {
         } else {
             return Ok(());
         };
-        Err(Trouble::Unusable(format!("{what} `{}` {refused}", url.origin().ascii_serialization())))
+        Err(OAuthError::Unusable(format!("{what} `{}` {refused}", url.origin().ascii_serialization())))
     }
 
-    pub(super) fn post(&self, what: &str, url: &str) -> Result<RequestBuilder, Trouble> {
-        let url = Url::parse(url).map_err(|error| Trouble::Unusable(format!("{what} is no address: {error}")))?;
+    pub(super) fn post(&self, what: &str, url: &str) -> Result<RequestBuilder, OAuthError> {
+        let url = Url::parse(url).map_err(|error| OAuthError::Unusable(format!("{what} is no address: {error}")))?;
         self.admits(what, &url)?;
         Ok(self.client(&url)?.request(Method::POST, url))
     }
 
-    fn client(&self, url: &Url) -> Result<reqwest::Client, Trouble> {
+    fn client(&self, url: &Url) -> Result<reqwest::Client, OAuthError> {
         if url.scheme() == "https" && !self.clients.has_roots() {
-            return Err(Trouble::Unusable("this machine has no CA certificates".to_owned()));
+            return Err(OAuthError::Unusable("this machine has no CA certificates".to_owned()));
         }
         let client = self.clients.of(url, &RemotePolicy::default());
-        client.map_err(|error| Trouble::Unusable(format!("cannot prepare the HTTP client: {}", error.without_url())))
+        client.map_err(|error| OAuthError::Unusable(format!("cannot prepare the HTTP client: {}", error.without_url())))
     }
 
-    pub(super) async fn ask(&self, request: RequestBuilder) -> Result<Answer, Trouble> {
+    pub(super) async fn ask(&self, request: RequestBuilder) -> Result<OAuthResponse, OAuthError> {
         let (client, request) = request.build_split();
-        let request = request.map_err(|_| Trouble::Unusable("the request cannot be made".to_owned()))?;
+        let request = request.map_err(|_| OAuthError::Unusable("the request cannot be made".to_owned()))?;
         Self::exchange(&client, request).await
     }
 
-    async fn exchange(client: &reqwest::Client, request: Request) -> Result<Answer, Trouble> {
+    async fn exchange(client: &reqwest::Client, request: Request) -> Result<OAuthResponse, OAuthError> {
         let origin = request.url().origin().ascii_serialization();
-        let away = |why: String| Trouble::Away(format!("`{origin}` {why}"));
+        let away = |why: String| OAuthError::Away(format!("`{origin}` {why}"));
         let failed = |error: reqwest::Error| {
             let why = if error.is_timeout() { Some("no answer in time".to_owned()) } else { root_of(&error) };
             away(format!("cannot be asked: {}", why.unwrap_or_else(|| "the exchange failed".to_owned())))
@@ -111,19 +111,19 @@ impl Way {
                     body.extend_from_slice(&chunk);
                 }
             }
-            Ok(Answer { status, headers, body: body.into() })
+            Ok(OAuthResponse { status, headers, body: body.into() })
         };
         let late = |_| away(format!("cannot be asked: no answer within {} s", TIMEOUT.as_secs()));
         tokio::time::timeout(TIMEOUT, whole).await.map_err(late)?
     }
 
-    fn note(&self, answer: &Answer) {
+    fn note(&self, answer: &OAuthResponse) {
         #[derive(Deserialize)]
-        struct OfResource {
+        struct ProtectedResourceMetadata {
             resource: String,
         }
         if answer.status == StatusCode::OK
-            && let Ok(OfResource { resource }) = serde_json::from_slice(&answer.body)
+            && let Ok(ProtectedResourceMetadata { resource }) = serde_json::from_slice(&answer.body)
         {
             *self.resource.lock().unwrap_or_else(PoisonError::into_inner) = Some(resource);
         }
@@ -131,7 +131,7 @@ impl Way {
 }
 
 // For the SDK: its requests have the same restrictions, and redirects are not followed.
-impl OAuthHttpClient for Way {
+impl OAuthHttpClient for OAuthHttp {
     fn execute(&self, asked: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
         Box::pin(async move {
             let request = Request::try_from(asked.request).map_err(boxed)?;
@@ -161,9 +161,10 @@ mod tests {
     #[test]
     fn a_token_goes_over_tls_or_stays_on_this_machine_and_nobody_elsewhere_sends_us_to_ourselves() {
         crate::http::install_tls_provider();
-        let clients = Arc::new(Clients::new().unwrap());
+        let clients = Arc::new(HttpClients::new().unwrap());
         let url = |text: &str| Url::parse(text).unwrap();
-        let admitted = |server: &str, asked: &str| Way::new(clients.clone(), &url(server)).admits("it", &url(asked));
+        let admitted =
+            |server: &str, asked: &str| OAuthHttp::new(clients.clone(), &url(server)).admits("it", &url(asked));
         let (home, away) = ("http://127.0.0.1:1/mcp", "https://mcp.example.com/mcp");
         assert!(admitted(home, "http://localhost:2/token").is_ok());
         assert!(admitted(home, "https://as.example.com/token").is_ok());

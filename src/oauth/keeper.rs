@@ -20,13 +20,13 @@ use reqwest::Url;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use super::flow::Flows;
-use super::grant::{Client, Grant, Store};
-use super::http::Way;
-use super::token::{self, Ask, Issued};
-use super::{Trouble, discovery, rules};
+use super::flow::PendingFlows;
+use super::grant::{Grant, GrantStore, OAuthClient};
+use super::http::OAuthHttp;
+use super::token::{self, TokenGrant, TokenResponse};
+use super::{OAuthError, discovery, rules};
 use crate::config::OAuthPlan;
-use crate::connect::remote::{Clients, Holder};
+use crate::connect::remote::{HttpClients, TokenHolder};
 use crate::data_dir::DataDir;
 use crate::disk::in_time;
 
@@ -38,44 +38,44 @@ const TELL_MAX: Duration = Duration::from_secs(2);
 const LAST_ANSWERS: Duration = Duration::from_secs(3);
 
 // Called before a new token is used: with the instance, the previous token and the new one.
-pub(crate) type Teller = Box<dyn Fn(InstanceId, Option<Secret>, Secret) -> BoxFuture<'static, ()> + Send + Sync>;
+pub(crate) type TokenListener = Box<dyn Fn(InstanceId, Option<Secret>, Secret) -> BoxFuture<'static, ()> + Send + Sync>;
 
 // Running renewal, shared by all callers that wait for it.
-pub(super) type Renewal = Shared<BoxFuture<'static, Result<Secret, Trouble>>>;
+pub(super) type SharedRenewal = Shared<BoxFuture<'static, Result<Secret, OAuthError>>>;
 
 #[derive(Clone)]
-pub(crate) struct Grants(Arc<Inner>);
+pub(crate) struct Grants(Arc<GrantsInner>);
 
-struct Inner {
-    store: Store,
-    clients: Arc<Clients>,
-    state: Mutex<State>,
-    teller: OnceLock<Teller>,
+struct GrantsInner {
+    store: GrantStore,
+    clients: Arc<HttpClients>,
+    state: Mutex<GrantKeeperState>,
+    teller: OnceLock<TokenListener>,
     tasks: TaskTracker,
     // The next due time may have changed.
     changed: Notify,
 }
 
 #[derive(Default)]
-pub(super) struct State {
-    held: HashMap<InstanceId, Held>,
+pub(super) struct GrantKeeperState {
+    held: HashMap<InstanceId, InstanceGrant>,
     plans: BTreeMap<InstanceId, Arc<OAuthPlan>>,
-    pub(super) flows: Flows,
+    pub(super) flows: PendingFlows,
 }
 
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct InstanceGrant {
     // `None` while the instance is not configured.
-    holder: Option<Holder>,
+    holder: Option<TokenHolder>,
     grant: Option<Arc<Grant>>,
     // With the server that it is for: its result is invalid for another one.
-    renewal: Option<(Holder, Renewal)>,
+    renewal: Option<(TokenHolder, SharedRenewal)>,
     due: Option<Instant>,
     // The grant is not stored yet: time of the next attempt.
     keep_at: Option<Instant>,
     // Failed renewals in a row. Until the time in `away`, its error is returned without another request.
     failures: u32,
-    away: Option<(Instant, Trouble)>,
+    away: Option<(Instant, OAuthError)>,
     // Last `WWW-Authenticate` header of the server.
     pub(super) challenge: Option<String>,
     // The authorization plan of the instance's last configuration; `None` while the instance is configured.
@@ -84,14 +84,14 @@ pub(super) struct Held {
     pub(super) lacking: Vec<String>,
 }
 
-impl Held {
+impl InstanceGrant {
     // Grants of instances that are not configured are not renewed.
     fn next(&self) -> Option<Instant> {
         let due = self.due.filter(|_| self.holder.is_some());
         [due, self.keep_at].into_iter().flatten().min()
     }
 
-    pub(super) fn grant(&self, holder: &Holder, plan: &OAuthPlan) -> Option<&Arc<Grant>> {
+    pub(super) fn grant(&self, holder: &TokenHolder, plan: &OAuthPlan) -> Option<&Arc<Grant>> {
         self.grant.as_ref().filter(|grant| grant.serves(&holder.url, plan))
     }
 
@@ -103,14 +103,15 @@ impl Held {
 }
 
 impl Grants {
-    pub(crate) fn open(data_dir: &DataDir, clients: Arc<Clients>) -> io::Result<Self> {
-        let (store, grants) = Store::open(data_dir)?;
+    pub(crate) fn open(data_dir: &DataDir, clients: Arc<HttpClients>) -> io::Result<Self> {
+        let (store, grants) = GrantStore::open(data_dir)?;
         let held = grants.into_iter().map(|grant| {
-            let held = Held { due: due(&grant), grant: Some(Arc::new(grant.clone())), ..Held::default() };
+            let held =
+                InstanceGrant { due: due(&grant), grant: Some(Arc::new(grant.clone())), ..InstanceGrant::default() };
             (grant.id, held)
         });
-        let state = State { held: held.collect(), ..State::default() };
-        Ok(Self(Arc::new(Inner {
+        let state = GrantKeeperState { held: held.collect(), ..GrantKeeperState::default() };
+        Ok(Self(Arc::new(GrantsInner {
             store,
             clients,
             state: Mutex::new(state),
@@ -120,7 +121,7 @@ impl Grants {
         })))
     }
 
-    pub(crate) fn tell(&self, teller: Teller) {
+    pub(crate) fn tell(&self, teller: TokenListener) {
         // There is only one runtime, and it calls this once at its start.
         let _ = self.0.teller.set(teller);
     }
@@ -136,7 +137,8 @@ impl Grants {
     ) -> Vec<InstanceId> {
         let mut state = self.state();
         let known = state.plans.clone();
-        let mut holders: HashMap<_, _> = specs.iter().filter_map(Holder::of).map(|of| (of.id.clone(), of)).collect();
+        let mut holders: HashMap<_, _> =
+            specs.iter().filter_map(TokenHolder::of).map(|of| (of.id.clone(), of)).collect();
         let mut gone = Vec::new();
         for (id, held) in &mut state.held {
             let before = std::mem::replace(&mut held.holder, holders.remove(id));
@@ -157,7 +159,7 @@ impl Grants {
         }
         state.held.retain(|_, held| held.holder.is_some() || held.grant.is_some() || held.renewal.is_some());
         let before = std::mem::replace(&mut state.plans, plans);
-        let State { held, plans, .. } = &*state;
+        let GrantKeeperState { held, plans, .. } = &*state;
         let changed = held.keys().filter(|id| before.get(*id) != plans.get(*id)).cloned().collect();
         let gone: Vec<_> =
             gone.into_iter().map(|grant| (before.get(&grant.id).cloned().unwrap_or_default(), grant)).collect();
@@ -198,7 +200,7 @@ impl Grants {
     pub(crate) fn mask(&self, specs: &mut [InstanceSpec]) {
         let state = self.state();
         for spec in specs {
-            let Some(holder) = Holder::of(spec) else { continue };
+            let Some(holder) = TokenHolder::of(spec) else { continue };
             if let Some(grant) = state.grant(&holder) {
                 spec.mask = spec.mask.exchange(None, grant.access_token.expose());
             }
@@ -209,7 +211,7 @@ impl Grants {
     pub(crate) async fn tend(self) {
         loop {
             let changed = self.0.changed.notified();
-            let next = self.state().held.values().filter_map(Held::next).min();
+            let next = self.state().held.values().filter_map(InstanceGrant::next).min();
             match next {
                 None => changed.await,
                 Some(at) => tokio::select! {
@@ -246,19 +248,19 @@ impl Grants {
         let _ = tokio::time::timeout(LAST_ANSWERS, self.0.tasks.wait()).await;
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, GrantKeeperState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn way(&self, url: &str) -> Result<Arc<Way>, Trouble> {
-        let url = Url::parse(url).map_err(|error| Trouble::Unusable(format!("its url is none: {error}")))?;
-        Ok(Arc::new(Way::new(Arc::clone(&self.0.clients), &url)))
+    pub(super) fn way(&self, url: &str) -> Result<Arc<OAuthHttp>, OAuthError> {
+        let url = Url::parse(url).map_err(|error| OAuthError::Unusable(format!("its url is none: {error}")))?;
+        Ok(Arc::new(OAuthHttp::new(Arc::clone(&self.0.clients), &url)))
     }
 
     // ---- renewal ----
 
     /// Starts a renewal, or joins a running one.
-    pub(super) fn renew(&self, holder: &Holder) -> Renewal {
+    pub(super) fn renew(&self, holder: &TokenHolder) -> SharedRenewal {
         let mut state = self.state();
         let plan = state.plan(&holder.id);
         let held = state.held(&holder.id);
@@ -283,7 +285,7 @@ impl Grants {
             let renewed = match &grant {
                 _ if plan.machine => grants.as_machine(&of, &plan).await,
                 Some(grant) => grants.refreshed(grant, &plan).await,
-                None => Err(Trouble::Unusable("there is no authorization".to_owned())),
+                None => Err(OAuthError::Unusable("there is no authorization".to_owned())),
             };
             match renewed {
                 Ok(renewed) => grants.adopt(renewed, grant.filter(|_| !plan.machine)).await,
@@ -297,17 +299,17 @@ impl Grants {
 
     fn begin(
         &self,
-        held: &mut Held,
-        holder: &Holder,
-        work: impl Future<Output = Result<Secret, Trouble>> + Send + 'static,
-    ) -> Renewal {
+        held: &mut InstanceGrant,
+        holder: &TokenHolder,
+        work: impl Future<Output = Result<Secret, OAuthError>> + Send + 'static,
+    ) -> SharedRenewal {
         let (grants, id) = (self.clone(), holder.id.clone());
         let task = self.0.tasks.spawn(async move {
             // Ends the renewal, however the task ends.
-            let _under_way = UnderWay { grants, id };
+            let _under_way = RenewalGuard { grants, id };
             work.await
         });
-        let fault = |_| Err(Trouble::Away("it was given up by a fault of ours".to_owned()));
+        let fault = |_| Err(OAuthError::Away("it was given up by a fault of ours".to_owned()));
         let renewal = task.map(move |outcome| outcome.unwrap_or_else(fault)).boxed().shared();
         held.renewal = Some((holder.clone(), renewal.clone()));
         renewal
@@ -316,9 +318,9 @@ impl Grants {
     /// Calls [`Self::begin`] after the running renewal, whose result would otherwise replace the new one.
     pub(super) async fn begin_after(
         &self,
-        holder: &Holder,
-        work: impl Future<Output = Result<Secret, Trouble>> + Send + 'static,
-    ) -> Renewal {
+        holder: &TokenHolder,
+        work: impl Future<Output = Result<Secret, OAuthError>> + Send + 'static,
+    ) -> SharedRenewal {
         loop {
             let renewal = {
                 let mut state = self.state();
@@ -332,18 +334,18 @@ impl Grants {
         }
     }
 
-    pub(super) fn under_way(&self, id: &InstanceId) -> Option<(Holder, Renewal)> {
+    pub(super) fn under_way(&self, id: &InstanceId) -> Option<(TokenHolder, SharedRenewal)> {
         self.state().held.get(id)?.renewal.clone()
     }
 
-    async fn refreshed(&self, grant: &Grant, plan: &OAuthPlan) -> Result<Grant, Trouble> {
+    async fn refreshed(&self, grant: &Grant, plan: &OAuthPlan) -> Result<Grant, OAuthError> {
         let Some(refresh_token) = &grant.refresh_token else {
-            return Err(Trouble::Unusable("nothing was given to renew it with".to_owned()));
+            return Err(OAuthError::Unusable("nothing was given to renew it with".to_owned()));
         };
         let (way, client) = (self.way(&grant.url)?, client_of(grant, plan));
-        let ask = Ask::Refresh { token: refresh_token };
+        let ask = TokenGrant::Refresh { token: refresh_token };
         let issued = token::request(&way, &grant.authority, &client, &grant.resource, ask).await?;
-        let Issued { access_token, refresh_token, lifetime, scopes } = issued;
+        let TokenResponse { access_token, refresh_token, lifetime, scopes } = issued;
         Ok(Grant {
             access_token,
             // Without a new refresh token, the old one stays valid.
@@ -356,21 +358,21 @@ impl Grants {
     }
 
     // Client credentials: no person is involved.
-    async fn as_machine(&self, holder: &Holder, plan: &OAuthPlan) -> Result<Grant, Trouble> {
+    async fn as_machine(&self, holder: &TokenHolder, plan: &OAuthPlan) -> Result<Grant, OAuthError> {
         let challenge = self.state().held.get(&holder.id).and_then(|held| held.challenge.clone());
         let way = self.way(&holder.url)?;
         let found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
         found.is_as_planned(plan)?;
         let scopes = found.scopes(&plan.scopes, &[]).await;
-        let client = Client { id: plan.client_id.clone().unwrap_or_default(), secret: plan.client_secret.clone() };
-        let ask = Ask::Machine { scopes: &scopes };
+        let client = OAuthClient { id: plan.client_id.clone().unwrap_or_default(), secret: plan.client_secret.clone() };
+        let ask = TokenGrant::Machine { scopes: &scopes };
         let issued = token::request(&way, &found.authority, &client, &found.resource, ask).await?;
         Ok(granted(holder, found.authority, client.without_secret(), found.resource, scopes, issued))
     }
 
     /// Stores a new grant, masks its token and then uses it. If the server or the client of the instance has changed
     /// meanwhile, or the grant `from` was given up, the new grant is revoked instead.
-    pub(super) async fn adopt(&self, grant: Grant, from: Option<Arc<Grant>>) -> Result<Secret, Trouble> {
+    pub(super) async fn adopt(&self, grant: Grant, from: Option<Arc<Grant>>) -> Result<Secret, OAuthError> {
         let (id, token, due) = (grant.id.clone(), grant.access_token.clone(), due(&grant));
         let grant = Arc::new(grant);
         self.keep(&grant).await;
@@ -400,7 +402,7 @@ impl Grants {
         if !is_wanted {
             self.take_back(grant, &plan).await;
             let why = "its server, or who the satellite is there, is another one now";
-            return Err(Trouble::Away(why.to_owned()));
+            return Err(OAuthError::Away(why.to_owned()));
         }
         tracing::info!(instance = %id, issuer = grant.authority.issuer, scopes = grant.scopes.join(" "), "authorized");
         Ok(token)
@@ -419,10 +421,10 @@ impl Grants {
         self.state().held(&grant.id).keep_at = keep_at;
     }
 
-    fn failed(&self, holder: &Holder, trouble: &Trouble) {
+    fn failed(&self, holder: &TokenHolder, trouble: &OAuthError) {
         let name = &holder.name;
         let mut state = self.state();
-        let is_for = |held: &&mut Held| held.holder.as_ref().is_some_and(|of| of.url == holder.url);
+        let is_for = |held: &&mut InstanceGrant| held.holder.as_ref().is_some_and(|of| of.url == holder.url);
         let Some(held) = state.held.get_mut(&holder.id).filter(is_for) else { return };
         if token::is_final(trouble) {
             tracing::warn!(instance = %name, why = %trouble, "an authorization cannot be renewed; run: satellite auth {name}");
@@ -441,7 +443,7 @@ impl Grants {
 
     /// Removes and revokes the grant of an instance. Returns true if there was one, and an error if it could not be
     /// revoked.
-    pub(crate) async fn give_up(&self, id: &InstanceId) -> Result<bool, Trouble> {
+    pub(crate) async fn give_up(&self, id: &InstanceId) -> Result<bool, OAuthError> {
         while let Some((_, renewal)) = self.under_way(id) {
             let _ = renewal.await;
         }
@@ -476,7 +478,7 @@ impl Grants {
         }
     }
 
-    async fn revoked(&self, grant: &Grant, plan: &OAuthPlan) -> Result<(), Trouble> {
+    async fn revoked(&self, grant: &Grant, plan: &OAuthPlan) -> Result<(), OAuthError> {
         let (way, client) = (self.way(&grant.url)?, client_of(grant, plan));
         let tokens = [grant.refresh_token.as_ref(), Some(&grant.access_token)];
         for token in tokens.into_iter().flatten() {
@@ -486,27 +488,27 @@ impl Grants {
     }
 }
 
-impl State {
+impl GrantKeeperState {
     pub(super) fn plan(&self, id: &InstanceId) -> Arc<OAuthPlan> {
         self.plans.get(id).cloned().unwrap_or_default()
     }
 
-    pub(super) fn grant(&self, holder: &Holder) -> Option<&Arc<Grant>> {
+    pub(super) fn grant(&self, holder: &TokenHolder) -> Option<&Arc<Grant>> {
         self.held.get(&holder.id)?.grant(holder, &self.plan(&holder.id))
     }
 
-    pub(super) fn held(&mut self, id: &InstanceId) -> &mut Held {
+    pub(super) fn held(&mut self, id: &InstanceId) -> &mut InstanceGrant {
         self.held.entry(id.clone()).or_default()
     }
 }
 
 // Guard that clears the running renewal on drop.
-struct UnderWay {
+struct RenewalGuard {
     grants: Grants,
     id: InstanceId,
 }
 
-impl Drop for UnderWay {
+impl Drop for RenewalGuard {
     fn drop(&mut self) {
         if let Some(held) = self.grants.state().held.get_mut(&self.id) {
             held.renewal = None;
@@ -515,19 +517,19 @@ impl Drop for UnderWay {
 }
 
 // Uses the secret that is configured now.
-fn client_of(grant: &Grant, plan: &OAuthPlan) -> Client {
+fn client_of(grant: &Grant, plan: &OAuthPlan) -> OAuthClient {
     let is_for_it = plan.client_id.as_ref() == Some(&grant.client.id) && grant.authority.is_as_planned(plan);
     let configured = plan.client_secret.clone().filter(|_| is_for_it);
-    Client { id: grant.client.id.clone(), secret: configured.or_else(|| grant.client.secret.clone()) }
+    OAuthClient { id: grant.client.id.clone(), secret: configured.or_else(|| grant.client.secret.clone()) }
 }
 
 pub(super) fn granted(
-    holder: &Holder,
-    authority: super::grant::Authority,
-    client: Client,
+    holder: &TokenHolder,
+    authority: super::grant::AuthorizationServer,
+    client: OAuthClient,
     resource: String,
     asked: Vec<String>,
-    issued: Issued,
+    issued: TokenResponse,
 ) -> Grant {
     Grant {
         id: holder.id.clone(),

@@ -16,13 +16,13 @@ mod refused;
 mod rules;
 mod token;
 
-pub(crate) use self::flow::{Answered, Begun, Wanted};
-pub(crate) use self::keeper::{Grants, Teller};
+pub(crate) use self::flow::{FlowCompletion, FlowRequest, FlowStart};
+pub(crate) use self::keeper::{Grants, TokenListener};
 pub(crate) use self::rules::is_safe_in_a_command;
 
 // Contains no secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Trouble {
+pub(crate) enum OAuthError {
     // No valid response from the authorization server; a retry may succeed.
     #[error("{0}")]
     Away(String),

@@ -3,20 +3,24 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::failure::FailureKind;
-use mcp_satellite_actors::model::secret::{Mask, Secret};
+use mcp_satellite_actors::model::secret::{Secret, SecretMask};
 use reqwest::Url;
 use rmcp::transport::auth::WWWAuthenticateParams;
 
 use super::keeper::Grants;
 use super::{rules, token};
-use crate::connect::remote::{Holder, Refusal, Tokens};
+use crate::connect::remote::{TokenHolder, TokenRefusal, TokenSource};
 
-impl Tokens for Grants {
-    fn token(&self, holder: &Holder) -> Option<Secret> {
+impl TokenSource for Grants {
+    fn token(&self, holder: &TokenHolder) -> Option<Secret> {
         self.state().grant(holder).map(|grant| grant.access_token.clone())
     }
 
-    fn another(&self, holder: &Holder, refusal: Refusal) -> BoxFuture<'static, Result<Option<Secret>, FailureKind>> {
+    fn another(
+        &self,
+        holder: &TokenHolder,
+        refusal: TokenRefusal,
+    ) -> BoxFuture<'static, Result<Option<Secret>, FailureKind>> {
         let (grants, holder) = (self.clone(), holder.clone());
         async move {
             match refusal.status {
@@ -30,8 +34,8 @@ impl Tokens for Grants {
 
 impl Grants {
     // A later authorization may include the missing scopes, so they are remembered.
-    fn forbidden(&self, holder: &Holder, refusal: &Refusal) -> Result<Option<Secret>, FailureKind> {
-        let Some(challenge) = Challenge::read(refusal, &holder.url) else { return Ok(None) };
+    fn forbidden(&self, holder: &TokenHolder, refusal: &TokenRefusal) -> Result<Option<Secret>, FailureKind> {
+        let Some(challenge) = BearerChallenge::read(refusal, &holder.url) else { return Ok(None) };
         if challenge.error.as_deref() != Some("insufficient_scope") {
             return Ok(None);
         }
@@ -42,7 +46,7 @@ impl Grants {
         let grant = held.grant(holder, &plan);
         let renewed_with = grant.and_then(|grant| grant.refresh_token.as_ref());
         let secrets = [refusal.used.as_ref(), grant.map(|grant| &grant.access_token), renewed_with];
-        let mask = Mask::new(secrets.into_iter().flatten().map(Secret::expose));
+        let mask = SecretMask::new(secrets.into_iter().flatten().map(Secret::expose));
         let wanted =
             rules::scopes_of(challenge.scope.as_deref().unwrap_or_default(), |scope| mask.apply(scope) == scope);
         held.lacking = rules::union(held.lacking.iter().chain(&wanted));
@@ -57,9 +61,9 @@ impl Grants {
         Err(FailureKind::InsufficientScope { scopes })
     }
 
-    async fn unauthorized(&self, holder: &Holder, refusal: Refusal) -> Result<Option<Secret>, FailureKind> {
+    async fn unauthorized(&self, holder: &TokenHolder, refusal: TokenRefusal) -> Result<Option<Secret>, FailureKind> {
         let ungranted = |why: &str| FailureKind::Ungranted { why: why.to_owned() };
-        let challenge = Challenge::read(&refusal, &holder.url);
+        let challenge = BearerChallenge::read(&refusal, &holder.url);
         // A person may just be authorizing the instance.
         let joined = self.under_way(&holder.id).filter(|(of, _)| of.url == holder.url);
         let renewal = if let Some((_, renewal)) = joined {
@@ -97,13 +101,13 @@ impl Grants {
 }
 
 // Parameters of `WWW-Authenticate: Bearer`.
-struct Challenge {
+struct BearerChallenge {
     scope: Option<String>,
     error: Option<String>,
 }
 
-impl Challenge {
-    fn read(refusal: &Refusal, url: &str) -> Option<Self> {
+impl BearerChallenge {
+    fn read(refusal: &TokenRefusal, url: &str) -> Option<Self> {
         let text = refusal.challenge.as_deref()?;
         let is_bearer = text.split([',', ' ']).any(|word| word.eq_ignore_ascii_case("bearer"));
         let url = Url::parse(url).ok().filter(|_| is_bearer)?;

@@ -7,28 +7,28 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::model::secret::{Mask, Secret};
+use mcp_satellite_actors::model::secret::{Secret, SecretMask};
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use serde::Deserialize;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
-use super::grant::{Authority, Client};
-use super::http::{Answer, Way};
-use super::{Trouble, rules};
+use super::grant::{AuthorizationServer, OAuthClient};
+use super::http::{OAuthHttp, OAuthResponse};
+use super::{OAuthError, rules};
 
 // Characters of an error text from the authorization server.
 const SAID_MAX: usize = 200;
 pub(super) const DEVICE: &str = "urn:ietf:params:oauth:grant-type:device_code";
 
 // Grant types.
-pub(super) enum Ask<'a> {
+pub(super) enum TokenGrant<'a> {
     Code { code: &'a Secret, verifier: &'a Secret, redirect_uri: &'a str },
     Refresh { token: &'a Secret },
     Machine { scopes: &'a [String] },
     Device { code: &'a Secret },
 }
 
-pub(super) struct Issued {
+pub(super) struct TokenResponse {
     pub(super) access_token: Secret,
     pub(super) refresh_token: Option<Secret>,
     pub(super) lifetime: Option<Duration>,
@@ -36,7 +36,7 @@ pub(super) struct Issued {
     pub(super) scopes: Option<Vec<String>>,
 }
 
-pub(super) struct Device {
+pub(super) struct DeviceAuthorization {
     pub(super) code: Secret,
     pub(super) user_code: String,
     pub(super) verification_uri: String,
@@ -46,12 +46,12 @@ pub(super) struct Device {
 }
 
 // Form body with the secrets to mask in the response.
-struct Form {
+struct OAuthForm {
     fields: Vec<(&'static str, String)>,
     secrets: Vec<Secret>,
 }
 
-impl Form {
+impl OAuthForm {
     fn new() -> Self {
         Self { fields: Vec::new(), secrets: Vec::new() }
     }
@@ -68,12 +68,12 @@ impl Form {
 
     async fn send(
         mut self,
-        way: &Way,
+        way: &OAuthHttp,
         what: &str,
         url: &str,
-        client: &Client,
+        client: &OAuthClient,
         in_form: bool,
-    ) -> Result<Answer, Trouble> {
+    ) -> Result<OAuthResponse, OAuthError> {
         let mut request = way.post(what, url)?;
         match &client.secret {
             None => self = self.with("client_id", &client.id),
@@ -92,24 +92,26 @@ impl Form {
 
     /// Checks the response. OAuth errors may come with a 200. Statuses that are temporary or concern the address are no
     /// statement about the grant, whatever the body contains.
-    fn read(&self, answer: Answer, what: &str) -> Result<Answer, Trouble> {
+    fn read(&self, answer: OAuthResponse, what: &str) -> Result<OAuthResponse, OAuthError> {
         #[derive(Deserialize)]
-        struct Refusal {
+        struct OAuthErrorBody {
             error: String,
             error_description: Option<String>,
         }
-        let refusal = serde_json::from_slice::<Refusal>(&answer.body);
+        let refusal = serde_json::from_slice::<OAuthErrorBody>(&answer.body);
         match refusal {
-            Ok(Refusal { error, error_description }) if matches!(answer.status.as_u16(), 200 | 400 | 401 | 403) => {
-                let mask = Mask::new(self.secrets.iter().map(Secret::expose));
+            Ok(OAuthErrorBody { error, error_description })
+                if matches!(answer.status.as_u16(), 200 | 400 | 401 | 403) =>
+            {
+                let mask = SecretMask::new(self.secrets.iter().map(Secret::expose));
                 let said = match error_description {
                     Some(description) => format!("{error}: {description}"),
                     None => error.clone(),
                 };
-                Err(Trouble::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) })
+                Err(OAuthError::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) })
             }
             _ if answer.status.is_success() => Ok(answer),
-            _ => Err(Trouble::Away(format!("{what} answers with HTTP {}", answer.status.as_u16()))),
+            _ => Err(OAuthError::Away(format!("{what} answers with HTTP {}", answer.status.as_u16()))),
         }
     }
 }
@@ -120,40 +122,42 @@ pub(super) fn one_line(text: &str) -> String {
 }
 
 pub(super) async fn request(
-    way: &Way,
-    authority: &Authority,
-    client: &Client,
+    way: &OAuthHttp,
+    authority: &AuthorizationServer,
+    client: &OAuthClient,
     resource: &str,
-    ask: Ask<'_>,
-) -> Result<Issued, Trouble> {
-    let form = Form::new().with("resource", resource);
+    ask: TokenGrant<'_>,
+) -> Result<TokenResponse, OAuthError> {
+    let form = OAuthForm::new().with("resource", resource);
     let form = match ask {
-        Ask::Code { code, verifier, redirect_uri } => form
+        TokenGrant::Code { code, verifier, redirect_uri } => form
             .with("grant_type", "authorization_code")
             .secret("code", code)
             .secret("code_verifier", verifier)
             .with("redirect_uri", redirect_uri),
         // Without `scope`, the new token has the same scopes as before.
-        Ask::Refresh { token } => form.with("grant_type", "refresh_token").secret("refresh_token", token),
-        Ask::Machine { scopes: [] } => form.with("grant_type", "client_credentials"),
-        Ask::Machine { scopes } => form.with("grant_type", "client_credentials").with("scope", &scopes.join(" ")),
-        Ask::Device { code } => form.with("grant_type", DEVICE).secret("device_code", code),
+        TokenGrant::Refresh { token } => form.with("grant_type", "refresh_token").secret("refresh_token", token),
+        TokenGrant::Machine { scopes: [] } => form.with("grant_type", "client_credentials"),
+        TokenGrant::Machine { scopes } => {
+            form.with("grant_type", "client_credentials").with("scope", &scopes.join(" "))
+        }
+        TokenGrant::Device { code } => form.with("grant_type", DEVICE).secret("device_code", code),
     };
     let what = "its token endpoint";
     let answer = form.send(way, what, &authority.token_endpoint, client, authority.secret_in_form).await?;
-    issued(&answer.body).map_err(|why| Trouble::Away(format!("{what} answers with {why}")))
+    issued(&answer.body).map_err(|why| OAuthError::Away(format!("{what} answers with {why}")))
 }
 
-fn issued(body: &[u8]) -> Result<Issued, &'static str> {
+fn issued(body: &[u8]) -> Result<TokenResponse, &'static str> {
     #[derive(Deserialize)]
-    struct Answered {
+    struct TokenBody {
         access_token: String,
         token_type: String,
         expires_in: Option<serde_json::Value>,
         refresh_token: Option<String>,
         scope: Option<String>,
     }
-    let Answered { access_token, token_type, expires_in, refresh_token, scope } =
+    let TokenBody { access_token, token_type, expires_in, refresh_token, scope } =
         serde_json::from_slice(body).map_err(|_| "what is no token")?;
     if !token_type.eq_ignore_ascii_case("bearer") {
         return Err("a token that is no bearer token");
@@ -163,7 +167,7 @@ fn issued(body: &[u8]) -> Result<Issued, &'static str> {
     }
     // Some servers send the number as a string.
     let seconds = expires_in.and_then(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()));
-    Ok(Issued {
+    Ok(TokenResponse {
         access_token: access_token.into(),
         refresh_token: refresh_token.filter(|token| !token.is_empty()).map(Secret::from),
         lifetime: seconds.map(Duration::from_secs),
@@ -172,22 +176,27 @@ fn issued(body: &[u8]) -> Result<Issued, &'static str> {
 }
 
 // Revoking a refresh token ends the whole grant.
-pub(super) async fn revoke(way: &Way, authority: &Authority, client: &Client, token: &Secret) -> Result<(), Trouble> {
+pub(super) async fn revoke(
+    way: &OAuthHttp,
+    authority: &AuthorizationServer,
+    client: &OAuthClient,
+    token: &Secret,
+) -> Result<(), OAuthError> {
     let Some(url) = &authority.revocation_endpoint else { return Ok(()) };
-    let form = Form::new().secret("token", token);
+    let form = OAuthForm::new().secret("token", token);
     form.send(way, "its revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
 }
 
 pub(super) async fn device(
-    way: &Way,
+    way: &OAuthHttp,
     url: &str,
-    authority: &Authority,
-    client: &Client,
+    authority: &AuthorizationServer,
+    client: &OAuthClient,
     resource: &str,
     scopes: &[String],
-) -> Result<Device, Trouble> {
+) -> Result<DeviceAuthorization, OAuthError> {
     #[derive(Deserialize)]
-    struct Answered {
+    struct DeviceCodeBody {
         device_code: String,
         user_code: String,
         verification_uri: String,
@@ -200,20 +209,20 @@ pub(super) async fn device(
         5
     }
     let what = "its device endpoint";
-    let mut form = Form::new().with("resource", resource);
+    let mut form = OAuthForm::new().with("resource", resource);
     if !scopes.is_empty() {
         form = form.with("scope", &scopes.join(" "));
     }
     let answer = form.send(way, what, url, client, authority.secret_in_form).await?;
-    let answered: Answered = serde_json::from_slice(&answer.body)
-        .map_err(|_| Trouble::Unusable(format!("{what} answers with what is no device code")))?;
-    let Answered { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } =
+    let answered: DeviceCodeBody = serde_json::from_slice(&answer.body)
+        .map_err(|_| OAuthError::Unusable(format!("{what} answers with what is no device code")))?;
+    let DeviceCodeBody { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } =
         answered;
     for uri in [Some(&verification_uri), verification_uri_complete.as_ref()].into_iter().flatten() {
-        let url = uri.parse().map_err(|_| Trouble::Unusable(format!("{what} names a page that is no address")))?;
+        let url = uri.parse().map_err(|_| OAuthError::Unusable(format!("{what} names a page that is no address")))?;
         way.admits("the page for the code,", &url)?;
     }
-    Ok(Device {
+    Ok(DeviceAuthorization {
         code: device_code.into(),
         user_code,
         verification_uri,
@@ -223,11 +232,11 @@ pub(super) async fn device(
     })
 }
 
-pub(super) fn is_final(trouble: &Trouble) -> bool {
+pub(super) fn is_final(trouble: &OAuthError) -> bool {
     match trouble {
-        Trouble::Refused { error, .. } => rules::is_final(error),
-        Trouble::Unusable(_) => true,
-        Trouble::Away(_) => false,
+        OAuthError::Refused { error, .. } => rules::is_final(error),
+        OAuthError::Unusable(_) => true,
+        OAuthError::Away(_) => false,
     }
 }
 
@@ -252,17 +261,17 @@ mod tests {
 
     #[test]
     fn what_a_server_echoes_of_a_form_is_masked() {
-        let form = Form::new().secret("refresh_token", &"hush-refresh".into());
+        let form = OAuthForm::new().secret("refresh_token", &"hush-refresh".into());
         let body = r#"{"error":"invalid_grant","error_description":"no such\ntoken: hush-refresh"}"#;
-        let answer = Answer::new(400, body);
+        let answer = OAuthResponse::new(400, body);
         let refused = |answer| form.read(answer, "it").err().unwrap();
         let said = refused(answer).to_string();
         assert_eq!(said, "its authorization server refuses: invalid_grant: no such token: [secret]");
         // Some servers send errors with a 200. Other statuses do not concern the grant.
-        assert!([200, 400, 401].into_iter().all(|status| is_final(&refused(Answer::new(status, body)))));
+        assert!([200, 400, 401].into_iter().all(|status| is_final(&refused(OAuthResponse::new(status, body)))));
         for status in [404, 408, 425, 429, 500, 503] {
-            assert!(!is_final(&refused(Answer::new(status, body))), "{status}");
+            assert!(!is_final(&refused(OAuthResponse::new(status, body))), "{status}");
         }
-        assert!(form.read(Answer::new(200, "{}"), "it").is_ok());
+        assert!(form.read(OAuthResponse::new(200, "{}"), "it").is_ok());
     }
 }

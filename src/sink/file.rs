@@ -20,18 +20,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde::Deserialize;
 
-use super::writer::Writer;
-use crate::data_dir::{Access, DataDir};
+use super::writer::WriterThread;
+use crate::data_dir::{DataDir, OpenMode};
 
 const CURRENT: &str = "events.jsonl";
 
 /// Event sink that appends batches to `events.jsonl` and starts a new file when it is full.
 #[derive(Debug)]
 pub struct FileSink {
-    writer: Writer,
+    writer: WriterThread,
 }
 
 impl FileSink {
@@ -53,7 +53,7 @@ impl FileSink {
 
     /// Opens the files in an open directory, like [`FileSink::open`] and with the same errors.
     pub fn open_in(dir: DataDir, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
-        let mut store = Store { dir, rotate_bytes, keep, last: None, open: None };
+        let mut store = EventFiles { dir, rotate_bytes, keep, last: None, open: None };
         store.open = match store.recover() {
             Ok(current) => Some(current),
             // Without disk space, events wait; the satellite still starts.
@@ -67,43 +67,43 @@ impl FileSink {
             store.last = store.last_in_full_files()?;
         }
         let next_seq = store.last.map_or(1, |last| last.saturating_add(1));
-        Ok((Self { writer: Writer::start(move |batch| store.write(batch))? }, next_seq))
+        Ok((Self { writer: WriterThread::start(move |batch| store.write(batch))? }, next_seq))
     }
 }
 
 impl EventSink for FileSink {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.writer.send(batch)
     }
 }
 
 // Owned by the writer thread.
-struct Store {
+struct EventFiles {
     dir: DataDir,
     rotate_bytes: u64,
     keep: usize,
     // `seq` of the last complete event. Events up to it belong to a repeated batch.
     last: Option<u64>,
     // `None` after a failure: the file is then read to determine what was written.
-    open: Option<Current>,
+    open: Option<CurrentEventFile>,
 }
 
 // `events.jsonl`, which ends with a complete line.
-struct Current {
+struct CurrentEventFile {
     file: File,
     len: u64,
     first: Option<u64>,
 }
 
-impl Store {
-    fn write(&mut self, batch: &Batch) -> Answer {
+impl EventFiles {
+    fn write(&mut self, batch: &SinkBatch) -> SinkAnswer {
         match self.append(batch) {
             Ok(answer) => answer,
-            Err(error) => Answer::Unavailable(error.to_string()),
+            Err(error) => SinkAnswer::Unavailable(error.to_string()),
         }
     }
 
-    fn append(&mut self, batch: &Batch) -> io::Result<Answer> {
+    fn append(&mut self, batch: &SinkBatch) -> io::Result<SinkAnswer> {
         let mut current = match self.open.take() {
             // Events written to a file that was moved away would be lost to readers.
             Some(current) if is_current(&current.file, &self.dir) => current,
@@ -113,7 +113,7 @@ impl Store {
         for (index, event) in batch.events.iter().enumerate().filter(|(_, event)| Some(event.seq) > self.last) {
             if let Err(error) = serde_json::to_writer(&mut lines, event) {
                 self.open = Some(current);
-                return Ok(Answer::Invalid(Some(index), format!("cannot be written as JSON: {error}")));
+                return Ok(SinkAnswer::Invalid(Some(index), format!("cannot be written as JSON: {error}")));
             }
             lines.push(b'\n');
             first = first.or(Some(event.seq));
@@ -131,12 +131,12 @@ impl Store {
         current.first = current.first.or(first);
         self.last = last;
         self.open = Some(current);
-        Ok(Answer::Accepted)
+        Ok(SinkAnswer::Accepted)
     }
 
     /// Opens `events.jsonl`, removes an incomplete last line and determines the last `seq`. Reads the whole file, once
     /// per start and failure.
-    fn recover(&mut self) -> io::Result<Current> {
+    fn recover(&mut self) -> io::Result<CurrentEventFile> {
         let (current, last) = open_current(&self.dir).map_err(|error| self.at("write", CURRENT, &error))?;
         self.last = self.last.max(last);
         Ok(current)
@@ -146,8 +146,8 @@ impl Store {
     fn last_in_full_files(&self) -> io::Result<Option<u64>> {
         let Some(first) = full_files(&self.dir)?.pop() else { return Ok(None) };
         let name = full_name(first);
-        let file = self.dir.open_file(&name, Access::Read).map_err(|error| self.at("read", &name, &error))?;
-        let lines = Lines::of(&file).map_err(|error| self.at("read", &name, &error))?;
+        let file = self.dir.open_file(&name, OpenMode::Read).map_err(|error| self.at("read", &name, &error))?;
+        let lines = EventFileScan::of(&file).map_err(|error| self.at("read", &name, &error))?;
         Ok(lines.last.max(Some(first)))
     }
 
@@ -174,30 +174,30 @@ fn is_want_of_room(error: &io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
 }
 
-fn open_current(dir: &DataDir) -> io::Result<(Current, Option<u64>)> {
-    let mut file = dir.open_file(CURRENT, Access::Append)?;
-    let Lines { first, last, mut len, tail } = Lines::of(&file)?;
+fn open_current(dir: &DataDir) -> io::Result<(CurrentEventFile, Option<u64>)> {
+    let mut file = dir.open_file(CURRENT, OpenMode::Append)?;
+    let EventFileScan { first, last, mut len, tail } = EventFileScan::of(&file)?;
     match tail {
-        Tail::None => {}
-        Tail::Torn => file.set_len(len)?,
-        Tail::Unterminated { line_len } => {
+        EventFileTail::None => {}
+        EventFileTail::Torn => file.set_len(len)?,
+        EventFileTail::Unterminated { line_len } => {
             file.write_all(b"\n")?;
             len += line_len + 1;
         }
     }
-    Ok((Current { file, len, first }, last))
+    Ok((CurrentEventFile { file, len, first }, last))
 }
 
-struct Lines {
+struct EventFileScan {
     first: Option<u64>,
     last: Option<u64>,
     // Bytes up to and including the last newline.
     len: u64,
-    tail: Tail,
+    tail: EventFileTail,
 }
 
 // Remainder of a file after the last newline.
-enum Tail {
+enum EventFileTail {
     None,
     /// Incomplete event.
     Torn,
@@ -207,9 +207,9 @@ enum Tail {
     },
 }
 
-impl Lines {
+impl EventFileScan {
     fn of(file: &File) -> io::Result<Self> {
-        let mut lines = Self { first: None, last: None, len: 0, tail: Tail::None };
+        let mut lines = Self { first: None, last: None, len: 0, tail: EventFileTail::None };
         let (mut reader, mut line) = (BufReader::new(file), Vec::new());
         loop {
             line.clear();
@@ -223,7 +223,8 @@ impl Lines {
             if line.last() == Some(&b'\n') {
                 lines.len += read;
             } else {
-                lines.tail = if seq.is_some() { Tail::Unterminated { line_len: read } } else { Tail::Torn };
+                lines.tail =
+                    if seq.is_some() { EventFileTail::Unterminated { line_len: read } } else { EventFileTail::Torn };
             }
         }
     }
@@ -237,13 +238,13 @@ fn is_current(file: &File, dir: &DataDir) -> bool {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct EventSeq {
     seq: u64,
 }
 
 // `None` if the line is not a complete event.
 fn seq_of(line: &[u8]) -> Option<u64> {
-    serde_json::from_slice::<Head>(line).ok().map(|head| head.seq)
+    serde_json::from_slice::<EventSeq>(line).ok().map(|head| head.seq)
 }
 
 fn full_name(first: u64) -> String {

@@ -8,8 +8,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Envelope;
-use mcp_satellite_actors::model::secret::{Mask, Secret};
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::model::secret::{Secret, SecretMask};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::Serialize;
@@ -36,7 +36,7 @@ pub struct HttpSink {
     headers: HeaderMap,
     timeout: Duration,
     // Hides our credentials where the server echoes them.
-    mask: Mask,
+    mask: SecretMask,
 }
 
 /// Error that prevents the creation of a sink. Shows neither the token nor credentials in the URL.
@@ -75,7 +75,7 @@ impl HttpSink {
         }
         let parameters: Vec<_> = url.query_pairs().map(|(_, value)| value).collect();
         let secrets = token.map(Secret::expose).into_iter().chain(url.password()).chain(url.query());
-        let mask = Mask::new(secrets.chain(parameters.iter().map(|value| &**value)));
+        let mask = SecretMask::new(secrets.chain(parameters.iter().map(|value| &**value)));
         Ok(Self { client: client(&url).map_err(HttpSinkError::Client)?, url, headers, timeout: TIMEOUT, mask })
     }
 
@@ -86,22 +86,22 @@ impl HttpSink {
         self
     }
 
-    async fn post(&self, batch: &Batch) -> Answer {
-        let body = match serde_json::to_vec(&Body { events: &batch.events }) {
+    async fn post(&self, batch: &SinkBatch) -> SinkAnswer {
+        let body = match serde_json::to_vec(&EventsBody { events: &batch.events }) {
             Ok(body) => body,
-            Err(error) => return Answer::Invalid(None, format!("cannot be written as JSON: {error}")),
+            Err(error) => return SinkAnswer::Invalid(None, format!("cannot be written as JSON: {error}")),
         };
         let request = self.client.post(self.url.clone()).timeout(self.timeout).body(body);
         let response = match request.headers(self.headers.clone()).header(IDEMPOTENCY_KEY, batch.id).send().await {
             Ok(response) => response,
-            Err(error) => return Answer::Unavailable(self.failure(&error)),
+            Err(error) => return SinkAnswer::Unavailable(self.failure(&error)),
         };
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let report = match report(response).await {
             Ok(report) => report,
             // Unknown whether some events were rejected. The idempotency key makes a retry safe.
-            Err(error) if status.is_success() => return Answer::Unavailable(self.failure(&error)),
+            Err(error) if status.is_success() => return SinkAnswer::Unavailable(self.failure(&error)),
             Err(_) => Value::Null,
         };
         let named = |index: &Value| {
@@ -113,31 +113,31 @@ impl HttpSink {
                 let index = named(&report["failures"][0]["index"]).or_else(|| named(&report["index"]));
                 let reason = [&report["failures"][0]["error"], &report["error"], &report["message"]];
                 let reason = reason.into_iter().find_map(Value::as_str);
-                Answer::Invalid(
+                SinkAnswer::Invalid(
                     index,
                     reason.map_or_else(|| format!("answered {status}"), |reason| self.quoted(reason)),
                 )
             }
-            StatusCode::PAYLOAD_TOO_LARGE => Answer::TooLarge,
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Answer::Unauthorized,
+            StatusCode::PAYLOAD_TOO_LARGE => SinkAnswer::TooLarge,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => SinkAnswer::Unauthorized,
             StatusCode::TOO_MANY_REQUESTS => {
-                Answer::Throttled(retry_after.and_then(|value| pause(&value, Timestamp::now())))
+                SinkAnswer::Throttled(retry_after.and_then(|value| pause(&value, Timestamp::now())))
             }
-            status => Answer::Unavailable(format!("{} answered {status}", self.shown())),
+            status => SinkAnswer::Unavailable(format!("{} answered {status}", self.shown())),
         }
     }
 
     // A 2xx response with an unknown body still means that the events were accepted.
-    fn taken(&self, report: &Value, named: impl Fn(&Value) -> Option<usize>) -> Answer {
+    fn taken(&self, report: &Value, named: impl Fn(&Value) -> Option<usize>) -> SinkAnswer {
         let failures = report["failures"].as_array().map_or(&[][..], Vec::as_slice);
         if report["failed"].as_u64().unwrap_or(0) == 0 && failures.is_empty() {
-            return Answer::Accepted;
+            return SinkAnswer::Accepted;
         }
         let refused = failures.iter().filter_map(|failure| {
             let reason = failure["error"].as_str().unwrap_or("refused without a reason");
             Some((named(&failure["index"])?, self.quoted(reason)))
         });
-        Answer::Partial(refused.collect())
+        SinkAnswer::Partial(refused.collect())
     }
 
     // For log lines: foreign text without credentials and control characters.
@@ -163,7 +163,7 @@ impl HttpSink {
 }
 
 impl EventSink for HttpSink {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let sink = self.clone();
         async move { sink.post(&batch).await }.boxed()
     }
@@ -176,7 +176,7 @@ impl fmt::Debug for HttpSink {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct EventsBody<'a> {
     events: &'a [Envelope],
 }
 

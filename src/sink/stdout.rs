@@ -4,14 +4,14 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 
-use super::writer::Writer;
+use super::writer::WriterThread;
 
 /// Event sink that writes one line per event. A slow or closed reader delays only the events.
 #[derive(Debug)]
 pub struct StdoutSink {
-    writer: Writer,
+    writer: WriterThread,
 }
 
 impl StdoutSink {
@@ -22,18 +22,18 @@ impl StdoutSink {
     /// Returns an error if the thread cannot be started.
     pub fn new() -> io::Result<Self> {
         let mut last = None;
-        Ok(Self { writer: Writer::start(move |batch| write(batch, &mut last))? })
+        Ok(Self { writer: WriterThread::start(move |batch| write(batch, &mut last))? })
     }
 }
 
 impl EventSink for StdoutSink {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.writer.send(batch)
     }
 }
 
 // `last` is the `seq` of the last complete event, so that a repeated batch continues after it.
-fn write(batch: &Batch, last: &mut Option<u64>) -> Answer {
+fn write(batch: &SinkBatch, last: &mut Option<u64>) -> SinkAnswer {
     let mut stdout = io::stdout().lock();
     for (index, event) in batch.events.iter().enumerate() {
         if Some(event.seq) <= *last {
@@ -41,13 +41,13 @@ fn write(batch: &Batch, last: &mut Option<u64>) -> Answer {
         }
         let mut line = match serde_json::to_vec(event) {
             Ok(line) => line,
-            Err(error) => return Answer::Invalid(Some(index), format!("cannot be written as JSON: {error}")),
+            Err(error) => return SinkAnswer::Invalid(Some(index), format!("cannot be written as JSON: {error}")),
         };
         line.push(b'\n');
         if let Err(error) = stdout.write_all(&line).and_then(|()| stdout.flush()) {
-            return Answer::Unavailable(format!("cannot write events to standard output: {error}"));
+            return SinkAnswer::Unavailable(format!("cannot write events to standard output: {error}"));
         }
         *last = Some(event.seq);
     }
-    Answer::Accepted
+    SinkAnswer::Accepted
 }

@@ -4,7 +4,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 
 use futures::stream;
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::{Body, Method};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
@@ -56,8 +56,8 @@ async fn what_is_no_request_is_refused_by_every_endpoint_and_the_next_one_is_ser
         let refused = world.ask(Method::POST, "/api/satellites/register", &token).body(body).await;
         assert_eq!(refused.status, 400, "{what}: {refused:?}");
     }
-    world.send(&satellite, "1", &numbered([1])).await.is(200, Form::EventsTaken);
-    world.register("second-satellite", &token).await.is(201, Form::Registered);
+    world.send(&satellite, "1", &numbered([1])).await.is(200, MessageSchema::EventsTaken);
+    world.register("second-satellite", &token).await.is(201, MessageSchema::Registered);
 }
 
 #[tokio::test]
@@ -69,12 +69,12 @@ async fn a_batch_that_is_too_large_is_told_so_however_large_it_is() {
         format!("{events}{}", " ".repeat(bytes - events.len()))
     };
     let send = async |body: Body| world.of(&satellite, Method::POST, "events").body(body).await;
-    send(padded(10_000).into()).await.is(200, Form::EventsTaken);
+    send(padded(10_000).into()).await.is(200, MessageSchema::EventsTaken);
     send(padded(10_001).into()).await.refused(413, "10000 bytes");
     send(padded(20_000_000).into()).await.refused(413, "10000 bytes");
     let pieces = stream::iter((0..2000).map(|_| Ok::<_, io::Error>(vec![b' '; 10_000])));
     send(Body::wrap_stream(pieces)).await.refused(413, "10000 bytes");
-    world.send(&satellite, "2", &numbered([2])).await.is(200, Form::EventsTaken);
+    world.send(&satellite, "2", &numbered([2])).await.is(200, MessageSchema::EventsTaken);
 }
 
 /// A client that looks at nothing before it has sent everything.
@@ -109,9 +109,9 @@ async fn text_of_any_kind_is_kept_as_it_is() {
     let mut event = numbered([1]).remove(0);
     event["data"]["status_message"] = json!(text);
     event["data"]["process_id"] = json!(text);
-    world.send(&satellite, "1", &[event]).await.is(200, Form::EventsTaken);
+    world.send(&satellite, "1", &[event]).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(world.events("").await[0]["data"]["status_message"], text);
-    let instances = world.admin(Method::GET, "instances").send().await.is(200, Form::Instances);
+    let instances = world.admin(Method::GET, "instances").send().await.is(200, MessageSchema::Instances);
     assert_eq!(instances["instances"][0]["instance"], text);
 }
 
@@ -124,7 +124,7 @@ async fn numbers_at_their_limits_are_kept_or_refused_and_never_an_error_of_the_b
         event["seq"] = seq;
         [event]
     };
-    world.send(&satellite, "1", &with(json!(i64::MAX))).await.is(200, Form::EventsTaken);
+    world.send(&satellite, "1", &with(json!(i64::MAX))).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(world.seqs(&satellite).await, [u64::try_from(i64::MAX).unwrap()]);
     for wrong in [json!(0), json!(-1), json!(u64::MAX), json!(1.5), json!(1e300), json!("1"), Value::Null] {
         let index = world.send(&satellite, "2", &with(wrong)).await.refused(400, "/events/0/seq");

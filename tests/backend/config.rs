@@ -1,6 +1,6 @@
 //! What satellites are to run.
 
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn config(team: &str) -> Value {
 }
 
 async fn put(world: &World, path: &str, config: &Value) -> Value {
-    world.admin(Method::PUT, path).json(config).await.is(200, Form::ConfigKept)
+    world.admin(Method::PUT, path).json(config).await.is(200, MessageSchema::ConfigKept)
 }
 
 async fn status_for(world: &World, satellite: &Satellite, tag: &str) -> u16 {
@@ -36,7 +36,7 @@ async fn a_configuration_arrives_as_it_was_put_with_a_hash_of_the_backends() {
     assert_eq!((&arrived["servers"], &arrived["teams"]), (&wanted["servers"], &wanted["teams"]));
     assert_eq!(arrived["hash"], kept["hash"]);
     assert_ne!(arrived["hash"], nothing["hash"]);
-    let shown = world.admin(Method::GET, "config").send().await.is(200, Form::Config);
+    let shown = world.admin(Method::GET, "config").send().await.is(200, MessageSchema::Config);
     assert_eq!(shown, arrived);
 }
 
@@ -54,7 +54,7 @@ async fn before_a_configuration_was_put_there_is_none_and_not_an_empty_one() {
     }
     world.admin(Method::GET, "config").send().await.refused(404, "for all satellites yet");
     world.admin(Method::GET, "satellites/first-satellite/config").send().await.refused(404, none);
-    let shown = world.admin(Method::GET, "satellites/first-satellite").send().await.is(200, Form::Satellite);
+    let shown = world.admin(Method::GET, "satellites/first-satellite").send().await.is(200, MessageSchema::Satellite);
     assert_eq!(shown.get("config_hash"), None);
     // Nothing to run, said by somebody, is a configuration.
     let kept = put(&world, "satellites/first-satellite/config", &json!({})).await;
@@ -65,7 +65,7 @@ async fn before_a_configuration_was_put_there_is_none_and_not_an_empty_one() {
     forget().await.refused(409, "put one first");
     world.config(&one).await;
     put(&world, "config", &config("acme")).await;
-    forget().await.is(200, Form::ConfigKept);
+    forget().await.is(200, MessageSchema::ConfigKept);
     assert_eq!(world.config(&one).await, world.config(&other).await);
 }
 
@@ -76,7 +76,7 @@ async fn what_is_known_already_is_not_sent_again() {
     world.configured().await;
     let answer = world.of(&satellite, Method::GET, "config").send().await;
     let tag = answer.headers["etag"].to_str().unwrap().to_owned();
-    let hash = answer.is(200, Form::Config)["hash"].as_str().unwrap().to_owned();
+    let hash = answer.is(200, MessageSchema::Config)["hash"].as_str().unwrap().to_owned();
     assert_eq!(tag, format!("\"{hash}\""));
     for known in [&tag, &hash, &format!("W/{tag}"), &format!("\"other\", {tag}"), "*"] {
         let answer = world.of(&satellite, Method::GET, "config").header("If-None-Match", known).send().await;
@@ -104,7 +104,7 @@ async fn satellites_are_told_once_of_a_change_and_not_of_what_is_none() {
     let waiting = world.to_do(&satellite).await;
     assert_eq!(waiting.len(), 2);
     for command in waiting {
-        world.result(&satellite, &command, "completed").await.is(200, Form::Received);
+        world.result(&satellite, &command, "completed").await.is(200, MessageSchema::Received);
     }
     let kept = put(&world, "config", &config("core")).await;
     assert_eq!((&kept["changed"], &kept["told"]), (&json!(false), &json!([])));
@@ -124,7 +124,7 @@ async fn a_satellite_of_its_own_configuration_does_not_see_the_one_for_all() {
     assert_eq!(kept["told"], json!([other.id]));
     assert_eq!(world.config(&own).await["teams"][0]["id"], "bolt");
     let forgotten = world.admin(Method::DELETE, "satellites/first-satellite/config").send().await;
-    let forgotten = forgotten.is(200, Form::ConfigKept);
+    let forgotten = forgotten.is(200, MessageSchema::ConfigKept);
     assert_eq!((&forgotten["changed"], &forgotten["told"]), (&json!(true), &json!([own.id])));
     assert_eq!(world.config(&own).await, world.config(&other).await);
 }

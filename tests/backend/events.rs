@@ -1,7 +1,7 @@
 //! Events come in, and each is stored once.
 
 use futures::future::join_all;
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ async fn events_of_every_type_are_taken_and_kept_as_they_were_sent() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;
     let events = one_of_each();
-    let taken = world.send(&satellite, "1", &events).await.is(200, Form::EventsTaken);
+    let taken = world.send(&satellite, "1", &events).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(
         (&taken["success"], &taken["processed"], &taken["failed"]),
         (&json!(true), &json!(events.len()), &json!(0))
@@ -52,7 +52,7 @@ async fn an_event_that_means_nothing_is_named_and_the_others_are_taken() {
     let mut new = status(6, "a", "offline");
     new["data"]["from_the_future"] = json!([1, 2]);
     let batch = [status(1, "a", "connecting"), unknown, incomplete, status(4, "a", "online"), elsewhere, new];
-    let taken = world.send(&satellite, "1", &batch).await.is(200, Form::EventsTaken);
+    let taken = world.send(&satellite, "1", &batch).await.is(200, MessageSchema::EventsTaken);
     assert_eq!((&taken["success"], &taken["processed"], &taken["failed"]), (&json!(false), &json!(3), &json!(3)));
     let failures = taken["failures"].as_array().unwrap();
     let named: Vec<_> = failures.iter().map(|failure| (failure["index"].as_u64().unwrap(), &failure["type"])).collect();
@@ -95,9 +95,9 @@ async fn a_batch_has_one_to_a_hundred_events() {
     let satellite = world.satellite("first-satellite").await;
     world.send(&satellite, "1", &[]).await.refused(400, "/events");
     world.send(&satellite, "2", &numbered(1..=101)).await.refused(400, "/events");
-    let taken = world.send(&satellite, "3", &numbered(1..=100)).await.is(200, Form::EventsTaken);
+    let taken = world.send(&satellite, "3", &numbered(1..=100)).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(taken["processed"], 100);
-    world.send(&satellite, "4", &numbered([101])).await.is(200, Form::EventsTaken);
+    world.send(&satellite, "4", &numbered([101])).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(world.seqs(&satellite).await, (1..=101).collect::<Vec<_>>());
 }
 
@@ -107,14 +107,14 @@ async fn a_batch_that_comes_again_is_answered_as_before_and_stored_once() {
     let satellite = world.satellite("first-satellite").await;
     let mut batch = numbered(1..=3);
     batch[1]["type"] = json!("mcp.server.danced");
-    let first = world.send(&satellite, "42", &batch).await.is(200, Form::EventsTaken);
+    let first = world.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken);
     for _ in 0..3 {
-        assert_eq!(world.send(&satellite, "42", &batch).await.is(200, Form::EventsTaken), first);
+        assert_eq!(world.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken), first);
     }
     assert_eq!(world.seqs(&satellite).await, [1, 3]);
     // Also if it is not known to be the same.
     let asking = world.of(&satellite, Method::POST, "events");
-    let unnamed = asking.json(&json!({"events": batch})).await.is(200, Form::EventsTaken);
+    let unnamed = asking.json(&json!({"events": batch})).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(unnamed, first);
     assert_eq!(world.seqs(&satellite).await, [1, 3]);
 }
@@ -123,14 +123,14 @@ async fn a_batch_that_comes_again_is_answered_as_before_and_stored_once() {
 async fn events_that_were_cut_into_other_batches_are_stored_once_and_keep_their_ids() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;
-    let first = world.send(&satellite, "1", &numbered(1..=10)).await.is(200, Form::EventsTaken);
-    let second = world.send(&satellite, "2", &numbered(6..=15)).await.is(200, Form::EventsTaken);
+    let first = world.send(&satellite, "1", &numbered(1..=10)).await.is(200, MessageSchema::EventsTaken);
+    let second = world.send(&satellite, "2", &numbered(6..=15)).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(second["processed"], 10);
     assert_eq!(ids(&first)[5..], ids(&second)[..5]);
-    let twice = world.send(&satellite, "3", &numbered([16, 16])).await.is(200, Form::EventsTaken);
+    let twice = world.send(&satellite, "3", &numbered([16, 16])).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(ids(&twice)[0], ids(&twice)[1]);
     // The same id with other events, as of a satellite whose oldest events went meanwhile.
-    let cut = world.send(&satellite, "2", &numbered(15..=20)).await.is(200, Form::EventsTaken);
+    let cut = world.send(&satellite, "2", &numbered(15..=20)).await.is(200, MessageSchema::EventsTaken);
     assert_eq!((&cut["processed"], &cut["success"]), (&json!(6), &json!(true)));
     assert_eq!(world.seqs(&satellite).await, (1..=20).collect::<Vec<_>>());
 }
@@ -139,12 +139,12 @@ async fn events_that_were_cut_into_other_batches_are_stored_once_and_keep_their_
 async fn a_satellite_that_counts_from_one_again_is_not_taken_for_a_repeat() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;
-    world.send(&satellite, "1", &numbered(1..=3)).await.is(200, Form::EventsTaken);
+    world.send(&satellite, "1", &numbered(1..=3)).await.is(200, MessageSchema::EventsTaken);
     let mut again = numbered(1..=3);
     for event in &mut again {
         event["timestamp"] = json!("2026-11-22T00:00:00Z");
     }
-    world.send(&satellite, "2", &again).await.is(200, Form::EventsTaken);
+    world.send(&satellite, "2", &again).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(world.seqs(&satellite).await, [1, 1, 2, 2, 3, 3]);
 }
 
@@ -158,7 +158,7 @@ async fn batches_that_come_at_once_are_all_stored_once() {
         let twice = batches.iter().chain(&batches);
         twice.map(|(key, events)| async {
             let key = key.to_string();
-            world.send(satellite, &key, events).await.is(200, Form::EventsTaken);
+            world.send(satellite, &key, events).await.is(200, MessageSchema::EventsTaken);
         })
     });
     join_all(sends).await;
@@ -174,7 +174,7 @@ async fn a_batch_id_that_is_none_is_refused() {
     let satellite = world.satellite("first-satellite").await;
     world.send(&satellite, "", &numbered([1])).await.refused(400, "Idempotency-Key");
     world.send(&satellite, &"7".repeat(129), &numbered([1])).await.refused(400, "Idempotency-Key");
-    world.send(&satellite, &"7".repeat(128), &numbered([1])).await.is(200, Form::EventsTaken);
+    world.send(&satellite, &"7".repeat(128), &numbered([1])).await.is(200, MessageSchema::EventsTaken);
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn a_reader_that_comes_back_with_what_it_has_seen_misses_nothing() {
             world
                 .send(satellite, &batch.to_string(), &numbered(batch * 5 + 1..=batch * 5 + 5))
                 .await
-                .is(200, Form::EventsTaken);
+                .is(200, MessageSchema::EventsTaken);
         }
     }
     let (mut after, mut seen) = ("0".to_owned(), Vec::new());
@@ -207,7 +207,7 @@ async fn events_are_found_by_type_and_satellite() {
     let world = World::new().await;
     let satellite = world.satellite("first-satellite").await;
     let empty: Satellite = world.satellite("second-satellite").await;
-    world.send(&satellite, "1", &one_of_each()).await.is(200, Form::EventsTaken);
+    world.send(&satellite, "1", &one_of_each()).await.is(200, MessageSchema::EventsTaken);
     let found = world.events("type=events.dropped").await;
     assert_eq!(found.iter().map(|event| &event["type"]).collect::<Vec<_>>(), ["events.dropped"]);
     assert!(world.events(&format!("satellite={}&type=events.dropped", empty.id)).await.is_empty());

@@ -1,7 +1,7 @@
 //! How each instance is, and who follows it.
 
 use futures::{Stream, StreamExt as _};
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -45,7 +45,7 @@ impl<S: Stream<Item = reqwest::Result<bytes::Bytes>> + Unpin> Following<S> {
                     });
                 }
                 let data: Value = serde_json::from_str(&data).unwrap();
-                SCHEMAS.check(Form::Instance, &data).unwrap();
+                SCHEMAS.check(MessageSchema::Instance, &data).unwrap();
                 let text = |name: &str| data[name].as_str().unwrap().to_owned();
                 return Some(Told {
                     id: id.unwrap().parse().unwrap(),
@@ -87,11 +87,11 @@ async fn follow(
 
 async fn send(world: &World, satellite: &Satellite, events: &[Value]) {
     let key = format!("{}-{}", events[0]["seq"], events[0]["timestamp"].as_str().unwrap());
-    world.send(satellite, &key, events).await.is(200, Form::EventsTaken);
+    world.send(satellite, &key, events).await.is(200, MessageSchema::EventsTaken);
 }
 
 async fn statuses(world: &World, query: &str) -> Vec<(String, String)> {
-    let found = world.admin(Method::GET, &format!("instances?{query}")).send().await.is(200, Form::Instances);
+    let found = world.admin(Method::GET, &format!("instances?{query}")).send().await.is(200, MessageSchema::Instances);
     let text = |of: &Value, name: &str| of[name].as_str().unwrap().to_owned();
     found["instances"].as_array().unwrap().iter().map(|one| (text(one, "instance"), text(one, "status"))).collect()
 }
@@ -120,10 +120,14 @@ async fn an_instance_is_what_its_satellite_has_told_last() {
     assert_eq!(statuses(&world, "").await.len(), 3);
     assert!(statuses(&world, "user=user_bob").await.is_empty());
     assert_eq!(statuses(&world, "team=team_acme&instance=b").await, [is("b", "connecting")]);
-    let a = world.admin(Method::GET, "satellites/first-satellite/instances/a").send().await.is(200, Form::Instance);
+    let a = world
+        .admin(Method::GET, "satellites/first-satellite/instances/a")
+        .send()
+        .await
+        .is(200, MessageSchema::Instance);
     assert_eq!((&a["seq"], &a["since"]), (&json!(3), &json!("2026-11-21T00:00:03Z")));
     assert_eq!((&a["server_slug"], &a["user_id"]), (&json!("files"), &json!("user_alice")));
-    let satellites = world.admin(Method::GET, "satellites").send().await.is(200, Form::Satellites);
+    let satellites = world.admin(Method::GET, "satellites").send().await.is(200, MessageSchema::Satellites);
     assert_eq!(satellites["satellites"][0]["instances"], json!({"online": 1, "connecting": 1}));
 }
 
@@ -164,14 +168,14 @@ async fn an_instance_that_was_removed_is_not_listed() {
     ] {
         beat["counts"] = counts;
         beat["events"]["backlog"] = json!(backlog);
-        world.beat(&satellite, &beat).await.is(200, Form::Received);
+        world.beat(&satellite, &beat).await.is(200, MessageSchema::Received);
         assert_eq!(statuses(&world, "").await.len(), left, "{beat}");
     }
     // What was told after the heartbeat was made is news.
     let mut new = status(5, "d", "provisioning");
     new["timestamp"] = json!("2026-11-21T06:33:01Z");
     send(&world, &satellite, &[new]).await;
-    world.beat(&satellite, &beat).await.is(200, Form::Received);
+    world.beat(&satellite, &beat).await.is(200, MessageSchema::Received);
     assert_eq!(statuses(&world, "").await, [is("b", "online"), is("d", "provisioning")]);
 }
 
@@ -187,7 +191,7 @@ async fn a_stream_begins_with_how_everything_is_and_goes_on_with_every_change() 
     assert_eq!(stream.take(3).await, ["restarting", "connecting", "online"].map(|status| told("a", status)));
     send(&world, &satellite, &[uninstalled(7, "b")]).await;
     assert_eq!(stream.take(1).await, [("removed".to_owned(), "b".to_owned(), "online".to_owned())]);
-    world.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, Form::Received);
+    world.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, MessageSchema::Received);
     assert_eq!(stream.take(1).await, [("removed".to_owned(), "a".to_owned(), "online".to_owned())]);
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use rusqlite::Connection;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn satellite(id: &str, key: &str) -> Satellite {
     Satellite { id: id.to_owned(), key: key.to_owned() }
 }
 
-async fn list(world: &World, path: &str, form: Form) -> Vec<Value> {
+async fn list(world: &World, path: &str, form: MessageSchema) -> Vec<Value> {
     let told = world.admin(Method::GET, path).send().await.is(200, form);
     told.as_object().unwrap().values().next().unwrap().as_array().unwrap().clone()
 }
@@ -35,9 +35,9 @@ async fn nothing_of_a_database_of_the_first_version_is_lost() {
     let (first, second) =
         (satellite("sat_1", "sbk_of_the_first_satellite"), satellite("sat_2", "sbk_of_the_second_satellite"));
     world.register("fourth-satellite", "sbr_used_token").await.refused(401, "ask for a new one");
-    world.register("third-satellite", "sbr_unused_token").await.is(201, Form::Registered);
+    world.register("third-satellite", "sbr_unused_token").await.is(201, MessageSchema::Registered);
 
-    let shown = list(&world, "satellites", Form::Satellites).await;
+    let shown = list(&world, "satellites", MessageSchema::Satellites).await;
     let shown: Vec<_> = shown
         .iter()
         .map(|one| json!([one["name"], one["events"], one["last_seq"], one["instances"], one["applied_config_hash"]]))
@@ -54,26 +54,26 @@ async fn nothing_of_a_database_of_the_first_version_is_lost() {
         ("config", json!({"teams": [{"id": "acme"}]})),
         ("satellites/sat_2/config", json!({"servers": {"files": {"command": "files"}}})),
     ] {
-        let before = world.admin(Method::GET, path).send().await.is(200, Form::Config);
-        let kept = world.admin(Method::PUT, path).json(&config).await.is(200, Form::ConfigKept);
+        let before = world.admin(Method::GET, path).send().await.is(200, MessageSchema::Config);
+        let kept = world.admin(Method::PUT, path).json(&config).await.is(200, MessageSchema::ConfigKept);
         assert_eq!((&kept["hash"], &kept["changed"]), (&before["hash"], &json!(false)), "{before}");
     }
     assert_eq!(world.config(&first).await["teams"], json!([{"id": "acme"}]));
     assert_eq!(world.config(&second).await["servers"], json!({"files": {"command": "files"}}));
 
-    let commands = list(&world, "satellites/sat_1/commands", Form::CommandStates).await;
+    let commands = list(&world, "satellites/sat_1/commands", MessageSchema::CommandStates).await;
     let mut commands: Vec<_> =
         commands.iter().map(|one| (one["id"].as_str().unwrap(), one["state"].as_str().unwrap())).collect();
     commands.sort_unstable();
     assert_eq!(commands, [("done", "completed"), ("late", "expired"), ("open", "queued"), ("sent", "sent")]);
     assert_eq!(world.to_do(&first).await, ["open", "sent"]);
     assert_eq!(world.to_do(&second).await, ["configure-1"]);
-    world.result(&first, "sent", "expired").await.is(200, Form::Received);
+    world.result(&first, "sent", "expired").await.is(200, MessageSchema::Received);
 
     assert_eq!((world.seqs(&first).await, world.seqs(&second).await), (vec![1, 2, 3, 4], vec![1, 2]));
     let ids: Vec<_> = world.events("after=0").await.iter().map(|event| event["id"].clone()).collect();
     assert_eq!(ids, ["1", "2", "3", "4", "5", "6"]);
-    let instances = list(&world, "instances?team=team_acme", Form::Instances).await;
+    let instances = list(&world, "instances?team=team_acme", MessageSchema::Instances).await;
     let instances: Vec<_> =
         instances.iter().map(|one| json!([one["satellite_id"], one["instance"], one["status"]])).collect();
     assert_eq!(
@@ -84,13 +84,13 @@ async fn nothing_of_a_database_of_the_first_version_is_lost() {
     // What comes again is known, by its batch and by its numbers; what is new goes on where the old left off.
     let statuses = [(1, "a", "connecting"), (2, "a", "online"), (3, "b", "online"), (4, "b", "offline")];
     let mut events: Vec<_> = statuses.into_iter().map(|(seq, of, is)| status(seq, of, is)).collect();
-    let taken = world.send(&first, "1", &events).await.is(200, Form::EventsTaken);
+    let taken = world.send(&first, "1", &events).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(taken["event_ids"], json!(["1", "2", "3", "4"]));
     events.push(status(5, "b", "online"));
-    let taken = world.send(&first, "2", &events).await.is(200, Form::EventsTaken);
+    let taken = world.send(&first, "2", &events).await.is(200, MessageSchema::EventsTaken);
     let ids: Vec<u64> =
         taken["event_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
     assert!(ids[..4] == [1, 2, 3, 4] && ids[4] > 6, "{ids:?}");
-    let shown = world.admin(Method::GET, "satellites/sat_1").send().await.is(200, Form::Satellite);
+    let shown = world.admin(Method::GET, "satellites/sat_1").send().await.is(200, MessageSchema::Satellite);
     assert_eq!((&shown["events"], &shown["instances"]), (&json!(5), &json!({"online": 2})));
 }

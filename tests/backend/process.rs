@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Instant;
 
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use reqwest::Method;
@@ -71,18 +71,18 @@ async fn no_credential_is_in_the_database_the_log_or_the_greeting_and_all_files_
     let data = dir.path().join("data");
     let admin = read(&data.join("admin-token"));
     let made = process.ask(Method::POST, "/api/admin/registration-tokens", &admin).json(&json!({})).await;
-    let token = made.is(201, Form::TokenMade)["token"].as_str().unwrap().to_owned();
+    let token = made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned();
     let asking = process.ask(Method::POST, "/api/satellites/register", &token);
-    let registered = asking.json(&registration("first-satellite")).await.is(201, Form::Registered);
+    let registered = asking.json(&registration("first-satellite")).await.is(201, MessageSchema::Registered);
     let (id, key) = (registered["satellite_id"].as_str().unwrap(), registered["api_key"].as_str().unwrap());
     let config = json!({"teams": [{"id": "acme", "env": {"KEY": "hunter2-of-the-config"}}]});
-    process.ask(Method::PUT, "/api/admin/config", &admin).json(&config).await.is(200, Form::ConfigKept);
+    process.ask(Method::PUT, "/api/admin/config", &admin).json(&config).await.is(200, MessageSchema::ConfigKept);
     let wrong = json!({"teams": ["hunter2-of-the-config"]});
     process.ask(Method::PUT, "/api/admin/config", &admin).json(&wrong).await.refused(400, "/teams/0");
     let own = |method, path: &str| process.ask(method, &format!("/api/satellites/{id}/{path}"), key);
-    own(Method::GET, "config").send().await.is(200, Form::Config);
-    own(Method::POST, "events").json(&json!({"events": numbered([1])})).await.is(200, Form::EventsTaken);
-    own(Method::POST, "heartbeat").json(&heartbeat(jiff::Timestamp::now())).await.is(200, Form::Received);
+    own(Method::GET, "config").send().await.is(200, MessageSchema::Config);
+    own(Method::POST, "events").json(&json!({"events": numbered([1])})).await.is(200, MessageSchema::EventsTaken);
+    own(Method::POST, "heartbeat").json(&heartbeat(jiff::Timestamp::now())).await.is(200, MessageSchema::Received);
     let stranger = "sbk_stranger-with-a-key-of-no-one";
     process.ask(Method::GET, &format!("/api/satellites/{id}/config"), stranger).send().await.refused(401, "");
 
@@ -149,13 +149,13 @@ async fn the_greeting_can_be_pasted() {
     assert!(!seen.contains(&read(&dir.path().join("data/admin-token"))), "{seen}");
     let token: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap_or_else(|_| panic!("{made:?}"));
     let asking = process.ask(Method::POST, "/api/satellites/register", token["token"].as_str().unwrap());
-    let registered = asking.json(&registration("first-satellite")).await.is(201, Form::Registered);
+    let registered = asking.json(&registration("first-satellite")).await.is(201, MessageSchema::Registered);
     let path = format!("/api/satellites/{}/commands", registered["satellite_id"].as_str().unwrap());
     let polled = process.ask(Method::GET, &path, registered["api_key"].as_str().unwrap()).send().await;
-    assert_eq!(polled.is(200, Form::Commands)["next_poll_interval"], 0.5);
+    assert_eq!(polled.is(200, MessageSchema::Commands)["next_poll_interval"], 0.5);
     let file = process.stdout.split_once("token = \"file:").unwrap().1.split_once('"').unwrap().0;
     let asking = process.ask(Method::POST, "/api/satellites/register", &read(Path::new(file)));
-    asking.json(&registration("second-satellite")).await.is(201, Form::Registered);
+    asking.json(&registration("second-satellite")).await.is(201, MessageSchema::Registered);
     assert!(process.end(Signal::SIGINT).success());
 }
 
@@ -165,18 +165,18 @@ async fn what_was_acknowledged_survives_a_kill() {
     let mut process = Process::start(dir.path(), &[]);
     let token = read(&dir.path().join("data/registration-token"));
     let asking = process.ask(Method::POST, "/api/satellites/register", &token);
-    let registered = asking.json(&registration("first-satellite")).await.is(201, Form::Registered);
+    let registered = asking.json(&registration("first-satellite")).await.is(201, MessageSchema::Registered);
     let (id, key) = (registered["satellite_id"].as_str().unwrap(), registered["api_key"].as_str().unwrap());
     for batch in 0..20 {
         let events = json!({"events": numbered(batch * 100 + 1..=batch * 100 + 100)});
         let sent = process.ask(Method::POST, &format!("/api/satellites/{id}/events"), key).json(&events).await;
-        sent.is(200, Form::EventsTaken);
+        sent.is(200, MessageSchema::EventsTaken);
     }
     assert!(!process.end(Signal::SIGKILL).success());
     let process = Process::start(dir.path(), &[]);
     let admin = read(&dir.path().join("data/admin-token"));
     let shown = process.ask(Method::GET, &format!("/api/admin/satellites/{id}"), &admin).send().await;
-    let shown = shown.is(200, Form::Satellite);
+    let shown = shown.is(200, MessageSchema::Satellite);
     assert_eq!((&shown["events"], &shown["last_seq"]), (&json!(2000), &json!(2000)));
 }
 

@@ -2,7 +2,7 @@
 
 use futures::future::join_all;
 use jiff::SignedDuration;
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::json;
 
@@ -12,9 +12,9 @@ use super::support::{World, registration};
 async fn the_file_of_the_first_start_lets_one_satellite_in() {
     let world = World::new().await;
     let token = world.file("registration-token");
-    let registered = world.register("first-satellite", &token).await.is(201, Form::Registered);
+    let registered = world.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
     let id = registered["satellite_id"].as_str().unwrap();
-    let satellites = world.admin(Method::GET, "satellites").send().await.is(200, Form::Satellites);
+    let satellites = world.admin(Method::GET, "satellites").send().await.is(200, MessageSchema::Satellites);
     assert_eq!(satellites["satellites"][0]["satellite_id"], id);
     assert_eq!(satellites["satellites"][0]["name"], "first-satellite");
     assert_eq!(satellites["satellites"][0]["connected"], true);
@@ -24,7 +24,7 @@ async fn the_file_of_the_first_start_lets_one_satellite_in() {
 async fn a_token_opens_once() {
     let world = World::new().await;
     let token = world.token().await;
-    world.register("first-satellite", &token).await.is(201, Form::Registered);
+    world.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
     world.register("second-satellite", &token).await.refused(401, "ask for a new one");
     world.register("first-satellite", &token).await.refused(401, "ask for a new one");
 }
@@ -44,7 +44,8 @@ async fn of_many_who_come_with_one_token_at_once_one_comes_in() {
 async fn a_token_that_nobody_used_in_time_opens_nothing() {
     let world = World::new().await;
     let asking = world.admin(Method::POST, "registration-tokens");
-    let made = asking.json(&json!({"expires_in_seconds": 60, "note": "for Alice"})).await.is(201, Form::TokenMade);
+    let made =
+        asking.json(&json!({"expires_in_seconds": 60, "note": "for Alice"})).await.is(201, MessageSchema::TokenMade);
     assert_eq!(made["expires_at"], "2026-11-21T06:34:00Z");
     let token = made["token"].as_str().unwrap();
     world.pass(SignedDuration::from_secs(60));
@@ -74,7 +75,7 @@ async fn a_name_or_form_that_is_none_is_refused_and_the_token_stays_good() {
     other["system"]["cpus"] = json!("two");
     let answer = world.ask(Method::POST, "/api/satellites/register", &token).json(&other).await;
     answer.refused(400, "/system/cpus");
-    world.register("first-satellite", &token).await.is(201, Form::Registered);
+    world.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
 }
 
 #[tokio::test]
@@ -90,13 +91,13 @@ async fn a_token_takes_no_satellite_over_that_is_connected() {
     world.register("first-satellite", &token).await.refused(409, "is connected");
     world.pass(SignedDuration::from_secs(1));
     // The token is good yet.
-    let registered = world.register("first-satellite", &token).await.is(201, Form::Registered);
+    let registered = world.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
     let key = registered["api_key"].as_str().unwrap().to_owned();
     let satellite = super::support::Satellite { id: before.id, key };
     let mut last = super::support::heartbeat(world.now());
     last["status"] = json!("stopping");
-    world.beat(&satellite, &last).await.is(200, Form::Received);
-    world.register("first-satellite", &goodbye).await.is(201, Form::Registered);
+    world.beat(&satellite, &last).await.is(200, MessageSchema::Received);
+    world.register("first-satellite", &goodbye).await.is(201, MessageSchema::Registered);
 }
 
 #[tokio::test]
@@ -105,7 +106,7 @@ async fn a_token_for_a_name_lets_in_that_one_alone_also_while_it_is_connected() 
     let before = world.satellite("first-satellite").await;
     let token = world.token_for("first-satellite").await;
     world.register("second-satellite", &token).await.refused(403, "another name");
-    let registered = world.register("first-satellite", &token).await.is(201, Form::Registered);
+    let registered = world.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
     assert_eq!(registered["satellite_id"], before.id);
     world.of(&before, Method::GET, "commands").send().await.refused(401, "register again");
     let wanted = world.admin(Method::POST, "registration-tokens").json(&json!({"name": "short"})).await;
@@ -116,7 +117,7 @@ async fn a_token_for_a_name_lets_in_that_one_alone_also_while_it_is_connected() 
 async fn who_registers_again_is_the_same_satellite_with_another_key_and_the_old_one_ends() {
     let world = World::new().await;
     let before = world.satellite("first-satellite").await;
-    world.send(&before, "1", &super::support::numbered([1])).await.is(200, Form::EventsTaken);
+    world.send(&before, "1", &super::support::numbered([1])).await.is(200, MessageSchema::EventsTaken);
     let after = world.satellite("first-satellite").await;
     assert_eq!(after.id, before.id);
     assert_ne!(after.key, before.key);
@@ -130,9 +131,9 @@ async fn a_satellite_that_is_deleted_has_no_key_and_leaves_nothing() {
     let world = World::new().await;
     let (gone, stays) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
     for satellite in [&gone, &stays] {
-        world.send(satellite, "1", &super::support::numbered([1])).await.is(200, Form::EventsTaken);
+        world.send(satellite, "1", &super::support::numbered([1])).await.is(200, MessageSchema::EventsTaken);
     }
-    world.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, Form::Received);
+    world.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, MessageSchema::Received);
     world.of(&gone, Method::GET, "commands").send().await.refused(401, "register again");
     world.admin(Method::GET, "satellites/first-satellite").send().await.refused(404, "no such satellite");
     assert_eq!(world.events("").await.len(), 1);

@@ -1,6 +1,6 @@
 //! Nobody sees what is another's, and who shows nothing sees nothing.
 
-use mcp_satellite::backend::server::schema::Form;
+use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ async fn a_satellite_on_the_path_of_another_hears_the_same_as_on_one_of_nobody()
     let world = World::new().await;
     let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
     let command = json!({"id": "c1", "command_type": "kill", "payload": {"installation_id": "a"}});
-    world.queue(&other, &command).await.is(201, Form::CommandState);
+    world.queue(&other, &command).await.is(201, MessageSchema::CommandState);
     for (method, path) in OF_A_SATELLITE {
         let ask = async |id: &str| {
             let on = Satellite { id: id.to_owned(), key: one.key.clone() };
@@ -70,7 +70,7 @@ async fn a_satellite_on_the_path_of_another_hears_the_same_as_on_one_of_nobody()
 async fn two_satellites_with_the_same_numbers_and_batch_ids_do_not_meet() {
     let world = World::new().await;
     let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
-    let taken = |answer: Answer| answer.is(200, Form::EventsTaken)["event_ids"].clone();
+    let taken = |answer: Answer| answer.is(200, MessageSchema::EventsTaken)["event_ids"].clone();
     let first = taken(world.send(&one, "7", &numbered([1, 2])).await);
     let second = taken(world.send(&other, "7", &numbered([1, 2])).await);
     assert_eq!((first, second), (json!(["1", "2"]), json!(["3", "4"])));

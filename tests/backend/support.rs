@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex, Once};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use mcp_satellite::backend::server::schema::{Form, Schemas};
-use mcp_satellite::backend::server::{Backend, Clock, Serving, Settings};
+use mcp_satellite::backend::server::schema::{MessageSchema, SchemaValidators};
+use mcp_satellite::backend::server::{BackendClock, BackendServer, BackendSettings, RunningBackend};
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Client, Method, RequestBuilder};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// The published schemas.
-pub(crate) static SCHEMAS: LazyLock<Schemas> = LazyLock::new(|| Schemas::new().unwrap());
+pub(crate) static SCHEMAS: LazyLock<SchemaValidators> = LazyLock::new(|| SchemaValidators::new().unwrap());
 
 pub(crate) fn client() -> Client {
     static PROVIDER: Once = Once::new();
@@ -31,7 +31,7 @@ pub(crate) struct World {
     now: Arc<Mutex<Timestamp>>,
     events_body_max: usize,
     pub(crate) events_max: usize,
-    serving: Option<Serving>,
+    serving: Option<RunningBackend>,
     client: Client,
     url: String,
 }
@@ -44,31 +44,31 @@ pub(crate) fn private_tempdir() -> TempDir {
 
 impl World {
     pub(crate) async fn new() -> Self {
-        Self::with_events_of(Settings::new("").events_body_max).await
+        Self::with_events_of(BackendSettings::new("").events_body_max).await
     }
 
     /// With another limit for a batch of events.
     pub(crate) async fn with_events_of(events_body_max: usize) -> Self {
         let now = Arc::new(Mutex::new("2026-11-21T06:33:00Z".parse().unwrap()));
         let (dir, client, url) = (private_tempdir(), client(), String::new());
-        let events_max = Settings::new("").events_max;
+        let events_max = BackendSettings::new("").events_max;
         let mut world = Self { dir, now, events_body_max, events_max, serving: None, client, url };
         world.start().await;
         world
     }
 
     pub(crate) async fn start(&mut self) {
-        let backend = Backend::open(self.settings()).await.unwrap();
+        let backend = BackendServer::open(self.settings()).await.unwrap();
         let serving = backend.serve(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
         self.url = format!("http://{}", serving.address());
         self.serving = Some(serving);
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> BackendSettings {
         let now = self.now.clone();
-        let clock = Clock::new(move || *now.lock().unwrap());
+        let clock = BackendClock::new(move || *now.lock().unwrap());
         let (events_body_max, events_max) = (self.events_body_max, self.events_max);
-        Settings { clock, events_body_max, events_max, ..Settings::new(self.data_dir()) }
+        BackendSettings { clock, events_body_max, events_max, ..BackendSettings::new(self.data_dir()) }
     }
 
     /// Ends it as a signal does.
@@ -113,13 +113,13 @@ impl World {
 
     pub(crate) async fn token(&self) -> String {
         let made = self.admin(Method::POST, "registration-tokens").json(&json!({})).await;
-        made.is(201, Form::TokenMade)["token"].as_str().unwrap().to_owned()
+        made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned()
     }
 
     /// One that was made for a satellite of this name.
     pub(crate) async fn token_for(&self, name: &str) -> String {
         let made = self.admin(Method::POST, "registration-tokens").json(&json!({"name": name})).await;
-        made.is(201, Form::TokenMade)["token"].as_str().unwrap().to_owned()
+        made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned()
     }
 
     pub(crate) async fn register(&self, name: &str, token: &str) -> Answer {
@@ -128,7 +128,7 @@ impl World {
 
     /// A satellite that has come in.
     pub(crate) async fn satellite(&self, name: &str) -> Satellite {
-        let registered = self.register(name, &self.token_for(name).await).await.is(201, Form::Registered);
+        let registered = self.register(name, &self.token_for(name).await).await.is(201, MessageSchema::Registered);
         let text = |name: &str| registered[name].as_str().unwrap().to_owned();
         Satellite { id: text("satellite_id"), key: text("api_key") }
     }
@@ -138,7 +138,7 @@ impl World {
     }
 
     pub(crate) async fn poll(&self, satellite: &Satellite) -> Value {
-        self.of(satellite, Method::GET, "commands").send().await.is(200, Form::Commands)
+        self.of(satellite, Method::GET, "commands").send().await.is(200, MessageSchema::Commands)
     }
 
     /// The ids of what there is to do.
@@ -158,11 +158,11 @@ impl World {
 
     /// Puts an empty configuration for all.
     pub(crate) async fn configured(&self) {
-        self.admin(Method::PUT, "config").json(&json!({})).await.is(200, Form::ConfigKept);
+        self.admin(Method::PUT, "config").json(&json!({})).await.is(200, MessageSchema::ConfigKept);
     }
 
     pub(crate) async fn config(&self, satellite: &Satellite) -> Value {
-        self.of(satellite, Method::GET, "config").send().await.is(200, Form::Config)
+        self.of(satellite, Method::GET, "config").send().await.is(200, MessageSchema::Config)
     }
 
     pub(crate) async fn send(&self, satellite: &Satellite, key: &str, events: &[Value]) -> Answer {
@@ -172,7 +172,8 @@ impl World {
 
     /// All events, as an administrator sees them.
     pub(crate) async fn events(&self, query: &str) -> Vec<Value> {
-        let events = self.admin(Method::GET, &format!("events?{query}")).send().await.is(200, Form::StoredEvents);
+        let events =
+            self.admin(Method::GET, &format!("events?{query}")).send().await.is(200, MessageSchema::StoredEvents);
         events["events"].as_array().unwrap().clone()
     }
 
@@ -216,7 +217,7 @@ impl Asking {
         let body = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() };
         let answer = Answer { status, headers, body };
         if status >= 400 {
-            SCHEMAS.check(Form::Error, &answer.body).unwrap();
+            SCHEMAS.check(MessageSchema::Error, &answer.body).unwrap();
         }
         answer
     }
@@ -233,7 +234,7 @@ pub(crate) struct Answer {
 impl Answer {
     /// Asserts what it is, and that it has the form that was published.
     #[track_caller]
-    pub(crate) fn is(self, status: u16, form: Form) -> Value {
+    pub(crate) fn is(self, status: u16, form: MessageSchema) -> Value {
         assert_eq!(self.status, status, "{self:?}");
         if let Err(invalid) = SCHEMAS.check(form, &self.body) {
             panic!("{invalid}: {self:?}");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use mcp_satellite_actors::rules::outbox::State;
+use mcp_satellite_actors::rules::outbox::BatcherState;
 use serde_json::json;
 
 use crate::peer::{Came, Peer, Reply};
@@ -25,7 +25,7 @@ async fn delivered(mood: impl FnMut(&[u64]) -> Reply + Send + 'static) -> (Vec<C
     rig.append(1..=ALL).await;
     let delivery = rig.deliver(http(&url));
     until_settled(&delivery, ALL).await;
-    until(&delivery, "rest", |status| status.state == State::Idle).await;
+    until(&delivery, "rest", |status| status.state == BatcherState::Idle).await;
     let status = delivery.status();
     assert_eq!((status.settled, status.backlog, status.sent + status.failed), (ALL, 0, ALL));
     assert_eq!(delivery.finish(Duration::from_secs(5)).await, 0);
@@ -173,7 +173,7 @@ async fn a_pause_that_was_asked_for_is_made() {
         let rig = Rig::new();
         rig.append(1..=ALL).await;
         let delivery = rig.deliver(http(&url));
-        until(&delivery, "a pause", |status| status.state == State::BackingOff).await;
+        until(&delivery, "a pause", |status| status.state == BatcherState::BackingOff).await;
         assert_eq!(delivery.status().last_error.as_deref(), Some("the sink asked for a pause"));
         until_settled(&delivery, ALL).await;
         assert_eq!(peer.has(), range(1..=ALL));
@@ -189,7 +189,7 @@ async fn what_is_wrong_is_told_until_it_is_well() {
     let rig = Rig::new();
     rig.append(1..=ALL).await;
     let delivery = rig.deliver(http(&url));
-    until(&delivery, "an error", |status| status.last_error.is_some() && status.state == State::Retrying).await;
+    until(&delivery, "an error", |status| status.last_error.is_some() && status.state == BatcherState::Retrying).await;
     let status = delivery.status();
     assert_eq!(status.last_error, Some(format!("{url} answered 503 Service Unavailable")));
     assert_eq!((status.to.as_str(), status.backlog, status.sent), ("there", ALL, 0));

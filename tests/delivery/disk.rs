@@ -5,9 +5,9 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mcp_satellite::journal::{Journal, JournalSink, JournalState, Limits};
+use mcp_satellite::journal::{Journal, JournalLimits, JournalSink, JournalState};
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde_json::Value;
 
 use crate::peer::{Peer, Reply};
@@ -27,8 +27,8 @@ impl Rig {
 }
 
 /// As the batcher does: the same batch again, until it is taken.
-async fn insist(sink: &JournalSink, batch: Arc<Batch>) {
-    while sink.send(batch.clone()).await != Answer::Accepted {
+async fn insist(sink: &JournalSink, batch: Arc<SinkBatch>) {
+    while sink.send(batch.clone()).await != SinkAnswer::Accepted {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -39,19 +39,19 @@ async fn what_the_disk_does_not_take_goes_its_way_from_memory_and_the_disk_goes_
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
-    assert_eq!(sink.send(batch(1..=5)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(1..=5)).await, SinkAnswer::Accepted);
     until_settled(&delivery, 5).await;
     rig.break_disk();
-    assert_eq!(sink.send(batch(6..=30)).await, Answer::Accepted, "more than a batch of the way");
+    assert_eq!(sink.send(batch(6..=30)).await, SinkAnswer::Accepted, "more than a batch of the way");
     assert_eq!(rig.journal.status().state, JournalState::Memory);
     assert_eq!(peer.has(), range(1..=30));
 
     peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
-    assert!(matches!(sink.send(batch(31..=40)).await, Answer::Unavailable(_)), "it is kept by who has it");
+    assert!(matches!(sink.send(batch(31..=40)).await, SinkAnswer::Unavailable(_)), "it is kept by who has it");
     rig.mend_disk();
     insist(&sink, batch(31..=40)).await;
     assert_eq!(rig.journal.status().state, JournalState::Ok);
-    assert_eq!(sink.send(batch(41..=45)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(41..=45)).await, SinkAnswer::Accepted);
     peer.does(|_| Reply::Take);
     until_settled(&delivery, 45).await;
     assert_eq!(peer.has(), range(1..=45), "each once, in order");
@@ -90,12 +90,12 @@ async fn nothing_overtakes_what_is_stored() {
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
-    assert_eq!(sink.send(batch(1..=35)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(1..=35)).await, SinkAnswer::Accepted);
     until(&delivery, "a complaint", |status| status.last_error.is_some()).await;
     rig.break_disk();
-    assert!(matches!(sink.send(batch(36..=40)).await, Answer::Unavailable(_)));
+    assert!(matches!(sink.send(batch(36..=40)).await, SinkAnswer::Unavailable(_)));
     peer.does(|_| Reply::Take);
-    assert!(matches!(sink.send(batch(36..=40)).await, Answer::Unavailable(_)), "some of it is on the disk only");
+    assert!(matches!(sink.send(batch(36..=40)).await, SinkAnswer::Unavailable(_)), "some of it is on the disk only");
     rig.mend_disk();
     insist(&sink, batch(36..=40)).await;
     until_settled(&delivery, 40).await;
@@ -107,15 +107,15 @@ async fn a_disk_that_never_was_keeps_nothing_from_its_way() {
     let (peer, url) = Peer::start();
     let dir = private_tempdir();
     fs::write(dir.path().join("journal"), "not a directory").unwrap();
-    let journal = Journal::open(dir.path(), Limits::default()).unwrap();
+    let journal = Journal::open(dir.path(), JournalLimits::default()).unwrap();
     let rig = Rig { dir, journal };
     let delivery = rig.deliver(http(&url));
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
     for first in [1, 11, 21] {
-        assert_eq!(sink.send(batch(first..=first + 9)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(first..=first + 9)).await, SinkAnswer::Accepted);
     }
     fs::remove_file(rig.dir.path().join("journal")).unwrap();
-    assert_eq!(sink.send(batch(31..=35)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(31..=35)).await, SinkAnswer::Accepted);
     until_settled(&delivery, 35).await;
     assert_eq!(peer.has(), range(1..=35), "and once there is one it is used");
     assert_eq!(rig.journal.status().last_seq, Some(35));
@@ -126,7 +126,7 @@ async fn what_had_to_make_room_before_it_was_sent_is_announced_and_nothing_else_
     let (peer, url) = Peer::start();
     peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
     let dir = private_tempdir();
-    let limits = Limits { size_max: 1 << 20, ..Limits::default() };
+    let limits = JournalLimits { size_max: 1 << 20, ..JournalLimits::default() };
     let journal = Journal::open(dir.path(), limits).unwrap();
     let rig = Rig { dir, journal };
     let dropped = Arc::new(Mutex::new(Vec::new()));
@@ -155,7 +155,7 @@ async fn what_had_to_make_room_before_it_was_sent_is_announced_and_nothing_else_
             last += 1;
             events.push(Envelope { seq: last, event: Event::EventsDropped { from_seq, to_seq }, ..event(last) });
         }
-        assert_eq!(rig.journal.append(Arc::new(Batch { id: last, events })).await, Answer::Accepted);
+        assert_eq!(rig.journal.append(Arc::new(SinkBatch { id: last, events })).await, SinkAnswer::Accepted);
     }
     assert!(rig.journal.status().pruned_unsent > 0);
     peer.does(|_| Reply::Take);

@@ -8,7 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use mcp_satellite::delivery::Delivery;
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -32,16 +32,16 @@ impl Default for Gate {
 }
 
 impl EventSink for Gate {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let gate = self.clone();
         async move {
             if !gate.open.load(Ordering::Acquire) {
                 gate.asked.send_modify(|asked| *asked += 1);
-                return Answer::Unavailable("closed".to_owned());
+                return SinkAnswer::Unavailable("closed".to_owned());
             }
             gate.sizes.fetch_max(batch.events.len(), Ordering::AcqRel);
             gate.has.lock().unwrap().extend(batch.events.iter().map(|event| event.seq));
-            Answer::Accepted
+            SinkAnswer::Accepted
         }
         .boxed()
     }

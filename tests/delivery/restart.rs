@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite::delivery::Delivery;
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde_json::json;
 
 use crate::peer::{Peer, Reply};
@@ -141,13 +141,13 @@ async fn on_the_way_out_a_pause_is_not_honoured() {
 async fn a_way_that_panics_is_one_that_takes_nothing_now() {
     struct Panics(std::sync::atomic::AtomicBool, crate::support::Sender);
     impl EventSink for Panics {
-        fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+        fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
             let first = self.0.swap(false, std::sync::atomic::Ordering::AcqRel);
             let sender = self.1.clone();
             Box::pin(async move {
                 assert!(!first, "asked to panic");
                 sender.send(batch.events.len()).unwrap();
-                Answer::Accepted
+                SinkAnswer::Accepted
             })
         }
     }

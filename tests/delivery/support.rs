@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mcp_satellite::delivery::{Delivery, DeliveryStatus};
-use mcp_satellite::journal::{Journal, Limits};
+use mcp_satellite::journal::{Journal, JournalLimits};
 use mcp_satellite::sink::http::HttpSink;
 use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use tempfile::TempDir;
 
 /// When a state that was waited for is given up.
@@ -36,8 +36,8 @@ pub(crate) fn event(seq: u64) -> Envelope {
     Envelope { seq, timestamp: Timestamp::from_millisecond(1_780_000_000_123).unwrap(), event }
 }
 
-pub(crate) fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<Batch> {
-    Arc::new(Batch { id: *seqs.start(), events: seqs.map(event).collect() })
+pub(crate) fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<SinkBatch> {
+    Arc::new(SinkBatch { id: *seqs.start(), events: seqs.map(event).collect() })
 }
 
 pub(crate) fn range(seqs: std::ops::RangeInclusive<u64>) -> Vec<u64> {
@@ -64,7 +64,7 @@ impl Rig {
     }
 
     pub(crate) async fn append(&self, seqs: std::ops::RangeInclusive<u64>) {
-        assert_eq!(self.journal.append(batch(seqs)).await, Answer::Accepted);
+        assert_eq!(self.journal.append(batch(seqs)).await, SinkAnswer::Accepted);
     }
 
     pub(crate) fn deliver(&self, way: impl EventSink) -> Delivery {
@@ -86,7 +86,7 @@ impl Rig {
 }
 
 fn open(dir: &Path) -> Journal {
-    Journal::open(dir, Limits::default()).unwrap()
+    Journal::open(dir, JournalLimits::default()).unwrap()
 }
 
 pub(crate) fn http(url: &str) -> HttpSink {

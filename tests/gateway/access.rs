@@ -1,7 +1,7 @@
 //! Who comes in, over HTTP: what a standard client needs to find its way to a token, and what a user is told who asks for
 //! too much.
 
-use mcp_satellite::config::{Auth, GatewayLimits, GatewayPlan};
+use mcp_satellite::config::{EndpointAuth, GatewayLimits, GatewayPlan};
 use serde_json::{Value, json};
 
 use super::client::{Answer, Client, initialize, notification, request};
@@ -284,7 +284,7 @@ async fn a_user_with_too_many_calls_is_told_to_wait_for_one() {
 
 #[tokio::test]
 async fn without_authentication_only_this_machine_is_served_and_no_proxy() {
-    let stage = Stage::with(GatewayPlan { auth: Auth::None(Some("acme/bob".to_owned())), ..plan() }, |_| {});
+    let stage = Stage::with(GatewayPlan { auth: EndpointAuth::None(Some("acme/bob".to_owned())), ..plan() }, |_| {});
     let mut client = Client::connect(stage.address).await;
     client.token = None;
     client.path = "/i/bobs/mcp".to_owned();

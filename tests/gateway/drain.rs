@@ -4,9 +4,9 @@ use std::io;
 
 use mcp_satellite::actors::model::event::Event;
 use mcp_satellite::actors::model::ids::{InstallationId, InstanceId};
-use mcp_satellite::config::Listen;
-use mcp_satellite::gateway::Settings;
-use mcp_satellite::gateway::face::Endpoint;
+use mcp_satellite::config::ListenSetting;
+use mcp_satellite::gateway::GatewaySettings;
+use mcp_satellite::gateway::face::EndpointId;
 use serde_json::json;
 use tokio::time::Duration;
 
@@ -71,7 +71,7 @@ async fn who_waits_on_a_stream_is_told_that_its_session_has_ended() {
     client.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
     assert_eq!(client.event().await.unwrap().id, "1-0");
     let alices = InstanceId::new("team".into(), "alice".into(), InstallationId::from("alices"));
-    stage.gateway.removed(&Endpoint::Instance(alices));
+    stage.gateway.removed(&EndpointId::Instance(alices));
     stage.saw(Seen::Cancelled("talk".into())).await;
     assert_eq!(client.event().await.unwrap().json()["params"], "first");
     let error = json!({"code": -32000, "message": "the session has ended"});
@@ -114,7 +114,7 @@ async fn a_token_that_is_taken_away_ends_the_sessions_that_it_opened() {
     let mut plan = plan();
     plan.users[0].tokens.remove(0);
     stage.access.apply(&plan);
-    stage.gateway.apply(Settings::new("test", &plan, stage.address), None).unwrap();
+    stage.gateway.apply(GatewaySettings::new("test", &plan, stage.address), None).unwrap();
     stage.saw(Seen::Ended("revoked")).await;
     assert_eq!(alice.post(&request(1, "echo", json!(1))).await.head.status, 401);
     assert_eq!(bob.post(&request(1, "echo", json!(1))).await.head.status, 200);
@@ -129,7 +129,7 @@ async fn at_another_address_sessions_go_on_and_who_was_connected_is_answered() {
     assert_eq!(idle.echo().await, 200);
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
-    let long = |settings: &mut Settings| settings.limits.drain_timeout = Duration::from_secs(60);
+    let long = |settings: &mut GatewaySettings| settings.limits.drain_timeout = Duration::from_secs(60);
     stage.reload(long, Some(stage.elsewhere())).unwrap();
     let there = stage.gateway.address();
     assert!(there.ip() != stage.address.ip());
@@ -156,7 +156,7 @@ async fn at_the_old_address_nothing_is_waited_for_longer_than_it_may_take() {
     let mut client = Client::initialized(stage.address, "2025-11-25").await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
-    let short = |settings: &mut Settings| settings.limits.drain_timeout = Duration::from_millis(50);
+    let short = |settings: &mut GatewaySettings| settings.limits.drain_timeout = Duration::from_millis(50);
     stage.reload(short, Some(stage.elsewhere())).unwrap();
     stage.saw(Seen::Cancelled("hold".into())).await;
     assert!(client.try_head().await.is_none());
@@ -166,9 +166,11 @@ async fn at_the_old_address_nothing_is_waited_for_longer_than_it_may_take() {
 async fn an_address_that_is_taken_is_told_and_the_endpoint_stays_where_it_is() {
     let stage = Stage::new(|_| {});
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let error = stage.gateway.elsewhere(Listen::At(taken.local_addr().unwrap())).unwrap_err();
+    let error = stage.gateway.elsewhere(ListenSetting::At(taken.local_addr().unwrap())).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-    for same in [Listen::At(stage.address), Listen::At(([127, 0, 0, 1], 0).into()), Listen::Anywhere] {
+    for same in
+        [ListenSetting::At(stage.address), ListenSetting::At(([127, 0, 0, 1], 0).into()), ListenSetting::Anywhere]
+    {
         assert!(stage.gateway.elsewhere(same).unwrap().is_none(), "{same:?}");
     }
     stage.reload(|_| {}, None).unwrap();
@@ -199,7 +201,7 @@ async fn there_are_so_many_connections_and_a_reload_says_how_many() {
 #[tokio::test]
 async fn each_end_of_a_session_is_told_with_its_reason() {
     let endpoint =
-        |name: &str| Endpoint::Instance(InstanceId::new("team".into(), "alice".into(), InstallationId::from(name)));
+        |name: &str| EndpointId::Instance(InstanceId::new("team".into(), "alice".into(), InstallationId::from(name)));
     let mut stage = Stage::new(|settings| settings.limits.sessions_per_user_max = 2);
     let public = |client: &Client| client.session.as_deref().unwrap()[..16].to_owned();
     let mut client = Client::connect(stage.address).await;

@@ -8,14 +8,16 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use mcp_satellite::actors::model::event::Event;
 use mcp_satellite::actors::model::ids::{InstallationId, InstanceId};
-use mcp_satellite::actors::rpc::Message;
-use mcp_satellite::config::{GatewayPlan, GatewayUser, Listen, TokenHash};
+use mcp_satellite::actors::rpc::RpcMessage;
+use mcp_satellite::config::{GatewayPlan, GatewayUser, ListenSetting, TokenHash};
 use mcp_satellite::gateway::access::{Access, User};
-use mcp_satellite::gateway::face::{Answer, Call, Endpoint, Faces, Greeting, RpcError, Welcome};
-use mcp_satellite::gateway::session::Session;
+use mcp_satellite::gateway::face::{
+    CallAnswer, ClientDescription, EndpointCall, EndpointHandler, EndpointId, InitializeAnswer, RpcError,
+};
+use mcp_satellite::gateway::session::ClientSession;
 use mcp_satellite::gateway::sessions::Sessions;
-use mcp_satellite::gateway::subscription::Filter;
-use mcp_satellite::gateway::{self, Gateway, Settings};
+use mcp_satellite::gateway::subscription::SubscriptionFilter;
+use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -51,7 +53,7 @@ impl Drop for Watch {
     }
 }
 
-impl Faces for Fake {
+impl EndpointHandler for Fake {
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId> {
         let own = format!("{}s", user.slug.as_str());
         (name == own || name == "shared")
@@ -61,14 +63,14 @@ impl Faces for Fake {
     fn initialize(
         &self,
         _user: Arc<User>,
-        _endpoint: Endpoint,
-        greeting: Greeting,
-    ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        _endpoint: EndpointId,
+        greeting: ClientDescription,
+    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         let version = greeting.version;
         let answer = if version == "away" {
             Err(RpcError::new(-32000, "the server is away"))
         } else {
-            Ok(Welcome { result: json!({"protocolVersion": version}).to_string(), version })
+            Ok(InitializeAnswer { result: json!({"protocolVersion": version}).to_string(), version })
         };
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
@@ -81,17 +83,21 @@ impl Faces for Fake {
         .boxed()
     }
 
-    fn discover(&self, _user: Arc<User>, _endpoint: Endpoint) -> BoxFuture<'static, Result<String, RpcError>> {
+    fn discover(&self, _user: Arc<User>, _endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>> {
         async { Ok(json!({"capabilities": {}}).to_string()) }.boxed()
     }
 
-    fn definition(&self, _user: Arc<User>, _endpoint: &Endpoint, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
+    fn definition(&self, _user: Arc<User>, _endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         let schema = json!({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}});
         let definition = (tool == "marked").then(|| json!({"name": tool, "inputSchema": schema}).to_string().into());
         async { definition }.boxed()
     }
 
-    fn listen(&self, session: &Arc<Session>, wanted: Filter) -> BoxFuture<'static, Result<Filter, RpcError>> {
+    fn listen(
+        &self,
+        session: &Arc<ClientSession>,
+        wanted: SubscriptionFilter,
+    ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         let _ = self.seen.send(Seen::Began);
         // It hears nothing before it is told that it does.
         let (session, release) = (session.clone(), self.release.clone());
@@ -100,19 +106,19 @@ impl Faces for Fake {
                 release.acquire().await.unwrap().forget();
             }
             drop(session);
-            Ok(Filter { prompts: false, ..wanted })
+            Ok(SubscriptionFilter { prompts: false, ..wanted })
         }
         .boxed()
     }
 
-    fn began(&self, _session: &Arc<Session>) {
+    fn began(&self, _session: &Arc<ClientSession>) {
         let _ = self.seen.send(Seen::Began);
     }
 
-    fn request(&self, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
+    fn request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
-            let Call { message, origin, withdrawn, .. } = call;
+            let EndpointCall { message, origin, withdrawn, .. } = call;
             let method = message.method().unwrap_or_default().to_owned();
             let _ = seen.send(Seen::Asked(method.clone()));
             let mut watch = Watch { seen: seen.clone(), method: method.clone(), answered: false };
@@ -138,11 +144,11 @@ impl Faces for Fake {
                 words = withdrawn => match words {
                     Ok(words) => {
                         let _ = seen.send(Seen::Withdrawn(words.of().unwrap_or_default().to_owned()));
-                        Answer::Withdrawn
+                        CallAnswer::Withdrawn
                     }
                     Err(_) => futures::future::pending().await,
                 },
-                () = held => Answer::Result(message.params().unwrap_or("null").to_owned()),
+                () = held => CallAnswer::Result(message.params().unwrap_or("null").to_owned()),
             };
             watch.answered = true;
             answer
@@ -150,7 +156,7 @@ impl Faces for Fake {
         .boxed()
     }
 
-    fn notification(&self, session: &Arc<Session>, message: Message) {
+    fn notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
         let _ = self.seen.send(Seen::Told(message.method().unwrap_or_default().to_owned()));
         // How often, and how much at once.
         let often: Option<[usize; 2]> = message.params().and_then(|params| serde_json::from_str(params).ok());
@@ -163,7 +169,7 @@ impl Faces for Fake {
         }
     }
 
-    fn ended(&self, session: &Arc<Session>) {
+    fn ended(&self, session: &Arc<ClientSession>) {
         let _ = self.seen.send(Seen::Ended(session.ended().map_or("not", |end| end.as_str())));
     }
 }
@@ -191,14 +197,14 @@ pub(crate) fn plan() -> GatewayPlan {
 }
 
 impl Stage {
-    pub(crate) fn new(set: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn new(set: impl FnOnce(&mut GatewaySettings)) -> Self {
         Self::with(plan(), set)
     }
 
-    pub(crate) fn with(plan: GatewayPlan, set: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn with(plan: GatewayPlan, set: impl FnOnce(&mut GatewaySettings)) -> Self {
         let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
-        let mut settings = Settings::new("test", &plan, address);
+        let mut settings = GatewaySettings::new("test", &plan, address);
         set(&mut settings);
         let (access, release) = (Arc::new(Access::new(&plan).unwrap()), Arc::new(Semaphore::new(0)));
         let (see, seen) = mpsc::unbounded_channel();
@@ -211,8 +217,12 @@ impl Stage {
     }
 
     /// Goes on with other settings, perhaps elsewhere.
-    pub(crate) fn reload(&self, set: impl FnOnce(&mut Settings), elsewhere: Option<TcpListener>) -> io::Result<()> {
-        let mut settings = Settings::new("test", &plan(), self.address);
+    pub(crate) fn reload(
+        &self,
+        set: impl FnOnce(&mut GatewaySettings),
+        elsewhere: Option<TcpListener>,
+    ) -> io::Result<()> {
+        let mut settings = GatewaySettings::new("test", &plan(), self.address);
         set(&mut settings);
         self.gateway.apply(settings, elsewhere)
     }
@@ -220,7 +230,7 @@ impl Stage {
     /// Another place.
     pub(crate) fn elsewhere(&self) -> TcpListener {
         let other = SocketAddr::from(([127, 0, 0, 2], 0));
-        self.gateway.elsewhere(Listen::At(other)).unwrap().unwrap()
+        self.gateway.elsewhere(ListenSetting::At(other)).unwrap().unwrap()
     }
 
     /// The next end of a session that is told: its public id, how many tools were called, and why it ended.

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use mcp_satellite::actors::rpc::{Kind, Message, View};
+use mcp_satellite::actors::rpc::{MessageKind, MessageView, RpcMessage};
 use mcp_satellite::config::{GatewayLimits, GatewayPlan};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -117,8 +117,8 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn whatever_is_read_is_a_message_or_refused_and_a_message_is_what_any_reader_reads(bytes in text()) {
-        let read = Message::read(Bytes::copy_from_slice(&bytes));
-        let viewed = std::str::from_utf8(&bytes).ok().map(View::read);
+        let read = RpcMessage::read(Bytes::copy_from_slice(&bytes));
+        let viewed = std::str::from_utf8(&bytes).ok().map(MessageView::read);
         prop_assert_eq!(read.is_ok(), viewed.is_some_and(|viewed| viewed.is_ok()));
         let Ok(message) = read else { return Ok(()) };
         prop_assert_eq!(message.text().as_bytes(), &bytes);
@@ -129,7 +129,7 @@ proptest! {
         prop_assert_eq!(part(message.id()), there("id"));
         prop_assert_eq!(message.method().map(Value::from), there("method"));
         prop_assert_eq!(part(message.params()), value.get("params").cloned());
-        prop_assert_eq!(message.kind() == Kind::Request, message.method().is_some() && message.id().is_some());
+        prop_assert_eq!(message.kind() == MessageKind::Request, message.method().is_some() && message.id().is_some());
     }
 }
 

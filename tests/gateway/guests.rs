@@ -1,7 +1,7 @@
 //! Clients of the era without sessions, before servers of both eras: what becomes of what they say to each other.
 
 use mcp_satellite::config::GatewayLimits;
-use mcp_satellite::gateway::face::Endpoint;
+use mcp_satellite::gateway::face::EndpointId;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, timeout};
@@ -239,7 +239,7 @@ async fn a_call_that_waits_for_its_client_ends_with_its_server() {
     let mut played = stage().await;
     let mut guest = guest(&played, "/i/files/mcp").await;
     let kept = state(&guest.ask("tools/call", call("ask")).await);
-    played.gateway.removed(&Endpoint::Instance(id("a")));
+    played.gateway.removed(&EndpointId::Instance(id("a")));
     let cancelled = timeout(GIVE_UP, played.house.hears("notifications/cancelled")).await.unwrap();
     assert!(cancelled.contains("requestId"), "{cancelled}");
     is_unknown(&mut guest, &call("ask"), &kept).await;

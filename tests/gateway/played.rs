@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use mcp_satellite::config::GatewayLimits;
 use mcp_satellite::gateway::access::Access;
-use mcp_satellite::gateway::behind::Behind;
-use mcp_satellite::gateway::room::Rooms;
+use mcp_satellite::gateway::behind::EndpointDispatcher;
+use mcp_satellite::gateway::room::GatewayAudience;
 use mcp_satellite::gateway::sessions::Sessions;
-use mcp_satellite::gateway::{self, Gateway, Settings};
+use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -35,16 +35,16 @@ impl Played {
     /// The same, with other limits.
     pub(crate) async fn limited(servers: &[(&str, &str, Lists)], set: impl FnOnce(&mut GatewayLimits)) -> Self {
         let sessions = Arc::new(Sessions::new());
-        let rooms = Arc::new(Rooms::new(sessions.clone()));
+        let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
         let house = House::before(rooms.clone(), servers).await;
         let mut plan = fake::plan();
         plan.users.iter_mut().for_each(|user| user.team = "acme".into());
         set(&mut plan.limits);
         let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
-        let settings = Settings::new("test", &plan, address);
+        let settings = GatewaySettings::new("test", &plan, address);
         let access = Arc::new(Access::new(&plan).unwrap());
-        let faces = Arc::new(Behind::new(&house.runtime, rooms));
+        let faces = Arc::new(EndpointDispatcher::new(&house.runtime, rooms));
         let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
         Self { house, gateway, address }
     }

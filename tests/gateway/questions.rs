@@ -3,7 +3,7 @@
 
 use std::process::Stdio;
 
-use mcp_satellite::actors::model::spec::Keep;
+use mcp_satellite::actors::model::spec::ProcessLifetime;
 use mcp_satellite::actors::model::status::Status;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -585,7 +585,7 @@ async fn a_server_with_a_subscriber_stays_awake_and_one_without_sleeps() {
 #[tokio::test]
 async fn a_server_that_sleeps_is_woken_by_a_call_and_by_nothing_less() {
     let whole = Whole::begin().await;
-    let id = whole.install(Server::mirror("mirror").keep(Keep::Lazy)).await;
+    let id = whole.install(Server::mirror("mirror").keep(ProcessLifetime::Lazy)).await;
     whole.until(&id, |view| view.dormant && view.status == Status::Online && view.pid.is_none()).await;
     let restarts = whole.runtime.status(&id).unwrap().initialized_at;
     let mut client = whole.client("mirror", json!({"roots": {}})).await;

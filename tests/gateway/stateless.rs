@@ -194,7 +194,7 @@ async fn hanging_up_cancels_at_once_before_and_after_a_stream_began() {
 
 #[tokio::test]
 async fn who_takes_only_json_gets_the_answer_alone_and_who_takes_only_streams_gets_one() {
-    let stage = Stage::new(|settings| settings.answers = mcp_satellite::config::Answers::Sse);
+    let stage = Stage::new(|settings| settings.answers = mcp_satellite::config::ResponseStyle::Sse);
     let mut guest = Guest::connect(stage.address, "/mcp").await;
     let id = guest.open("echo", json!({"x": 1})).await;
     assert_eq!(guest.hears().await.unwrap()["id"], id);

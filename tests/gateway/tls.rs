@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use mcp_satellite::config::Tls;
+use mcp_satellite::config::TlsFiles;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
@@ -29,8 +29,8 @@ impl Pair {
         Self { dir, certificate }
     }
 
-    fn files(&self) -> Tls {
-        Tls { cert: self.dir.path().join("cert.pem"), key: self.dir.path().join("key.pem") }
+    fn files(&self) -> TlsFiles {
+        TlsFiles { cert: self.dir.path().join("cert.pem"), key: self.dir.path().join("key.pem") }
     }
 
     /// Others take the place of both.
@@ -113,7 +113,7 @@ async fn a_certificate_is_renewed_by_a_reload_and_a_bad_one_changes_nothing() {
         (pair.files().key, pair.files().key),
         (pair.files().cert, "/nothing/there".into()),
     ] {
-        let files = Tls { cert, key };
+        let files = TlsFiles { cert, key };
         let settings = files.clone();
         let error = stage.reload(|settings| settings.tls = Some(files), None).unwrap_err().to_string();
         let named = [settings.cert, settings.key].iter().any(|file| error.contains(&*file.to_string_lossy()));
@@ -132,10 +132,10 @@ async fn tls_is_switched_on_and_off_by_a_reload_and_sessions_outlive_it() {
     let mut asks = plain.again().await;
     asks.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     stage.saw(Seen::Asked("hold".into())).await;
-    let on = |settings: &mut mcp_satellite::gateway::Settings| {
+    let on = |settings: &mut mcp_satellite::gateway::GatewaySettings| {
         (settings.tls, settings.limits.drain_timeout) = (Some(pair.files()), Duration::from_secs(60));
     };
-    let bad = || Tls { cert: "/nothing/there".into(), key: "/nothing/there".into() };
+    let bad = || TlsFiles { cert: "/nothing/there".into(), key: "/nothing/there".into() };
     stage.reload(|settings| settings.tls = Some(bad()), None).unwrap_err();
     assert_eq!(plain.echo().await, 200, "nobody is sent away for what cannot be had");
     stage.reload(on, None).unwrap();
@@ -160,8 +160,8 @@ async fn tls_is_switched_on_and_off_by_a_reload_and_sessions_outlive_it() {
 #[tokio::test]
 async fn with_a_bad_certificate_nothing_moves_and_nothing_is_said_in_the_clear() {
     let pair = Pair::new();
-    let bad = || Some(Tls { cert: pair.files().cert, key: "/nothing/there".into() });
-    let reload = |stage: &Stage, tls: Option<Tls>| {
+    let bad = || Some(TlsFiles { cert: pair.files().cert, key: "/nothing/there".into() });
+    let reload = |stage: &Stage, tls: Option<TlsFiles>| {
         let elsewhere = stage.elsewhere();
         let wanted = elsewhere.local_addr().unwrap();
         let error = stage.reload(

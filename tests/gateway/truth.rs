@@ -1,12 +1,12 @@
 //! What a client of `/i/{instance}/mcp` is told in each status of the instance: what has happened, and what to do about it.
 //! What is not the caller's own does not exist.
 
-use mcp_satellite::actors::model::exit::{CallError, Fate};
+use mcp_satellite::actors::model::exit::{CallError, CallFate};
 use mcp_satellite::actors::model::policy::ReconnectPolicy;
 use mcp_satellite::actors::model::remedy::Remedy;
-use mcp_satellite::actors::model::spec::Keep;
+use mcp_satellite::actors::model::spec::ProcessLifetime;
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::gateway::refusal::{CallTarget, Refusal};
+use mcp_satellite::gateway::refusal::{CallRefusal, CallTarget};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -53,7 +53,7 @@ fn next_step(error: &CallError, status: Status, name: &str) -> String {
     let full = format!("{name}-acme-alice-{name}");
     let missing = ["API_KEY".to_owned()];
     let target = CallTarget { label: None, name: &full, missing: &missing };
-    Refusal::of_call(error, Some(status), &target).next_step.unwrap()
+    CallRefusal::of_call(error, Some(status), &target).next_step.unwrap()
 }
 
 fn next_step_in(status: Status, name: &str) -> String {
@@ -65,7 +65,7 @@ fn next_step_in(status: Status, name: &str) -> String {
 async fn a_server_that_is_there_answers_and_one_that_sleeps_is_there() {
     let whole = begin().await;
     whole.online(Server::sim("awake", &[])).await;
-    let id = whole.install(Server::sim("asleep", &[]).keep(Keep::Lazy)).await;
+    let id = whole.install(Server::sim("asleep", &[]).keep(ProcessLifetime::Lazy)).await;
     whole.until(&id, |view| view.status == Status::Online && view.dormant && view.pid.is_none()).await;
     for name in ["awake", "asleep"] {
         assert_eq!(greeted(&whole, name).await["result"]["serverInfo"]["name"], "sim-server");
@@ -88,7 +88,7 @@ async fn a_server_on_its_way_is_waited_for_as_long_as_the_call_may_take() {
     let pid = whole.runtime.status(&id).unwrap().pid.unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::Signal::SIGKILL).unwrap();
     whole.until(&id, |view| view.status == Status::Connecting).await;
-    let error = CallError::TimedOut { after: CALL_TIMEOUT, fate: Fate::NotSent };
+    let error = CallError::TimedOut { after: CALL_TIMEOUT, fate: CallFate::NotSent };
     let answer = called(&mut client).await;
     let next = next_step(&error, Status::Connecting, "crashed");
     refused(&answer, "timed_out", json!("connecting"), &error.to_string(), &next);

@@ -14,20 +14,20 @@ use mcp_satellite::actors::model::ids::InstanceId;
 use mcp_satellite::actors::model::policy::Policy;
 use mcp_satellite::actors::model::snapshot::InstanceView;
 use mcp_satellite::actors::model::spec::{
-    InstanceConfig, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
+    ConfigTier, ConfigValue as Configured, InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
 };
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::actors::seam::{Answer as Taken, Batch, EventSink};
-use mcp_satellite::actors::{self, Options, RuntimeHandle};
+use mcp_satellite::actors::seam::{EventSink, SinkAnswer as Taken, SinkBatch};
+use mcp_satellite::actors::{self, RuntimeHandle, RuntimeOptions};
 use mcp_satellite::connect::Connectors;
 use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite::connect::stdio::StdioConnector;
 use mcp_satellite::gateway::access::Access;
-use mcp_satellite::gateway::behind::Behind;
-use mcp_satellite::gateway::face::Endpoint;
-use mcp_satellite::gateway::room::Rooms;
+use mcp_satellite::gateway::behind::EndpointDispatcher;
+use mcp_satellite::gateway::face::EndpointId;
+use mcp_satellite::gateway::room::GatewayAudience;
 use mcp_satellite::gateway::sessions::Sessions;
-use mcp_satellite::gateway::{self, Gateway, Settings};
+use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -43,7 +43,7 @@ pub(crate) type Tools = Arc<Mutex<Vec<String>>>;
 struct Told(Tools);
 
 impl EventSink for Told {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Taken> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, Taken> {
         for envelope in &batch.events {
             if let Happened::ToolExecuted { tool_name, .. } = &envelope.event {
                 self.0.lock().unwrap().push(tool_name.clone());
@@ -57,10 +57,10 @@ impl EventSink for Told {
 pub(crate) struct Server {
     name: &'static str,
     user: &'static str,
-    target: Target,
+    target: ServerTarget,
     args: Vec<String>,
     user_required: Vec<String>,
-    keep: Keep,
+    keep: ProcessLifetime,
     pub policy: Policy,
 }
 
@@ -76,9 +76,9 @@ impl Server {
         let mut policy = Policy::default();
         policy.restart.delays = vec![Duration::from_millis(10)];
         policy.session.request_timeout = GIVE_UP;
-        let target = Target::Stdio { command: command.to_owned(), cwd: None };
+        let target = ServerTarget::Stdio { command: command.to_owned(), cwd: None };
         let args = args.iter().map(ToString::to_string).collect();
-        Self { name, user: "alice", target, args, user_required: Vec::new(), keep: Keep::default(), policy }
+        Self { name, user: "alice", target, args, user_required: Vec::new(), keep: ProcessLifetime::default(), policy }
     }
 
     pub(crate) fn mirror(name: &'static str) -> Self {
@@ -90,7 +90,7 @@ impl Server {
     }
 
     pub(crate) fn remote(name: &'static str, url: &str) -> Self {
-        let target = Target::Remote { transport: RemoteTransport::Http, url: url.to_owned(), health_url: None };
+        let target = ServerTarget::Remote { transport: RemoteTransport::Http, url: url.to_owned(), health_url: None };
         Self { target, ..Self::command(name, "", &[]) }
     }
 
@@ -99,7 +99,7 @@ impl Server {
         self
     }
 
-    pub(crate) fn keep(mut self, keep: Keep) -> Self {
+    pub(crate) fn keep(mut self, keep: ProcessLifetime) -> Self {
         self.keep = keep;
         self
     }
@@ -125,12 +125,12 @@ impl Server {
             installation: self.name.into(),
             server: self.name.into(),
             target: self.target,
-            server_layer: Layer { args, env, ..Layer::default() },
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            server_layer: ConfigTier { args, env, ..ConfigTier::default() },
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: self.user_required,
             keep: self.keep,
-            on_update: OnUpdate::default(),
+            on_update: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::new(self.policy),
         }
@@ -150,13 +150,14 @@ impl Whole {
         Self::begin_with(|_| {}).await
     }
 
-    pub(crate) async fn begin_with(set: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) async fn begin_with(set: impl FnOnce(&mut GatewaySettings)) -> Self {
         let stdio = StdioConnector::new(Vec::new()).unwrap();
         let connectors = Connectors { stdio, remote: RemoteConnector::new().unwrap() };
         let sessions = Arc::new(Sessions::new());
-        let rooms = Arc::new(Rooms::new(sessions.clone()));
+        let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
         let tools = Tools::default();
-        let mut options = Options::new(Arc::new(connectors), Arc::new(Told(tools.clone())), Arc::new(Timestamp::now));
+        let mut options =
+            RuntimeOptions::new(Arc::new(connectors), Arc::new(Told(tools.clone())), Arc::new(Timestamp::now));
         options.audience = rooms.clone();
         let (runtime, _) = actors::start(options).await.unwrap();
 
@@ -164,10 +165,10 @@ impl Whole {
         let address = listener.local_addr().unwrap();
         let mut plan = fake::plan();
         (plan.limits.requests_per_second, plan.limits.calls_per_user_max) = (0, 0);
-        let mut settings = Settings::new("test", &plan, address);
+        let mut settings = GatewaySettings::new("test", &plan, address);
         set(&mut settings);
         let access = Arc::new(Access::new(&plan).unwrap());
-        let faces = Arc::new(Behind::new(&runtime, rooms));
+        let faces = Arc::new(EndpointDispatcher::new(&runtime, rooms));
         let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
         Self { runtime, gateway, address, tools }
     }
@@ -227,7 +228,7 @@ impl Whole {
     /// As a satellite does when an instance is removed.
     pub(crate) async fn uninstall(&self, id: &InstanceId) {
         self.runtime.uninstall(id).await.unwrap();
-        self.gateway.removed(&Endpoint::Instance(id.clone()));
+        self.gateway.removed(&EndpointId::Instance(id.clone()));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite_actors::seam::SinkAnswer;
 
 use super::support::*;
 
@@ -71,7 +71,7 @@ async fn child_that_appends_until_it_is_killed() {
     let journal = open(dir.as_ref());
     let mut next = journal.next_seq();
     loop {
-        assert_eq!(journal.append(batch(next..=next + BATCH - 1)).await, Answer::Accepted);
+        assert_eq!(journal.append(batch(next..=next + BATCH - 1)).await, SinkAnswer::Accepted);
         next += BATCH;
         writeln!(std::io::stdout(), "through {}", journal.status().journalled_through).unwrap();
     }

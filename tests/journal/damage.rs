@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use mcp_satellite::journal::{self, Follow, Query};
+use mcp_satellite::journal::{self, EventFollower, StoredEventQuery};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite_actors::seam::SinkAnswer;
 
 use super::crash::killed_after;
 use super::support::*;
@@ -24,7 +24,7 @@ fn size(home: &Home) -> u64 {
 
 /// What a reader finds, and how many it says are missing.
 fn readable(home: &Home) -> (Vec<u64>, u64) {
-    let mut events = journal::read(home.path(), Query::default()).unwrap();
+    let mut events = journal::read(home.path(), StoredEventQuery::default()).unwrap();
     let seqs = events.by_ref().map(|event| event.seq).collect();
     assert!(events.take_error().is_none());
     (seqs, events.skipped())
@@ -34,7 +34,7 @@ fn readable(home: &Home) -> (Vec<u64>, u64) {
 async fn with_a_damaged_header_another_journal_is_begun_and_no_number_is_used_again() {
     let home = Home::new().filled(1..=EVENTS).await;
     scribble(&home, 0, 100);
-    assert!(journal::read(home.path(), Query::default()).is_err());
+    assert!(journal::read(home.path(), StoredEventQuery::default()).is_err());
     let journal = home.open();
     let status = is_ok(&journal);
     let aside = status.damaged.unwrap();
@@ -141,7 +141,7 @@ async fn an_empty_file_and_a_directory_in_its_place_are_dealt_with() {
     assert!(in_memory(&journal).contains("journal.db cannot be used"), "{journal:?}");
     unavailable(journal.append(batch(1..=5)).await);
     fs::remove_dir(home.database()).unwrap();
-    assert_eq!(journal.append(batch(1..=5)).await, Answer::Accepted);
+    assert_eq!(journal.append(batch(1..=5)).await, SinkAnswer::Accepted);
     is_ok(&journal);
     same(home.stored(), range(1..=5));
 }
@@ -151,7 +151,7 @@ async fn a_journal_that_is_deleted_while_it_is_used_is_begun_anew_and_that_is_to
     let home = Home::new();
     let journal = home.open();
     let told = Told::by(&journal);
-    let mut follow = Follow::new(home.path(), Query::default());
+    let mut follow = EventFollower::new(home.path(), StoredEventQuery::default());
     append_all(&journal, 1..=10).await;
     assert_eq!(follow.poll().unwrap().unwrap().seq, 1);
 

@@ -4,9 +4,9 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mcp_satellite::journal::{self, Journal, JournalState, Limits, Query, Sending};
+use mcp_satellite::journal::{self, BatchInFlight, Journal, JournalLimits, JournalState, StoredEventQuery};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::{Answer, Numbers};
+use mcp_satellite_actors::seam::{NumberStore, SinkAnswer};
 
 use super::crash;
 use super::support::*;
@@ -31,7 +31,7 @@ async fn a_full_disk_is_told_and_nothing_is_lost_or_stored_twice() {
     assert_eq!(journal.status().journalled_through, 1_000);
 
     disk.relieve();
-    assert_eq!(journal.append(batch(1_001..=2_000)).await, Answer::Accepted);
+    assert_eq!(journal.append(batch(1_001..=2_000)).await, SinkAnswer::Accepted);
     is_ok(&journal);
     same(stored(disk.path()), range(1..=2_000));
 }
@@ -47,7 +47,7 @@ async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
     unavailable(journal.append(batch(1_001..=20_000)).await);
     for after in (0..1_000).step_by(100) {
         assert_eq!(journal.outbox(after, 100).await.unwrap().len(), 100);
-        let sending = Some(Sending { id: 7 + after, first: after + 1, last: after + 100, refused: Vec::new() });
+        let sending = Some(BatchInFlight { id: 7 + after, first: after + 1, last: after + 100, refused: Vec::new() });
         journal.sending(after, sending).await.unwrap();
         journal.sending(after + 100, None).await.unwrap();
     }
@@ -70,7 +70,7 @@ async fn a_full_disk_at_the_start_holds_up_nothing() {
     assert_eq!(journal.next_seq(), 1);
     unavailable(journal.append(batch(1..=5)).await);
     disk.relieve();
-    assert_eq!(journal.append(batch(1..=5)).await, Answer::Accepted);
+    assert_eq!(journal.append(batch(1..=5)).await, SinkAnswer::Accepted);
     is_ok(&journal);
     same(stored(disk.path()), range(1..=5));
 }
@@ -114,7 +114,7 @@ async fn a_read_only_disk_is_told_and_what_it_holds_is_known() {
     journal.forget(&id);
 
     disk.remount(false);
-    assert_eq!(journal.append(batch(101..=110)).await, Answer::Accepted);
+    assert_eq!(journal.append(batch(101..=110)).await, SinkAnswer::Accepted);
     is_ok(&journal);
     same(stored(disk.path()), range(1..=110));
     journal.close().await;
@@ -132,7 +132,8 @@ async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
         fs::copy(file.path(), journal::directory(disk.path()).join(file.file_name())).unwrap();
     }
     disk.remount(true);
-    let found: Vec<u64> = journal::read(disk.path(), Query::default()).unwrap().map(|event| event.seq).collect();
+    let found: Vec<u64> =
+        journal::read(disk.path(), StoredEventQuery::default()).unwrap().map(|event| event.seq).collect();
     killed.holds(&found);
 }
 
@@ -152,7 +153,7 @@ async fn a_disk_that_is_well_again_is_told_though_nobody_writes() {
 fn hanging() -> (Home, Journal, Arc<AtomicBool>) {
     let home = Home::new();
     let hangs = Arc::new(AtomicBool::new(false));
-    let clock: journal::Clock = Arc::new({
+    let clock: journal::JournalClock = Arc::new({
         let hangs = Arc::clone(&hangs);
         move || {
             while hangs.load(Ordering::Acquire) {
@@ -161,7 +162,7 @@ fn hanging() -> (Home, Journal, Arc<AtomicBool>) {
             now()
         }
     });
-    let journal = Journal::open_at(home.path(), Limits::default(), clock).unwrap();
+    let journal = Journal::open_at(home.path(), JournalLimits::default(), clock).unwrap();
     is_ok(&journal);
     (home, journal, hangs)
 }

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use mcp_satellite::journal::{DeliveryState, Journal, JournalSink, Sending};
+use mcp_satellite::journal::{BatchInFlight, DeliveryState, Journal, JournalSink};
 use mcp_satellite_actors::model::event::Envelope;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 
 use super::support::*;
 
@@ -26,7 +26,7 @@ async fn the_outbox_is_read_in_order_behind_the_cursor_and_goes_on_after_a_resta
     let first = journal.outbox(0, 100).await.unwrap();
     same(seqs(&first), range(1..=100));
     assert_eq!(first[0], event_at(1, first[0].timestamp));
-    let sending = Some(Sending { id: 77, first: 1, last: 100, refused: vec![50] });
+    let sending = Some(BatchInFlight { id: 77, first: 1, last: 100, refused: vec![50] });
     journal.sending(0, sending.clone()).await.unwrap();
     journal.close().await;
 
@@ -67,9 +67,9 @@ async fn an_event_that_cannot_be_read_does_not_hold_up_the_others() {
 struct Way(Arc<Mutex<Vec<u64>>>);
 
 impl EventSink for Way {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.lock().unwrap().extend(seqs(&batch.events));
-        std::future::ready(Answer::Accepted).boxed()
+        std::future::ready(SinkAnswer::Accepted).boxed()
     }
 }
 
@@ -82,17 +82,17 @@ async fn events_go_their_way_from_memory_while_the_disk_takes_none_and_nothing_w
     let way = Way::default();
     let sink = JournalSink::new(journal.clone(), Some(Arc::new(way.clone())));
     assert!(sink.is_prompt());
-    assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(1..=3)).await, SinkAnswer::Accepted);
     let went = || way.0.lock().unwrap().clone();
     assert_eq!(went(), [0; 0], "what is stored is delivered from there");
 
     disk.fill(0);
-    assert_eq!(sink.send(batch(4..=20_000)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(4..=20_000)).await, SinkAnswer::Accepted);
     same(went(), range(4..=20_000));
     in_memory(&journal);
 
     disk.relieve();
-    assert_eq!(sink.send(batch(20_001..=20_001)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(20_001..=20_001)).await, SinkAnswer::Accepted);
     same(went(), range(4..=20_000));
     assert_eq!(stored(disk.path()), [1, 2, 3, 20_001]);
     is_ok(&journal);
@@ -107,10 +107,10 @@ async fn what_went_directly_is_stored_when_the_disk_takes_it() {
     let told = Told::by(&journal);
     let way = Way::default();
     let sink = JournalSink::new(journal.clone(), Some(Arc::new(way.clone())));
-    assert_eq!(sink.send(batch(1..=3)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(1..=3)).await, SinkAnswer::Accepted);
     disk.fill(0);
     for from in [4, 2_004] {
-        assert_eq!(sink.send(batch(from..=from + 1_999)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(from..=from + 1_999)).await, SinkAnswer::Accepted);
     }
     in_memory(&journal);
     same(way.0.lock().unwrap().clone(), range(4..=4_003));
@@ -121,10 +121,10 @@ async fn what_went_directly_is_stored_when_the_disk_takes_it() {
 
     disk.fill(0);
     for from in [4_004, 10_004] {
-        assert_eq!(sink.send(batch(from..=from + 5_999)).await, Answer::Accepted);
+        assert_eq!(sink.send(batch(from..=from + 5_999)).await, SinkAnswer::Accepted);
     }
     disk.relieve();
-    assert_eq!(sink.send(batch(16_004..=16_004)).await, Answer::Accepted);
+    assert_eq!(sink.send(batch(16_004..=16_004)).await, SinkAnswer::Accepted);
     same(stored(disk.path()), (1..=4_003).chain(10_004..=16_004));
     assert_eq!(told.ranges(&journal).await, [(4_004, 10_003)], "there is an end to what memory holds");
 }

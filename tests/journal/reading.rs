@@ -4,9 +4,9 @@ use std::fs;
 use std::thread;
 
 use jiff::Timestamp;
-use mcp_satellite::journal::{self, Follow, Query};
+use mcp_satellite::journal::{self, EventFollower, StoredEventQuery};
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite_actors::seam::SinkAnswer;
 
 use super::support::*;
 
@@ -38,25 +38,25 @@ async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
         Envelope { seq: 6, timestamp, event: Event::EventsDropped { from_seq: 7, to_seq: 8 } },
         of(9, "acme", "alice"),
     ];
-    assert_eq!(journal.append(batch_of(events)).await, Answer::Accepted);
+    assert_eq!(journal.append(batch_of(events)).await, SinkAnswer::Accepted);
     let some = |text: &str| Some(text.to_owned());
-    let all = Query::default;
+    let all = StoredEventQuery::default;
     let chosen = |query| chosen(home.path(), query);
     assert_eq!(chosen(all()), [1, 2, 3, 4, 5, 6, 9]);
     for since in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, u64::MAX] {
         let expected: Vec<_> = [1, 2, 3, 4, 5, 6, 9].into_iter().filter(|seq| *seq > since).collect();
-        assert_eq!(chosen(Query { since: Some(since), ..all() }), expected);
+        assert_eq!(chosen(StoredEventQuery { since: Some(since), ..all() }), expected);
     }
     let types = vec!["mcp.tool.executed".into(), "events.dropped".into()];
-    assert_eq!(chosen(Query { types, ..all() }), [1, 6]);
-    assert_eq!(chosen(Query { instance: some("filesystem-acme-alice-abc123"), ..all() }), [1, 9]);
-    assert_eq!(chosen(Query { server: some("filesystem"), ..all() }), [1, 2, 3, 9]);
-    assert_eq!(chosen(Query { team: some("acme"), ..all() }), [1, 2, 4, 5, 9]);
-    assert_eq!(chosen(Query { user: some("bob"), ..all() }), [2, 4]);
-    let both = Query { team: some("acme"), user: some("alice"), since: Some(1), ..all() };
+    assert_eq!(chosen(StoredEventQuery { types, ..all() }), [1, 6]);
+    assert_eq!(chosen(StoredEventQuery { instance: some("filesystem-acme-alice-abc123"), ..all() }), [1, 9]);
+    assert_eq!(chosen(StoredEventQuery { server: some("filesystem"), ..all() }), [1, 2, 3, 9]);
+    assert_eq!(chosen(StoredEventQuery { team: some("acme"), ..all() }), [1, 2, 4, 5, 9]);
+    assert_eq!(chosen(StoredEventQuery { user: some("bob"), ..all() }), [2, 4]);
+    let both = StoredEventQuery { team: some("acme"), user: some("alice"), since: Some(1), ..all() };
     assert_eq!(chosen(both), [9]);
 
-    let mut events = journal::read(home.path(), Query { user: some("bob"), ..all() }).unwrap();
+    let mut events = journal::read(home.path(), StoredEventQuery { user: some("bob"), ..all() }).unwrap();
     assert_eq!(events.by_ref().count(), 2);
     assert_eq!(events.passed(), Some(9), "also what was not wanted is passed");
 }
@@ -65,7 +65,7 @@ async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
 fn a_directory_that_is_not_there_is_an_error_and_one_without_a_journal_is_not() {
     let home = Home::new();
     assert_eq!(home.stored(), [0; 0]);
-    let error = journal::read(home.path().join("nowhere"), Query::default()).unwrap_err();
+    let error = journal::read(home.path().join("nowhere"), StoredEventQuery::default()).unwrap_err();
     assert!(error.to_string().starts_with("cannot read "), "{error}");
     home.make_directory();
     fs::write(home.database(), "").unwrap();
@@ -80,7 +80,7 @@ async fn events_of_a_version_that_knows_more_are_counted_and_passed_over() {
     let sqlite = home.sqlite();
     sqlite.execute("UPDATE events SET body = replace(body, 'executed', 'invented') WHERE seq = 2", []).unwrap();
     sqlite.execute("UPDATE events SET body = '{' WHERE seq = 4", []).unwrap();
-    let mut events = journal::read(home.path(), Query::default()).unwrap();
+    let mut events = journal::read(home.path(), StoredEventQuery::default()).unwrap();
     assert_eq!(events.by_ref().map(|event| event.seq).collect::<Vec<_>>(), [1, 3, 5]);
     assert_eq!(events.skipped(), 2);
 }
@@ -88,7 +88,8 @@ async fn events_of_a_version_that_knows_more_are_counted_and_passed_over() {
 #[tokio::test]
 async fn following_gives_each_event_once_over_gaps_restarts_and_another_file() {
     let home = Home::new();
-    let mut follow = Follow::new(home.path(), Query { since: Some(1), ..Query::default() });
+    let mut follow =
+        EventFollower::new(home.path(), StoredEventQuery { since: Some(1), ..StoredEventQuery::default() });
     let mut poll = || follow.poll().unwrap().map(|event| event.seq);
     assert_eq!(poll(), None);
     let journal = home.open();
@@ -118,7 +119,7 @@ async fn readers_beside_a_writer_miss_nothing_and_see_nothing_twice() {
     let journal = home.open();
     let path = home.path().to_owned();
     let follower = thread::spawn(move || {
-        let mut follow = Follow::new(path, Query::default());
+        let mut follow = EventFollower::new(path, StoredEventQuery::default());
         let mut seen = Vec::new();
         while seen.last() != Some(&LAST) {
             match follow.poll().unwrap() {
@@ -141,7 +142,7 @@ async fn readers_beside_a_writer_miss_nothing_and_see_nothing_twice() {
         }
     });
     for seq in (1..=LAST).step_by(100) {
-        assert_eq!(journal.append(batch(seq..=seq + 99)).await, Answer::Accepted);
+        assert_eq!(journal.append(batch(seq..=seq + 99)).await, SinkAnswer::Accepted);
     }
     same(follower.join().unwrap(), range(1..=LAST));
     reader.join().unwrap();

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use mcp_satellite::journal::{self, Journal, Limits, Sending};
+use mcp_satellite::journal::{self, BatchInFlight, Journal, JournalLimits};
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite_actors::seam::SinkAnswer;
 
 use super::support::*;
 
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const DAY: i64 = 24 * 3600;
 
 fn small(home: &Home) -> Journal {
-    Journal::open(home.path(), Limits { size_max: 2 * MIB, ..Limits::default() }).unwrap()
+    Journal::open(home.path(), JournalLimits { size_max: 2 * MIB, ..JournalLimits::default() }).unwrap()
 }
 
 fn days_ago(days: i64) -> Timestamp {
@@ -65,7 +65,7 @@ async fn what_is_delivered_goes_before_what_is_not_and_only_the_latter_is_told()
     let last = overfill(&journal, 1_001).await;
     assert_eq!(told.ranges(&journal).await, [], "all that went was delivered");
     let handed = journal.outbox(1_000, 100).await.unwrap();
-    let sending = Sending { id: 7, first: 1_001, last: 1_100, refused: Vec::new() };
+    let sending = BatchInFlight { id: 7, first: 1_001, last: 1_100, refused: Vec::new() };
     journal.sending(1_000, Some(sending)).await.unwrap();
 
     append_all(&journal, last + 1..=3 * last).await;
@@ -102,7 +102,7 @@ async fn what_is_gone_is_told_again_until_an_event_says_so() {
     let (from_seq, to_seq) = first[0];
     last += 1;
     let dropped = Envelope { event: Event::EventsDropped { from_seq, to_seq }, ..event_at(last, now()) };
-    assert_eq!(journal.append(batch_of(vec![dropped])).await, Answer::Accepted);
+    assert_eq!(journal.append(batch_of(vec![dropped])).await, SinkAnswer::Accepted);
     journal.close().await;
     let journal = small(&home);
     let told = Told::by(&journal);
@@ -134,7 +134,7 @@ async fn what_is_old_goes_but_not_before_it_is_delivered() {
     journal.close().await;
 
     // Also where all are gone numbers go on.
-    let limits = Limits { events_age_max: Duration::from_secs(1), ..Limits::default() };
+    let limits = JournalLimits { events_age_max: Duration::from_secs(1), ..JournalLimits::default() };
     let journal = Journal::open(home.path(), limits).unwrap();
     Told::by(&journal);
     wait_for("all to go", || journal.status().first_seq.is_none().then_some(()));
@@ -161,8 +161,8 @@ async fn old_lines_and_commands_go_by_their_age() {
     journal.append(batch_of(vec![at(server_logs(1, "alice", 1..=2), 31), server_logs(2, "alice", 3..=3)])).await;
     journal.command_begun("new").await.unwrap();
     journal.close().await;
-    let long_ago: journal::Clock = Arc::new(|| days_ago(8));
-    let journal = Journal::open_at(home.path(), Limits::default(), long_ago).unwrap();
+    let long_ago: journal::JournalClock = Arc::new(|| days_ago(8));
+    let journal = Journal::open_at(home.path(), JournalLimits::default(), long_ago).unwrap();
     journal.command_begun("old").await.unwrap();
     journal.close().await;
 
@@ -179,7 +179,7 @@ async fn old_lines_and_commands_go_by_their_age() {
 async fn a_clock_that_went_back_or_forth_loses_nothing() {
     let home = Home::new();
     // What is old is gone when this is.
-    let long_ago = Journal::open_at(home.path(), Limits::default(), Arc::new(|| days_ago(8))).unwrap();
+    let long_ago = Journal::open_at(home.path(), JournalLimits::default(), Arc::new(|| days_ago(8))).unwrap();
     long_ago.command_begun("old").await.unwrap();
     // Written while the clock was wrong, both ways; order is that of the numbers.
     let events = [now(), days_ago(-3_650), days_ago(3_650), Timestamp::UNIX_EPOCH, now()];
@@ -194,7 +194,7 @@ async fn a_clock_that_went_back_or_forth_loses_nothing() {
     journal.close().await;
     assert_eq!(home.stored(), range(1..=6));
     // Started while the clock stood at its beginning.
-    let journal = Journal::open_at(home.path(), Limits::default(), Arc::new(|| Timestamp::UNIX_EPOCH)).unwrap();
+    let journal = Journal::open_at(home.path(), JournalLimits::default(), Arc::new(|| Timestamp::UNIX_EPOCH)).unwrap();
     assert_eq!(journal.next_seq(), 7);
     append_all(&journal, 7..=7).await;
     journal.close().await;
@@ -205,7 +205,7 @@ async fn a_clock_that_went_back_or_forth_loses_nothing() {
 async fn free_pages_are_given_back_to_the_file_system() {
     let home = Home::new().filled(1..=30_000).await;
     let before = std::fs::metadata(home.database()).unwrap().len();
-    let limits = Limits { events_age_max: Duration::from_millis(1), ..Limits::default() };
+    let limits = JournalLimits { events_age_max: Duration::from_millis(1), ..JournalLimits::default() };
     let journal = Journal::open(home.path(), limits).unwrap();
     Told::by(&journal);
     wait_for("all to go", || journal.status().first_seq.is_none().then_some(()));
@@ -221,12 +221,12 @@ async fn free_pages_are_given_back_to_the_file_system() {
 #[tokio::test]
 async fn lines_that_take_all_the_room_go_and_not_the_events_that_are_to_be_delivered() {
     let home = Home::new();
-    let limits = Limits { size_max: 2 * MIB, server_logs_max: 100_000, ..Limits::default() };
+    let limits = JournalLimits { size_max: 2 * MIB, server_logs_max: 100_000, ..JournalLimits::default() };
     let journal = Journal::open(home.path(), limits).unwrap();
     journal.expect_delivery();
     let told = Told::by(&journal);
     for seq in 1..=200 {
-        assert_eq!(journal.append(batch_of(vec![server_logs(seq, "alice", 1..=100)])).await, Answer::Accepted);
+        assert_eq!(journal.append(batch_of(vec![server_logs(seq, "alice", 1..=100)])).await, SinkAnswer::Accepted);
         journal.sending(seq, None).await.unwrap();
     }
     append_all(&journal, 201..=1_200).await;

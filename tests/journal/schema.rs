@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use mcp_satellite::journal::{self, Query};
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite::journal::{self, StoredEventQuery};
+use mcp_satellite_actors::seam::SinkAnswer;
 use rusqlite::Connection;
 
 use super::support::*;
@@ -51,7 +51,7 @@ fn made(home: &Home, sql: &str) {
 async fn a_database_of_version_1_is_read_and_gone_on_with() {
     let home = Home::new();
     made(&home, VERSION_1);
-    let read: Vec<_> = journal::read(home.path(), Query::default()).unwrap().collect();
+    let read: Vec<_> = journal::read(home.path(), StoredEventQuery::default()).unwrap().collect();
     assert_eq!(read, [event(41)], "a reader needs nobody to bring it up to date");
     // Its event is old, so it must not be for want of delivery that it stays.
     let journal = home.open();
@@ -90,11 +90,11 @@ async fn a_database_of_a_newer_satellite_is_left_as_it_is_and_told() {
     assert!(journal.next_seq() > 5, "numbers are not used again: {}", journal.next_seq());
     unavailable(journal.append(batch(journal.next_seq()..=journal.next_seq())).await);
     assert_eq!(fs::read(home.database()).unwrap(), before);
-    let error = journal::read(home.path(), Query::default()).unwrap_err();
+    let error = journal::read(home.path(), StoredEventQuery::default()).unwrap_err();
     assert!(error.to_string().contains("newer satellite"), "{error}");
 
     home.sqlite().execute_batch("PRAGMA user_version = 1").unwrap();
-    assert_eq!(journal.append(batch(journal.next_seq()..=journal.next_seq())).await, Answer::Accepted);
+    assert_eq!(journal.append(batch(journal.next_seq()..=journal.next_seq())).await, SinkAnswer::Accepted);
     is_ok(&journal);
 }
 

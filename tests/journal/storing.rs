@@ -3,9 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use mcp_satellite::journal::{self, CommandRecord, Journal, Limits, server_logs as read_server_logs};
+use mcp_satellite::journal::{self, CommandRecord, Journal, JournalLimits, server_logs as read_server_logs};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::seam::Answer;
+use mcp_satellite_actors::seam::SinkAnswer;
 
 use super::support::*;
 
@@ -15,8 +15,8 @@ async fn events_are_stored_and_read_back_as_they_were() {
     let journal = home.open();
     assert_eq!(journal.next_seq(), 1);
     let events: Vec<_> = (1..=3).map(event).collect();
-    assert_eq!(journal.append(batch_of(events.clone())).await, Answer::Accepted);
-    assert_eq!(journal::read(home.path(), journal::Query::default()).unwrap().collect::<Vec<_>>(), events);
+    assert_eq!(journal.append(batch_of(events.clone())).await, SinkAnswer::Accepted);
+    assert_eq!(journal::read(home.path(), journal::StoredEventQuery::default()).unwrap().collect::<Vec<_>>(), events);
     let status = is_ok(&journal);
     assert_eq!((status.journalled_through, status.first_seq, status.last_seq), (3, Some(1), Some(3)));
     assert_eq!((status.path, status.backlog), (home.database(), 0));
@@ -46,7 +46,7 @@ async fn numbers_go_on_after_a_restart_and_a_repeated_batch_is_not_stored_twice(
     assert_eq!(journal.next_seq(), 8);
     assert_eq!(is_ok(&journal).journalled_through, 7);
     for _ in 0..2 {
-        assert_eq!(journal.append(batch(6..=9)).await, Answer::Accepted);
+        assert_eq!(journal.append(batch(6..=9)).await, SinkAnswer::Accepted);
     }
     same(home.stored(), range(1..=9));
     let files: Vec<_> =
@@ -71,7 +71,7 @@ async fn a_batch_is_stored_whole_or_not_at_all() {
     same(home.stored(), range(1..=5));
     assert_eq!(journal.status().journalled_through, 5);
     home.sqlite().execute_batch("DROP TRIGGER t").unwrap();
-    assert_eq!(journal.append(batch(6..=60)).await, Answer::Accepted);
+    assert_eq!(journal.append(batch(6..=60)).await, SinkAnswer::Accepted);
     same(home.stored(), range(1..=60));
     is_ok(&journal);
 }
@@ -79,7 +79,7 @@ async fn a_batch_is_stored_whole_or_not_at_all() {
 #[tokio::test]
 async fn logs_of_each_instance_are_kept_within_their_limit() {
     let home = Home::new();
-    let limits = Limits { server_logs_max: 5, request_logs_max: 3, ..Limits::default() };
+    let limits = JournalLimits { server_logs_max: 5, request_logs_max: 3, ..JournalLimits::default() };
     let journal = Journal::open(home.path(), limits).unwrap();
     journal.append(batch_of(vec![server_logs(1, "alice", 1..=4), server_logs(2, "bob", 1..=2)])).await;
     journal.append(batch_of(vec![server_logs(3, "alice", 5..=8), request_logs(4, "alice", 1..=20)])).await;

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite::journal::{self, Journal, JournalState, JournalStatus, Limits, Query};
-use mcp_satellite_actors::model::event::{Envelope, Event, LogLevel, LogLine, RequestLine, Subject};
-use mcp_satellite_actors::seam::{Answer, Batch};
+use mcp_satellite::journal::{self, Journal, JournalLimits, JournalState, JournalStatus, StoredEventQuery};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, LogLevel, LogLine, RequestLine};
+use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 use tempfile::{TempDir, tempdir};
@@ -21,8 +21,8 @@ use tempfile::{TempDir, tempdir};
 /// Nothing here takes a second; a test that waits for longer waits for what does not come.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
-pub(crate) fn subject(team: &str, user: &str) -> Arc<Subject> {
-    Arc::new(Subject {
+pub(crate) fn subject(team: &str, user: &str) -> Arc<EventSubject> {
+    Arc::new(EventSubject {
         installation_id: "abc123".into(),
         team_id: team.into(),
         user_id: user.into(),
@@ -51,12 +51,12 @@ pub(crate) fn event(seq: u64) -> Envelope {
     event_at(seq, Timestamp::from_second(1_780_000_000 + i64::try_from(seq).unwrap()).unwrap())
 }
 
-pub(crate) fn batch_of(events: Vec<Envelope>) -> Arc<Batch> {
-    Arc::new(Batch { id: events[0].seq, events })
+pub(crate) fn batch_of(events: Vec<Envelope>) -> Arc<SinkBatch> {
+    Arc::new(SinkBatch { id: events[0].seq, events })
 }
 
 /// Today's, so that they are not too old.
-pub(crate) fn batch(seqs: RangeInclusive<u64>) -> Arc<Batch> {
+pub(crate) fn batch(seqs: RangeInclusive<u64>) -> Arc<SinkBatch> {
     let at = now();
     batch_of(seqs.map(|seq| event_at(seq, at)).collect())
 }
@@ -153,22 +153,22 @@ pub(crate) fn make_private(file: &Path) {
 }
 
 pub(crate) fn open(data_dir: &Path) -> Journal {
-    Journal::open(data_dir, Limits::default()).unwrap()
+    Journal::open(data_dir, JournalLimits::default()).unwrap()
 }
 
 pub(crate) async fn append_all(journal: &Journal, seqs: RangeInclusive<u64>) {
     let seqs = range(seqs);
     for seqs in seqs.chunks(1_000) {
-        assert_eq!(journal.append(batch(seqs[0]..=*seqs.last().unwrap())).await, Answer::Accepted);
+        assert_eq!(journal.append(batch(seqs[0]..=*seqs.last().unwrap())).await, SinkAnswer::Accepted);
     }
 }
 
 /// The numbers of what a reader finds, which must be whole.
 pub(crate) fn stored(data_dir: &Path) -> Vec<u64> {
-    chosen(data_dir, Query::default())
+    chosen(data_dir, StoredEventQuery::default())
 }
 
-pub(crate) fn chosen(data_dir: &Path, query: Query) -> Vec<u64> {
+pub(crate) fn chosen(data_dir: &Path, query: StoredEventQuery) -> Vec<u64> {
     let mut events = journal::read(data_dir, query).unwrap();
     let seqs = events.by_ref().map(|event| event.seq).collect();
     assert!(events.take_error().is_none());
@@ -176,9 +176,9 @@ pub(crate) fn chosen(data_dir: &Path, query: Query) -> Vec<u64> {
     seqs
 }
 
-pub(crate) fn unavailable(answer: Answer) -> String {
+pub(crate) fn unavailable(answer: SinkAnswer) -> String {
     match answer {
-        Answer::Unavailable(reason) => reason,
+        SinkAnswer::Unavailable(reason) => reason,
         other => panic!("expected `Unavailable`, got {other:?}"),
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use mcp_satellite::backend::link::Progress;
-use mcp_satellite::backend::link::rules::Scope;
+use mcp_satellite::backend::link::CommandProgress;
+use mcp_satellite::backend::link::rules::InstanceScope;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::{Value, json};
 
 use super::peer::{Manner, Peer, wait_for};
@@ -57,7 +57,7 @@ async fn kill_has_an_instance_stay_down_and_spawn_brings_it_back() {
         (&result["status"], &result["result"]["instances"][0]["status"]),
         (&json!("completed"), &json!("offline"))
     );
-    assert_eq!(yard.fleet.view("a").unwrap().want, Want::Stopped);
+    assert_eq!(yard.fleet.view("a").unwrap().want, RequestedState::Stopped);
     peer.command(command("c2", "spawn", &json!({"installation_id": "a"})));
     let result = peer.result("c2").await;
     assert_eq!(
@@ -105,7 +105,7 @@ async fn an_immediate_kill_does_not_wait_for_a_restart_that_hangs() {
     kill["priority"] = json!("immediate");
     peer.command(kill);
     assert_eq!(peer.result("kill").await["status"], "completed");
-    assert_eq!(yard.fleet.view("a").unwrap().want, Want::Stopped);
+    assert_eq!(yard.fleet.view("a").unwrap().want, RequestedState::Stopped);
     let result = peer.result("slow").await;
     assert_eq!(result["status"], "failed", "{result}");
     assert!(!result["error"].as_str().unwrap().contains("when its time was over"), "{result}");
@@ -274,7 +274,7 @@ async fn a_backend_that_takes_no_results_has_a_hundred_commands_carried_out_and_
     let mut known = 0;
     for number in 0..150 {
         let progress = yard.done.progress(&format!("{}/sat-1/c{number}", peer.url())).await.unwrap();
-        known += usize::from(progress != Progress::Unknown);
+        known += usize::from(progress != CommandProgress::Unknown);
     }
     assert_eq!(known, 100);
 }
@@ -369,7 +369,7 @@ async fn configure_has_the_fleet_be_what_the_configuration_says_now() {
     peer.command(configure("deleted", "mcp_installation_deleted", "b"));
     assert_eq!(peer.result("deleted").await["status"], "completed");
     assert!(yard.fleet.view("b").is_none());
-    let scope = |installation: Option<&str>, user: Option<&str>| Scope {
+    let scope = |installation: Option<&str>, user: Option<&str>| InstanceScope {
         installation: installation.map(str::to_owned),
         team: Some("team_acme".to_owned()),
         user: user.map(str::to_owned),
@@ -466,5 +466,9 @@ async fn a_member_who_has_given_no_value_keeps_no_command_from_being_done_for_th
     peer.command(command("c4", "kill", &json!({"installation_id": "a"})));
     assert_eq!(peer.result("c4").await["status"], "completed");
     let bob = view("bob").unwrap();
-    assert_eq!((bob.status, bob.want), (Status::AwaitingUserConfig, Want::Stopped), "it still waits for its user");
+    assert_eq!(
+        (bob.status, bob.want),
+        (Status::AwaitingUserConfig, RequestedState::Stopped),
+        "it still waits for its user"
+    );
 }

@@ -1,7 +1,7 @@
 //! The configuration of the backend.
 
-use mcp_satellite::backend::link::{CONFIG_FILE, Link};
-use mcp_satellite::config::Base;
+use mcp_satellite::backend::link::{BackendLink, CONFIG_FILE};
+use mcp_satellite::config::PlanRestrictions;
 use mcp_satellite::data_dir::DataDir;
 use mcp_satellite_actors::model::event::Event;
 use serde_json::json;
@@ -164,11 +164,11 @@ async fn the_last_good_one_is_there_for_a_start_without_the_backend() {
     wait_for("the file", || yard.home.path().join(CONFIG_FILE).exists().then_some(())).await;
     linked.until("the hash", |status| status.config_hash.is_some()).await;
     let data_dir = DataDir::open(yard.home.path()).unwrap();
-    let document = Link::remembered(&data_dir, &peer.url()).unwrap();
+    let document = BackendLink::remembered(&data_dir, &peer.url()).unwrap();
     assert_eq!(document.hash, "h1");
-    assert_eq!(document.plan(&Base::default()).unwrap().instances.len(), 1);
+    assert_eq!(document.plan(&PlanRestrictions::default()).unwrap().instances.len(), 1);
     assert!(!format!("{document:?}").contains("hunter2"));
-    assert!(Link::remembered(&data_dir, "https://another.example.com").is_none());
+    assert!(BackendLink::remembered(&data_dir, "https://another.example.com").is_none());
 
     drop(linked);
     let taken = yard.fleet.taken.lock().unwrap().len();

@@ -150,15 +150,15 @@ async fn an_id_that_would_lead_elsewhere_is_not_used() {
 
 #[tokio::test]
 async fn events_wait_for_the_registration_and_go_with_the_key_of_the_moment() {
-    use mcp_satellite_actors::seam::{Answer, Batch};
+    use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
     use std::sync::Arc;
 
     let peer = Peer::start().await;
     let yard = Yard::new(&peer, None).await;
     let linked = yard.link();
     let way = linked.link.way();
-    let batch = Arc::new(Batch { id: 41, events: Vec::new() });
-    let Answer::Unavailable(why) = way.send(batch.clone()).await else { panic!("nobody is registered") };
+    let batch = Arc::new(SinkBatch { id: 41, events: Vec::new() });
+    let SinkAnswer::Unavailable(why) = way.send(batch.clone()).await else { panic!("nobody is registered") };
     assert!(why.contains("not registered"), "{why}");
     for (token, id, key) in [("token-1", "sat-1", "api-key-0123456789-1"), ("token-2", "sat-2", "api-key-0123456789-2")]
     {
@@ -166,7 +166,7 @@ async fn events_wait_for_the_registration_and_go_with_the_key_of_the_moment() {
         peer.token(token);
         linked.link.renew(&BackendPlan { token: Some(token.into()), ..yard.plan.clone() });
         linked.until("another registration", |status| status.satellite_id.as_deref() == Some(id)).await;
-        assert_eq!(way.send(batch.clone()).await, Answer::Accepted);
+        assert_eq!(way.send(batch.clone()).await, SinkAnswer::Accepted);
         let seen = peer.seen("events").pop().unwrap();
         assert_eq!((seen.path, seen.bearer.as_str()), (format!("/api/satellites/{id}/events"), key));
     }
@@ -174,7 +174,7 @@ async fn events_wait_for_the_registration_and_go_with_the_key_of_the_moment() {
 
 #[tokio::test]
 async fn a_key_is_not_given_up_because_events_are_refused() {
-    use mcp_satellite_actors::seam::{Answer, Batch};
+    use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
     use std::sync::Arc;
 
     let peer = Peer::start().await;
@@ -183,8 +183,8 @@ async fn a_key_is_not_given_up_because_events_are_refused() {
     let linked = yard.link();
     linked.until("a contact", |status| status.connected).await;
     peer.behave("events", Some(Manner::Status(401, "{\"error\": \"no\"}".to_owned())));
-    let answer = linked.link.way().send(Arc::new(Batch { id: 1, events: Vec::new() })).await;
-    assert_eq!(answer, Answer::Unauthorized);
+    let answer = linked.link.way().send(Arc::new(SinkBatch { id: 1, events: Vec::new() })).await;
+    assert_eq!(answer, SinkAnswer::Unauthorized);
     linked.complains("events: the backend refused our credentials").await;
     let polls = peer.seen("commands").len();
     wait_for("more polls", || (peer.seen("commands").len() > polls + 2).then_some(())).await;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use mcp_satellite::backend::link::rules::Scope;
-use mcp_satellite::backend::link::{Done, Fleet, InMemory, Link, Options, Specs};
+use mcp_satellite::backend::link::rules::InstanceScope;
+use mcp_satellite::backend::link::{BackendLink, CommandLog, InMemoryCommandLog, LinkHost, LinkOptions, SpecsById};
 use mcp_satellite::backend::wire::EventProgress;
-use mcp_satellite::config::{BackendPlan, Base, ConfigErrors, Document, PollIntervals};
-use mcp_satellite::connect::sim::{Script, SimConnector, SimPlan};
+use mcp_satellite::config::{BackendDocument, BackendPlan, ConfigErrors, PlanRestrictions, PollIntervals};
+use mcp_satellite::connect::sim::{SimConnector, SimPlan, SimScript};
 use mcp_satellite::console::api::BackendStatus;
 use mcp_satellite::data_dir::DataDir;
 use mcp_satellite_actors::RuntimeHandle;
@@ -22,7 +22,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceConfig;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -33,7 +33,7 @@ use super::peer::{Peer, wait_for};
 /// See the module.
 pub(crate) struct Yard {
     pub(crate) fleet: Arc<Servers>,
-    pub(crate) done: Arc<dyn Done>,
+    pub(crate) done: Arc<dyn CommandLog>,
     pub(crate) home: TempDir,
     pub(crate) plan: BackendPlan,
     /// How long the machine was suspended.
@@ -42,7 +42,7 @@ pub(crate) struct Yard {
 
 /// A link that is kept up.
 pub(crate) struct Linked {
-    pub(crate) link: Link,
+    pub(crate) link: BackendLink,
     task: JoinHandle<()>,
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct Servers {
     /// What is taken on next is there only when this says so.
     pub(crate) late: Mutex<Option<oneshot::Receiver<()>>>,
     /// What commands have named as removed, and what was to be erased.
-    pub(crate) expected: Mutex<Vec<Scope>>,
-    pub(crate) erased: Mutex<Vec<Scope>>,
+    pub(crate) expected: Mutex<Vec<InstanceScope>>,
+    pub(crate) erased: Mutex<Vec<InstanceScope>>,
     installed: Mutex<BTreeSet<InstanceId>>,
     events: Arc<Mutex<Vec<Envelope>>>,
 }
@@ -86,9 +86,9 @@ pub(crate) struct Servers {
 struct Book(Arc<Mutex<Vec<Envelope>>>);
 
 impl EventSink for Book {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.lock().unwrap().extend(batch.events.iter().cloned());
-        futures::future::ready(Answer::Accepted).boxed()
+        futures::future::ready(SinkAnswer::Accepted).boxed()
     }
 }
 
@@ -99,11 +99,11 @@ impl Yard {
         let hangs = hanging.clone();
         let sim = SimConnector::with(move |spec, _| {
             let handshake_never = hangs.lock().unwrap().contains(spec.id.installation.as_str());
-            SimPlan::new(Script { handshake_never, ..Script::default() })
+            SimPlan::new(SimScript { handshake_never, ..SimScript::default() })
         });
         let events = Arc::<Mutex<Vec<Envelope>>>::default();
         let sink = Arc::new(Book(events.clone()));
-        let options = mcp_satellite_actors::Options::new(Arc::new(sim.clone()), sink, Arc::new(Timestamp::now));
+        let options = mcp_satellite_actors::RuntimeOptions::new(Arc::new(sim.clone()), sink, Arc::new(Timestamp::now));
         let (runtime, _root) = mcp_satellite_actors::start(options).await.unwrap();
         let fleet = Servers {
             runtime,
@@ -128,7 +128,13 @@ impl Yard {
         };
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         let home = tempfile::Builder::new().permissions(permissions).tempdir().unwrap();
-        Self { fleet: Arc::new(fleet), done: Arc::new(InMemory::default()), home, plan, suspended: Arc::default() }
+        Self {
+            fleet: Arc::new(fleet),
+            done: Arc::new(InMemoryCommandLog::default()),
+            home,
+            plan,
+            suspended: Arc::default(),
+        }
     }
 
     pub(crate) fn link(&self) -> Linked {
@@ -137,7 +143,7 @@ impl Yard {
 
     pub(crate) fn link_in(&self, data_dir: &Path) -> Linked {
         let suspended = self.suspended.clone();
-        let link = Link::new(Options {
+        let link = BackendLink::new(LinkOptions {
             name: "satellite-0001".to_owned(),
             plan: self.plan.clone(),
             data_dir: DataDir::create(data_dir).unwrap(),
@@ -174,21 +180,21 @@ impl Servers {
     }
 }
 
-impl Fleet for Servers {
+impl LinkHost for Servers {
     fn runtime(&self) -> &RuntimeHandle {
         &self.runtime
     }
 
     fn take_on<'a>(
         &'a self,
-        document: Document,
+        document: BackendDocument,
         _: Instant,
-        expected: Option<&'a Scope>,
-    ) -> BoxFuture<'a, Result<Arc<Specs>, ConfigErrors>> {
+        expected: Option<&'a InstanceScope>,
+    ) -> BoxFuture<'a, Result<Arc<SpecsById>, ConfigErrors>> {
         self.expected.lock().unwrap().extend(expected.cloned());
         async move {
-            let plan = document.plan(&Base::default())?;
-            let specs: Specs =
+            let plan = document.plan(&PlanRestrictions::default())?;
+            let specs: SpecsById =
                 plan.instances.into_iter().map(InstanceConfig::merge).map(|spec| (spec.id.clone(), spec)).collect();
             let wanted: BTreeSet<_> = specs.keys().cloned().collect();
             let before = std::mem::replace(&mut *self.installed.lock().unwrap(), wanted.clone());
@@ -216,7 +222,7 @@ impl Fleet for Servers {
         .boxed()
     }
 
-    fn erase<'a>(&'a self, removed: &'a Scope) -> BoxFuture<'a, ()> {
+    fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()> {
         self.erased.lock().unwrap().push(removed.clone());
         futures::future::ready(()).boxed()
     }

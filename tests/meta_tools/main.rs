@@ -11,13 +11,13 @@ mod support;
 
 use std::sync::Arc;
 
-use mcp_satellite::gateway::face::Answer;
-use mcp_satellite::gateway::flat::{Picture, Thing};
-use mcp_satellite::gateway::tools::{Caller, Callers, schema};
+use mcp_satellite::gateway::face::CallAnswer;
+use mcp_satellite::gateway::flat::{ItemKind, MergedLists};
+use mcp_satellite::gateway::tools::{CallerCache, CallerSnapshot, schema};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -136,7 +136,7 @@ async fn the_answer_to_a_call_is_the_servers_own_unchanged() {
     let house = house().await;
     let (_withdraw, withdrawn) = oneshot::channel();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"arguments":{ "n":1e400,"n":[ ]},"tool_path":"files:a:b"},"_meta":{"progressToken":"p","x":12345678901234567890}}"#;
-    let Answer::Message(answer) = house.outcome(params, withdrawn).await else { panic!("no answer of the server") };
+    let CallAnswer::Message(answer) = house.outcome(params, withdrawn).await else { panic!("no answer of the server") };
     let told = answer.outcome().unwrap();
     // The token is one of ours; all else is as it was sent.
     let (before, after) = told.split_once(r#""progressToken":"#).unwrap();
@@ -153,9 +153,9 @@ async fn a_client_that_takes_its_call_back_waits_for_no_answer() {
     let house = house().await;
     let (withdraw, withdrawn) = oneshot::channel();
     let words = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c"}}"#;
-    withdraw.send(Message::read(words.to_owned().into()).unwrap()).unwrap();
+    withdraw.send(RpcMessage::read(words.to_owned().into()).unwrap()).unwrap();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"tool_path":"git:hang"}}"#;
-    assert!(matches!(house.outcome(params, withdrawn).await, Answer::Withdrawn));
+    assert!(matches!(house.outcome(params, withdrawn).await, CallAnswer::Withdrawn));
     house.end().await;
 }
 
@@ -278,7 +278,7 @@ async fn wrong_arguments_are_told_by_name() {
     let long = format!(r#"{{"query":"{}"}}"#, "ü".repeat(513));
     assert_eq!(house.fails("discover_mcp_tools", &long).await.0["message"], "`query` must have at most 512 characters");
     let (_withdraw, withdrawn) = oneshot::channel();
-    let Answer::Error(error) = house.outcome(r#"{"name":"log"}"#, withdrawn).await else { panic!() };
+    let CallAnswer::Error(error) = house.outcome(r#"{"name":"log"}"#, withdrawn).await else { panic!() };
     assert_eq!(error.code, -32602);
     assert!(error.message.starts_with("unknown tool `log`"), "{}", error.message);
     house.end().await;
@@ -310,13 +310,13 @@ async fn servers_are_told_as_they_are_and_one_is_started_again() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
     let house = house().await;
-    let callers = Callers::default();
+    let callers = CallerCache::default();
     let caller = || callers.of(house.runtime.snapshot(), &"acme".into(), &"alice".into());
     let offered = caller().offered();
     house.runtime.install(spec("other", "o", "bob")).await.unwrap();
     house.runtime.stop(&InstanceId::new("acme".into(), "bob".into(), "s".into())).await.unwrap();
     assert!(offered.is_of(&caller()));
-    assert!(!offered.is_of(&Caller::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
+    assert!(!offered.is_of(&CallerSnapshot::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
     // What is hers does.
     house.runtime.stop(&id("b")).await.unwrap();
     assert!(!offered.is_of(&caller()));
@@ -332,7 +332,7 @@ async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
 #[tokio::test(start_paused = true)]
 async fn who_has_not_asked_of_late_is_forgotten() {
     let house = house().await;
-    let callers = Callers::default();
+    let callers = CallerCache::default();
     for _ in 0..4 {
         for user in 0..200 {
             callers.of(house.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
@@ -358,14 +358,14 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
     let odd = &all[1];
     assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
     assert_eq!(all, ["files__read", odd, "git__log", "git__hang", "git__refuse"]);
-    assert_eq!(flat.part(Thing::Tools).owner(odd), Some((&id("a"), "a:b")));
-    assert_eq!(flat.part(Thing::Tools).owner("git__log"), Some((&id("b"), "log")));
-    let tool = |name: &str| flat.part(Thing::Tools).owner(name);
+    assert_eq!(flat.part(ItemKind::Tools).owner(odd), Some((&id("a"), "a:b")));
+    assert_eq!(flat.part(ItemKind::Tools).owner("git__log"), Some((&id("b"), "log")));
+    let tool = |name: &str| flat.part(ItemKind::Tools).owner(name);
     assert_eq!((tool("log"), tool("secret__hush")), (None, None));
     let read = r#"{"name":"files__read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"files|ui://view"},"n":[1]}}"#;
     assert!(flat.tools().contains(read), "{}", flat.tools());
     assert_eq!(flat.prompts(), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
-    assert_eq!(flat.part(Thing::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
+    assert_eq!(flat.part(ItemKind::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
     assert!(flat.resources().starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#));
     assert_eq!(
         flat.resource_templates(),
@@ -374,8 +374,8 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
     house.end().await;
 }
 
-fn differences(one: &Picture, other: &Picture) -> Vec<Thing> {
-    Thing::ALL.into_iter().filter(|thing| one.part(*thing).differs(other.part(*thing))).collect()
+fn differences(one: &MergedLists, other: &MergedLists) -> Vec<ItemKind> {
+    ItemKind::ALL.into_iter().filter(|thing| one.part(*thing).differs(other.part(*thing))).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -384,13 +384,13 @@ async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
     let before = house.flat();
     house.runtime.stop(&id("b")).await.unwrap();
     let without = house.flat();
-    assert_eq!(differences(&without, &before), [Thing::Tools]);
-    assert_eq!(without.part(Thing::Tools).owner("git__log"), None);
+    assert_eq!(differences(&without, &before), [ItemKind::Tools]);
+    assert_eq!(without.part(ItemKind::Tools).owner("git__log"), None);
     house.runtime.start(&id("b")).await.unwrap();
     house.sees("b", |view| view.status == Status::Online).await;
     assert_eq!(differences(&house.flat(), &before), []);
     house.runtime.stop(&id("a")).await.unwrap();
-    assert_eq!(differences(&house.flat(), &before), Thing::ALL);
+    assert_eq!(differences(&house.flat(), &before), ItemKind::ALL);
     house.end().await;
 }
 
@@ -402,7 +402,7 @@ async fn in_flat_mode_no_two_tools_ever_share_a_name() {
     let flat = house.flat();
     let tools: Value = serde_json::from_str(flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
-    let whose: Vec<_> = all.iter().map(|name| flat.part(Thing::Tools).owner(name).unwrap()).collect();
+    let whose: Vec<_> = all.iter().map(|name| flat.part(ItemKind::Tools).owner(name).unwrap()).collect();
     assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
     assert_ne!(all[0], all[1]);
     house.end().await;

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite::gateway::face::{Answer, Call, Greeting};
-use mcp_satellite::gateway::tools::Tools;
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite::gateway::face::{CallAnswer, ClientDescription, EndpointCall};
+use mcp_satellite::gateway::tools::MetaTools;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::Message;
-use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -22,15 +22,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a call of one of the six comes to: an error, as a program and as a model is told of it.
 async fn fails(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, String) {
-    let tools = Tools::new(fleet.runtime.clone(), Arc::default());
+    let tools = MetaTools::new(fleet.runtime.clone(), Arc::default());
     let request = json!({
         "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments},
     });
     let (_withdraw, withdrawn) = oneshot::channel();
-    let message = Message::read(request.to_string().into()).unwrap();
-    let (origin, client) = (Origin { client: 1, call: 1 }, Greeting::default().facts);
-    let call = Call { message, origin, withdrawn, timeout: Some(PATIENCE), era: Era::Sessions, client };
-    let Answer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
+    let message = RpcMessage::read(request.to_string().into()).unwrap();
+    let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
+    let call = EndpointCall { message, origin, withdrawn, timeout: Some(PATIENCE), era: Era::Sessions, client };
+    let CallAnswer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
         panic!("a server has answered: {arguments}")
     };
     let result: Value = serde_json::from_str(&result).unwrap();
@@ -68,7 +68,7 @@ async fn a_model_does_not_undo_that_a_person_has_stopped_a_server() {
             )
         );
         let view = fleet.runtime.status(&id).unwrap();
-        assert_eq!((view.want, view.status), (Want::Stopped, Status::Offline));
+        assert_eq!((view.want, view.status), (RequestedState::Stopped, Status::Offline));
     }
     fleet.finish().await;
 }
@@ -81,7 +81,7 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
     let stopped = fleet.online(Server::new("stopped")).await;
     fleet.runtime.stop(&stopped).await.unwrap();
     fleet.until(&stopped, Status::Offline).await;
-    let broken = Script { exit_before_handshake: true, exit_code: 1, ..Script::default() };
+    let broken = SimScript { exit_before_handshake: true, exit_code: 1, ..SimScript::default() };
     let failed = fleet.add(Server::new("failed").script(broken)).await;
     fleet.until(&failed, Status::PermanentlyFailed).await;
 
@@ -107,13 +107,13 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
     let silent = fleet.add(silent).await;
     fleet.until(&silent, Status::DiscoveringTools).await;
 
-    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let changed = fleet.online(Server::new("changed").script(stubborn.clone())).await;
     fleet.runtime.update(Server::new("changed").script(stubborn).env("A", "b").spec).await.unwrap();
     fleet.until(&changed, Status::Restarting).await;
 
     // The one holds the only permit, and the other waits for it.
-    let mute = Script { handshake_never: true, ..Script::default() };
+    let mute = SimScript { handshake_never: true, ..SimScript::default() };
     let mute = fleet.add(Server::new("mute").script(mute)).await;
     fleet.until(&mute, Status::Connecting).await;
     let waiting = fleet.add(Server::new("waiting")).await;

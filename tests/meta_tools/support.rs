@@ -7,23 +7,24 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
-use mcp_satellite::gateway::face::{self, Call, Greeting};
-use mcp_satellite::gateway::flat::Picture;
-use mcp_satellite::gateway::tools::{Caller, Tools};
-use mcp_satellite_actors::audience::{Audience, Origin, Unattended};
+use mcp_satellite::gateway::face::{self, ClientDescription, EndpointCall};
+use mcp_satellite::gateway::flat::MergedLists;
+use mcp_satellite::gateway::tools::{CallerSnapshot, MetaTools};
+use mcp_satellite_actors::audience::{Audience, CallOrigin, NoAudience};
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::RuntimeEnd;
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::{Message, joined, member};
+use mcp_satellite_actors::rpc::{RpcMessage, joined, member};
 use mcp_satellite_actors::seam::{
-    Answer, Batch, Connector, EventSink, Line, Link, OpenError, Process, ProcessEnd, Unserved,
+    Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
+    UnsupportedLine,
 };
-use mcp_satellite_actors::{Options, RuntimeHandle, start};
+use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions, start};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex, split};
 use tokio::sync::{mpsc, oneshot};
@@ -36,8 +37,8 @@ pub(crate) const GIVE_UP: Duration = Duration::from_secs(300);
 struct Nothing;
 
 impl EventSink for Nothing {
-    fn send(&self, _batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
-        async { Answer::Accepted }.boxed()
+    fn send(&self, _batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
+        async { SinkAnswer::Accepted }.boxed()
     }
 }
 
@@ -46,7 +47,7 @@ struct Played {
     told_to_end: bool,
 }
 
-impl Process for Played {
+impl ServerProcess for Played {
     fn pid(&self) -> Option<u32> {
         None
     }
@@ -85,7 +86,7 @@ struct Stage {
 }
 
 impl Connector for Stage {
-    fn open(&self, spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let lists = self.lists.lock().unwrap().get(spec.id.installation.as_str()).copied();
         let Some(lists) = lists.filter(|lists| !lists.tools.is_empty()) else {
             return async { Err(OpenError::Server("cannot start `played`: not found".to_owned())) }.boxed();
@@ -99,13 +100,18 @@ impl Connector for Stage {
         }
         let (reader, writer) = split(ours);
         let process = Box::new(Played { told_to_end: false });
-        let link =
-            Link { reader: Box::new(reader), writer: Box::new(writer), stderr: None, process, guard: Box::new(()) };
+        let link = ProcessLink {
+            reader: Box::new(reader),
+            writer: Box::new(writer),
+            stderr: None,
+            process,
+            guard: Box::new(()),
+        };
         async { Ok(link) }.boxed()
     }
 
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
-        Box::new(Unserved::default())
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
+        Box::new(UnsupportedLine::default())
     }
 }
 
@@ -115,7 +121,7 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::U
     let mut lines = BufReader::new(reader).lines();
     let mut asked_for_progress: Option<String> = None;
     while let Ok(Some(line)) = lines.next_line().await {
-        let message = Message::read(line.clone().into()).unwrap();
+        let message = RpcMessage::read(line.clone().into()).unwrap();
         let (id, method) = match (message.id(), message.method()) {
             (Some(id), Some(method)) => (id, method),
             // The answer to what was asked on behalf of a call, which answers that: its id is the number of the call.
@@ -203,7 +209,7 @@ async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::Unbounde
     let (reader, mut writer) = split(pipe);
     let mut lines = BufReader::new(reader).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let message = Message::read(line.clone().into()).unwrap();
+        let message = RpcMessage::read(line.clone().into()).unwrap();
         let (Some(id), Some(method)) = (message.id(), message.method()) else {
             let _ = heard.send(line);
             continue;
@@ -258,7 +264,7 @@ async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::Unbounde
 /// A satellite in which alice of acme has some servers, and bob one called `secret`.
 pub(crate) struct House {
     pub(crate) runtime: RuntimeHandle,
-    tools: Tools,
+    tools: MetaTools,
     stage: Stage,
     heard: mpsc::UnboundedReceiver<String>,
     join: JoinHandle<RuntimeEnd>,
@@ -275,16 +281,16 @@ pub(crate) fn spec(server: &str, installation: &str, user: &str) -> InstanceSpec
         server: server.into(),
         team_slug: "acme".into(),
         user_slug: user.into(),
-        target: Target::Stdio { command: "played".to_owned(), cwd: None },
+        target: ServerTarget::Stdio { command: "played".to_owned(), cwd: None },
         args: Vec::new(),
         env: BTreeMap::new(),
         headers: BTreeMap::new(),
         query: BTreeMap::new(),
         missing: Vec::new(),
-        keep: Keep::Listed,
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::Listed,
+        on_update: UpdateMethod::default(),
         request_logging: true,
-        mask: Mask::default(),
+        mask: SecretMask::default(),
         policy: Arc::new(Policy::default()),
     }
 }
@@ -292,7 +298,7 @@ pub(crate) fn spec(server: &str, installation: &str, user: &str) -> InstanceSpec
 impl House {
     /// Each server with its installation's id and what it lists.
     pub(crate) async fn with(servers: &[(&str, &str, Lists)]) -> Self {
-        Self::before(Arc::new(Unattended), servers).await
+        Self::before(Arc::new(NoAudience), servers).await
     }
 
     /// The same, before an audience.
@@ -303,14 +309,14 @@ impl House {
         let (told, heard) = mpsc::unbounded_channel();
         let stage = Stage { lists: Arc::new(Mutex::new(lists)), heard: told };
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut options = Options::new(Arc::new(stage.clone()), Arc::new(Nothing), wall);
+        let mut options = RuntimeOptions::new(Arc::new(stage.clone()), Arc::new(Nothing), wall);
         options.audience = audience;
         let (runtime, join) = start(options).await.unwrap();
         for (server, installation, _) in all() {
             let user = if *server == "secret" { "bob" } else { "alice" };
             runtime.install(spec(server, installation, user)).await.unwrap();
         }
-        let tools = Tools::new(runtime.clone(), Arc::default());
+        let tools = MetaTools::new(runtime.clone(), Arc::default());
         let house = Self { runtime, tools, stage, heard, join };
         for (_, installation, lists) in servers {
             let wanted = if lists.tools.is_empty() { Status::PermanentlyFailed } else { Status::Online };
@@ -347,11 +353,11 @@ impl House {
     }
 
     /// What a call of this meta-tool by alice comes to, with these params as they are.
-    pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<Message>) -> face::Answer {
+    pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<RpcMessage>) -> face::CallAnswer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
-        let message = Message::read(text.into()).unwrap();
-        let (origin, client) = (Origin { client: 1, call: 1 }, Greeting::default().facts);
-        let call = Call { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
+        let message = RpcMessage::read(text.into()).unwrap();
+        let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
+        let call = EndpointCall { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
         let (team, user) = ("acme".into(), "alice".into());
         timeout(GIVE_UP, self.tools.call((&team, &user), call)).await.unwrap()
     }
@@ -360,16 +366,18 @@ impl House {
     pub(crate) async fn asks(&self, tool: &str, arguments: &str) -> String {
         let (_withdraw, withdrawn) = oneshot::channel();
         match self.outcome(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), withdrawn).await {
-            face::Answer::Result(text) => text,
-            face::Answer::Message(message) => String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap(),
+            face::CallAnswer::Result(text) => text,
+            face::CallAnswer::Message(message) => {
+                String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap()
+            }
             other => panic!("{other:?}"),
         }
     }
 
     /// What alice sees in flat mode.
-    pub(crate) fn flat(&self) -> Picture {
-        let caller = Caller::new(self.runtime.snapshot(), &"acme".into(), &"alice".into());
-        Picture::of(caller.offered(), None)
+    pub(crate) fn flat(&self) -> MergedLists {
+        let caller = CallerSnapshot::new(self.runtime.snapshot(), &"acme".into(), &"alice".into());
+        MergedLists::of(caller.offered(), None)
     }
 
     /// The structured content of an answer, which is also its text.

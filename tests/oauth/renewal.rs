@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use mcp_satellite::console::client::Client;
+use mcp_satellite::console::client::ConsoleClient;
 use serde_json::json;
 
 use super::protected::Protected;
@@ -16,7 +16,7 @@ fn fifty_calls_with_a_dead_token_are_one_renewal_and_fifty_answers() {
     yard.authority.answer_tokens(false);
     yard.authority.kill_access_tokens();
     let refused = yard.server.refused();
-    let client = Client::new(yard.home.data_dir()).unwrap();
+    let client = ConsoleClient::new(yard.home.data_dir()).unwrap();
     let (calls, ()) = runtime().block_on(async {
         let released = async {
             while yard.server.refused() < refused + 50 {

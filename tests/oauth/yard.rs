@@ -4,8 +4,8 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-use mcp_satellite::console::api::{CallRequest, Selector};
-use mcp_satellite::console::client::{Client, ClientError};
+use mcp_satellite::console::api::{CallRequest, InstanceSelector};
+use mcp_satellite::console::client::{ClientError, ConsoleClient};
 use reqwest::Url;
 use serde_json::Value;
 
@@ -147,9 +147,9 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Calls `whoami` so many times at once, in one process; what came of each.
-pub(crate) async fn call_at_once(client: &Client, calls: usize) -> Vec<Result<Value, ClientError>> {
+pub(crate) async fn call_at_once(client: &ConsoleClient, calls: usize) -> Vec<Result<Value, ClientError>> {
     let call = |_| async {
-        let selector = Selector { server: "files".to_owned(), team: None, user: None };
+        let selector = InstanceSelector { server: "files".to_owned(), team: None, user: None };
         let request = CallRequest { selector, tool: "whoami".to_owned(), arguments: None, timeout_ms: None };
         client.post("/v1/call", &request).await
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -141,7 +141,7 @@ fn fifty_callers_of_a_killed_server_are_each_told_once_that_it_may_have_been_don
             .collect();
         calls_received(&server, 50).await;
         server.signal(Signal::SIGKILL);
-        let fate = CallError::Terminated { fate: Fate::MaybeExecuted, reason: "killed by SIGKILL".to_owned() };
+        let fate = CallError::Terminated { fate: CallFate::MaybeExecuted, reason: "killed by SIGKILL".to_owned() };
         for answer in join_all(callers).await {
             assert_eq!(answer.unwrap(), Err(fate.clone()));
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceSpec, OnUpdate, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 
@@ -104,7 +104,7 @@ fn calls_that_come_while_it_falls_asleep_are_answered() {
 /// The configuration that runs, changed and rolled out.
 async fn roll_out(server: &Instance, change: impl FnOnce(&mut InstanceSpec)) {
     let mut spec = InstanceSpec::clone(&server.view().spec);
-    spec.on_update = OnUpdate::Rolling;
+    spec.on_update = UpdateMethod::Rolling;
     change(&mut spec);
     server.handle.install(spec).await.unwrap();
 }
@@ -146,7 +146,7 @@ fn a_roll_out_of_a_command_that_does_not_exist_leaves_the_old_one_in_place() {
         let server = satellite.online(Server::sim(&[])).await;
         let old = server.pid();
         roll_out(&server, |spec| {
-            spec.target = Target::Stdio { command: "no-such-mcp-server".to_owned(), cwd: None };
+            spec.target = ServerTarget::Stdio { command: "no-such-mcp-server".to_owned(), cwd: None };
         })
         .await;
         let view = server.until("known not to come up", |view| view.last_error.is_some()).await;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::model::event::{Event, StopKind};
-use mcp_satellite_actors::{Options, RuntimeHandle};
+use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use nix::sys::signal::Signal;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
@@ -125,7 +125,7 @@ struct Host;
 impl Actor for Host {
     type Msg = ();
     type State = ();
-    type Arguments = (Options, oneshot::Sender<RuntimeHandle>);
+    type Arguments = (RuntimeOptions, oneshot::Sender<RuntimeHandle>);
 
     async fn pre_start(
         &self,

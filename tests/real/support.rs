@@ -17,11 +17,11 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{
-    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, Target, Value as Configured,
+    ConfigTier, ConfigValue as Configured, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
-use mcp_satellite_actors::{Options, RuntimeHandle};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -167,13 +167,13 @@ impl Place {
 }
 
 /// What a satellite is made of, and the events that it will tell.
-pub(crate) fn options() -> (Options, Events) {
+pub(crate) fn options() -> (RuntimeOptions, Events) {
     let connector = Arc::new(StdioConnector::new(Vec::new()).unwrap());
     let (recorder, events) = watch::channel(Vec::new());
     // Timestamps are compared, so the clock must not be set meanwhile.
     let (wall, since) = (Timestamp::now(), Instant::now());
     let wall = Arc::new(move || wall + since.elapsed());
-    let mut options = Options::new(connector, Arc::new(Recorder(recorder)), wall);
+    let mut options = RuntimeOptions::new(connector, Arc::new(Recorder(recorder)), wall);
     options.batch =
         BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
     (options, Events(events))
@@ -192,9 +192,9 @@ impl Drop for Place {
 struct Recorder(watch::Sender<Vec<Envelope>>);
 
 impl EventSink for Recorder {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.send_modify(|events| events.extend(batch.events.iter().cloned()));
-        Box::pin(async { Answer::Accepted })
+        Box::pin(async { SinkAnswer::Accepted })
     }
 }
 
@@ -263,8 +263,8 @@ pub(crate) struct Server {
     args: Vec<String>,
     cwd: Option<String>,
     env: BTreeMap<String, Configured>,
-    keep: Keep,
-    on_update: OnUpdate,
+    keep: ProcessLifetime,
+    on_update: UpdateMethod,
     policy: Policy,
 }
 
@@ -280,8 +280,8 @@ impl Server {
             args,
             cwd: None,
             env: BTreeMap::new(),
-            keep: Keep::default(),
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::default(),
+            on_update: UpdateMethod::default(),
             policy,
         }
     }
@@ -315,7 +315,7 @@ impl Server {
     }
 
     pub(crate) fn always_on(mut self) -> Self {
-        self.keep = Keep::AlwaysOn;
+        self.keep = ProcessLifetime::AlwaysOn;
         self
     }
 
@@ -340,10 +340,10 @@ impl Server {
             user_slug: "alice".into(),
             installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
             server: "files".into(),
-            target: Target::Stdio { command: self.command, cwd: self.cwd },
-            server_layer: Layer { args, env: self.env, ..Layer::default() },
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            target: ServerTarget::Stdio { command: self.command, cwd: self.cwd },
+            server_layer: ConfigTier { args, env: self.env, ..ConfigTier::default() },
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: Vec::new(),
             keep: self.keep,
             on_update: self.on_update,

@@ -1,7 +1,7 @@
 //! How it is found out which era of the protocol a server speaks, message by message, over a pipe and in paused time.
 
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::spec::Keep;
+use mcp_satellite_actors::model::spec::ProcessLifetime;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
@@ -24,14 +24,14 @@ pub(crate) fn discovered(capabilities: &Value) -> String {
 
 /// A server without sessions that has said what it is.
 pub(crate) async fn begun(capabilities: &Value) -> Play {
-    let mut play = Play::open(Keep::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
     begins(&mut play, capabilities).await;
     play
 }
 
 /// And is online.
 pub(crate) async fn stateless(capabilities: &Value) -> Play {
-    let mut play = Play::open(Keep::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
     comes_up(&mut play, capabilities).await;
     play
 }
@@ -84,7 +84,7 @@ async fn a_server_with_sessions_is_told_nothing_that_it_was_not_told_before() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_knows_no_initialize_is_asked_what_it_is() {
     for code in [-32600, -32601, -32602, -32020, -32021, -32022] {
-        let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+        let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
         let refused = initialize(&mut play).await;
         play.refuses(&refused, code).await;
         comes_up(&mut play, &json!({"tools": {}})).await;
@@ -98,7 +98,7 @@ async fn a_server_that_knows_no_initialize_is_asked_what_it_is() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_answers_initialize_with_the_version_without_it_is_asked_too() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let asked = initialize(&mut play).await;
     let answer = r#"{"protocolVersion":"2026-07-28","capabilities":{},"serverInfo":{"name":"a","version":"1"}}"#;
     play.answers(&asked, answer).await;
@@ -108,7 +108,7 @@ async fn a_server_that_answers_initialize_with_the_version_without_it_is_asked_t
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_fails_at_initialize_is_not_taken_for_one_without_it() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let refused = initialize(&mut play).await;
     play.refuses(&refused, -32603).await;
     play.opens_again().await;
@@ -122,7 +122,7 @@ async fn a_server_that_fails_at_initialize_is_not_taken_for_one_without_it() {
 
 #[tokio::test(start_paused = true)]
 async fn what_was_found_out_is_remembered_and_the_next_start_begins_with_it() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let refused = initialize(&mut play).await;
     play.refuses(&refused, -32601).await;
     comes_up(&mut play, &json!({"tools": {}})).await;
@@ -144,7 +144,7 @@ async fn what_was_found_out_is_remembered_and_the_next_start_begins_with_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_ends_once_it_has_refused_initialize_is_asked_what_it_is_when_it_is_back() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let refused = initialize(&mut play).await;
     play.refuses(&refused, -32022).await;
     assert_eq!(play.hears().await["method"], "server/discover");
@@ -156,7 +156,7 @@ async fn a_server_that_ends_once_it_has_refused_initialize_is_asked_what_it_is_w
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_leaves_the_question_unanswered_is_not_waited_for_long() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let refused = initialize(&mut play).await;
     let began = Instant::now();
     play.refuses(&refused, -32601).await;
@@ -176,7 +176,7 @@ async fn a_server_that_leaves_the_question_unanswered_is_not_waited_for_long() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_that_it_speaks_only_older_versions_gets_a_session() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let refused = initialize(&mut play).await;
     play.refuses(&refused, -32601).await;
     let discover = play.hears().await;
@@ -199,7 +199,7 @@ async fn a_server_that_says_that_it_speaks_only_older_versions_gets_a_session() 
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_takes_long_to_start_may_answer_the_first_question_after_the_second() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let refused = initialize(&mut play).await;
     play.refuses(&refused, -32601).await;
     comes_up(&mut play, &json!({"tools": {}})).await;
@@ -235,7 +235,7 @@ async fn a_server_that_takes_long_to_start_may_answer_the_first_question_after_t
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_the_second_question_and_never_answers_the_first_has_refused() {
-    let mut play = Play::open(Keep::AlwaysOn, |_| {}).await;
+    let mut play = Play::open(ProcessLifetime::AlwaysOn, |_| {}).await;
     let refused = initialize(&mut play).await;
     play.refuses(&refused, -32601).await;
     comes_up(&mut play, &json!({"tools": {}})).await;
@@ -253,7 +253,7 @@ async fn a_server_that_refuses_the_second_question_and_never_answers_the_first_h
 #[tokio::test(start_paused = true)]
 async fn a_configured_era_is_the_only_one_that_is_tried() {
     for (era, opening) in [(Era::Sessions, "initialize"), (Era::Stateless, "server/discover")] {
-        let mut play = Play::open(Keep::AlwaysOn, |policy| policy.session.protocol = Some(era)).await;
+        let mut play = Play::open(ProcessLifetime::AlwaysOn, |policy| policy.session.protocol = Some(era)).await;
         for _ in 0..2 {
             let asked = play.hears().await;
             assert_eq!(asked["method"], opening);
@@ -274,7 +274,8 @@ async fn an_answer_that_is_none_opens_nothing() {
         r#"{"supportedVersions":["2026-07-28"],"capabilities":{},"resultType":"input_required"}"#,
         r#"{"supportedVersions":["2027-01-01"],"capabilities":{}}"#,
     ] {
-        let mut play = Play::open(Keep::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
+        let mut play =
+            Play::open(ProcessLifetime::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
         let discover = play.hears().await;
         play.answers(&discover, answer).await;
         let view = play.runtime.wait_for(&play.id, |view| view.last_error.is_some()).await.unwrap();
@@ -283,7 +284,8 @@ async fn an_answer_that_is_none_opens_nothing() {
     }
     // Who it is it need not say, nor say well.
     for meta in ["null", "[1]", r#"{"io.modelcontextprotocol/serverInfo":7}"#] {
-        let mut play = Play::open(Keep::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
+        let mut play =
+            Play::open(ProcessLifetime::AlwaysOn, |policy| policy.session.protocol = Some(Era::Stateless)).await;
         let discover = play.hears().await;
         let answer = format!(r#"{{"supportedVersions":["2026-07-28"],"capabilities":{{}},"_meta":{meta}}}"#);
         play.answers(&discover, &answer).await;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::Part;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::RuntimePart;
+use mcp_satellite_actors::rpc::RpcMessage;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{Play, Told};
@@ -20,7 +20,7 @@ async fn a_flood_of_notifications_does_not_keep_the_server_from_being_read() {
     let mut play = Play::begin(|_| {}).await;
     // Both wait when the session looks at them.
     play.says(r#"{"jsonrpc":"2.0","id":"its-own","method":"ping"}"#).await;
-    let flood = Message::read(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#.to_owned().into()).unwrap();
+    let flood = RpcMessage::read(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#.to_owned().into()).unwrap();
     for _ in 0..500 {
         play.runtime.tell(&play.id, flood.clone()).unwrap();
     }
@@ -57,7 +57,7 @@ async fn the_audience_learns_of_the_end_of_a_run_that_panics_or_is_killed() {
     let mut play = Play::begin(|_| {}).await;
     play.says(ASKS).await;
     let Told::Asked(_, question) = play.told().await else { panic!("nobody is asked") };
-    play.runtime.panic(Part::Worker(play.id.clone()));
+    play.runtime.panic(RuntimePart::Worker(play.id.clone()));
     let told = play.told().await;
     assert!(matches!(told, Told::Ended), "{told:?}");
     drop(question);

@@ -10,10 +10,10 @@ mod support;
 
 use std::time::Duration;
 
-use mcp_satellite_actors::audience::{Cause, Origin};
-use mcp_satellite_actors::model::exit::{CallError, Fate};
-use mcp_satellite_actors::model::spec::Keep;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::audience::{CallOrigin, MessageCause};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
+use mcp_satellite_actors::model::spec::ProcessLifetime;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::json;
 
 use self::support::{Play, Told};
@@ -27,8 +27,8 @@ fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
 }
 
-fn origin(client: u64, call: u64) -> Origin {
-    Origin { client, call }
+fn origin(client: u64, call: u64) -> CallOrigin {
+    CallOrigin { client, call }
 }
 
 /// The same text with a client's id and token in place of ours.
@@ -42,7 +42,7 @@ async fn a_request_and_its_answer_are_the_same_at_both_ends_but_for_the_id_and_t
     let mut play = Play::begin(|_| {}).await;
     let relayed = play.relays(1, 7, CALL);
     let line = play.reads().await;
-    let ours = Message::read(line.clone().into()).unwrap().id().unwrap().parse().unwrap();
+    let ours = RpcMessage::read(line.clone().into()).unwrap().id().unwrap().parse().unwrap();
     assert_eq!(as_sent(&line, ours), CALL);
 
     // Progress goes by its token, which is the client's own on the other side.
@@ -93,10 +93,10 @@ async fn what_a_server_says_by_itself_is_heard_with_whom_it_can_only_mean() {
     let said = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1e400}}"#;
     let mut calls = Vec::new();
     for (call, cause) in [
-        (None, Cause::Nobody),
-        (Some((1, 1)), Cause::Call(origin(1, 1))),
-        (Some((1, 2)), Cause::Client(1)),
-        (Some((2, 3)), Cause::Several(2)),
+        (None, MessageCause::Nobody),
+        (Some((1, 1)), MessageCause::Call(origin(1, 1))),
+        (Some((1, 2)), MessageCause::Client(1)),
+        (Some((2, 3)), MessageCause::Several(2)),
     ] {
         if let Some((client, call)) = call {
             calls.push(play.relays(client, call, CALL));
@@ -117,9 +117,9 @@ async fn what_a_server_asks_is_answered_under_its_own_id_and_exactly_once() {
     let asked = r#"{"jsonrpc":"2.0","id":"q-1","method":"sampling/createMessage","params":{"x":1e400}}"#;
     play.says(asked).await;
     let Told::Asked(cause, question) = play.told().await else { panic!("nobody is asked") };
-    assert_eq!((cause, &**question.message().text()), (Cause::Call(origin(1, 7)), asked));
+    assert_eq!((cause, &**question.message().text()), (MessageCause::Call(origin(1, 7)), asked));
     question.answer(
-        Message::read(r#"{"jsonrpc":"2.0","id":3,"result":{"model":"m","n":1e400}}"#.to_owned().into()).unwrap(),
+        RpcMessage::read(r#"{"jsonrpc":"2.0","id":3,"result":{"model":"m","n":1e400}}"#.to_owned().into()).unwrap(),
     );
     assert_eq!(play.reads().await, r#"{"jsonrpc":"2.0","id":"q-1","result":{"model":"m","n":1e400}}"#);
 
@@ -155,7 +155,7 @@ async fn what_a_server_asks_is_answered_under_its_own_id_and_exactly_once() {
 async fn a_question_that_the_server_takes_back_is_withdrawn_and_its_answer_goes_nowhere() {
     let mut play = Play::begin(|_| {}).await;
     play.says(r#"{"jsonrpc":"2.0","id":"q","method":"elicitation/create"}"#).await;
-    let Told::Asked(Cause::Nobody, question) = play.told().await else { panic!("nobody is asked") };
+    let Told::Asked(MessageCause::Nobody, question) = play.told().await else { panic!("nobody is asked") };
     let taken_back = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"q","reason":"r"}}"#;
     play.says(taken_back).await;
     let Told::Withdrawn(number, text) = play.told().await else { panic!("it is not withdrawn") };
@@ -278,7 +278,7 @@ async fn a_call_is_told_once_whatever_becomes_of_it_and_not_at_length() {
 async fn a_notification_of_a_client_goes_on_as_it_is_and_starts_nothing() {
     let mut play = Play::begin(|_| {}).await;
     let said = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed","params":{"n":1e400}}"#;
-    play.runtime.tell(&play.id, Message::read(said.to_owned().into()).unwrap()).unwrap();
+    play.runtime.tell(&play.id, RpcMessage::read(said.to_owned().into()).unwrap()).unwrap();
     assert_eq!(play.reads().await, said);
     play.end().await;
 }
@@ -301,7 +301,7 @@ async fn a_call_waits_for_the_person_who_is_asked_on_its_behalf_up_to_the_cap() 
     play.says(r#"{"jsonrpc":"2.0","id":2,"method":"elicitation/create"}"#).await;
     let Told::Asked(_, question) = play.told().await else { panic!("nobody is asked") };
     let refused = relayed.answered().await;
-    assert_eq!(refused, Err(CallError::TimedOut { after: minutes(5), fate: Fate::TimedOut }));
+    assert_eq!(refused, Err(CallError::TimedOut { after: minutes(5), fate: CallFate::TimedOut }));
     drop(question);
     play.end().await;
 }
@@ -317,11 +317,11 @@ async fn each_call_of_the_client_that_is_asked_waits_and_no_call_of_another() {
         }
         play.says(&format!(r#"{{"jsonrpc":"2.0","id":{own},"method":"elicitation/create"}}"#)).await;
         let Told::Asked(cause, question) = play.told().await else { panic!("nobody is asked") };
-        assert_eq!(cause, if own == 1 { Cause::Call(origin(1, 10)) } else { Cause::Client(1) });
+        assert_eq!(cause, if own == 1 { MessageCause::Call(origin(1, 10)) } else { MessageCause::Client(1) });
         let other = play.relays_within(2, own, PLAIN, Some(minutes(1)));
         play.hears().await;
         let after = minutes(1);
-        assert_eq!(other.answered().await, Err(CallError::TimedOut { after, fate: Fate::TimedOut }));
+        assert_eq!(other.answered().await, Err(CallError::TimedOut { after, fate: CallFate::TimedOut }));
         assert_eq!(play.hears().await["method"], "notifications/cancelled");
         tokio::time::sleep(minutes(1)).await;
         question.decline(-1, "no");
@@ -338,14 +338,14 @@ async fn each_call_of_the_client_that_is_asked_waits_and_no_call_of_another() {
 async fn progress_gives_a_call_more_time_up_to_the_cap() {
     let mut play = Play::begin(|policy| policy.session.request_timeout_max = minutes(5)).await;
     let relayed = play.relays_within(1, 1, CALL, Some(minutes(1)));
-    let id = Message::read(play.reads().await.into()).unwrap().id().unwrap().to_owned();
+    let id = RpcMessage::read(play.reads().await.into()).unwrap().id().unwrap().to_owned();
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_secs(59)).await;
         let params = format!(r#"{{"progressToken":{id},"progress":1}}"#);
         play.says(&format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{params}}}"#)).await;
         assert!(matches!(play.told().await, Told::Progress(..)));
     }
-    assert_eq!(relayed.answered().await, Err(CallError::TimedOut { after: minutes(5), fate: Fate::TimedOut }));
+    assert_eq!(relayed.answered().await, Err(CallError::TimedOut { after: minutes(5), fate: CallFate::TimedOut }));
     play.end().await;
 }
 
@@ -378,7 +378,7 @@ async fn a_call_of_a_client_is_logged_with_what_it_gave_and_what_it_got() {
         ),
     ] {
         let relayed = play.relays(1, 1, call);
-        let request = Message::read(play.reads().await.into()).unwrap();
+        let request = RpcMessage::read(play.reads().await.into()).unwrap();
         let id = request.id().unwrap();
         play.says(&format!(r#"{{"jsonrpc":"2.0","id":{id},{answer}}}"#)).await;
         relayed.answered().await.unwrap();
@@ -398,7 +398,7 @@ async fn a_call_of_a_client_is_logged_with_what_it_gave_and_what_it_got() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_a_client_listens_to_is_not_put_to_sleep() {
-    let mut play = Play::begin_as(Keep::Listed, |_| {}).await;
+    let mut play = Play::begin_as(ProcessLifetime::Listed, |_| {}).await;
     let held = play.runtime.status(&play.id).unwrap().port.as_ref().unwrap().hold();
     tokio::time::sleep(minutes(60)).await;
     assert!(!play.runtime.status(&play.id).unwrap().dormant);

@@ -1,8 +1,8 @@
 //! Results that ask for input: the client of the call is asked, and the call is asked again with its answers.
 
-use mcp_satellite_actors::audience::{Cause, Origin, Question};
+use mcp_satellite_actors::audience::{CallOrigin, ClientQuestion, MessageCause};
 use mcp_satellite_actors::model::exit::CallError;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ fn wants(state: &str, requests: &str) -> String {
     format!(r#"{{"resultType":"input_required","requestState":{state},"inputRequests":{requests}}}"#)
 }
 
-async fn asked(play: &mut Play) -> Question {
+async fn asked(play: &mut Play) -> ClientQuestion {
     let Told::Asked(cause, question) = play.told().await else { panic!("nobody is asked") };
-    assert_eq!(cause, Cause::Call(Origin { client: 1, call: 7 }));
+    assert_eq!(cause, MessageCause::Call(CallOrigin { client: 1, call: 7 }));
     question
 }
 
-fn result(text: &str) -> Message {
-    Message::read(format!(r#"{{"jsonrpc":"2.0","id":0,"result":{text}}}"#).into()).unwrap()
+fn result(text: &str) -> RpcMessage {
+    RpcMessage::read(format!(r#"{{"jsonrpc":"2.0","id":0,"result":{text}}}"#).into()).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -94,7 +94,7 @@ async fn a_client_that_gives_no_input_gets_no_result_and_is_asked_nothing_else()
         play.answers(&first, &wants("\"s\"", &format!(r#"{{"a":{ELICIT},"b":{ELICIT}}}"#))).await;
         let (one, other) = (asked(&mut play).await, asked(&mut play).await);
         let (code, why) = if refuses {
-            one.answer(Message::read(error.into()).unwrap());
+            one.answer(RpcMessage::read(error.into()).unwrap());
             (-1, "the server asks for input, and gets none: the user is away")
         } else {
             drop(one);
@@ -168,7 +168,7 @@ async fn a_call_that_nobody_stands_behind_is_not_asked_for_input_by_a_server_tha
     let asked = play.hears().await;
     assert_eq!(asked["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"], json!({}));
     play.answers(&asked, &wants("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
-    let Told::Asked(Cause::Stranger, question) = play.told().await else { panic!("nobody is asked") };
+    let Told::Asked(MessageCause::Stranger, question) = play.told().await else { panic!("nobody is asked") };
     drop(question);
     let error = call.await.unwrap().unwrap_err();
     assert!(matches!(error, CallError::Server { code: -32603, .. }), "{error}");

@@ -9,19 +9,20 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
-use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
+use mcp_satellite_actors::audience::{Audience, CallOrigin, ClientQuestion, MessageCause, SessionSource};
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, Target};
+use mcp_satellite_actors::model::secret::SecretMask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::seam::{
-    Answer, Batch, Connector, EventSink, Line, Link, OpenError, Process, ProcessEnd, Unserved,
+    Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
+    UnsupportedLine,
 };
-use mcp_satellite_actors::{Options, Relay, RuntimeHandle, start};
+use mcp_satellite_actors::{ClientRelay, RuntimeHandle, RuntimeOptions, start};
 use serde_json::Value;
 use tokio::io::{
     AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadBuf, ReadHalf, WriteHalf, duplex,
@@ -37,9 +38,9 @@ const GIVE_UP: Duration = Duration::from_secs(3600);
 /// What the audience has been told.
 #[derive(Debug)]
 pub(crate) enum Told {
-    Heard(Cause, String),
-    Progress(Origin, String),
-    Asked(Cause, Question),
+    Heard(MessageCause, String),
+    Progress(CallOrigin, String),
+    Asked(MessageCause, ClientQuestion),
     Withdrawn(u64, String),
     Began,
     Ended,
@@ -55,27 +56,27 @@ impl Listener {
 }
 
 impl Audience for Listener {
-    fn heard(&self, _of: &Source, cause: Cause, message: Message) {
+    fn heard(&self, _of: &SessionSource, cause: MessageCause, message: RpcMessage) {
         self.write(Told::Heard(cause, message.text().to_string()));
     }
 
-    fn progress(&self, origin: Origin, message: Message) {
+    fn progress(&self, origin: CallOrigin, message: RpcMessage) {
         self.write(Told::Progress(origin, message.text().to_string()));
     }
 
-    fn asked(&self, _of: &Source, cause: Cause, question: Question) {
+    fn asked(&self, _of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
         self.write(Told::Asked(cause, question));
     }
 
-    fn withdrawn(&self, _of: &Source, question: u64, message: Message) {
+    fn withdrawn(&self, _of: &SessionSource, question: u64, message: RpcMessage) {
         self.write(Told::Withdrawn(question, message.text().to_string()));
     }
 
-    fn began(&self, _of: &Source) {
+    fn began(&self, _of: &SessionSource) {
         self.write(Told::Began);
     }
 
-    fn ended(&self, _of: &Source) {
+    fn ended(&self, _of: &SessionSource) {
         self.write(Told::Ended);
     }
 }
@@ -83,8 +84,8 @@ impl Audience for Listener {
 struct Nothing;
 
 impl EventSink for Nothing {
-    fn send(&self, _batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
-        async { Answer::Accepted }.boxed()
+    fn send(&self, _batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
+        async { SinkAnswer::Accepted }.boxed()
     }
 }
 
@@ -93,7 +94,7 @@ struct Played {
     told_to_end: bool,
 }
 
-impl Process for Played {
+impl ServerProcess for Played {
     fn pid(&self) -> Option<u32> {
         None
     }
@@ -142,20 +143,25 @@ struct Stage {
 }
 
 impl Connector for Stage {
-    fn open(&self, _spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, _spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let (ours, theirs) = duplex(1024 * 1024);
         // The test is over.
         let _ = self.opened.send(theirs);
         let (reader, writer) = split(ours);
         let reader = Stdout { reader, withheld_until: self.withheld_until.clone() };
         let process = Box::new(Played { told_to_end: false });
-        let link =
-            Link { reader: Box::new(reader), writer: Box::new(writer), stderr: None, process, guard: Box::new(()) };
+        let link = ProcessLink {
+            reader: Box::new(reader),
+            writer: Box::new(writer),
+            stderr: None,
+            process,
+            guard: Box::new(()),
+        };
         async { Ok(link) }.boxed()
     }
 
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
-        Box::new(Unserved::default())
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
+        Box::new(UnsupportedLine::default())
     }
 }
 
@@ -174,11 +180,11 @@ pub(crate) struct Play {
 impl Play {
     /// With a server that is online, and stays it.
     pub(crate) async fn begin(change: impl FnOnce(&mut Policy)) -> Self {
-        Self::begin_as(Keep::AlwaysOn, change).await
+        Self::begin_as(ProcessLifetime::AlwaysOn, change).await
     }
 
     /// With a server that is online.
-    pub(crate) async fn begin_as(keep: Keep, change: impl FnOnce(&mut Policy)) -> Self {
+    pub(crate) async fn begin_as(keep: ProcessLifetime, change: impl FnOnce(&mut Policy)) -> Self {
         let mut play = Self::open(keep, change).await;
         play.greets().await;
         let list = play.hears().await;
@@ -188,13 +194,13 @@ impl Play {
     }
 
     /// With a server that was started and was told nothing yet.
-    pub(crate) async fn open(keep: Keep, change: impl FnOnce(&mut Policy)) -> Self {
+    pub(crate) async fn open(keep: ProcessLifetime, change: impl FnOnce(&mut Policy)) -> Self {
         let (opens, mut opened) = mpsc::unbounded_channel();
         let withheld_until = WithheldUntil::default();
         let stage = Stage { opened: opens, withheld_until: withheld_until.clone() };
         let (listener, told) = mpsc::unbounded_channel();
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut options = Options::new(Arc::new(stage), Arc::new(Nothing), wall);
+        let mut options = RuntimeOptions::new(Arc::new(stage), Arc::new(Nothing), wall);
         options.audience = Arc::new(Listener(listener));
         let (runtime, join) = start(options).await.unwrap();
         let mut policy = Policy::default();
@@ -206,16 +212,16 @@ impl Play {
             server: "files".into(),
             team_slug: "acme".into(),
             user_slug: "alice".into(),
-            target: Target::Stdio { command: "files".to_owned(), cwd: None },
+            target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
             args: Vec::new(),
             env: BTreeMap::new(),
             headers: BTreeMap::new(),
             query: BTreeMap::new(),
             missing: Vec::new(),
             keep,
-            on_update: OnUpdate::default(),
+            on_update: UpdateMethod::default(),
             request_logging: true,
-            mask: Mask::new(["hush-hush"]),
+            mask: SecretMask::new(["hush-hush"]),
             policy: Arc::new(policy),
         };
         runtime.install(spec).await.unwrap();
@@ -336,10 +342,10 @@ impl Play {
         request: &str,
         limit: Option<Duration>,
     ) -> Relayed {
-        let message = Message::read(request.to_owned().into()).unwrap();
+        let message = RpcMessage::read(request.to_owned().into()).unwrap();
         let tool = (message.method() == Some("tools/call")).then(|| "work".to_owned());
-        let origin = Origin { client, call };
-        let relay = Relay { message, origin, repeatable: false, tool, era, client: None };
+        let origin = CallOrigin { client, call };
+        let relay = ClientRelay { message, origin, repeatable: false, tool, era, client: None };
         let (withdraw, withdrawn) = oneshot::channel();
         let (runtime, id) = (self.runtime.clone(), self.id.clone());
         let answer = tokio::spawn(async move { runtime.relay(&id, relay, limit, withdrawn).await });
@@ -354,8 +360,8 @@ impl Play {
 
 /// A request on its way, and the client's right to withdraw it.
 pub(crate) struct Relayed {
-    withdraw: Mutex<Option<oneshot::Sender<Message>>>,
-    pub(crate) answer: JoinHandle<Result<Option<Message>, CallError>>,
+    withdraw: Mutex<Option<oneshot::Sender<RpcMessage>>>,
+    pub(crate) answer: JoinHandle<Result<Option<RpcMessage>, CallError>>,
 }
 
 impl Relayed {
@@ -365,7 +371,7 @@ impl Relayed {
     }
 
     pub(crate) fn withdraw(&self, words: &str) {
-        let words = Message::read(words.to_owned().into()).unwrap();
+        let words = RpcMessage::read(words.to_owned().into()).unwrap();
         self.withdraw.lock().unwrap().take().unwrap().send(words).unwrap();
     }
 

@@ -1,6 +1,6 @@
 //! Who is let in, with what, and where credentials go.
 
-use mcp_satellite_actors::Installed;
+use mcp_satellite_actors::InstallOutcome;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
@@ -18,7 +18,7 @@ async fn other_credentials_are_used_at_once_and_nothing_is_connected_anew() {
 
     peer.manners(|manners| manners.lets_in = Some("Bearer second"));
     let changed = remote.header("authorization", "Bearer second").query("key", "second");
-    assert_eq!(instance.update(&changed).await, Installed::Updated);
+    assert_eq!(instance.update(&changed).await, InstallOutcome::Updated);
     instance.assert_callable().await;
     peer.seen(|seen| {
         let of = |record: &Record| (record.header("authorization").map(str::to_owned), record.query.clone());

@@ -3,7 +3,7 @@
 
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::{ControlError, Uninstalled};
+use mcp_satellite_actors::{ControlError, UninstallOutcome};
 
 use super::peer::{Deed, Peer, When};
 use super::support::{Fleet, Instance, Remote, soon};
@@ -126,7 +126,7 @@ async fn nothing_is_left_of_an_instance_that_is_removed_whatever_it_is_at() {
             let instance = bring(&fleet, &peer, legacy, at).await;
             let removed = soon("the removal", instance.runtime.uninstall(&instance.id)).await;
             let active = !matches!(at, At::Reconnecting | At::Reauth | At::Error | At::Stopped);
-            assert_eq!(removed, Ok(Uninstalled { active, dormant: false }), "{at:?}");
+            assert_eq!(removed, Ok(UninstallOutcome { active, dormant: false }), "{at:?}");
             assert!(instance.runtime.status(&instance.id).is_none(), "{at:?}");
             nothing_is_left(&peer, at).await;
             let story = instance.story().await;

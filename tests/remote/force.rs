@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::model::exit::Fate;
+use mcp_satellite_actors::model::exit::CallFate;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::{ControlError, Reconnected};
+use mcp_satellite_actors::{ControlError, ReconnectOutcome};
 
 use super::peer::{Deed, Peer, When};
 use super::support::{Fleet, Instance, Remote, soon};
 
-async fn reconnect(instance: &Instance) -> Reconnected {
+async fn reconnect(instance: &Instance) -> ReconnectOutcome {
     soon("the reconnect", instance.runtime.reconnect(&instance.id)).await.unwrap()
 }
 
-fn success() -> Reconnected {
-    Reconnected { success: true, status: Status::Online, status_message: None }
+fn success() -> ReconnectOutcome {
+    ReconnectOutcome { success: true, status: Status::Online, status_message: None }
 }
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn a_lost_instance_is_tried_at_once_and_says_what_came_of_it() {
 
     let failed = reconnect(&instance).await;
     let message = Some("Server unreachable: connection refused".to_owned());
-    assert_eq!(failed, Reconnected { success: false, status: Status::Offline, status_message: message });
+    assert_eq!(failed, ReconnectOutcome { success: false, status: Status::Offline, status_message: message });
     assert_eq!(instance.view().attempt, Some(1), "the backoff begins anew");
 
     peer.heal().await;
@@ -124,7 +124,7 @@ async fn a_call_in_flight_learns_its_fate() {
         reconnect(&instance).await
     };
     let (answer, forced) = tokio::join!(instance.call("sleep"), forced);
-    assert_eq!((answer.unwrap_err().fate(), forced), (Some(Fate::MaybeExecuted), success()));
+    assert_eq!((answer.unwrap_err().fate(), forced), (Some(CallFate::MaybeExecuted), success()));
     assert_eq!(peer.seen(|seen| seen.calls("sleep")), 1, "nothing is sent twice");
     fleet.finish(&[&peer]).await;
 }

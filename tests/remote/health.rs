@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::exit::CallError;
-use mcp_satellite_actors::model::policy::{HealthCheck, OnDegraded};
-use mcp_satellite_actors::model::remote::Health;
+use mcp_satellite_actors::model::policy::{DegradedAction, HealthCheck};
+use mcp_satellite_actors::model::remote::ServerHealth;
 use mcp_satellite_actors::model::status::Status;
 
 use super::GIVE_UP;
@@ -20,7 +20,7 @@ fn watched(remote: Remote, check: HealthCheck) -> Remote {
     })
 }
 
-async fn health(instance: &Instance, health: Health) {
+async fn health(instance: &Instance, health: ServerHealth) {
     instance.until(health.as_str(), |view| view.health == health).await;
 }
 
@@ -38,7 +38,7 @@ async fn a_server_is_pinged_over_both_transports() {
         let instance = fleet.online(watched(remote, HealthCheck::Ping)).await;
         let (before, pinged) = (instance.view().counters.last_check(), peer.seen(|seen| seen.rpc("ping")));
         peer.until("it was pinged", |seen| seen.rpc("ping") >= pinged + 3).await;
-        assert_eq!(instance.view().health, Health::Healthy);
+        assert_eq!(instance.view().health, ServerHealth::Healthy);
         assert!(instance.view().counters.last_check() > before);
         assert_eq!(peer.seen(|seen| seen.rpc("tools/list")), 1);
         assert_eq!(told(&instance).await, [""; 0]);
@@ -53,7 +53,7 @@ async fn a_server_that_knows_no_ping_is_asked_for_its_tools_and_pinged_no_more()
     let instance = fleet.online(watched(Remote::http(peer.url()), HealthCheck::Ping)).await;
     peer.until("it was asked for its tools", |seen| seen.rpc("tools/list") >= 5).await;
     assert_eq!(peer.seen(|seen| seen.rpc("ping")), 1);
-    assert_eq!((instance.view().health, told(&instance).await.len()), (Health::Healthy, 0));
+    assert_eq!((instance.view().health, told(&instance).await.len()), (ServerHealth::Healthy, 0));
     fleet.finish(&[&peer]).await;
 }
 
@@ -97,14 +97,14 @@ async fn a_server_that_cannot_list_its_tools_is_not_well_and_an_error_for_a_call
         for method in ["ping", "tools/list"] {
             peer.on(When::rpc(method), Deed::RpcError { code: -32603, message: "the database is away" });
         }
-        health(&instance, Health::Degraded).await;
+        health(&instance, ServerHealth::Degraded).await;
         assert_eq!(told(&instance).await, ["degraded (3: server error -32603: the database is away)"]);
         peer.on_next(1, When::tool("echo"), Deed::RpcError { code: -32603, message: "no" });
         assert!(matches!(instance.call("echo").await, Err(CallError::Server { .. })));
-        assert_eq!(instance.view().health, Health::Degraded);
+        assert_eq!(instance.view().health, ServerHealth::Degraded);
         assert_eq!(told(&instance).await.len(), 1);
         instance.assert_callable().await;
-        health(&instance, Health::Healthy).await;
+        health(&instance, ServerHealth::Healthy).await;
         fleet.finish(&[&peer]).await;
     }
 }
@@ -121,10 +121,10 @@ async fn a_page_is_asked_for_with_the_credentials_and_a_bad_one_is_degraded_unti
         assert_eq!(record.session, None, "it is no part of the session");
     });
     peer.on(When::path("/health"), Deed::status(503));
-    health(&instance, Health::Degraded).await;
+    health(&instance, ServerHealth::Degraded).await;
     assert_eq!(instance.view().status, Status::Online, "it is told, and nothing else");
     peer.heal().await;
-    health(&instance, Health::Healthy).await;
+    health(&instance, ServerHealth::Healthy).await;
     let told = told(&instance).await;
     assert_eq!(told.len(), 2);
     assert_eq!(told[0], "degraded (3: the server failed (HTTP 503))");
@@ -138,11 +138,11 @@ async fn a_call_that_succeeds_restores_what_checks_had_found_degraded() {
     let (fleet, peer) = (Fleet::start().await, Peer::start().await);
     let instance = fleet.online(watched(Remote::http(peer.url()), HealthCheck::Ping)).await;
     peer.on(When::rpc("ping"), Deed::status(500));
-    health(&instance, Health::Degraded).await;
+    health(&instance, ServerHealth::Degraded).await;
     assert!(instance.runtime.tools(&instance.id).is_some(), "it offers its tools all the same");
     // The next checks fail as well; that is told again after three of them, not before.
     instance.assert_callable().await;
-    health(&instance, Health::Healthy).await;
+    health(&instance, ServerHealth::Healthy).await;
     let told = told(&instance).await;
     assert_eq!(told[0], "degraded (3: the server failed (HTTP 500))");
     assert!(told[1].starts_with("restored ("), "{told:?}");
@@ -155,7 +155,7 @@ async fn a_check_that_is_not_answered_in_time_has_failed() {
     let remote = watched(Remote::http(peer.url()), HealthCheck::Ping);
     let instance = fleet.online(remote.policy(|policy| policy.health.timeout = Duration::from_millis(50))).await;
     peer.on(When::rpc("ping"), Deed::Silence);
-    health(&instance, Health::Degraded).await;
+    health(&instance, ServerHealth::Degraded).await;
     assert_eq!(told(&instance).await, ["degraded (3: no answer within 0.05 s)"]);
     instance.assert_callable().await;
     fleet.finish(&[&peer]).await;
@@ -205,7 +205,7 @@ async fn what_is_wrong_with_one_callers_request_ends_nobodys_session_but_a_sessi
 async fn a_half_open_connection_is_found_out_by_checks_and_made_anew_where_that_is_wanted() {
     let (fleet, peer) = (Fleet::start().await, Peer::start().await);
     let remote = watched(Remote::http(peer.url()), HealthCheck::Ping).persistent().policy(|policy| {
-        policy.health.on_degraded = OnDegraded::Reconnect;
+        policy.health.on_degraded = DegradedAction::Reconnect;
         policy.health.timeout = Duration::from_millis(100);
         policy.remote.header_timeout = Duration::from_millis(500);
     });
@@ -231,7 +231,7 @@ async fn nobody_asks_how_it_is_while_it_is_not_connected() {
     peer.until("it was pinged", |seen| seen.rpc("ping") >= 1).await;
     peer.close().await;
     instance.status(Status::Offline).await;
-    assert_eq!(instance.view().health, Health::Unknown);
+    assert_eq!(instance.view().health, ServerHealth::Unknown);
     let since = peer.seen(|seen| seen.requests.len());
     peer.on(When::rpc("initialize"), Deed::status(503));
     peer.open().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::model::catalogue::{Catalogue, Entry, List};
+use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueEntry, ListKind};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
@@ -30,7 +30,7 @@ async fn resources_templates_and_prompts_are_listed_beside_the_tools_over_both_t
         let remote = if legacy { Remote::sse(peer.sse_url()) } else { Remote::http(peer.url()) };
         let instance = fleet.online(remote).await;
         let view = instance.view();
-        let keys = |entries: &[Entry]| entries.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>();
+        let keys = |entries: &[CatalogueEntry]| entries.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>();
         let Catalogue { resources, resource_templates, prompts, .. } = catalogue(&view);
         assert_eq!(tools(&view), ["echo", "read", "sleep"]);
         assert_eq!(keys(resources), ["peer://one"]);
@@ -134,7 +134,7 @@ async fn a_list_beside_the_tools_that_cannot_be_read_is_read_again_until_it_can_
     let (fleet, peer) = (Fleet::start().await, Peer::start().await);
     peer.on_next(3, When::rpc("resources/list"), Deed::RpcError { code: -32603, message: "the database is away" });
     let instance = fleet.online(Remote::http(peer.url()).persistent()).await;
-    assert_eq!(catalogue(&instance.view()).unread, [List::Resources]);
+    assert_eq!(catalogue(&instance.view()).unread, [ListKind::Resources]);
     let is_whole = |view: &InstanceView| view.catalogue.as_ref().is_some_and(|known| known.resources.len() == 1);
     let view = instance.until("offering its resources", is_whole).await;
     assert_eq!((view.status, catalogue(&view).unread.len()), (Status::Online, 0));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
 
@@ -63,7 +63,7 @@ async fn callers_of_a_lost_instance_share_one_attempt_and_what_comes_of_it() {
     let (answers, ()) = tokio::join!(join_all((0..CALLERS).map(|_| instance.call("echo"))), all_wait);
     for answer in answers {
         let Err(error @ CallError::Reconnecting { next_retry_ms: Some(_), .. }) = answer else { panic!("{answer:?}") };
-        assert_eq!(error.fate(), Some(Fate::NotSent));
+        assert_eq!(error.fate(), Some(CallFate::NotSent));
     }
     assert_eq!(peer.seen(|seen| seen.rpc("initialize")), 2, "one attempt for all of them");
     let still = instance.until("waiting", |view| view.attempt.is_some()).await;

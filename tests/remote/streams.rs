@@ -77,7 +77,7 @@ async fn a_call_in_flight_when_its_server_dies_learns_its_fate_and_one_that_only
         peer.close().await;
     };
     let (answer, ()) = tokio::join!(instance.call("sleep"), dies);
-    assert_eq!(answer.unwrap_err().fate(), Some(mcp_satellite_actors::model::exit::Fate::MaybeExecuted));
+    assert_eq!(answer.unwrap_err().fate(), Some(mcp_satellite_actors::model::exit::CallFate::MaybeExecuted));
     peer.heal().await;
     instance.assert_callable().await;
     peer.seen(|seen| assert_eq!(seen.calls("sleep"), 1, "nothing is sent twice"));

@@ -12,14 +12,15 @@ use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{
-    InstanceConfig, InstanceSpec, Keep, Layer, OnUpdate, RemoteTransport, Target, Value as Configured,
+    ConfigTier, ConfigValue as Configured, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport,
+    ServerTarget, UpdateMethod,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
-use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, start};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::{InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport, start};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -35,9 +36,9 @@ pub(crate) const NEVER: Duration = Duration::from_secs(30 * 60);
 struct Memory(Arc<Mutex<Vec<Envelope>>>);
 
 impl EventSink for Memory {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.lock().unwrap().extend(batch.events.iter().cloned());
-        Box::pin(async { Answer::Accepted })
+        Box::pin(async { SinkAnswer::Accepted })
     }
 }
 
@@ -54,7 +55,7 @@ impl Fleet {
         // Timestamps are compared, so the clock must not be set meanwhile.
         let (wall, since) = (Timestamp::now(), Instant::now());
         let wall = Arc::new(move || wall + since.elapsed());
-        let mut options = Options::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(told.clone()), wall);
+        let mut options = RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(told.clone()), wall);
         options.batch =
             BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
         let (runtime, join) = start(options).await.unwrap();
@@ -65,7 +66,7 @@ impl Fleet {
     pub(crate) async fn install(&self, remote: Remote) -> Instance {
         let spec = remote.spec();
         let id = spec.id.clone();
-        assert_eq!(self.runtime.install(spec).await.unwrap(), Installed::New);
+        assert_eq!(self.runtime.install(spec).await.unwrap(), InstallOutcome::New);
         Instance { runtime: self.runtime.clone(), told: self.told.clone(), id }
     }
 
@@ -87,7 +88,7 @@ impl Fleet {
     /// The same with peers that do not see at once when somebody gives up: for them two attempts seem to overlap.
     pub(crate) async fn finish_untidily(self, peers: &[&Peer]) {
         let farewell = soon("the shutdown", self.runtime.shutdown()).await;
-        assert_eq!(farewell, Farewell { events_lost: 0, in_time: true });
+        assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
         soon("the runtime's end", self.join).await.unwrap();
         for peer in peers {
             peer.until("nobody is connected any more", |seen| seen.connections == 0).await;
@@ -134,13 +135,13 @@ impl Remote {
             user_slug: "alice".into(),
             installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
             server: "peer".into(),
-            target: Target::Remote { transport, url, health_url: None },
-            server_layer: Layer::default(),
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            target: ServerTarget::Remote { transport, url, health_url: None },
+            server_layer: ConfigTier::default(),
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: Keep::default(),
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::default(),
+            on_update: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::new(policy),
         };
@@ -171,7 +172,7 @@ impl Remote {
     }
 
     pub(crate) fn health_url(mut self, address: String) -> Self {
-        if let Target::Remote { health_url, .. } = &mut self.config.target {
+        if let ServerTarget::Remote { health_url, .. } = &mut self.config.target {
             *health_url = Some(address);
         }
         self
@@ -211,7 +212,7 @@ impl Instance {
     /// Waits until it is online with a session that takes calls.
     pub(crate) async fn online(&self) -> Arc<InstanceView> {
         let is_online = |view: &InstanceView| {
-            view.status == Status::Online && view.port.is_some() && view.connection == Some(Connection::Connected)
+            view.status == Status::Online && view.port.is_some() && view.connection == Some(ConnectionState::Connected)
         };
         self.until("online", is_online).await
     }
@@ -237,7 +238,7 @@ impl Instance {
     }
 
     /// Gives it this configuration.
-    pub(crate) async fn update(&self, remote: &Remote) -> Installed {
+    pub(crate) async fn update(&self, remote: &Remote) -> InstallOutcome {
         self.runtime.update(remote.spec()).await.unwrap()
     }
 

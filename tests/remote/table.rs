@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
@@ -431,11 +431,11 @@ fn answered(answer: &Result<Value, CallError>) -> String {
     }
 }
 
-fn fate_name(fate: Fate) -> &'static str {
+fn fate_name(fate: CallFate) -> &'static str {
     match fate {
-        Fate::NotSent => "not_sent",
-        Fate::MaybeExecuted => "maybe_executed",
-        Fate::TimedOut => "timed_out",
+        CallFate::NotSent => "not_sent",
+        CallFate::MaybeExecuted => "maybe_executed",
+        CallFate::TimedOut => "timed_out",
     }
 }
 

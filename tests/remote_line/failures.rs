@@ -3,10 +3,10 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, Target};
-use mcp_satellite_actors::seam::Outgoing;
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::model::secret::SecretMask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, ServerTarget};
+use mcp_satellite_actors::seam::LineOutput;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::peer::Peer;
@@ -18,15 +18,15 @@ const SECRET: &str = "sk-do-not-show-this";
 fn secretive(mut spec: InstanceSpec) -> InstanceSpec {
     spec.headers = [("Authorization".to_owned(), format!("Bearer {SECRET}").into())].into();
     spec.query = [("key".to_owned(), SECRET.into())].into();
-    spec.mask = Mask::new([SECRET]);
-    if let Target::Remote { url, .. } = &mut spec.target {
+    spec.mask = SecretMask::new([SECRET]);
+    if let ServerTarget::Remote { url, .. } = &mut spec.target {
         *url = url.replace("://", &format!("://user:{SECRET}@"));
     }
     spec
 }
 
 /// How a request fails by which nobody is reached, or nobody who speaks.
-async fn failure(spec: InstanceSpec) -> Failure {
+async fn failure(spec: InstanceSpec) -> ExchangeFailure {
     let mut line = Dialed::new(secretive(spec));
     line.request(1, "initialize");
     let failure = line.failed(1).await;
@@ -42,7 +42,7 @@ fn at(url: &str) -> InstanceSpec {
 async fn a_name_that_cannot_be_resolved_is_told_from_a_server_that_is_not_there() {
     // The resolver refuses a label of 64 characters without asking anybody.
     let unknown = format!("http://{}.invalid/mcp", "x".repeat(64));
-    assert_eq!(failure(at(&unknown)).await, Failure::unsent(FailureKind::Dns));
+    assert_eq!(failure(at(&unknown)).await, ExchangeFailure::unsent(FailureKind::Dns));
     let peer = Peer::new().await;
     let url = peer.url("/mcp");
     drop(peer);
@@ -55,7 +55,7 @@ async fn a_name_that_cannot_be_resolved_is_told_from_a_server_that_is_not_there(
             break failure;
         }
     };
-    assert_eq!(refused, Failure::unsent(FailureKind::Refused));
+    assert_eq!(refused, ExchangeFailure::unsent(FailureKind::Refused));
     assert_eq!(failure(at(&url.replace("127.0.0.1", "localhost"))).await, refused);
 }
 
@@ -72,7 +72,7 @@ async fn a_server_that_takes_no_connection_in_time_was_sent_nothing() {
     }
     for limit in [50, 250].map(Duration::from_millis) {
         let spec = policy(at(&format!("http://{address}/mcp")), |policy| policy.remote.connect_timeout = limit);
-        assert_eq!(failure(spec).await, Failure::unsent(FailureKind::ConnectTimeout(limit)));
+        assert_eq!(failure(spec).await, ExchangeFailure::unsent(FailureKind::ConnectTimeout(limit)));
     }
 }
 
@@ -114,9 +114,9 @@ async fn an_answer_that_does_not_begin_in_time_may_have_been_carried_out() {
     let mut line = Dialed::new(http(&peer));
     let limit = Duration::from_millis(50);
     let body = "{}".into();
-    line.send(Outgoing::Request { id: 1, body, header_timeout: Some(limit), routing: None });
+    line.send(LineOutput::Request { id: 1, body, header_timeout: Some(limit), routing: None });
     let asked = line.asks(&mut peer).await;
-    assert_eq!(line.failed(1).await, Failure::sent(FailureKind::HeaderTimeout(limit)));
+    assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::HeaderTimeout(limit)));
     line.during(asked.closed()).await;
 }
 
@@ -127,7 +127,7 @@ async fn an_answer_that_breaks_off_is_told() {
     line.request(1, "initialize");
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"jsonrpc\":";
     drop(line.asks(&mut peer).await.say(head).await);
-    assert_eq!(line.failed(1).await, Failure::sent(FailureKind::Cut));
+    assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::Cut));
 }
 
 /// How an answer to a request fails.
@@ -229,7 +229,7 @@ async fn what_an_answer_means_is_told_by_its_status_and_body() {
     for session in [None, Some("s-1")] {
         let mut peer = Peer::new().await;
         let mut spec = http(&peer);
-        spec.mask = Mask::new([SECRET, "Hush-Hush-Token"]);
+        spec.mask = SecretMask::new([SECRET, "Hush-Hush-Token"]);
         let mut line = Dialed::new(spec);
         line.greet(&mut peer, session).await.answer(405, &[], "").await;
         for (id, Refusal { status, headers, body, kinds: [without, within] }) in (1..).zip(refusals()) {
@@ -238,13 +238,13 @@ async fn what_an_answer_means_is_told_by_its_status_and_body() {
             let failure = loop {
                 // What came instead of an answer is for the session to count.
                 match line.next().await {
-                    mcp_satellite_actors::seam::Incoming::Message { .. } => {}
-                    mcp_satellite_actors::seam::Incoming::Failed { failure, .. } => break failure,
+                    mcp_satellite_actors::seam::LineEvent::Message { .. } => {}
+                    mcp_satellite_actors::seam::LineEvent::Failed { failure, .. } => break failure,
                     other => panic!("{other:?}"),
                 }
             };
             let kind = if session.is_some() { within } else { without };
-            assert_eq!(failure, Failure::sent(kind), "{status} {headers:?} {body}");
+            assert_eq!(failure, ExchangeFailure::sent(kind), "{status} {headers:?} {body}");
         }
     }
 }
@@ -272,7 +272,7 @@ async fn the_name_of_a_session_that_is_part_of_a_secret_does_not_uncover_it() {
     ] {
         let mut peer = Peer::new().await;
         let mut spec = http(&peer);
-        spec.mask = Mask::new([SECRET, "sk-1abc"]);
+        spec.mask = SecretMask::new([SECRET, "sk-1abc"]);
         let mut line = Dialed::new(spec);
         line.greet(&mut peer, Some(session)).await.answer(405, &[], "").await;
         for (id, secret) in (1..).zip([SECRET, "sk-1abc"]) {
@@ -280,7 +280,7 @@ async fn the_name_of_a_session_that_is_part_of_a_secret_does_not_uncover_it() {
             let error = format!(r#"{{"error":{{"message":"{secret} in session {session}"}}}}"#);
             line.asks(&mut peer).await.answer(422, JSON, &error).await;
             let said = Some(told.to_owned());
-            assert_eq!(line.failed(id).await, Failure::sent(FailureKind::Status { status: 422, said }));
+            assert_eq!(line.failed(id).await, ExchangeFailure::sent(FailureKind::Status { status: 422, said }));
         }
     }
 }
@@ -297,7 +297,7 @@ async fn a_redirect_to_the_configured_path_does_not_show_what_may_be_a_credentia
         line.request(id, "initialize");
         line.asks(&mut peer).await.answer(308, &[("location", location)], "").await;
         let to = Some(shown.to_owned());
-        assert_eq!(line.failed(id).await, Failure::sent(FailureKind::Redirected { status: 308, to }));
+        assert_eq!(line.failed(id).await, ExchangeFailure::sent(FailureKind::Redirected { status: 308, to }));
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::seam::{Incoming, Outgoing};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::seam::{LineEvent, LineOutput};
 
 use super::peer::{Asked, Peer, Saying};
 use super::support::{Dialed, VERSION, policy, sse};
@@ -65,7 +65,7 @@ async fn messages_are_posted_to_where_the_server_says_and_answered_on_its_stream
     assert_eq!(asked.header("mcp-protocol-version"), Some(VERSION));
     asked.accepted().await;
     spec.headers = [("Authorization".to_owned(), "Bearer two".into())].into();
-    line.send(Outgoing::Credentials(Arc::new(spec)));
+    line.send(LineOutput::Credentials(Arc::new(spec)));
     line.request(3, "tools/list");
     assert_eq!(line.asks(&mut peer).await.header("authorization"), Some("Bearer two"));
 }
@@ -97,7 +97,7 @@ async fn an_endpoint_may_be_named_in_several_ways_but_only_at_home() {
         line.request(1, "initialize");
         let mut stream = line.asks(&mut peer).await.stream(&[]).await;
         stream.chunk(&format!("event: endpoint\ndata: {endpoint}\n\n")).await;
-        assert_eq!(line.failed(1).await, Failure::unsent(FailureKind::ForeignEndpoint { origin }));
+        assert_eq!(line.failed(1).await, ExchangeFailure::unsent(FailureKind::ForeignEndpoint { origin }));
         line.during(stream.closed()).await;
     }
     assert_eq!(other.connections_ever(), 0);
@@ -127,15 +127,15 @@ async fn a_stream_that_cannot_be_opened_fails_what_waits_for_it_and_is_tried_aga
         line.request(1, "initialize");
         line.request(2, "ping");
         line.asks(&mut peer).await.answer(status, headers, "").await;
-        assert_eq!(line.failed(1).await, Failure::unsent(kind.clone()), "{status}");
-        assert_eq!(line.failed(2).await, Failure::unsent(kind), "{status}");
+        assert_eq!(line.failed(1).await, ExchangeFailure::unsent(kind.clone()), "{status}");
+        assert_eq!(line.failed(2).await, ExchangeFailure::unsent(kind), "{status}");
     }
     line.request(1, "initialize");
     line.asks(&mut peer).await.stream(&[]).await.end().await;
-    assert_eq!(line.failed(1).await, Failure::unsent(closed()));
+    assert_eq!(line.failed(1).await, ExchangeFailure::unsent(closed()));
     peer.die().await;
     line.request(1, "initialize");
-    assert_eq!(line.failed(1).await, Failure::unsent(FailureKind::Refused));
+    assert_eq!(line.failed(1).await, ExchangeFailure::unsent(FailureKind::Refused));
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn a_server_that_does_not_say_where_to_post_is_not_waited_for_without_end(
     let mut line = Dialed::new(policy(sse(&peer), |policy| policy.remote.header_timeout = limit));
     line.request(1, "initialize");
     let stream = line.asks(&mut peer).await.stream(&[]).await;
-    assert_eq!(line.failed(1).await, Failure::unsent(FailureKind::HeaderTimeout(limit)));
+    assert_eq!(line.failed(1).await, ExchangeFailure::unsent(FailureKind::HeaderTimeout(limit)));
     line.during(stream.closed()).await;
 }
 
@@ -199,7 +199,7 @@ async fn a_post_that_is_refused_fails_its_request() {
     let mut line = Dialed::new(sse(&peer));
     let (mut stream, asked) = opened(&mut line, &mut peer, "/m?s=1").await;
     asked.answer(404, &[], "no such session").await;
-    assert_eq!(line.failed(1).await, Failure::sent(FailureKind::expired(404)));
+    assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::expired(404)));
     line.request(2, "tools/call");
     line.asks(&mut peer).await.answer(503, &[], "").await;
     assert!(matches!(line.failed(2).await.kind, FailureKind::ServerError { status: 503, .. }));
@@ -219,13 +219,13 @@ async fn an_abandoned_request_is_not_sent_and_the_end_is_told_at_once() {
     let mut line = Dialed::new(sse(&peer));
     line.request(1, "initialize");
     line.request(2, "ping");
-    line.send(Outgoing::Abandon { id: 1 });
+    line.send(LineOutput::Abandon { id: 1 });
     let mut stream = line.asks(&mut peer).await.stream(&[]).await;
     stream.chunk("event: endpoint\ndata: /m\n\n").await;
     let asked = line.asks(&mut peer).await;
     assert_eq!(asked.says("method"), "ping");
-    line.send(Outgoing::Close);
-    assert!(matches!(line.next().await, Incoming::Closed));
+    line.send(LineOutput::Close);
+    assert!(matches!(line.next().await, LineEvent::Closed));
     stream.closed().await;
     asked.closed().await;
 }

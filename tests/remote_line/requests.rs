@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::spec::Target;
-use mcp_satellite_actors::seam::{Incoming, Outgoing};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::model::spec::ServerTarget;
+use mcp_satellite_actors::seam::{LineEvent, LineOutput};
 
 use super::peer::Peer;
 use super::support::{Dialed, VERSION, http, policy};
@@ -51,7 +51,7 @@ async fn nothing_overtakes_the_word_that_the_handshake_is_done() {
     line.request(1, "tools/list");
     line.request(2, "prompts/list");
     line.notify("notifications/roots/list_changed");
-    line.send(Outgoing::Abandon { id: 2 });
+    line.send(LineOutput::Abandon { id: 2 });
     let initialized = line.asks(&mut peer).await;
     assert_eq!(initialized.says("method"), "notifications/initialized");
     line.is_silent().await;
@@ -94,7 +94,7 @@ async fn a_server_that_may_speak_the_older_transport_is_said_to() {
         line.asks(&mut peer).await.answer(status, &[], "").await;
         let hint = "if it speaks the older HTTP+SSE: transport = \"sse\"";
         let told = FailureKind::Handshake(format!("{why}; {hint}"));
-        assert_eq!(line.failed(0).await, Failure::sent(told));
+        assert_eq!(line.failed(0).await, ExchangeFailure::sent(told));
     }
     line.request(0, "initialize");
     line.asks(&mut peer).await.answer(418, &[], "").await;
@@ -182,10 +182,10 @@ async fn a_stream_that_breaks_off_without_a_way_back_is_a_failure() {
     stream.chunk("data: {\"jsonrpc\":\"2.0\",\"method\":\"one\"}\n\n").await;
     drop(stream);
     assert_eq!(line.message().await["method"], "one");
-    assert_eq!(line.failed(1).await, Failure::sent(FailureKind::Cut));
+    assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::Cut));
     line.request(2, "tools/call");
     line.asks(&mut peer).await.stream(&[]).await.end().await;
-    assert_eq!(line.failed(2).await, Failure::sent(FailureKind::Cut));
+    assert_eq!(line.failed(2).await, ExchangeFailure::sent(FailureKind::Cut));
 }
 
 #[tokio::test]
@@ -205,7 +205,8 @@ async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it(
         stream.end().await;
         line.asks(&mut peer).await.answer(status, headers, "").await;
         // A refusal of the continuation does not mean that the request was not carried out.
-        let expected = if kind == FailureKind::Cut { Failure::sent(kind) } else { Failure::answering(kind) };
+        let expected =
+            if kind == FailureKind::Cut { ExchangeFailure::sent(kind) } else { ExchangeFailure::answering(kind) };
         assert_eq!(line.failed(1).await, expected, "{status}");
     }
     let mut peer = Peer::new().await;
@@ -215,7 +216,7 @@ async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it(
     stream.chunk("id: 1\n\n").await;
     peer.die().await;
     drop(stream);
-    assert_eq!(line.failed(1).await, Failure::answering(FailureKind::Refused), "the request itself was sent");
+    assert_eq!(line.failed(1).await, ExchangeFailure::answering(FailureKind::Refused), "the request itself was sent");
 }
 
 #[tokio::test]
@@ -223,7 +224,7 @@ async fn a_message_over_the_limit_ends_its_exchange() {
     let mut peer = Peer::new().await;
     let mut line = Dialed::new(policy(http(&peer), |policy| policy.session.line_max = 100));
     line.greet(&mut peer, None).await.answer(405, &[], "").await;
-    let too_long = Failure::sent(FailureKind::TooLong(100));
+    let too_long = ExchangeFailure::sent(FailureKind::TooLong(100));
     let long = format!(r#"{{"jsonrpc":"2.0","id":1,"result":"{}"}}"#, "x".repeat(100));
 
     line.request(1, "tools/call");
@@ -253,8 +254,8 @@ async fn an_abandoned_request_is_dropped_with_its_connection() {
     let unanswered = line.asks(&mut peer).await;
     line.request(2, "tools/call");
     let streaming = line.asks(&mut peer).await.stream(&[]).await;
-    line.send(Outgoing::Abandon { id: 1 });
-    line.send(Outgoing::Abandon { id: 2 });
+    line.send(LineOutput::Abandon { id: 1 });
+    line.send(LineOutput::Abandon { id: 2 });
     line.during(unanswered.closed()).await;
     line.during(streaming.closed()).await;
     line.is_silent().await;
@@ -271,7 +272,7 @@ async fn a_request_that_failed_is_not_repeated_by_the_line_and_sent_again_under_
     assert!(!peer.was_asked(), "it was repeated, which is not the line's to decide");
     line.request(2, "tools/call");
     let again = line.asks(&mut peer).await;
-    line.send(Outgoing::Abandon { id: 2 });
+    line.send(LineOutput::Abandon { id: 2 });
     line.during(again.closed()).await;
 }
 
@@ -310,7 +311,7 @@ async fn headers_and_parameters_of_the_instance_go_with_everything_and_can_be_ch
 
     spec.headers = [("Authorization".to_owned(), "Bearer two".into()), ("X-More".to_owned(), "1".into())].into();
     spec.query = [("key".to_owned(), "new".into())].into();
-    line.send(Outgoing::Credentials(Arc::new(spec)));
+    line.send(LineOutput::Credentials(Arc::new(spec)));
     line.request(1, "tools/call");
     let asked = line.asks(&mut peer).await;
     assert_eq!(asked.line(), "POST /mcp?key=new");
@@ -329,29 +330,29 @@ async fn headers_and_parameters_of_the_instance_go_with_everything_and_can_be_ch
 async fn a_probe_is_a_get_of_the_health_url_with_the_credentials_and_no_part_of_the_session() {
     let mut peer = Peer::new().await;
     let mut spec = http(&peer);
-    if let Target::Remote { health_url, .. } = &mut spec.target {
+    if let ServerTarget::Remote { health_url, .. } = &mut spec.target {
         *health_url = Some(peer.url("/health"));
     }
     spec.headers = [("X-Key".to_owned(), "k".into())].into();
     spec.query = [("q".to_owned(), "1".into())].into();
     let mut line = Dialed::new(spec);
-    line.send(Outgoing::Probe { id: 5 });
+    line.send(LineOutput::Probe { id: 5 });
     let asked = line.asks(&mut peer).await;
     assert_eq!(asked.line(), "GET /health?q=1");
     assert_eq!((asked.header("x-key"), asked.header("cache-control")), (Some("k"), Some("no-cache")));
     assert_eq!(asked.header("mcp-session-id"), None);
     asked.answer(204, &[], "").await;
-    assert!(matches!(line.next().await, Incoming::Probed { id: 5 }));
-    line.send(Outgoing::Probe { id: 6 });
+    assert!(matches!(line.next().await, LineEvent::Probed { id: 5 }));
+    line.send(LineOutput::Probe { id: 6 });
     line.asks(&mut peer).await.answer(503, &[("retry-after", "1")], "").await;
     assert!(matches!(line.failed(6).await.kind, FailureKind::ServerError { status: 503, .. }));
-    line.send(Outgoing::Probe { id: 7 });
+    line.send(LineOutput::Probe { id: 7 });
     let asked = line.asks(&mut peer).await;
-    line.send(Outgoing::Abandon { id: 7 });
+    line.send(LineOutput::Abandon { id: 7 });
     line.during(asked.closed()).await;
 
     let mut line = Dialed::new(http(&peer));
-    line.send(Outgoing::Probe { id: 8 });
+    line.send(LineOutput::Probe { id: 8 });
     assert!(matches!(line.failed(8).await.kind, FailureKind::BadAddress(_)), "there is no health_url");
 }
 
@@ -362,7 +363,7 @@ async fn a_session_that_has_a_name_is_ended_at_the_server() {
     let stream = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
     line.request(1, "tools/call");
     let unanswered = line.asks(&mut peer).await;
-    line.send(Outgoing::Close);
+    line.send(LineOutput::Close);
     let asked = line.asks(&mut peer).await;
     assert_eq!(asked.line(), "DELETE /mcp");
     assert_eq!(asked.header("mcp-session-id"), Some("s-1"));
@@ -371,13 +372,13 @@ async fn a_session_that_has_a_name_is_ended_at_the_server() {
     unanswered.closed().await;
     line.request(2, "tools/call");
     asked.answer(405, &[], "").await;
-    assert!(matches!(line.next().await, Incoming::Closed));
+    assert!(matches!(line.next().await, LineEvent::Closed));
     assert!(!peer.was_asked(), "nothing is sent after the end");
 
     let mut line = Dialed::new(http(&peer));
     line.greet(&mut peer, None).await.answer(405, &[], "").await;
-    line.send(Outgoing::Close);
-    assert!(matches!(line.next().await, Incoming::Closed), "there is nothing to end");
+    line.send(LineOutput::Close);
+    assert!(matches!(line.next().await, LineEvent::Closed), "there is nothing to end");
     assert!(!peer.was_asked());
 }
 
@@ -387,9 +388,9 @@ async fn a_server_that_does_not_confirm_the_end_is_not_waited_for() {
     let close_timeout = std::time::Duration::from_millis(100);
     let mut line = Dialed::new(policy(http(&peer), |policy| policy.remote.close_timeout = close_timeout));
     line.greet(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
-    line.send(Outgoing::Close);
+    line.send(LineOutput::Close);
     let asked = line.asks(&mut peer).await;
-    assert!(matches!(line.next().await, Incoming::Closed));
+    assert!(matches!(line.next().await, LineEvent::Closed));
     asked.closed().await;
 }
 
@@ -452,7 +453,7 @@ async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_
     line.asks(&mut peer).await.answer(401, &[], "").await;
     let refused = FailureKind::Unauthorized { challenge: None };
     for id in [1, 2] {
-        assert_eq!(line.failed(id).await, Failure::unsent(refused.clone()));
+        assert_eq!(line.failed(id).await, ExchangeFailure::unsent(refused.clone()));
     }
     assert_eq!(line.lost().await, refused);
 }
@@ -471,11 +472,11 @@ async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_
         line.request(id, "tools/call");
     }
     line.is_silent().await;
-    line.send(Outgoing::Close);
+    line.send(LineOutput::Close);
     for id in 1..=5000 {
         assert!(!line.failed(id).await.sent);
     }
-    assert!(matches!(line.next().await, Incoming::Closed));
+    assert!(matches!(line.next().await, LineEvent::Closed));
 }
 
 #[tokio::test]

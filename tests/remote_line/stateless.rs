@@ -1,7 +1,7 @@
 //! Requests without a session, byte for byte: what their headers say, and what their answers and failures are.
 
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::seam::{Outgoing, Routing};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::seam::{LineOutput, RequestHeaders};
 
 use super::peer::{Asked, Peer};
 use super::support::{Dialed, http};
@@ -11,8 +11,8 @@ impl Dialed {
     fn alone(&mut self, id: u64, method: &str) {
         let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}"#).into();
         let (name, params) = (Some("größe".to_owned()), vec![("Region".into(), "eu".to_owned())]);
-        let routing = Routing { version: "2026-07-28", method: method.to_owned(), name, params };
-        self.send(Outgoing::Request { id, body, header_timeout: None, routing: Some(Box::new(routing)) });
+        let routing = RequestHeaders { version: "2026-07-28", method: method.to_owned(), name, params };
+        self.send(LineOutput::Request { id, body, header_timeout: None, routing: Some(Box::new(routing)) });
     }
 
     async fn asks_alone(&mut self, peer: &mut Peer, method: &str) -> Asked {
@@ -56,8 +56,8 @@ async fn a_handshake_without_a_session_begins_none() {
     line.asks_alone(&mut peer, "tools/list").await.result().await;
     line.message().await;
     // It has nothing to end, and listens to nothing that it has not asked for.
-    line.send(Outgoing::Close);
-    assert!(matches!(line.next().await, mcp_satellite_actors::seam::Incoming::Closed));
+    line.send(LineOutput::Close);
+    assert!(matches!(line.next().await, mcp_satellite_actors::seam::LineEvent::Closed));
     assert!(!peer.was_asked());
 }
 
@@ -79,7 +79,7 @@ async fn an_error_with_a_status_is_an_answer_and_a_status_without_one_ends_no_se
         line.alone(id, "x/y");
         line.asks_alone(&mut peer, "x/y").await.answer(status, &json, body).await;
         let kind = FailureKind::Status { status, said: said.map(str::to_owned) };
-        assert_eq!(line.failed(id).await, Failure::sent(kind));
+        assert_eq!(line.failed(id).await, ExchangeFailure::sent(kind));
     }
 }
 
@@ -91,7 +91,7 @@ async fn what_refuses_a_handshake_in_json_rpc_is_no_server_of_the_older_transpor
     let said = r#"{"jsonrpc":"2.0","error":{"code":-32022,"message":"no sessions"}}"#;
     line.asks(&mut peer).await.answer(400, &[("content-type", "application/json")], said).await;
     let kind = FailureKind::Status { status: 400, said: Some("no sessions".to_owned()) };
-    assert_eq!(line.failed(0).await, Failure::sent(kind));
+    assert_eq!(line.failed(0).await, ExchangeFailure::sent(kind));
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_stream_without_a_session_is_not_continued_where_it_breaks_off() {
     stream.chunk("id: 7\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"a/b\"}\n\n").await;
     assert_eq!(line.message().await["method"], "a/b");
     stream.end().await;
-    assert_eq!(line.failed(1).await, Failure::sent(FailureKind::Cut));
+    assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::Cut));
     line.is_silent().await;
     assert!(!peer.was_asked());
 }
@@ -116,7 +116,7 @@ async fn a_request_that_is_given_up_ends_with_its_stream() {
     let mut stream = line.asks_alone(&mut peer, "subscriptions/listen").await.stream(&[]).await;
     stream.chunk("data: {\"jsonrpc\":\"2.0\",\"method\":\"a/b\"}\n\n").await;
     line.message().await;
-    line.send(Outgoing::Abandon { id: 1 });
+    line.send(LineOutput::Abandon { id: 1 });
     line.during(stream.closed()).await;
     assert!(!peer.was_asked(), "that is all that it is told");
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mcp_satellite::connect::remote::RemoteConnector;
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
-use mcp_satellite_actors::seam::{Connector, Incoming, Line, Outgoing};
+use mcp_satellite_actors::model::secret::SecretMask;
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
+use mcp_satellite_actors::seam::{Connector, LineEvent, LineOutput, ServerLine};
 use serde_json::Value;
 
 use super::peer::{Asked, Peer};
@@ -26,16 +26,16 @@ pub(crate) fn spec(url: &str, transport: RemoteTransport) -> InstanceSpec {
         server: "files".into(),
         team_slug: "acme".into(),
         user_slug: "alice".into(),
-        target: Target::Remote { transport, url: url.to_owned(), health_url: None },
+        target: ServerTarget::Remote { transport, url: url.to_owned(), health_url: None },
         args: Vec::new(),
         env: [].into(),
         headers: [].into(),
         query: [].into(),
         missing: Vec::new(),
-        keep: Keep::Listed,
-        on_update: OnUpdate::default(),
+        keep: ProcessLifetime::Listed,
+        on_update: UpdateMethod::default(),
         request_logging: true,
-        mask: Mask::default(),
+        mask: SecretMask::default(),
         policy: Arc::new(Policy::default()),
     }
 }
@@ -55,8 +55,8 @@ pub(crate) fn policy(mut spec: InstanceSpec, change: impl FnOnce(&mut Policy)) -
 
 /// A line that is polled whenever the test waits for something.
 pub(crate) struct Dialed {
-    line: Box<dyn Line>,
-    kept: VecDeque<Incoming>,
+    line: Box<dyn ServerLine>,
+    kept: VecDeque<LineEvent>,
 }
 
 impl Dialed {
@@ -65,35 +65,35 @@ impl Dialed {
     }
 
     pub(crate) fn with(connector: &RemoteConnector, spec: InstanceSpec) -> Self {
-        Self { line: connector.dial(&Arc::new(spec), Run(1)), kept: VecDeque::new() }
+        Self { line: connector.dial(&Arc::new(spec), RunNumber(1)), kept: VecDeque::new() }
     }
 
-    pub(crate) fn send(&mut self, message: Outgoing) {
+    pub(crate) fn send(&mut self, message: LineOutput) {
         self.line.send(message);
     }
 
     pub(crate) fn request(&mut self, id: u64, method: &str) {
         let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}"#).into();
-        self.send(Outgoing::Request { id, body, header_timeout: None, routing: None });
+        self.send(LineOutput::Request { id, body, header_timeout: None, routing: None });
     }
 
     pub(crate) fn notify(&mut self, method: &str) {
-        self.send(Outgoing::Notification { body: notification(method) });
+        self.send(LineOutput::Notification { body: notification(method) });
     }
 
     /// Answers a request of the server.
     pub(crate) fn respond(&mut self, id: usize) {
         let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#).into();
-        self.send(Outgoing::Response { body });
+        self.send(LineOutput::Response { body });
     }
 
     pub(crate) fn initialized(&mut self) {
         let body = notification("notifications/initialized");
-        self.send(Outgoing::Initialized { version: VERSION.to_owned(), body });
+        self.send(LineOutput::Initialized { version: VERSION.to_owned(), body });
     }
 
     /// What the line brings next.
-    pub(crate) async fn next(&mut self) -> Incoming {
+    pub(crate) async fn next(&mut self) -> LineEvent {
         match self.kept.pop_front() {
             Some(incoming) => incoming,
             None => poll_fn(|cx| self.line.poll_next(cx)).await,
@@ -131,21 +131,21 @@ impl Dialed {
     /// A message as it was sent.
     pub(crate) async fn text(&mut self) -> Bytes {
         match self.next().await {
-            Incoming::Message { message, .. } => message,
+            LineEvent::Message { message, .. } => message,
             other => panic!("a message was expected, not {other:?}"),
         }
     }
 
-    pub(crate) async fn failed(&mut self, expected: u64) -> Failure {
+    pub(crate) async fn failed(&mut self, expected: u64) -> ExchangeFailure {
         match self.next().await {
-            Incoming::Failed { id, failure } if id == expected => failure,
+            LineEvent::Failed { id, failure } if id == expected => failure,
             other => panic!("a failure of {expected} was expected, not {other:?}"),
         }
     }
 
     pub(crate) async fn lost(&mut self) -> FailureKind {
         match self.next().await {
-            Incoming::Lost(failure) => failure.kind,
+            LineEvent::Lost(failure) => failure.kind,
             other => panic!("the loss was expected, not {other:?}"),
         }
     }

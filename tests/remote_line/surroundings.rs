@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::spec::{RemoteTransport, Target};
-use mcp_satellite_actors::seam::{Incoming, Outgoing};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::model::spec::{RemoteTransport, ServerTarget};
+use mcp_satellite_actors::seam::{LineEvent, LineOutput};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -130,7 +130,7 @@ async fn child_without_certificates() {
     let mut line = Dialed::new(spec("https://localhost:9/mcp", RemoteTransport::Http));
     line.request(1, "initialize");
     let none = FailureKind::Tls("this machine has no CA certificates".to_owned());
-    assert_eq!(line.failed(1).await, Failure::unsent(none));
+    assert_eq!(line.failed(1).await, ExchangeFailure::unsent(none));
 }
 
 #[tokio::test]
@@ -178,17 +178,17 @@ async fn child_behind_a_proxy() {
     let far = "http://far.invalid/health".to_owned();
     for (url, checked) in [("http://far.invalid/mcp".to_owned(), peer.url("/health")), (peer.url("/mcp"), far)] {
         let mut spec = spec(&url, RemoteTransport::Http);
-        if let Target::Remote { health_url, .. } = &mut spec.target {
+        if let ServerTarget::Remote { health_url, .. } = &mut spec.target {
             *health_url = Some(checked.clone());
         }
         let mut line = Dialed::new(spec);
-        line.send(Outgoing::Probe { id: 1 });
+        line.send(LineOutput::Probe { id: 1 });
         if checked.contains("127.0.0.1") {
             let asked = line.asks(&mut peer).await;
             assert_eq!(asked.line(), "GET /health");
             asked.answer(204, &[], "").await;
         }
-        assert!(matches!(line.next().await, Incoming::Probed { id: 1 }), "{checked}");
+        assert!(matches!(line.next().await, LineEvent::Probed { id: 1 }), "{checked}");
     }
     let unknown = format!("http://{}.direct.invalid/mcp", "x".repeat(64));
     let mut line = Dialed::new(spec(&unknown, RemoteTransport::Http));

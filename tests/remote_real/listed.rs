@@ -1,6 +1,6 @@
 //! What real servers offer arrives as they offer it.
 
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
 
 use crate::servers::{Kind, Server, Stream};
@@ -11,7 +11,7 @@ fn is_listed_called_and_reconnected(kind: Kind) {
     satellite(async |satellite| {
         let instance = satellite.online(&server, |_| {}).await;
         let view = instance.view();
-        assert_eq!(view.connection, Some(Connection::Connected));
+        assert_eq!(view.connection, Some(ConnectionState::Connected));
         let offers = server.kind.offers;
         assert_eq!(view.server.as_ref().unwrap().name, offers.server);
         let catalogue = view.offered().unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
 
 use crate::servers::{Kind, Server, Stream};
@@ -34,13 +34,13 @@ async fn comes_back_by_itself(instance: &Instance, server: &mut Server) {
     let mark = instance.mark().await;
     server.kill();
     let view = instance.offline().await;
-    assert_eq!(view.connection, Some(Connection::Reconnecting), "{view:#?}");
+    assert_eq!(view.connection, Some(ConnectionState::Reconnecting), "{view:#?}");
     assert!(view.offered().is_none() && view.catalogue.is_some(), "what it had is kept, and not offered");
     // More than one, so that at least one has failed.
     instance.hears(mark, "attempt 2 is scheduled").await;
     server.start_again();
     let view = instance.online().await;
-    assert_eq!((view.connection, view.attempt, view.next_retry_at), (Some(Connection::Connected), None, None));
+    assert_eq!((view.connection, view.attempt, view.next_retry_at), (Some(ConnectionState::Connected), None, None));
     instance.assert_callable(server).await;
 
     let told = told(instance, mark).await;
@@ -149,7 +149,7 @@ fn forgets_its_sessions(kind: Kind) {
         server.start_again();
         assert_eq!(told(&instance, mark).await, [""; 0]);
         let view = instance.view();
-        assert_eq!((view.status, view.connection), (Status::Online, Some(Connection::Connected)));
+        assert_eq!((view.status, view.connection), (Status::Online, Some(ConnectionState::Connected)));
 
         // What may be repeated is, in the new session, for which nobody has to wait.
         instance.assert_callable(&server).await;

@@ -11,10 +11,10 @@ use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceConfig, Keep, Layer, OnUpdate, Target};
+use mcp_satellite_actors::model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
-use mcp_satellite_actors::{Options, RuntimeHandle};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -31,7 +31,8 @@ pub(crate) fn satellite(test: impl AsyncFnOnce(&Satellite)) {
         // Timestamps are compared, so the clock must not be set meanwhile.
         let (wall, since) = (Timestamp::now(), Instant::now());
         let wall = Arc::new(move || wall + since.elapsed());
-        let mut options = Options::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(Recorder(recorder)), wall);
+        let mut options =
+            RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(Recorder(recorder)), wall);
         options.batch =
             BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
         let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();
@@ -45,9 +46,9 @@ pub(crate) fn satellite(test: impl AsyncFnOnce(&Satellite)) {
 struct Recorder(watch::Sender<Vec<Envelope>>);
 
 impl EventSink for Recorder {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.send_modify(|events| events.extend(batch.events.iter().cloned()));
-        Box::pin(async { Answer::Accepted })
+        Box::pin(async { SinkAnswer::Accepted })
     }
 }
 
@@ -72,13 +73,13 @@ impl Satellite {
             user_slug: "alice".into(),
             installation: "abc123".into(),
             server: server.kind.name.into(),
-            target: Target::Remote { transport: server.kind.transport, url: server.url(), health_url: None },
-            server_layer: Layer::default(),
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            target: ServerTarget::Remote { transport: server.kind.transport, url: server.url(), health_url: None },
+            server_layer: ConfigTier::default(),
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: Keep::default(),
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::default(),
+            on_update: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::new(policy),
         };

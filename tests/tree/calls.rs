@@ -1,8 +1,8 @@
 //! Calls: who waits, who is refused, and what becomes of each when its server dies.
 
 use futures::future::join_all;
-use mcp_satellite::connect::sim::{Script, SimPlan};
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite::connect::sim::{SimPlan, SimScript};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
@@ -13,11 +13,11 @@ use tokio::time::{Instant, sleep};
 use crate::support::{Fleet, Server, call, exits, seconds, tenths};
 
 fn healthy() -> SimPlan {
-    Script::default().into()
+    SimScript::default().into()
 }
 
-fn slow_start(delay: f64) -> Script {
-    Script { handshake_delay: seconds(delay), ..Script::default() }
+fn slow_start(delay: f64) -> SimScript {
+    SimScript { handshake_delay: seconds(delay), ..SimScript::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -71,7 +71,7 @@ async fn a_call_that_was_not_sent_is_repeated_on_the_next_run() {
     sleep(seconds(0.1)).await;
     fleet.server(&id).signal(9);
     let first = first.await.unwrap().unwrap_err();
-    assert_eq!(first.fate(), Some(Fate::MaybeExecuted), "its first bytes are in the pipe: {first:?}");
+    assert_eq!(first.fate(), Some(CallFate::MaybeExecuted), "its first bytes are in the pipe: {first:?}");
     let second = second.await.unwrap().unwrap();
     assert_eq!(second["structuredContent"]["text"], "second");
     assert_eq!(fleet.world.openings(&id).len(), 2);
@@ -96,10 +96,10 @@ async fn a_call_that_was_not_sent_to_a_server_that_exits_cleanly_wakes_it() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_may_have_been_executed_is_not_repeated() {
     let fleet = Fleet::start().await;
-    let deadly = Script { exit_on_call: Some(1), exit_code: 1, ..Script::default() };
+    let deadly = SimScript { exit_on_call: Some(1), exit_code: 1, ..SimScript::default() };
     let id = fleet.online(Server::new("a").plans([deadly.into(), healthy()])).await;
     let error = fleet.call(&id, "echo", json!({"text": 1})).await.unwrap_err();
-    let expected = CallError::Terminated { fate: Fate::MaybeExecuted, reason: "exited with code 1".to_owned() };
+    let expected = CallError::Terminated { fate: CallFate::MaybeExecuted, reason: "exited with code 1".to_owned() };
     assert_eq!(error, expected);
     fleet.until_view(&id, |view| view.status == Status::Online && view.restarts == 1).await;
     assert_eq!(fleet.received(&id).await["calls"], 0);
@@ -109,7 +109,7 @@ async fn a_call_that_may_have_been_executed_is_not_repeated() {
 #[tokio::test(start_paused = true)]
 async fn a_call_of_a_read_only_tool_is_repeated_once_the_server_is_back() {
     let fleet = Fleet::start().await;
-    let deadly = Script { exit_on_call: Some(1), exit_code: 1, ..Script::default() };
+    let deadly = SimScript { exit_on_call: Some(1), exit_code: 1, ..SimScript::default() };
     let id = fleet.online(Server::new("a").plans([deadly.into(), healthy()])).await;
     let began = Instant::now();
     let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_call_of_a_read_only_tool_is_repeated_once_the_server_is_back() {
 #[tokio::test(start_paused = true)]
 async fn a_read_only_call_that_put_its_server_to_sleep_wakes_it() {
     let fleet = Fleet::start().await;
-    let exiting = Script { exit_on_call: Some(1), exit_code: 0, ..Script::default() };
+    let exiting = SimScript { exit_on_call: Some(1), exit_code: 0, ..SimScript::default() };
     let id = fleet.online(Server::new("a").plans([exiting.into(), healthy()])).await;
     let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.unwrap();
     assert_eq!(answer["structuredContent"]["result"], 3);
@@ -132,10 +132,10 @@ async fn a_read_only_call_that_put_its_server_to_sleep_wakes_it() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_has_killed_two_runs_fails() {
     let fleet = Fleet::start().await;
-    let deadly = Script { exit_on_call: Some(1), exit_code: 1, ..Script::default() };
+    let deadly = SimScript { exit_on_call: Some(1), exit_code: 1, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(deadly)).await;
     let error = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.unwrap_err();
-    assert_eq!(error.fate(), Some(Fate::MaybeExecuted));
+    assert_eq!(error.fate(), Some(CallFate::MaybeExecuted));
     assert_eq!(fleet.world.openings(&id).len(), 2);
     fleet.until_view(&id, |view| view.status == Status::Online && view.restarts == 2).await;
     fleet.finish().await;
@@ -151,7 +151,7 @@ async fn every_caller_is_answered_when_the_server_dies() {
         fleet.server(&id).signal(11);
     };
     let (answers, ()) = futures::join!(join_all(calls), death);
-    let expected = CallError::Terminated { fate: Fate::MaybeExecuted, reason: "killed by SIGSEGV".to_owned() };
+    let expected = CallError::Terminated { fate: CallFate::MaybeExecuted, reason: "killed by SIGSEGV".to_owned() };
     assert!(answers.into_iter().all(|answer| answer == Err(expected.clone())));
     fleet.until(&id, Status::Online).await;
     fleet.finish().await;
@@ -160,12 +160,12 @@ async fn every_caller_is_answered_when_the_server_dies() {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_cancels_the_call_on_the_server() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::new("a").script(Script { hang_calls: true, ..Script::default() })).await;
+    let id = fleet.online(Server::new("a").script(SimScript { hang_calls: true, ..SimScript::default() })).await;
     let began = Instant::now();
     let error = fleet.call_within(&id, "echo", json!({"text": 1}), Some(seconds(5.0))).await.unwrap_err();
     assert!(matches!(error, CallError::TimedOut { .. }), "{error:?}");
     assert_eq!(tenths(began.elapsed()), 5.0);
-    assert_eq!(error.fate(), Some(Fate::TimedOut));
+    assert_eq!(error.fate(), Some(CallFate::TimedOut));
     let began = Instant::now();
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_err());
     assert_eq!(tenths(began.elapsed()), 30.0, "the default");
@@ -221,7 +221,7 @@ async fn a_caller_that_goes_away_cancels_its_call_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn two_hundred_concurrent_calls_get_their_own_answers() {
     let fleet = Fleet::start().await;
-    let script = Script { call_delay: seconds(1.0), jitter: 0.9, seed: 7, ..Script::default() };
+    let script = SimScript { call_delay: seconds(1.0), jitter: 0.9, seed: 7, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     let calls = (0..200).map(|nth| fleet.call(&id, "echo", json!({"text": format!("answer {nth}")})));
     for (nth, answer) in join_all(calls).await.into_iter().enumerate() {
@@ -289,7 +289,8 @@ async fn who_cannot_be_served_is_refused_at_once_with_what_to_do() {
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_are_refused_when_the_server_fails_for_good_or_is_stopped() {
     let fleet = Fleet::start().await;
-    let failing = Script { handshake_delay: seconds(4.0), handshake_error: Some("no".to_owned()), ..Script::default() };
+    let failing =
+        SimScript { handshake_delay: seconds(4.0), handshake_error: Some("no".to_owned()), ..SimScript::default() };
     let failing = fleet.add(Server::new("failing").script(failing)).await;
     let slow = fleet.add(Server::new("slow").script(slow_start(20.0))).await;
     let stop = async {
@@ -306,14 +307,14 @@ async fn those_who_wait_are_refused_when_the_server_fails_for_good_or_is_stopped
 #[tokio::test(start_paused = true)]
 async fn a_deadline_covers_the_waiting() {
     let fleet = Fleet::start().await;
-    let script = Script { hang_calls: true, ..slow_start(20.0) };
+    let script = SimScript { hang_calls: true, ..slow_start(20.0) };
     let id = fleet.add(Server::new("a").script(script)).await;
     let began = Instant::now();
     let error = fleet.call_within(&id, "echo", json!({}), Some(seconds(10.0))).await.unwrap_err();
-    assert_eq!(error, CallError::TimedOut { after: seconds(10.0), fate: Fate::NotSent });
+    assert_eq!(error, CallError::TimedOut { after: seconds(10.0), fate: CallFate::NotSent });
     assert_eq!(tenths(began.elapsed()), 10.0);
     let error = fleet.call_within(&id, "echo", json!({}), Some(seconds(15.0))).await.unwrap_err();
-    assert_eq!(error.fate(), Some(Fate::TimedOut));
+    assert_eq!(error.fate(), Some(CallFate::TimedOut));
     assert_eq!(tenths(began.elapsed()), 25.0, "10 s of waiting and 5 s with the server");
     fleet.finish().await;
 }

@@ -3,27 +3,27 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use mcp_satellite::connect::sim::{Grandchild, Script, SimPlan};
-use mcp_satellite_actors::model::exit::{CallError, Fate, RuntimeEnd};
+use mcp_satellite::connect::sim::{Grandchild, SimPlan, SimScript};
+use mcp_satellite_actors::model::exit::{CallError, CallFate, RuntimeEnd};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::Want;
-use mcp_satellite_actors::{ControlError, Farewell, Installed, Uninstalled, start};
+use mcp_satellite_actors::rules::slot::RequestedState;
+use mcp_satellite_actors::{ControlError, InstallOutcome, ShutdownReport, UninstallOutcome, start};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::{Fleet, LONG, Server, exits, options, seconds, tenths};
 
-fn stubborn() -> Script {
-    Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() }
+fn stubborn() -> SimScript {
+    SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() }
 }
 
 /// Handles SIGTERM, and takes its time.
-fn unhurried(delay: f64) -> Script {
-    Script { sigterm_delay: Some(seconds(delay)), ..Script::default() }
+fn unhurried(delay: f64) -> SimScript {
+    SimScript { sigterm_delay: Some(seconds(delay)), ..SimScript::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -36,7 +36,7 @@ async fn a_stop_wins_over_a_restart_under_way() {
     assert_eq!(fleet.world.sim.alive(), 0, "a stop answers when the process is gone");
     sleep(seconds(3600.0)).await;
     assert_eq!(fleet.world.openings(&id).len(), 1);
-    assert_eq!((fleet.view(&id).status, fleet.view(&id).want), (Status::Offline, Want::Stopped));
+    assert_eq!((fleet.view(&id).status, fleet.view(&id).want), (Status::Offline, RequestedState::Stopped));
     fleet.finish().await;
 }
 
@@ -49,7 +49,7 @@ async fn a_stop_ends_a_restarts_delay_a_queue_and_a_sleep() {
     fleet.server(&asleep).exit(0);
     fleet.until_view(&asleep, |view| view.dormant).await;
     fleet.until(&crashed, Status::Connecting).await;
-    let mute = Script { handshake_never: true, ..Script::default() };
+    let mute = SimScript { handshake_never: true, ..SimScript::default() };
     let holding = fleet.add(Server::new("holding").script(mute)).await;
     let queued = fleet.add(Server::new("queued")).await;
     for id in [&crashed, &asleep, &queued, &holding] {
@@ -59,7 +59,7 @@ async fn a_stop_ends_a_restarts_delay_a_queue_and_a_sleep() {
     for (id, openings) in [(&crashed, 1), (&asleep, 1), (&holding, 1), (&queued, 0)] {
         assert_eq!(fleet.world.openings(id).len(), openings, "{id}");
         let view = fleet.view(id);
-        assert_eq!((view.status, view.want, view.dormant), (Status::Offline, Want::Stopped, false));
+        assert_eq!((view.status, view.want, view.dormant), (Status::Offline, RequestedState::Stopped, false));
         assert!(matches!(fleet.call(id, "echo", json!({})).await, Err(CallError::Refused { .. })));
     }
     fleet.finish().await;
@@ -68,7 +68,7 @@ async fn a_stop_ends_a_restarts_delay_a_queue_and_a_sleep() {
 #[tokio::test(start_paused = true)]
 async fn a_start_that_hangs_can_be_stopped_at_once() {
     let fleet = Fleet::start().await;
-    let stuck = SimPlan { open_delay: seconds(3600.0), ..SimPlan::new(Script::default()) };
+    let stuck = SimPlan { open_delay: seconds(3600.0), ..SimPlan::new(SimScript::default()) };
     let id = fleet.add(Server::new("a").plans([stuck])).await;
     fleet.world.until_openings(&id, 1).await;
     let began = Instant::now();
@@ -87,7 +87,7 @@ async fn only_a_start_undoes_a_stop() {
     let message = "cannot restart `files-acme-alice-a`: it was stopped on request".to_owned();
     let remedy = Some(Remedy::Start);
     assert_eq!(fleet.runtime.restart(&id).await, Err(ControlError::Refused { message, remedy }));
-    assert_eq!(fleet.runtime.install(server.env("NEW", "1").spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(server.env("NEW", "1").spec).await, Ok(InstallOutcome::Updated));
     sleep(seconds(60.0)).await;
     assert_eq!(fleet.world.openings(&id).len(), 1, "neither restart nor update nor call starts it");
     fleet.runtime.start(&id).await.unwrap();
@@ -146,7 +146,7 @@ async fn calls_in_flight_are_answered_before_a_stop_begins_its_grace() {
     };
     let ((answer, after), stopped) = futures::join!(call, stop);
     assert_eq!(stopped, Ok(()));
-    assert_eq!(answer.unwrap_err().fate(), Some(Fate::MaybeExecuted));
+    assert_eq!(answer.unwrap_err().fate(), Some(CallFate::MaybeExecuted));
     assert_eq!(after, 1.0);
     fleet.finish().await;
 }
@@ -169,7 +169,7 @@ async fn a_server_that_ignores_sigterm_is_killed_after_exactly_the_grace() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_ends_within_the_grace_is_not_forced() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::new("a").script(Script { exit_code: 143, ..unhurried(9.0) })).await;
+    let id = fleet.online(Server::new("a").script(SimScript { exit_code: 143, ..unhurried(9.0) })).await;
     let began = Instant::now();
     fleet.runtime.stop(&id).await.unwrap();
     assert_eq!(tenths(began.elapsed()), 9.0);
@@ -181,7 +181,7 @@ async fn a_server_that_ends_within_the_grace_is_not_forced() {
 #[tokio::test(start_paused = true)]
 async fn a_grandchild_that_ignores_sigterm_is_waited_for_and_killed() {
     let fleet = Fleet::start().await;
-    let script = Script { grandchild: Some(Grandchild::IgnoreTerm), ..Script::default() };
+    let script = SimScript { grandchild: Some(Grandchild::IgnoreTerm), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     let began = Instant::now();
     fleet.runtime.stop(&id).await.unwrap();
@@ -194,7 +194,7 @@ async fn a_grandchild_that_ignores_sigterm_is_waited_for_and_killed() {
 #[tokio::test(start_paused = true)]
 async fn what_a_crash_leaves_behind_is_killed_before_the_restart() {
     let fleet = Fleet::start().await;
-    let script = Script { grandchild: Some(Grandchild::IgnoreTerm), ..Script::default() };
+    let script = SimScript { grandchild: Some(Grandchild::IgnoreTerm), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     let old = fleet.pid(&id);
     fleet.server(&id).exit(1);
@@ -225,7 +225,7 @@ async fn a_shutdown_ends_all_teams_in_parallel_and_says_so() {
         let (team, name) = (format!("team{}", nth % 4), format!("s{nth}"));
         ids.push(fleet.online(Server::of(&team, &name).script(stubborn())).await);
     }
-    let slow = Script { handshake_never: true, ..stubborn() };
+    let slow = SimScript { handshake_never: true, ..stubborn() };
     fleet.add(Server::new("starting").script(slow)).await;
     fleet.until(&fleet.add(Server::new("failed").script(exits(0.1, 1))).await, Status::PermanentlyFailed).await;
     let (sink, began) = (fleet.sink.clone(), Instant::now());
@@ -285,7 +285,7 @@ async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
     let failed = fleet.add(Server::new("failed").script(exits(0.1, 1))).await;
     fleet.until(&failed, Status::PermanentlyFailed).await;
     for (id, active, dormant) in [(&running, true, false), (&asleep, false, true), (&failed, false, false)] {
-        assert_eq!(fleet.runtime.uninstall(id).await, Ok(Uninstalled { active, dormant }), "{id}");
+        assert_eq!(fleet.runtime.uninstall(id).await, Ok(UninstallOutcome { active, dormant }), "{id}");
         assert_eq!(fleet.runtime.uninstall(id).await, Err(ControlError::NotFound));
         assert_eq!(fleet.runtime.start(id).await, Err(ControlError::NotFound));
     }
@@ -312,8 +312,8 @@ async fn an_install_during_an_uninstall_is_a_new_one_afterwards() {
         fleet.runtime.install(server.clone().spec).await
     };
     let (uninstalled, installed) = futures::join!(fleet.runtime.uninstall(&id), install);
-    assert_eq!(uninstalled, Ok(Uninstalled { active: true, dormant: false }));
-    assert_eq!(installed, Ok(Installed::New));
+    assert_eq!(uninstalled, Ok(UninstallOutcome { active: true, dormant: false }));
+    assert_eq!(installed, Ok(InstallOutcome::New));
     fleet.world.until_openings(&id, 2).await;
     fleet.until(&id, Status::Online).await;
     fleet.finish().await;
@@ -325,7 +325,7 @@ async fn an_update_with_an_equal_configuration_changes_nothing() {
     let server = Server::new("a").env("KEY", "value");
     let id = fleet.online(server.clone()).await;
     let (pid, told) = (fleet.pid(&id), fleet.told_of(&id).await.len());
-    assert_eq!(fleet.runtime.install(server.spec).await, Ok(Installed::Unchanged));
+    assert_eq!(fleet.runtime.install(server.spec).await, Ok(InstallOutcome::Unchanged));
     sleep(seconds(60.0)).await;
     assert_eq!((fleet.pid(&id), fleet.told_of(&id).await.len()), (pid, told));
     fleet.finish().await;
@@ -339,7 +339,7 @@ async fn an_update_is_of_what_is_installed_whether_or_not_it_is_in_the_picture_y
     assert_eq!(fleet.runtime.update(server.spec.clone()).await, Err(ControlError::NotFound));
     fleet.add(server.clone()).await;
     let update = server.env("NEW", "1").spec;
-    assert_eq!(fleet.runtime.update(update.clone()).await, Ok(Installed::Updated), "at once after the install");
+    assert_eq!(fleet.runtime.update(update.clone()).await, Ok(InstallOutcome::Updated), "at once after the install");
     fleet.until(&id, Status::Online).await;
     let (uninstalled, updated) = futures::join!(fleet.runtime.uninstall(&id), fleet.runtime.update(update));
     assert!(uninstalled.is_ok());
@@ -352,8 +352,8 @@ async fn an_update_is_of_what_is_installed_whether_or_not_it_is_in_the_picture_y
 #[tokio::test(start_paused = true)]
 async fn an_update_clears_the_catalogue_and_a_restart_keeps_it_until_the_new_one_is_read() {
     let fleet = Fleet::start().await;
-    let slow = Script { tools: 5, handshake_delay: seconds(5.0), ..Script::default() };
-    let server = Server::new("a").plans([Script::default().into(), slow.into()]);
+    let slow = SimScript { tools: 5, handshake_delay: seconds(5.0), ..SimScript::default() };
+    let server = Server::new("a").plans([SimScript::default().into(), slow.into()]);
     let id = fleet.online(server.clone()).await;
     let tools = |view: &mcp_satellite_actors::model::snapshot::InstanceView| {
         view.catalogue.as_ref().map(|catalogue| catalogue.tools.len())
@@ -377,7 +377,7 @@ async fn an_update_clears_the_catalogue_and_a_restart_keeps_it_until_the_new_one
 #[tokio::test(start_paused = true)]
 async fn an_announced_change_of_tools_is_read_after_the_debounce() {
     let fleet = Fleet::start().await;
-    let script = Script { list_changed_after: Some(seconds(5.0)), ..Script::default() };
+    let script = SimScript { list_changed_after: Some(seconds(5.0)), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     let began = Instant::now();
     fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 4)).await;
@@ -392,7 +392,7 @@ async fn an_announced_change_of_tools_is_read_after_the_debounce() {
 #[tokio::test(start_paused = true)]
 async fn all_pages_of_the_tools_are_read_in_order_up_to_the_limit() {
     let fleet = Fleet::start().await;
-    let script = Script { tools: 250, page_size: 20, ..Script::default() };
+    let script = SimScript { tools: 250, page_size: 20, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script.clone())).await;
     let view = fleet.view(&id);
     let names: Vec<_> = view.offered().unwrap().tools.iter().map(|tool| tool.name.to_string()).collect();
@@ -407,7 +407,7 @@ async fn all_pages_of_the_tools_are_read_in_order_up_to_the_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_server_without_tools_is_a_server() {
     let fleet = Fleet::start().await;
-    let script = Script { no_tools_capability: true, ..Script::default() };
+    let script = SimScript { no_tools_capability: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 0);
     fleet.finish().await;
@@ -418,7 +418,7 @@ async fn a_second_shutdown_returns_the_report_of_the_first() {
     let fleet = Fleet::start().await;
     fleet.online(Server::new("a")).await;
     let first = fleet.runtime.shutdown().await;
-    assert_eq!(first, Farewell { events_lost: 0, in_time: true });
+    assert_eq!(first, ShutdownReport { events_lost: 0, in_time: true });
     assert_eq!(fleet.runtime.shutdown().await, first);
     assert_eq!(fleet.finish_after_shutdown().await, RuntimeEnd::ShutDown { events_lost: 0, in_time: true });
 }

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::model::catalogue::{Catalogue, Entry, List};
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueEntry, ListKind};
 use mcp_satellite_actors::model::status::Status;
 use tokio::time::Instant;
 
 use crate::support::{Fleet, Server, seconds};
 
-fn keys(entries: &[Entry]) -> Vec<&str> {
+fn keys(entries: &[CatalogueEntry]) -> Vec<&str> {
     entries.iter().map(|entry| &*entry.key).collect()
 }
 
-async fn catalogue(fleet: &Fleet, script: Script) -> Arc<Catalogue> {
+async fn catalogue(fleet: &Fleet, script: SimScript) -> Arc<Catalogue> {
     let id = fleet.online(Server::new("a").script(script)).await;
     fleet.view(&id).catalogue.clone().unwrap()
 }
@@ -23,7 +23,7 @@ async fn resources_templates_and_prompts_are_read_over_all_pages_and_kept_as_sen
     let fleet = Fleet::start().await;
     let read = catalogue(
         &fleet,
-        Script { resources: 3, resource_templates: 1, prompts: 5, page_size: 2, ..Script::default() },
+        SimScript { resources: 3, resource_templates: 1, prompts: 5, page_size: 2, ..SimScript::default() },
     )
     .await;
     assert_eq!(read.tools.len(), 3);
@@ -38,7 +38,7 @@ async fn resources_templates_and_prompts_are_read_over_all_pages_and_kept_as_sen
 #[tokio::test(start_paused = true)]
 async fn a_server_that_offers_only_tools_is_asked_for_nothing_else() {
     let fleet = Fleet::start().await;
-    let read = catalogue(&fleet, Script::default()).await;
+    let read = catalogue(&fleet, SimScript::default()).await;
     assert!(read.resources.is_empty() && read.resource_templates.is_empty() && read.prompts.is_empty());
     fleet.finish().await;
 }
@@ -46,7 +46,7 @@ async fn a_server_that_offers_only_tools_is_asked_for_nothing_else() {
 #[tokio::test(start_paused = true)]
 async fn resources_that_cannot_be_listed_take_no_tools_away() {
     let fleet = Fleet::start().await;
-    let read = catalogue(&fleet, Script { resources_error: true, prompts: 1, ..Script::default() }).await;
+    let read = catalogue(&fleet, SimScript { resources_error: true, prompts: 1, ..SimScript::default() }).await;
     assert_eq!((read.tools.len(), read.resources.len(), read.prompts.len()), (3, 0, 1));
     fleet.finish().await;
 }
@@ -54,16 +54,16 @@ async fn resources_that_cannot_be_listed_take_no_tools_away() {
 #[tokio::test(start_paused = true)]
 async fn a_server_without_tools_whose_resources_cannot_be_listed_is_not_said_to_have_none() {
     let fleet = Fleet::start().await;
-    let script = Script { no_tools_capability: true, resources: 1, resources_error: true, ..Script::default() };
+    let script = SimScript { no_tools_capability: true, resources: 1, resources_error: true, ..SimScript::default() };
     let read = catalogue(&fleet, script).await;
-    assert_eq!(read.unread, [List::Resources]);
+    assert_eq!(read.unread, [ListKind::Resources]);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn more_pages_than_the_limit_are_left_out() {
     let fleet = Fleet::start().await;
-    let script = Script { tools: 20, resources: 20, page_size: 2, ..Script::default() };
+    let script = SimScript { tools: 20, resources: 20, page_size: 2, ..SimScript::default() };
     let server = Server::new("a").script(script).policy(|policy| policy.session.list_pages_max = 3);
     let id = fleet.online(server).await;
     let view = fleet.view(&id);
@@ -76,8 +76,8 @@ async fn more_pages_than_the_limit_are_left_out() {
 async fn a_list_with_too_many_entries_is_not_used_and_the_status_says_which() {
     let fleet = Fleet::start().await;
     for (script, list) in [
-        (Script { tools: 20, page_size: 8, ..Script::default() }, "tools/list"),
-        (Script { prompts: 20, ..Script::default() }, "prompts/list"),
+        (SimScript { tools: 20, page_size: 8, ..SimScript::default() }, "tools/list"),
+        (SimScript { prompts: 20, ..SimScript::default() }, "prompts/list"),
     ] {
         let server = Server::new(if list == "tools/list" { "a" } else { "b" }).script(script);
         let id = fleet.add(server.policy(|policy| policy.session.list_entries_max = 10)).await;
@@ -93,7 +93,7 @@ async fn a_list_with_too_many_entries_is_not_used_and_the_status_says_which() {
 #[tokio::test(start_paused = true)]
 async fn a_list_that_grows_too_long_while_its_server_runs_leaves_what_was_known() {
     let fleet = Fleet::start().await;
-    let script = Script { list_changed_after: Some(seconds(5.0)), ..Script::default() };
+    let script = SimScript { list_changed_after: Some(seconds(5.0)), ..SimScript::default() };
     let server = Server::new("a").script(script).policy(|policy| policy.session.list_entries_max = 3);
     let id = fleet.online(server).await;
     let view = fleet.until_view(&id, |view| view.last_error.is_some()).await;
@@ -105,7 +105,7 @@ async fn a_list_that_grows_too_long_while_its_server_runs_leaves_what_was_known(
 #[tokio::test(start_paused = true)]
 async fn a_change_of_the_lists_is_read_after_the_debounce() {
     let fleet = Fleet::start().await;
-    let script = Script { list_changed_after: Some(seconds(5.0)), ..Script::default() };
+    let script = SimScript { list_changed_after: Some(seconds(5.0)), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     let began = Instant::now();
     fleet.until_view(&id, |view| view.catalogue.as_ref().is_some_and(|read| read.tools.len() == 4)).await;

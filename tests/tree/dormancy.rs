@@ -3,20 +3,20 @@
 use std::task::Poll;
 
 use futures::future::join_all;
-use mcp_satellite::connect::sim::{Script, SimPlan};
+use mcp_satellite::connect::sim::{SimPlan, SimScript};
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::Want;
-use mcp_satellite_actors::{Installed, Uninstalled};
+use mcp_satellite_actors::rules::slot::RequestedState;
+use mcp_satellite_actors::{InstallOutcome, UninstallOutcome};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{Fleet, LONG, Server, call, seconds, tenths};
 
 /// Handles SIGTERM, and takes its time.
-fn unhurried(delay: f64) -> Script {
-    Script { sigterm_delay: Some(seconds(delay)), ..Script::default() }
+fn unhurried(delay: f64) -> SimScript {
+    SimScript { sigterm_delay: Some(seconds(delay)), ..SimScript::default() }
 }
 
 /// Waits until it sleeps, and tells how long that took.
@@ -33,7 +33,7 @@ async fn a_server_that_nobody_calls_sleeps_at_the_sixth_sweep_with_its_tools_lis
     let pid = fleet.pid(&id);
     assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
     let view = fleet.view(&id);
-    assert_eq!((view.status, view.want, view.pid), (Status::Online, Want::Running, None));
+    assert_eq!((view.status, view.want, view.pid), (Status::Online, RequestedState::Running, None));
     assert_eq!(view.offered().unwrap().tools.len(), 3);
     assert_eq!(fleet.world.sim.alive(), 0, "its process is gone");
     let exits = view.exits_in_window(Instant::now().into_std());
@@ -57,10 +57,10 @@ async fn a_server_that_nobody_calls_sleeps_at_the_sixth_sweep_with_its_tools_lis
 #[tokio::test(start_paused = true)]
 async fn a_call_wakes_it_after_the_handshake_without_reading_its_lists() {
     let fleet = Fleet::start().await;
-    let slow = Script { handshake_delay: seconds(2.0), ..Script::default() };
+    let slow = SimScript { handshake_delay: seconds(2.0), ..SimScript::default() };
     // Its lists cannot be read any more: a wake that read them would never answer.
-    let awake = Script { list_error: true, ..slow };
-    let id = fleet.online(Server::new("a").plans([Script::default().into(), awake.into()])).await;
+    let awake = SimScript { list_error: true, ..slow };
+    let id = fleet.online(Server::new("a").plans([SimScript::default().into(), awake.into()])).await;
     falls_asleep(&fleet, &id).await;
     sleep(seconds(100.0)).await;
     let began = Instant::now();
@@ -81,7 +81,7 @@ async fn a_call_wakes_it_after_the_handshake_without_reading_its_lists() {
 #[tokio::test(start_paused = true)]
 async fn a_call_a_message_and_the_end_of_a_call_each_postpone_it() {
     let fleet = Fleet::start().await;
-    let chatty = Script { list_changed_after: Some(seconds(100.0)), ..Script::default() };
+    let chatty = SimScript { list_changed_after: Some(seconds(100.0)), ..SimScript::default() };
     let (called, chatty) = (Server::new("called"), Server::new("chatty").script(chatty));
     let id = fleet.online(called.clone()).await;
     sleep(seconds(31.0)).await;
@@ -105,7 +105,7 @@ async fn a_call_a_message_and_the_end_of_a_call_each_postpone_it() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_times_out_has_ended_when_it_does() {
     let fleet = Fleet::start().await;
-    let mute = Script { hang_calls: true, ..Script::default() };
+    let mute = SimScript { hang_calls: true, ..SimScript::default() };
     // Without a ping of the watchdog, whose answer would count.
     let server = Server::new("a").script(mute).policy(|policy| policy.watchdog.silence = LONG);
     let id = fleet.online(server).await;
@@ -119,7 +119,7 @@ async fn a_call_that_times_out_has_ended_when_it_does() {
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_asked_for_again_and_again_keeps_no_server_awake() {
     let fleet = Fleet::start().await;
-    let unread = Script { resources_error: true, ..Script::default() };
+    let unread = SimScript { resources_error: true, ..SimScript::default() };
     let server = Server::new("a").script(unread).policy(|policy| policy.reconnect.backoff_max = seconds(60.0));
     let id = fleet.online(server).await;
     assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
@@ -181,7 +181,7 @@ async fn a_call_while_it_falls_asleep_waits_until_it_is_gone_and_wakes_it() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_much_time_is_not_kept_by_one_that_will_not_end() {
     let fleet = Fleet::start().await;
-    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(stubborn)).await;
     sleep(seconds(182.0)).await;
     assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive()), (false, 1), "it is falling asleep");
@@ -195,21 +195,21 @@ async fn a_caller_without_much_time_is_not_kept_by_one_that_will_not_end() {
 async fn a_wake_that_a_panic_of_the_team_interrupts_sleeps_on_until_its_caller_asks_again() {
     for permits in [8, 1] {
         let fleet = Fleet::with(|options| options.start_permits = permits).await;
-        let slow = Script { handshake_delay: seconds(20.0), ..Script::default() };
-        let plans = [Script::default(), slow, Script::default()].map(SimPlan::from);
+        let slow = SimScript { handshake_delay: seconds(20.0), ..SimScript::default() };
+        let plans = [SimScript::default(), slow, SimScript::default()].map(SimPlan::from);
         let id = fleet.online(Server::new("a").plans(plans)).await;
         falls_asleep(&fleet, &id).await;
         let before = fleet.statuses(&id).await.len();
         if permits == 1 {
             // Then the wake waits for its permit, and something about the instance is shown meanwhile.
-            let mute = Script { handshake_never: true, ..Script::default() };
+            let mute = SimScript { handshake_never: true, ..SimScript::default() };
             let other = fleet.add(Server::of("other", "mute").script(mute)).await;
             fleet.world.until_openings(&other, 1).await;
         }
         let panics = async {
             sleep(seconds(1.0)).await;
             assert_eq!(fleet.runtime.start(&id).await, Ok(()));
-            fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+            fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
         };
         let (answer, ()) = futures::join!(fleet.call(&id, "echo", json!({"text": 1})), panics);
         assert!(answer.is_ok(), "{answer:?}");
@@ -230,14 +230,14 @@ async fn between_two_supervisors_what_sleeps_is_online_and_known_to_sleep() {
     sleep(seconds(181.0)).await;
     // The second death in a row is followed by five seconds without a supervisor.
     for _ in 0..2 {
-        fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+        fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
         sleep(seconds(0.5)).await;
     }
     for id in [&asleep, &falling] {
         let view = fleet.view(id);
         assert_eq!((view.status, view.dormant, view.pid), (Status::Online, true, None));
         let found = fleet.runtime.uninstall(id).await;
-        assert_eq!(found, Ok(Uninstalled { active: false, dormant: true }));
+        assert_eq!(found, Ok(UninstallOutcome { active: false, dormant: true }));
     }
     fleet.finish().await;
 }
@@ -247,11 +247,11 @@ async fn between_two_supervisors_one_that_falls_asleep_does_not_leave_online() {
     let fleet = Fleet::start().await;
     let id = fleet.add(Server::new("falling").script(unhurried(5.0))).await;
     fleet.until(&id, Status::Online).await;
-    fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+    fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     fleet.until_view(&id, |view| view.restarts == 1 && view.status == Status::Online).await;
     sleep(seconds(181.0)).await;
     assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive()), (false, 1));
-    fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+    fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     sleep(seconds(0.5)).await;
     let view = fleet.view(&id);
     assert_eq!((view.status, view.dormant, view.pid), (Status::Online, true, None));
@@ -326,8 +326,8 @@ async fn it_sleeps_and_wakes_as_often_as_it_must_and_is_charged_for_none() {
 #[tokio::test(start_paused = true)]
 async fn a_wake_that_fails_is_charged_and_waits_out_its_delay() {
     let fleet = Fleet::start().await;
-    let broken = Script { exit_before_handshake: true, exit_code: 1, ..Script::default() };
-    let plans = [Script::default(), broken.clone(), Script::default(), Script::default()].map(SimPlan::from);
+    let broken = SimScript { exit_before_handshake: true, exit_code: 1, ..SimScript::default() };
+    let plans = [SimScript::default(), broken.clone(), SimScript::default(), SimScript::default()].map(SimPlan::from);
     let id = fleet.online(Server::new("a").plans(plans)).await;
     falls_asleep(&fleet, &id).await;
     let began = Instant::now();
@@ -339,7 +339,7 @@ async fn a_wake_that_fails_is_charged_and_waits_out_its_delay() {
     assert!(statuses.iter().any(|(status, _)| status == "connecting"), "a failed wake ends the dormancy");
     assert_eq!(fleet.told(&id, "mcp.server.restarted").await.len(), 1);
 
-    let id = fleet.online(Server::new("b").plans([Script::default(), broken].map(SimPlan::from))).await;
+    let id = fleet.online(Server::new("b").plans([SimScript::default(), broken].map(SimPlan::from))).await;
     falls_asleep(&fleet, &id).await;
     let refused = fleet.call(&id, "echo", json!({"text": 1})).await;
     assert!(matches!(refused, Err(CallError::Refused { status: Status::PermanentlyFailed, .. })), "{refused:?}");
@@ -350,8 +350,8 @@ async fn a_wake_that_fails_is_charged_and_waits_out_its_delay() {
 #[tokio::test(start_paused = true)]
 async fn how_it_ends_when_it_is_put_to_sleep_is_no_crash() {
     let fleet = Fleet::start().await;
-    let rude = Script { exit_code: 3, ..unhurried(1.0) };
-    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let rude = SimScript { exit_code: 3, ..unhurried(1.0) };
+    let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     for (name, script, after) in [("rude", rude, 181.0), ("stubborn", stubborn, 190.0)] {
         let id = fleet.online(Server::new(name).script(script)).await;
         assert_eq!(falls_asleep(&fleet, &id).await, after);
@@ -363,7 +363,7 @@ async fn how_it_ends_when_it_is_put_to_sleep_is_no_crash() {
 }
 
 /// What people may ask of one that falls asleep, or sleeps.
-async fn while_it_sleeps(script: Script, seconds_after: f64, active: bool) {
+async fn while_it_sleeps(script: SimScript, seconds_after: f64, active: bool) {
     let fleet = Fleet::start().await;
     let server = |name: &str| Server::new(name).script(script.clone());
     let mut ids = Vec::new();
@@ -383,13 +383,13 @@ async fn while_it_sleeps(script: Script, seconds_after: f64, active: bool) {
     assert_eq!(fleet.runtime.start(started).await, Ok(()), "it is there when called: nothing to do");
     assert_eq!(fleet.runtime.restart(restarted).await, Ok(()));
     let update = server("updated").env("NEW", "1").spec;
-    assert_eq!(fleet.runtime.install(update).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(update).await, Ok(InstallOutcome::Updated));
     let found = fleet.runtime.uninstall(uninstalled).await;
-    assert_eq!(found, Ok(Uninstalled { active, dormant: !active }));
+    assert_eq!(found, Ok(UninstallOutcome { active, dormant: !active }));
     assert!(fleet.runtime.status(uninstalled).is_none());
     fleet.runtime.stop(stopped).await.unwrap();
     let view = fleet.view(stopped);
-    assert_eq!((view.status, view.want, view.dormant), (Status::Offline, Want::Stopped, false));
+    assert_eq!((view.status, view.want, view.dormant), (Status::Offline, RequestedState::Stopped, false));
     let refused = fleet.call(stopped, "echo", json!({})).await;
     assert!(matches!(refused, Err(CallError::Refused { .. })), "nothing but a start wakes it: {refused:?}");
 
@@ -406,7 +406,7 @@ async fn while_it_sleeps(script: Script, seconds_after: f64, active: bool) {
 
 #[tokio::test(start_paused = true)]
 async fn people_are_served_while_it_sleeps() {
-    while_it_sleeps(Script::default(), 200.0, false).await;
+    while_it_sleeps(SimScript::default(), 200.0, false).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -433,7 +433,7 @@ async fn one_that_sleeps_or_is_on_its_way_sleeps_on_when_its_supervisor_dies() {
     sleep(seconds(60.0)).await;
     let falling = fleet.online(Server::new("falling").script(unhurried(5.0))).await;
     sleep(seconds(181.0)).await;
-    fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+    fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     for id in [&asleep, &falling] {
         let view = fleet.until_view(id, |view| view.dormant).await;
         assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3));

@@ -1,10 +1,10 @@
 //! Under an actor of a host.
 
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::{ControlError, Farewell, Options, RuntimeHandle, start_linked};
+use mcp_satellite_actors::{ControlError, RuntimeHandle, RuntimeOptions, ShutdownReport, start_linked};
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus, SupervisionEvent};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -17,7 +17,7 @@ use crate::support::{Fleet, MemorySink, Server, World, alive_tasks, call, nothin
 struct Host;
 
 struct HostArgs {
-    options: Options,
+    options: RuntimeOptions,
     started: mpsc::UnboundedSender<RuntimeHandle>,
     ended: mpsc::UnboundedSender<&'static str>,
 }
@@ -66,9 +66,11 @@ async fn embedded() -> (Embedded, InstanceId) {
     let (ended, ends) = mpsc::unbounded_channel();
     let (host, host_join) = Actor::spawn(None, Host, HostArgs { options, started, ended }).await.unwrap();
     let runtime = starts.recv().await.unwrap();
-    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
-    let mute = Script { handshake_never: true, ..stubborn.clone() };
-    for (name, script) in [("mute", mute), ("stubborn", stubborn), ("b", Script::default()), ("a", Script::default())] {
+    let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
+    let mute = SimScript { handshake_never: true, ..stubborn.clone() };
+    for (name, script) in
+        [("mute", mute), ("stubborn", stubborn), ("b", SimScript::default()), ("a", SimScript::default())]
+    {
         let server = Server::new(name).script(script);
         world.plan(&server);
         runtime.install(server.spec.clone()).await.unwrap();
@@ -85,7 +87,7 @@ async fn embedded() -> (Embedded, InstanceId) {
 async fn a_host_that_does_its_duties_outlives_its_runtime() {
     let (mut embedded, id) = embedded().await;
     assert!(call(&embedded.runtime, &id, "echo", json!({"text": 1}), None).await.is_ok());
-    assert_eq!(embedded.runtime.shutdown().await, Farewell { events_lost: 0, in_time: true });
+    assert_eq!(embedded.runtime.shutdown().await, ShutdownReport { events_lost: 0, in_time: true });
     assert_eq!(embedded.ended.recv().await, Some("ended"));
     assert_eq!(embedded.host.get_status(), ActorStatus::Running);
     assert_eq!(embedded.world.sim.alive(), 0);
@@ -106,11 +108,11 @@ async fn a_host_that_simply_stops_leaves_no_server_and_no_task() {
     embedded.host.stop(None);
     embedded.host_join.await.unwrap();
     let answer = in_flight.await.unwrap();
-    assert!(matches!(answer, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{answer:?}");
+    assert!(matches!(answer, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{answer:?}");
     nothing_is_left(&embedded.world, embedded.tasks_before).await;
 
     let refused = call(&embedded.runtime, &id, "echo", json!({}), None).await.unwrap_err();
-    assert_eq!(refused.fate(), Some(Fate::NotSent), "{refused:?}");
+    assert_eq!(refused.fate(), Some(CallFate::NotSent), "{refused:?}");
     assert_eq!(embedded.runtime.restart(&id).await, Err(ControlError::Closing));
     assert!(!embedded.runtime.shutdown().await.in_time, "it did not end in order");
 }

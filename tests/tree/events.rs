@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
-use mcp_satellite_actors::Farewell;
+use mcp_satellite_actors::ShutdownReport;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink, Numbers};
+use mcp_satellite_actors::seam::{EventSink, NumberStore, SinkAnswer, SinkBatch};
 use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
@@ -78,7 +78,7 @@ async fn storm(chunk: usize) {
     seqs.sort_unstable();
     assert!(seqs.into_iter().eq(1..=25_006), "the gap is explained to the number");
     let farewell = fleet.runtime.shutdown().await;
-    assert_eq!(farewell, Farewell { events_lost: 0, in_time: true });
+    assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
     fleet.finish_after_shutdown().await;
 }
 
@@ -127,7 +127,7 @@ async fn a_shutdown_sends_what_is_queued_in_full() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_with_a_dead_sink_ends_in_five_seconds_and_says_what_was_lost() {
-    for mood in [Mood::Block, Mood::Panic, Mood::Answer(Answer::Unavailable("down".to_owned()))] {
+    for mood in [Mood::Block, Mood::Panic, Mood::Answer(SinkAnswer::Unavailable("down".to_owned()))] {
         let fleet = Fleet::start().await;
         fleet.online(Server::new("a")).await;
         fleet.runtime.flush().await;
@@ -140,7 +140,7 @@ async fn a_shutdown_with_a_dead_sink_ends_in_five_seconds_and_says_what_was_lost
         assert_eq!(sent, 8);
         assert_eq!(
             farewell,
-            Farewell { events_lost: 252, in_time: true },
+            ShutdownReport { events_lost: 252, in_time: true },
             "{mood:?}: the stop of the server, told twice, too"
         );
         fleet.finish_after_shutdown().await;
@@ -150,13 +150,13 @@ async fn a_shutdown_with_a_dead_sink_ends_in_five_seconds_and_says_what_was_lost
 #[tokio::test(start_paused = true)]
 async fn a_sink_that_comes_back_during_the_last_flush_gets_everything() {
     let fleet = Fleet::start().await;
-    fleet.sink.is(Mood::Answer(Answer::Unavailable("down".to_owned())));
+    fleet.sink.is(Mood::Answer(SinkAnswer::Unavailable("down".to_owned())));
     (0..250).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     let (farewell, ()) = futures::join!(fleet.runtime.shutdown(), async {
         sleep(seconds(1.0)).await;
         fleet.sink.is(Mood::Accept);
     });
-    assert_eq!(farewell, Farewell { events_lost: 0, in_time: true });
+    assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
     assert_no_gap(&fleet.sink.accepted());
     fleet.finish_after_shutdown().await;
 }
@@ -165,10 +165,10 @@ async fn a_sink_that_comes_back_during_the_last_flush_gets_everything() {
 async fn what_the_sink_does_not_take_now_is_kept_under_its_id_for_the_next_cycle() {
     let fleet = Fleet::start().await;
     let began = Instant::now();
-    fleet.sink.is(Mood::Answer(Answer::Unauthorized));
+    fleet.sink.is(Mood::Answer(SinkAnswer::Unauthorized));
     (0..3).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     fleet.sink.until_attempts(2).await;
-    fleet.sink.is(Mood::Answer(Answer::Throttled(None)));
+    fleet.sink.is(Mood::Answer(SinkAnswer::Throttled(None)));
     fleet.runtime.emitter().emit(event(3));
     fleet.sink.until_attempts(5).await;
     fleet.sink.is(Mood::Accept);
@@ -186,7 +186,7 @@ async fn what_the_sink_does_not_take_now_is_kept_under_its_id_for_the_next_cycle
 async fn a_pause_that_ends_between_two_cycles_is_not_extended_to_the_next_cycle() {
     let fleet = Fleet::start().await;
     let began = Instant::now();
-    fleet.sink.is(Mood::Answer(Answer::Throttled(None)));
+    fleet.sink.is(Mood::Answer(SinkAnswer::Throttled(None)));
     fleet.runtime.emitter().emit(event(0));
     sleep(seconds(1.0)).await;
     fleet.runtime.flush().await;
@@ -214,7 +214,7 @@ async fn numbering_goes_on_where_the_sink_stands() {
 struct Near(Arc<dyn EventSink>);
 
 impl EventSink for Near {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.send(batch)
     }
 
@@ -271,7 +271,7 @@ async fn what_comes_while_a_sink_near_by_is_busy_is_its_next_batch() {
 #[tokio::test(start_paused = true)]
 async fn a_sink_near_by_that_fails_is_asked_once_in_an_interval_whatever_comes_meanwhile() {
     let fleet = fleet_with_a_sink_near_by(2000).await;
-    fleet.sink.is(Mood::Answer(Answer::Unavailable("the disk is full".to_owned())));
+    fleet.sink.is(Mood::Answer(SinkAnswer::Unavailable("the disk is full".to_owned())));
     let began = Instant::now();
     for nth in 0..600 {
         fleet.runtime.emitter().emit(event(nth));
@@ -295,7 +295,7 @@ async fn a_sink_near_by_that_panicked_gets_everything_all_the_same() {
     fleet.runtime.emitter().emit(event(0));
     fleet.sink.until_attempts(1).await;
     fleet.sink.is(Mood::Accept);
-    fleet.runtime.panic(mcp_satellite_actors::Part::Batcher);
+    fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Batcher);
     fleet.runtime.emitter().emit(event(1));
     fleet.sink.until_attempts(3).await;
     let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
@@ -311,7 +311,7 @@ struct Reserving {
 }
 
 impl EventSink for Reserving {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.sink.send(batch)
     }
 
@@ -319,12 +319,12 @@ impl EventSink for Reserving {
         true
     }
 
-    fn numbers(&self) -> Option<Arc<dyn Numbers>> {
+    fn numbers(&self) -> Option<Arc<dyn NumberStore>> {
         Some(Arc::new(self.clone()))
     }
 }
 
-impl Numbers for Reserving {
+impl NumberStore for Reserving {
     fn reserve(&self, _through: u64) -> BoxFuture<'static, Result<(), String>> {
         let is_well = self.is_well.load(Ordering::Acquire);
         ready(is_well.then_some(()).ok_or_else(|| "the disk does not answer".to_owned())).boxed()
@@ -366,7 +366,7 @@ async fn the_end_does_not_wait_for_numbers_and_counts_what_has_none() {
     let (fleet, _is_well) = fleet_that_reserves(false).await;
     (0..319).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     let began = Instant::now();
-    assert_eq!(fleet.runtime.shutdown().await, Farewell { events_lost: 319, in_time: true });
+    assert_eq!(fleet.runtime.shutdown().await, ShutdownReport { events_lost: 319, in_time: true });
     assert!(began.elapsed() < seconds(1.0));
     fleet.finish_after_shutdown().await;
 }

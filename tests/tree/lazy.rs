@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use mcp_satellite::connect::sim::{Script, SimPlan};
+use mcp_satellite::connect::sim::{SimPlan, SimScript};
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::{Installed, Known};
+use mcp_satellite_actors::{EarlierState, InstallOutcome};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep};
@@ -15,16 +15,16 @@ use tokio::time::{Instant, sleep};
 use crate::support::{Fleet, Server, exits, seconds, tenths};
 
 /// The tools of the default script but the last, as they were known once.
-fn known() -> Known {
+fn known() -> EarlierState {
     let tool = |name| Tool::parse(RawValue::from_string(format!(r#"{{"name":"{name}"}}"#)).unwrap()).unwrap();
     let catalogue = Catalogue { tools: vec![tool("echo"), tool("old")], ..Catalogue::default() };
-    Known { catalogue: Some(Arc::new(catalogue)), memo: None }
+    EarlierState { catalogue: Some(Arc::new(catalogue)), memo: None }
 }
 
 async fn add_known(fleet: &Fleet, server: Server) -> InstanceId {
     let id = server.spec.id.clone();
     fleet.world.plan(&server);
-    assert_eq!(fleet.runtime.install_known(server.spec, known()).await, Ok(Installed::New));
+    assert_eq!(fleet.runtime.install_known(server.spec, known()).await, Ok(InstallOutcome::New));
     id
 }
 
@@ -53,7 +53,7 @@ async fn a_lazy_server_is_started_once_to_be_discovered_and_sleeps_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_lazy_server_that_is_called_while_it_is_discovered_stays_awake() {
     let fleet = Fleet::start().await;
-    let slow = Script { handshake_delay: seconds(2.0), ..Script::default() };
+    let slow = SimScript { handshake_delay: seconds(2.0), ..SimScript::default() };
     let id = fleet.add(Server::new("a").lazy().script(slow)).await;
     let answer = fleet.call(&id, "echo", json!({"text": 1})).await;
     assert!(answer.is_ok());
@@ -94,7 +94,7 @@ async fn known_tools_say_nothing_to_a_server_that_is_not_lazy_or_not_configured(
     fleet.until(&missing, Status::AwaitingUserConfig).await;
     fleet.world.plan(&Server::new("missing"));
     let complete = Server::new("missing").lazy().env("KEY", "1").spec;
-    assert_eq!(fleet.runtime.install_known(complete, known()).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install_known(complete, known()).await, Ok(InstallOutcome::Updated));
     fleet.until_view(&missing, |view| view.dormant).await;
     assert_eq!(fleet.world.openings(&missing).len(), 1, "an update is discovered");
     fleet.finish().await;
@@ -103,7 +103,7 @@ async fn known_tools_say_nothing_to_a_server_that_is_not_lazy_or_not_configured(
 #[tokio::test(start_paused = true)]
 async fn a_lazy_server_that_cannot_be_woken_is_charged_like_any_other() {
     let fleet = Fleet::start().await;
-    let broken = Script { exit_before_handshake: true, exit_code: 1, ..Script::default() };
+    let broken = SimScript { exit_before_handshake: true, exit_code: 1, ..SimScript::default() };
     let id = add_known(&fleet, Server::new("a").lazy().script(broken)).await;
     let refused = fleet.call(&id, "echo", json!({"text": 1})).await;
     assert!(matches!(refused, Err(CallError::Refused { status: Status::PermanentlyFailed, .. })), "{refused:?}");
@@ -114,7 +114,7 @@ async fn a_lazy_server_that_cannot_be_woken_is_charged_like_any_other() {
 #[tokio::test(start_paused = true)]
 async fn a_lazy_server_that_crashes_is_started_again_and_sleeps() {
     let fleet = Fleet::start().await;
-    let plans = [Script::default(), exits(5.0, 1), Script::default()].map(SimPlan::from);
+    let plans = [SimScript::default(), exits(5.0, 1), SimScript::default()].map(SimPlan::from);
     let id = fleet.add(Server::new("a").lazy().plans(plans)).await;
     fleet.until_view(&id, |view| view.dormant).await;
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
@@ -147,7 +147,7 @@ async fn what_is_known_survives_a_panic_of_the_team() {
     let fleet = Fleet::start().await;
     let id = add_known(&fleet, Server::new("a").lazy()).await;
     fleet.until_view(&id, |view| view.dormant).await;
-    fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+    fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     sleep(seconds(60.0)).await;
     let view = fleet.view(&id);
     assert_eq!((view.dormant, view.status, view.offered().unwrap().tools.len()), (true, Status::Online, 2));
@@ -160,7 +160,7 @@ async fn what_is_known_survives_a_panic_of_the_team() {
 #[tokio::test(start_paused = true)]
 async fn known_tools_that_cannot_be_read_again_are_read_at_the_next_wake() {
     let fleet = Fleet::start().await;
-    let plans = [Script { list_error: true, ..Script::default() }, Script::default()].map(SimPlan::from);
+    let plans = [SimScript { list_error: true, ..SimScript::default() }, SimScript::default()].map(SimPlan::from);
     let id = add_known(&fleet, Server::new("a").lazy().plans(plans)).await;
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     let view = fleet.until_view(&id, |view| view.dormant).await;
@@ -174,14 +174,14 @@ async fn known_tools_that_cannot_be_read_again_are_read_at_the_next_wake() {
 #[tokio::test(start_paused = true)]
 async fn what_is_known_of_one_that_comes_after_one_that_is_leaving_is_not_forgotten() {
     let fleet = Fleet::start().await;
-    let unhurried = Script { sigterm_delay: Some(seconds(5.0)), ..Script::default() };
+    let unhurried = SimScript { sigterm_delay: Some(seconds(5.0)), ..SimScript::default() };
     let server = Server::new("a").lazy().script(unhurried);
     let id = fleet.add(server.clone()).await;
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     let openings = fleet.world.openings(&id).len();
     let installs = async {
         sleep(seconds(1.0)).await;
-        assert_eq!(fleet.runtime.install_known(server.spec.clone(), known()).await, Ok(Installed::New));
+        assert_eq!(fleet.runtime.install_known(server.spec.clone(), known()).await, Ok(InstallOutcome::New));
     };
     let (gone, ()) = futures::join!(fleet.runtime.uninstall(&id), installs);
     assert!(gone.is_ok());

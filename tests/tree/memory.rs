@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use jiff::{SignedDuration, Timestamp};
-use mcp_satellite::connect::sim::Script;
+use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::catalogue::Catalogue;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::memo::StoredMemo;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::Want;
-use mcp_satellite_actors::seam::Memory;
-use mcp_satellite_actors::{Installed, Known, Part};
+use mcp_satellite_actors::rules::slot::RequestedState;
+use mcp_satellite_actors::seam::StateStore;
+use mcp_satellite_actors::{EarlierState, InstallOutcome, RuntimePart};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -29,7 +29,7 @@ struct Kept {
     off: Arc<Mutex<SignedDuration>>,
 }
 
-impl Memory for Kept {
+impl StateStore for Kept {
     fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo) {
         self.written.lock().unwrap().push(spec.id.clone());
         // As JSON, as a journal has it.
@@ -90,8 +90,8 @@ impl Kept {
     async fn install(&self, fleet: &Fleet, server: Server) -> InstanceId {
         let id = server.spec.id.clone();
         fleet.world.plan(&server);
-        let known = Known { memo: self.memo(&id), catalogue: self.tools.lock().unwrap().get(&id).cloned() };
-        assert_eq!(fleet.runtime.install_known(server.spec, known).await, Ok(Installed::New));
+        let known = EarlierState { memo: self.memo(&id), catalogue: self.tools.lock().unwrap().get(&id).cloned() };
+        assert_eq!(fleet.runtime.install_known(server.spec, known).await, Ok(InstallOutcome::New));
         id
     }
 }
@@ -139,7 +139,7 @@ async fn one_that_was_stopped_stays_down_until_it_is_started() {
     kept.install(&second, Server::new("a")).await;
     sleep(seconds(60.0)).await;
     let view = second.view(&id);
-    assert_eq!((view.status, view.want), (Status::Offline, Want::Stopped));
+    assert_eq!((view.status, view.want), (Status::Offline, RequestedState::Stopped));
     assert!(second.call(&id, "echo", json!({})).await.is_err());
     assert_eq!(second.world.openings(&id).len(), 0);
     second.runtime.start(&id).await.unwrap();
@@ -222,7 +222,7 @@ async fn a_clock_that_was_set_changes_no_more_than_what_is_counted_by_it() {
             let script = match server {
                 1 => exits(1.0, 1),
                 4 => exits(100.0, 1),
-                _ => Script::default(),
+                _ => SimScript::default(),
             };
             ids.push(kept.install(&first, Server::new(name).script(script)).await);
         }
@@ -239,7 +239,7 @@ async fn a_clock_that_was_set_changes_no_more_than_what_is_counted_by_it() {
             kept.install(&second, Server::new(name)).await;
         }
         second.until(&failed, Status::PermanentlyFailed).await;
-        second.until_view(&stopped, |view| view.want == Want::Stopped).await;
+        second.until_view(&stopped, |view| view.want == RequestedState::Stopped).await;
         second.until_view(&asleep, |view| view.dormant).await;
         let view = second.until(&crashed, Status::Online).await;
         let counted = view.exits_in_window(Instant::now().into_std());
@@ -269,7 +269,7 @@ async fn only_changes_of_what_is_kept_are_written() {
     assert!((1..=3).contains(&written), "the exit, the delay and its end: {written}");
     sleep(seconds(3600.0)).await;
     assert_eq!(kept.written(), written);
-    fleet.runtime.panic(Part::Team(id.team.clone()));
+    fleet.runtime.panic(RuntimePart::Team(id.team.clone()));
     sleep(seconds(60.0)).await;
     kept.end(fleet).await;
     assert_eq!(kept.memo(&id).unwrap().exits.len(), 1, "the end of the satellite is no exit");

@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::audience::{Audience, Cause, Origin, Question, Source};
-use mcp_satellite_actors::model::exit::{CallError, Fate, RuntimeEnd};
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::audience::{Audience, CallOrigin, ClientQuestion, MessageCause, SessionSource};
+use mcp_satellite_actors::model::exit::{CallError, CallFate, RuntimeEnd};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::memo::StoredMemo;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::Message;
-use mcp_satellite_actors::rules::slot::Want;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink, Memory};
-use mcp_satellite_actors::{ControlError, Installed, Part, RuntimeHandle};
+use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_actors::rules::slot::RequestedState;
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch, StateStore};
+use mcp_satellite_actors::{ControlError, InstallOutcome, RuntimeHandle, RuntimePart};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -25,12 +25,12 @@ use crate::support::{Fleet, LONG, Mood, Server, exits, seconds, tenths};
 
 /// Casts the panic after what was cast before it, without a pause.
 #[expect(clippy::unused_async, reason = "joined with others, so that it comes in their midst")]
-async fn panic(runtime: &RuntimeHandle, part: Part) {
+async fn panic(runtime: &RuntimeHandle, part: RuntimePart) {
     runtime.panic(part);
 }
 
-fn acme() -> Part {
-    Part::Team("acme".into())
+fn acme() -> RuntimePart {
+    RuntimePart::Team("acme".into())
 }
 
 /// The second death in a row of a supervisor is followed by five seconds without one.
@@ -49,9 +49,9 @@ async fn a_panic_of_a_worker_costs_that_instance_one_run() {
     let in_flight = fleet.call(&hurt, "sleep", json!({"ms": 5000}));
     let (answer, ()) = futures::join!(in_flight, async {
         sleep(seconds(1.0)).await;
-        fleet.runtime.panic(Part::Worker(hurt.clone()));
+        fleet.runtime.panic(RuntimePart::Worker(hurt.clone()));
     });
-    assert_eq!(answer.unwrap_err().fate(), Some(Fate::MaybeExecuted), "the caller is answered");
+    assert_eq!(answer.unwrap_err().fate(), Some(CallFate::MaybeExecuted), "the caller is answered");
     fleet.until_replaced(&hurt, hurt_pid).await;
     assert_eq!(fleet.view(&hurt).exits_in_window(Instant::now().into_std()), 1, "and it is charged");
     let crashed = fleet.told(&hurt, "mcp.server.crashed").await;
@@ -75,7 +75,7 @@ async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_
     fleet.runtime.stop(&stopped).await.unwrap();
     let failed = fleet.add(Server::new("failed").script(exits(0.1, 1))).await;
     let message = fleet.until(&failed, Status::PermanentlyFailed).await.message.clone();
-    let asleep = fleet.online(Server::new("asleep").plans([exits(1.0, 0).into(), Script::default().into()])).await;
+    let asleep = fleet.online(Server::new("asleep").plans([exits(1.0, 0).into(), SimScript::default().into()])).await;
     fleet.until_view(&asleep, |view| view.dormant).await;
     let unconfigured = fleet.add(Server::new("unconfigured").missing("KEY")).await;
     let once = fleet.online(Server::new("once")).await;
@@ -94,7 +94,7 @@ async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_
     }
     let view = fleet.view(&failed);
     assert_eq!((view.status, view.message.clone()), (Status::PermanentlyFailed, message));
-    assert_eq!((fleet.view(&stopped).status, fleet.view(&stopped).want), (Status::Offline, Want::Stopped));
+    assert_eq!((fleet.view(&stopped).status, fleet.view(&stopped).want), (Status::Offline, RequestedState::Stopped));
     assert_eq!(fleet.view(&unconfigured).status, Status::AwaitingUserConfig);
     let view = fleet.view(&asleep);
     assert_eq!((view.status, view.dormant, view.offered().unwrap().tools.len()), (Status::Online, true, 3));
@@ -123,9 +123,10 @@ async fn the_history_of_crashes_survives_a_panic_of_the_team() {
 #[tokio::test(start_paused = true)]
 async fn callers_of_a_team_that_panics_are_answered_and_those_who_wait_are_served_by_the_next_supervisor() {
     let fleet = Fleet::start().await;
-    let running =
-        fleet.online(Server::new("running").script(Script { call_delay: seconds(5.0), ..Script::default() })).await;
-    let slow = Script { handshake_delay: seconds(5.0), ..Script::default() };
+    let running = fleet
+        .online(Server::new("running").script(SimScript { call_delay: seconds(5.0), ..SimScript::default() }))
+        .await;
+    let slow = SimScript { handshake_delay: seconds(5.0), ..SimScript::default() };
     let starting = fleet.add(Server::new("starting").script(slow)).await;
     fleet.until(&starting, Status::Connecting).await;
     let (plain, read_only, waiting, ()) = futures::join!(
@@ -137,7 +138,7 @@ async fn callers_of_a_team_that_panics_are_answered_and_those_who_wait_are_serve
             fleet.runtime.panic(acme());
         }
     );
-    assert!(matches!(plain, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{plain:?}");
+    assert!(matches!(plain, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{plain:?}");
     assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3, "repeated on the next run");
     assert_eq!(waiting.unwrap()["structuredContent"]["text"], "waited");
     fleet.finish().await;
@@ -154,7 +155,7 @@ async fn a_stop_just_before_a_panic_of_the_team_is_kept() {
     assert_eq!((stopped, also), (Ok(()), Ok(())));
     sleep(seconds(60.0)).await;
     for id in [&id, &other] {
-        assert_eq!((fleet.view(id).status, fleet.view(id).want), (Status::Offline, Want::Stopped), "{id}");
+        assert_eq!((fleet.view(id).status, fleet.view(id).want), (Status::Offline, RequestedState::Stopped), "{id}");
     }
     assert_eq!(fleet.world.openings(&other).len(), 1);
     fleet.finish().await;
@@ -183,7 +184,7 @@ async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() 
     let (stop, restart) = (fleet.online(Server::new("stop")).await, fleet.online(Server::new("restart")).await);
     let remove = fleet.online(Server::new("remove")).await;
     let mut plans = vec![exits(0.1, 1).into(); 3];
-    plans.push(Script::default().into());
+    plans.push(SimScript::default().into());
     let failing = Server::new("failing").plans(plans);
     let failed = fleet.add(failing.clone()).await;
     fleet.until(&failed, Status::PermanentlyFailed).await;
@@ -203,14 +204,14 @@ async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() 
     );
     assert_eq!((stopped, restarted), (Ok(()), Ok(())));
     assert!(removed.is_ok(), "{removed:?}");
-    assert_eq!((updated, installed), (Ok(Installed::Updated), Ok(Installed::New)));
+    assert_eq!((updated, installed), (Ok(InstallOutcome::Updated), Ok(InstallOutcome::New)));
     assert!(called.is_ok(), "{called:?}");
     assert!(began.elapsed() < seconds(6.0));
     fleet.until(&failed, Status::Online).await;
     fleet.until(&new.spec.id, Status::Online).await;
     fleet.until(&restart, Status::Online).await;
     let view = fleet.view(&stop);
-    assert_eq!((view.status, view.want), (Status::Offline, Want::Stopped));
+    assert_eq!((view.status, view.want), (Status::Offline, RequestedState::Stopped));
     assert!(fleet.runtime.snapshot().get(&remove).is_none());
     assert_eq!(removals(&fleet, &remove).await, [(false, false)]);
     fleet.finish().await;
@@ -219,7 +220,7 @@ async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() 
 #[tokio::test(start_paused = true)]
 async fn an_uninstall_survives_a_panic_of_the_team() {
     let fleet = Fleet::start().await;
-    let stubborn = Script { ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(stubborn.clone())).await;
     let keeps = fleet.online(Server::new("b")).await;
     let pid = fleet.pid(&keeps);
@@ -254,7 +255,7 @@ async fn no_start_permit_is_lost_with_a_team() {
     assert!(began.elapsed() < seconds(1.0), "{:?}", began.elapsed());
     sleep(seconds(30.0)).await;
     fleet.world.take_starting_max("acme");
-    let slow = Script { handshake_delay: seconds(1.0), ..Script::default() };
+    let slow = SimScript { handshake_delay: seconds(1.0), ..SimScript::default() };
     let servers = (0..4).map(|nth| fleet.online(Server::of("other", &format!("slow{nth}")).script(slow.clone())));
     let began = Instant::now();
     join_all(servers).await;
@@ -284,7 +285,7 @@ async fn readers_keep_their_receivers_over_a_panic_of_the_registry() {
     let (pid, mut watch) = (fleet.pid(&id), fleet.runtime.watch());
     let (answer, ()) = futures::join!(fleet.call(&id, "sleep", json!({"ms": 5000})), async {
         sleep(seconds(1.0)).await;
-        fleet.runtime.panic(Part::Registry);
+        fleet.runtime.panic(RuntimePart::Registry);
     });
     assert!(answer.is_ok(), "calls go on");
     let snapshot = watch.borrow_and_update().clone();
@@ -306,7 +307,7 @@ async fn what_changes_while_the_registry_panics_is_not_lost() {
     let new = Server::new("new");
     fleet.world.plan(&new);
     let ((), uninstalled, stopped, installed) = futures::join!(
-        panic(&fleet.runtime, Part::Registry),
+        panic(&fleet.runtime, RuntimePart::Registry),
         fleet.runtime.uninstall(&goes),
         fleet.runtime.stop(&stays),
         fleet.runtime.install(new.spec.clone()),
@@ -328,7 +329,7 @@ async fn queued_events_survive_a_panic_of_the_batcher_and_the_batch_in_flight_is
     let old = fleet.pid(&id);
     fleet.server(&id).exit(1);
     fleet.until_replaced(&id, old).await;
-    fleet.runtime.panic(Part::Batcher);
+    fleet.runtime.panic(RuntimePart::Batcher);
     fleet.sink.until_attempts(2).await;
     let attempts = fleet.sink.attempts();
     assert_eq!(attempts[0].batch, attempts[1].batch, "the same events under the same id");
@@ -346,7 +347,7 @@ async fn a_batcher_may_panic_again_and_again() {
     let mut told = fleet.runtime.subscribe();
     for nth in 0..10 {
         fleet.online(Server::new(&format!("s{nth}"))).await;
-        fleet.runtime.panic(Part::Batcher);
+        fleet.runtime.panic(RuntimePart::Batcher);
     }
     fleet.events().await;
     let mut next = 1;
@@ -376,7 +377,7 @@ async fn a_panic_of_the_sink_is_a_refusal_like_any_other() {
 /// Code of a host that panics whenever it is called.
 struct Rude;
 
-impl Memory for Rude {
+impl StateStore for Rude {
     fn remember(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {
         panic!("the memory panics");
     }
@@ -387,27 +388,27 @@ impl Memory for Rude {
 }
 
 impl Audience for Rude {
-    fn heard(&self, _of: &Source, _cause: Cause, _message: Message) {
+    fn heard(&self, _of: &SessionSource, _cause: MessageCause, _message: RpcMessage) {
         panic!("the audience panics");
     }
 
-    fn progress(&self, _origin: Origin, _message: Message) {
+    fn progress(&self, _origin: CallOrigin, _message: RpcMessage) {
         panic!("the audience panics");
     }
 
-    fn asked(&self, _of: &Source, _cause: Cause, _question: Question) {
+    fn asked(&self, _of: &SessionSource, _cause: MessageCause, _question: ClientQuestion) {
         panic!("the audience panics");
     }
 
-    fn withdrawn(&self, _of: &Source, _question: u64, _message: Message) {
+    fn withdrawn(&self, _of: &SessionSource, _question: u64, _message: RpcMessage) {
         panic!("the audience panics");
     }
 
-    fn began(&self, _of: &Source) {
+    fn began(&self, _of: &SessionSource) {
         panic!("the audience panics");
     }
 
-    fn ended(&self, _of: &Source) {
+    fn ended(&self, _of: &SessionSource) {
         panic!("the audience panics");
     }
 }
@@ -420,7 +421,7 @@ async fn a_memory_an_audience_and_a_clock_that_panic_end_nothing() {
         options.wall = Arc::new(|| -> Timestamp { panic!("the clock panics") });
     })
     .await;
-    let script = Script { list_changed_after: Some(seconds(1.0)), ..Script::default() };
+    let script = SimScript { list_changed_after: Some(seconds(1.0)), ..SimScript::default() };
     let (id, other) = (fleet.online(Server::new("a").script(script)).await, fleet.online(Server::new("b")).await);
     sleep(seconds(5.0)).await;
     let pid = fleet.pid(&id);
@@ -438,7 +439,7 @@ async fn a_fault_of_the_root_supervisor_is_the_reason_of_the_end_and_nothing_sta
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let never = fleet.runtime.wait_for(&id, |view| view.status == Status::Error);
-    let (waited, ()) = futures::join!(timeout(LONG, never), panic(&fleet.runtime, Part::Root));
+    let (waited, ()) = futures::join!(timeout(LONG, never), panic(&fleet.runtime, RuntimePart::Root));
     assert!(waited.unwrap().is_none(), "who waits is told that it is over");
     let end = RuntimeEnd::Failed("asked to panic".to_owned());
     assert_eq!(fleet.runtime.ended().await, end);
@@ -464,7 +465,7 @@ async fn an_instance_that_keeps_panicking_its_team_is_set_aside_and_the_team_goe
         let (bad, good) = (fleet.online(bad).await, fleet.online(Server::new("good")).await);
         for _ in 0..3 {
             let pid = fleet.pid(&good);
-            fleet.runtime.panic(Part::Instance(bad.clone()));
+            fleet.runtime.panic(RuntimePart::Instance(bad.clone()));
             fleet.until_replaced(&good, pid).await;
         }
         let view = fleet.until(&bad, Status::PermanentlyFailed).await;
@@ -511,7 +512,7 @@ struct Sudden {
 }
 
 impl EventSink for Sudden {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         assert!(!self.panics.load(Ordering::Relaxed), "the sink panics at once");
         self.sink.send(batch)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -73,7 +73,7 @@ async fn where_attempts_are_bounded_five_are_made_and_then_none_until_somebody_c
     remote.lose(FailureKind::Cut);
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.message.as_deref(), Some("Connection failed after max retries"));
-    assert_eq!((view.connection, view.next_retry_at), (Some(Connection::Error), None));
+    assert_eq!((view.connection, view.next_retry_at), (Some(ConnectionState::Error), None));
     assert_eq!(waits(&remote)[1..], [2.0, 4.0, 8.0, 16.0], "each twice as long as the one before");
     sleep(seconds(3600.0)).await;
     assert_eq!(remote.attempts().len(), 6, "one, and five after the loss");
@@ -112,7 +112,7 @@ async fn without_a_bound_it_is_tried_for_a_week_and_more_and_its_events_do_not_p
     assert!((3300..3420).contains(&attempts), "{attempts}");
     assert_eq!(remote.overlaps(), 0);
     let view = fleet.view(&id);
-    assert_eq!((view.status, view.connection), (Status::Offline, Some(Connection::Reconnecting)));
+    assert_eq!((view.status, view.connection), (Status::Offline, Some(ConnectionState::Reconnecting)));
     assert!(view.attempt.is_some_and(|attempt| attempt >= attempts - 1), "{:?} of {attempts}", view.attempt);
     let told = fleet.told(&id, "mcp.server.reconnecting").await;
     assert_eq!(told.len(), 14, "the first five and each doubling");

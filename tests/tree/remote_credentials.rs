@@ -1,13 +1,13 @@
 //! Credentials that a server does not accept, and others in their place.
 
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::Installed;
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::InstallOutcome;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
-use mcp_satellite_actors::model::remote::Connection;
-use mcp_satellite_actors::model::secret::Mask;
-use mcp_satellite_actors::model::spec::Target;
+use mcp_satellite_actors::model::remote::ConnectionState;
+use mcp_satellite_actors::model::secret::SecretMask;
+use mcp_satellite_actors::model::spec::ServerTarget;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::sleep;
@@ -31,7 +31,7 @@ fn wants(fleet: &Fleet, id: &InstanceId, key: &str) {
 }
 
 async fn gives(fleet: &Fleet, key: &str) {
-    assert_eq!(fleet.runtime.install(server(key).spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(server(key).spec).await, Ok(InstallOutcome::Updated));
 }
 
 #[tokio::test(start_paused = true)]
@@ -45,7 +45,7 @@ async fn calls_are_refused_with_what_to_do_until_there_are_other_credentials_and
         remote.change(|manner| manner.refuses = Some(kind));
         let found_out = fleet.call(&id, "echo", json!({})).await;
         let view = fleet.until(&id, Status::RequiresReauth).await;
-        assert_eq!((view.message.as_deref(), view.connection), (Some(why), Some(Connection::Error)));
+        assert_eq!((view.message.as_deref(), view.connection), (Some(why), Some(ConnectionState::Error)));
         assert!(fleet.runtime.tools(&id).is_none());
         let blocked = fleet.call(&id, "echo", json!({})).await;
         for answer in [&found_out, &blocked] {
@@ -105,8 +105,9 @@ async fn a_healthy_connection_goes_on_with_the_new_credentials() {
 async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connection_that_has_seen_both() {
     let fleet = Fleet::start().await;
     let slow = |key: &str| {
-        let mut server = server(key).script(Script { all_tools: true, call_delay: seconds(2.0), ..Script::default() });
-        server.spec.mask = Mask::new([key]);
+        let mut server =
+            server(key).script(SimScript { all_tools: true, call_delay: seconds(2.0), ..SimScript::default() });
+        server.spec.mask = SecretMask::new([key]);
         server
     };
     let id = fleet.online(slow(OLD)).await;
@@ -114,7 +115,7 @@ async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connecti
     let (failed, error, ()) =
         futures::join!(fleet.call(&id, "fail", echo.clone()), fleet.call(&id, "tool_error", echo.clone()), async {
             sleep(seconds(1.0)).await;
-            assert_eq!(fleet.runtime.install(slow(NEW).spec).await, Ok(Installed::Updated));
+            assert_eq!(fleet.runtime.install(slow(NEW).spec).await, Ok(InstallOutcome::Updated));
         });
     let Err(CallError::Server { message, .. }) = failed else { panic!("{failed:?}") };
     assert_eq!(message, "failed as asked: [secret] and [secret]");
@@ -184,10 +185,10 @@ async fn a_change_of_more_than_credentials_makes_another_connection() {
     let id = fleet.online(server(OLD)).await;
     let remote = fleet.remote(&id);
     let mut changed = server(NEW);
-    if let Target::Remote { url, .. } = &mut changed.spec.target {
+    if let ServerTarget::Remote { url, .. } = &mut changed.spec.target {
         url.push_str("/elsewhere");
     }
-    assert_eq!(fleet.runtime.install(changed.spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(changed.spec).await, Ok(InstallOutcome::Updated));
     until_attempts(&remote, 2).await;
     until_back(&fleet, &id).await;
     assert_eq!(remote.sessions().closed, 1);

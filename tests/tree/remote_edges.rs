@@ -1,11 +1,11 @@
 //! The edge cases of a reconnect.
 
 use futures::future::join_all;
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
-use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
+use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -17,10 +17,10 @@ use crate::support::{Fleet, Server, seconds, tenths};
 #[tokio::test(start_paused = true)]
 async fn what_a_server_can_do_is_read_anew_after_a_reconnect_and_the_difference_is_told() {
     let fleet = Fleet::start().await;
-    let before = Script { tools: 4, resources: 1, ..Script::default() };
+    let before = SimScript { tools: 4, resources: 1, ..SimScript::default() };
     let id = fleet.online(Server::remote("a").script(before)).await;
     let remote = fleet.remote(&id);
-    let after = Script { tools: 2, resources: 3, prompts: 2, version: "2.0.0".to_owned(), ..Script::default() };
+    let after = SimScript { tools: 2, resources: 3, prompts: 2, version: "2.0.0".to_owned(), ..SimScript::default() };
     lose(&fleet, &id).await;
     remote.change(|manner| manner.script = Some(after.into()));
     remote.up();
@@ -84,7 +84,7 @@ async fn a_server_that_is_gone_for_good_is_never_given_up_and_says_so() {
     lose(&fleet, &id).await;
     sleep(DAY).await;
     let view = fleet.view(&id);
-    assert_eq!((view.status, view.connection), (Status::Offline, Some(Connection::Reconnecting)));
+    assert_eq!((view.status, view.connection), (Status::Offline, Some(ConnectionState::Reconnecting)));
     assert_eq!(view.message.as_deref(), Some("Server unreachable: connection refused"));
     assert_eq!(view.last_error.as_deref(), Some("connection refused"));
     assert!(view.next_retry_at.is_some() && view.catalogue.is_some());
@@ -109,8 +109,8 @@ async fn a_stop_during_a_reconnect_ends_its_schedule_and_a_start_connects_at_onc
         let attempts = remote.attempts();
         assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "what was under way is over");
         let view = fleet.view(id);
-        assert_eq!((view.status, view.want), (Status::Offline, Want::Stopped));
-        assert_eq!((view.connection, view.next_retry_at), (Some(Connection::Disconnected), None));
+        assert_eq!((view.status, view.want), (Status::Offline, RequestedState::Stopped));
+        assert_eq!((view.connection, view.next_retry_at), (Some(ConnectionState::Disconnected), None));
         remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
         sleep(DAY).await;
         assert_eq!(remote.attempts().len(), attempts.len(), "no timer was left");
@@ -174,7 +174,7 @@ async fn calls_during_a_reconnect_share_one_attempt_and_its_failure_and_the_sche
     let left = next - Instant::now().into_std();
     for error in early.into_iter().chain([late]).map(Result::unwrap_err) {
         let CallError::Reconnecting { next_retry_ms, last_error, .. } = &error else { panic!("{error:?}") };
-        assert_eq!((&**last_error, error.fate()), ("connection refused", Some(Fate::NotSent)));
+        assert_eq!((&**last_error, error.fate()), ("connection refused", Some(CallFate::NotSent)));
         let told = seconds(next_retry_ms.unwrap() as f64 / 1000.0);
         assert!(left.abs_diff(told) < seconds(0.01), "{told:?} for {left:?}");
     }
@@ -214,7 +214,7 @@ async fn health_is_not_checked_while_there_is_no_connection() {
     lose(&fleet, &id).await;
     let checks = remote.tried("ping").len();
     sleep(seconds(3600.0)).await;
-    assert_eq!((remote.tried("ping").len(), fleet.view(&id).health), (checks, Health::Unknown));
+    assert_eq!((remote.tried("ping").len(), fleet.view(&id).health), (checks, ServerHealth::Unknown));
     remote.up();
     until_back(&fleet, &id).await;
     let back = Instant::now();

@@ -1,6 +1,6 @@
 //! Removal and shutdown in each state of a remote instance: nothing of it is left.
 
-use mcp_satellite::connect::sim::Script;
+use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
@@ -90,7 +90,7 @@ async fn brought_to(fleet: &Fleet, state: State) -> InstanceId {
             fleet.until(&id, Status::DiscoveringTools).await;
         }
         State::Undiscovered => {
-            let unreadable = Script { list_error: true, ..Script::default() };
+            let unreadable = SimScript { list_error: true, ..SimScript::default() };
             let id = fleet.add(server.clone().script(unreadable)).await;
             fleet.until(&id, Status::Error).await;
         }
@@ -248,7 +248,7 @@ async fn a_stop_in_any_state_is_kept_and_a_start_brings_it_back() {
         assert_eq!(remote.attempts().len(), attempts, "{state:?}");
         assert_eq!(remote.sessions().open(), 0, "{state:?}");
         remote.change(|manner| {
-            (manner.down, manner.silent_on, manner.script) = (None, [].into(), Some(Script::default().into()));
+            (manner.down, manner.silent_on, manner.script) = (None, [].into(), Some(SimScript::default().into()));
         });
         let started = fleet.runtime.start(&id).await;
         if state != State::AwaitingConfig {

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use mcp_satellite::connect::sim::{Script, SimRemote, Speaks};
-use mcp_satellite_actors::Relay;
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite::connect::sim::{SimRemote, SimScript, SpokenEras};
+use mcp_satellite_actors::ClientRelay;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::remote::Health;
+use mcp_satellite_actors::model::remote::ServerHealth;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
@@ -22,8 +22,8 @@ use crate::support::{Fleet, Server, seconds};
 const METHODS: [&str; 5] =
     ["initialize", "notifications/initialized", "server/discover", "tools/list", "subscriptions/listen"];
 
-fn script(speaks: Speaks) -> Script {
-    Script { speaks, ..Script::default() }
+fn script(speaks: SpokenEras) -> SimScript {
+    SimScript { speaks, ..SimScript::default() }
 }
 
 /// How often each opening message was sent.
@@ -36,7 +36,7 @@ fn era(fleet: &Fleet, id: &InstanceId) -> Era {
 }
 
 /// Another server from now on. What it was told in sessions is gone.
-fn becomes(remote: &SimRemote, script: Script) {
+fn becomes(remote: &SimRemote, script: SimScript) {
     remote.change(|manner| manner.script = Some(Arc::new(script)));
     remote.expire(404);
     remote.cut();
@@ -50,10 +50,10 @@ async fn relayed(fleet: &Fleet, id: &InstanceId, tool: &str) -> Result<Value, Ca
     });
     let params = json!({"name": tool, "arguments": {"text": "hi"}, "_meta": meta});
     let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
-    let message = Message::read(message.into()).unwrap();
-    let origin = Origin { client: 1, call: 1 };
+    let message = RpcMessage::read(message.into()).unwrap();
+    let origin = CallOrigin { client: 1, call: 1 };
     let relay =
-        Relay { message, origin, repeatable: false, tool: Some(tool.into()), era: Era::Stateless, client: None };
+        ClientRelay { message, origin, repeatable: false, tool: Some(tool.into()), era: Era::Stateless, client: None };
     let (_withdraw, withdrawn) = oneshot::channel();
     let answer = fleet.runtime.relay(id, relay, None, withdrawn).await?.unwrap();
     Ok(serde_json::from_str(answer.text()).unwrap())
@@ -63,16 +63,16 @@ async fn relayed(fleet: &Fleet, id: &InstanceId, tool: &str) -> Result<Value, Ca
 async fn each_server_is_opened_in_its_era_with_as_few_messages_as_that_takes() {
     let fleet = Fleet::start().await;
     for (speaks, expected, messages) in [
-        (Speaks::Sessions, Era::Sessions, [1, 1, 0, 1, 0]),
-        (Speaks::Both, Era::Sessions, [1, 1, 0, 1, 0]),
-        (Speaks::Stateless, Era::Stateless, [1, 0, 1, 1, 1]),
+        (SpokenEras::Sessions, Era::Sessions, [1, 1, 0, 1, 0]),
+        (SpokenEras::Both, Era::Sessions, [1, 1, 0, 1, 0]),
+        (SpokenEras::Stateless, Era::Stateless, [1, 0, 1, 1, 1]),
     ] {
         let id = fleet.online(Server::remote(&format!("{speaks:?}").to_lowercase()).script(script(speaks))).await;
         assert_eq!(era(&fleet, &id), expected, "{speaks:?}");
         assert_eq!(opening(&fleet.remote(&id)), messages, "{speaks:?}");
         let answer = fleet.call(&id, "echo", json!({"text": "hi"})).await.unwrap();
         assert_eq!(answer["content"][0]["text"], "\"hi\"");
-        assert_eq!(fleet.view(&id).health, Health::Healthy);
+        assert_eq!(fleet.view(&id).health, ServerHealth::Healthy);
     }
     fleet.finish().await;
 }
@@ -80,9 +80,9 @@ async fn each_server_is_opened_in_its_era_with_as_few_messages_as_that_takes() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_upgraded_behind_its_address_is_found_out_without_a_lost_call() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Sessions))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Sessions))).await;
     let remote = fleet.remote(&id);
-    becomes(&remote, script(Speaks::Stateless));
+    becomes(&remote, script(SpokenEras::Stateless));
     // `add` is idempotent: what may have been carried out is asked again.
     assert_eq!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.unwrap()["structuredContent"]["result"], 3);
     until_back(&fleet, &id).await;
@@ -92,7 +92,7 @@ async fn a_server_that_is_upgraded_behind_its_address_is_found_out_without_a_los
     assert!(!story.iter().any(|line| line.starts_with("error")), "{story:?}");
 
     // And back again.
-    becomes(&remote, script(Speaks::Sessions));
+    becomes(&remote, script(SpokenEras::Sessions));
     assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_err(), "it is told what is wrong");
     fleet.until_view(&id, |view| view.server.as_ref().is_some_and(|server| server.era == Era::Sessions)).await;
     until_back(&fleet, &id).await;
@@ -103,7 +103,7 @@ async fn a_server_that_is_upgraded_behind_its_address_is_found_out_without_a_los
 #[tokio::test(start_paused = true)]
 async fn what_was_found_out_is_where_the_next_connection_begins() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Stateless))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Stateless))).await;
     let remote = fleet.remote(&id);
     fleet.runtime.reconnect(&id).await.unwrap();
     until_back(&fleet, &id).await;
@@ -116,10 +116,10 @@ async fn what_was_found_out_is_where_the_next_connection_begins() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_was_stateless_and_answers_nothing_is_asked_for_a_session_in_time() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Stateless))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Stateless))).await;
     let remote = fleet.remote(&id);
     remote.change(|manner| {
-        manner.script = Some(Arc::new(script(Speaks::Both)));
+        manner.script = Some(Arc::new(script(SpokenEras::Both)));
         manner.silent_on = ["server/discover"].into();
     });
     let began = Instant::now();
@@ -146,7 +146,7 @@ async fn what_is_lost_without_a_session_is_the_server() {
         (BROKEN_INSIDE, Status::Online),
     ];
     for (nth, (kind, status)) in table.into_iter().enumerate() {
-        let id = fleet.online(Server::remote(&format!("a{nth}")).script(script(Speaks::Stateless))).await;
+        let id = fleet.online(Server::remote(&format!("a{nth}")).script(script(SpokenEras::Stateless))).await;
         let remote = fleet.remote(&id);
         if status == Status::Offline {
             remote.down(kind.clone());
@@ -165,18 +165,18 @@ async fn what_is_lost_without_a_session_is_the_server() {
 #[tokio::test(start_paused = true)]
 async fn a_server_without_sessions_is_asked_what_it_is_to_see_whether_it_is_there() {
     let fleet = Fleet::start().await;
-    let server = Server::remote("a").script(script(Speaks::Stateless));
+    let server = Server::remote("a").script(script(SpokenEras::Stateless));
     let id = fleet.online(server.policy(|policy| policy.health.interval = seconds(100.0))).await;
     let remote = fleet.remote(&id);
     until_seen(&remote, |remote| remote.served("server/discover").len() == 4).await;
     remote.change(|manner| manner.silent_on = ["server/discover"].into());
-    fleet.until_view(&id, |view| view.health == Health::Degraded).await;
+    fleet.until_view(&id, |view| view.health == ServerHealth::Degraded).await;
     remote.change(|manner| manner.silent_on.clear());
-    fleet.until_view(&id, |view| view.health == Health::Healthy).await;
+    fleet.until_view(&id, |view| view.health == ServerHealth::Healthy).await;
     assert_eq!(fleet.view(&id).status, Status::Online);
     // One that does not know the question any more is not what it was.
     remote.change(|manner| {
-        manner.script = Some(Arc::new(script(Speaks::Sessions)));
+        manner.script = Some(Arc::new(script(SpokenEras::Sessions)));
         manner.unknown = ["server/discover"].into();
     });
     fleet.until_view(&id, |view| view.server.as_ref().is_some_and(|server| server.era == Era::Sessions)).await;
@@ -186,7 +186,7 @@ async fn a_server_without_sessions_is_asked_what_it_is_to_see_whether_it_is_ther
 #[tokio::test(start_paused = true)]
 async fn the_loss_of_the_stream_is_not_the_loss_of_the_server() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Stateless))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Stateless))).await;
     let remote = fleet.remote(&id);
     until_seen(&remote, |remote| remote.served("subscriptions/listen").len() == 1).await;
     let checks = remote.served("server/discover").len();
@@ -197,14 +197,14 @@ async fn the_loss_of_the_stream_is_not_the_loss_of_the_server() {
     until_seen(&remote, |remote| remote.served("tools/list").len() == 2).await;
     // Where nobody is there that is found out by the same look.
     remote.kill(REFUSED);
-    fleet.until_view(&id, |view| view.health == Health::Degraded || view.status == Status::Offline).await;
+    fleet.until_view(&id, |view| view.health == ServerHealth::Degraded || view.status == Status::Offline).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_change_is_told_on_the_stream() {
     let fleet = Fleet::start().await;
-    let changing = Script { list_changed_after: Some(seconds(50.0)), ..script(Speaks::Stateless) };
+    let changing = SimScript { list_changed_after: Some(seconds(50.0)), ..script(SpokenEras::Stateless) };
     let id = fleet.online(Server::remote("a").script(changing)).await;
     let view = fleet.until_view(&id, |view| view.catalogue.as_ref().is_some_and(|all| all.tools.len() == 4)).await;
     assert_eq!(view.status, Status::Online);
@@ -214,7 +214,7 @@ async fn a_change_is_told_on_the_stream() {
 #[tokio::test(start_paused = true)]
 async fn a_server_of_both_eras_serves_clients_of_both_over_one_connection() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Both))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Both))).await;
     let remote = fleet.remote(&id);
     let limit = seconds(5.0);
     let (one, other) = tokio::join!(fleet.runtime.discover(&id, limit), fleet.runtime.discover(&id, limit));
@@ -242,13 +242,13 @@ async fn a_server_of_both_eras_serves_clients_of_both_over_one_connection() {
 async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
     let fleet = Fleet::start().await;
     let limit = seconds(5.0);
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Sessions))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Sessions))).await;
     for _ in 0..3 {
         assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     }
     assert_eq!(fleet.remote(&id).received("server/discover").len(), 1);
     // One that leaves it unanswered counts as one that does not know it, after a short while.
-    let id = fleet.online(Server::remote("b").script(script(Speaks::Both))).await;
+    let id = fleet.online(Server::remote("b").script(script(SpokenEras::Both))).await;
     fleet.remote(&id).change(|manner| manner.silent_on = ["server/discover"].into());
     let began = Instant::now();
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
@@ -258,7 +258,7 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
     fleet.remote(&id).change(|manner| manner.silent_on.clear());
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_some(), "it may have been chance");
     // So may a failure; and what is not to be had at all is not known.
-    let id = fleet.online(Server::remote("c").script(script(Speaks::Both))).await;
+    let id = fleet.online(Server::remote("c").script(script(SpokenEras::Both))).await;
     fleet.remote(&id).fail_next([FailureKind::Throttled { retry_after: None }, BROKEN_INSIDE]);
     assert!(fleet.runtime.discover(&id, limit).await.is_err());
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
@@ -266,7 +266,7 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_some());
     assert_eq!(fleet.view(&id).status, Status::Online);
     // The older transport has sessions and nothing else.
-    let id = fleet.online(Server::remote("d").sse().script(script(Speaks::Both))).await;
+    let id = fleet.online(Server::remote("d").sse().script(script(SpokenEras::Both))).await;
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     assert_eq!(fleet.remote(&id).received("server/discover").len(), 0);
     fleet.finish().await;
@@ -275,7 +275,7 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_configured_to_have_sessions_is_asked_for_nothing_else() {
     let fleet = Fleet::start().await;
-    let server = Server::remote("a").script(script(Speaks::Both));
+    let server = Server::remote("a").script(script(SpokenEras::Both));
     let id = fleet.online(server.policy(|policy| policy.session.protocol = Some(Era::Sessions))).await;
     assert!(fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().is_none());
     assert_eq!(fleet.remote(&id).tried("server/discover").len(), 0);
@@ -285,7 +285,7 @@ async fn a_server_that_is_configured_to_have_sessions_is_asked_for_nothing_else(
 #[tokio::test(start_paused = true)]
 async fn what_changes_beside_a_session_is_told_on_a_stream_beside_it() {
     let fleet = Fleet::start().await;
-    let changing = Script { list_changed_after: Some(seconds(50.0)), ..script(Speaks::Both) };
+    let changing = SimScript { list_changed_after: Some(seconds(50.0)), ..script(SpokenEras::Both) };
     let id = fleet.online(Server::remote("a").script(changing)).await;
     let remote = fleet.remote(&id);
     sleep(seconds(20.0)).await;
@@ -304,7 +304,7 @@ async fn what_changes_beside_a_session_is_told_on_a_stream_beside_it() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() {
     let fleet = Fleet::start().await;
-    for speaks in [Speaks::Stateless, Speaks::Both] {
+    for speaks in [SpokenEras::Stateless, SpokenEras::Both] {
         let id = fleet.online(Server::remote(&format!("{speaks:?}").to_lowercase()).script(script(speaks))).await;
         let remote = fleet.remote(&id);
         fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
@@ -313,11 +313,11 @@ async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() 
             until_seen(&remote, |remote| remote.served("tools/call echo").len() == 1).await;
             remote.fail_next([FailureKind::Cut]);
             let error = relayed(&fleet, &id, "echo").await.unwrap_err();
-            assert_eq!(error.fate(), Some(Fate::MaybeExecuted), "{error}");
+            assert_eq!(error.fate(), Some(CallFate::MaybeExecuted), "{error}");
             for _ in 0..3 {
                 remote.fail_next([BROKEN_INSIDE]);
                 assert!(relayed(&fleet, &id, "echo").await.is_err());
-                if speaks == Speaks::Stateless {
+                if speaks == SpokenEras::Stateless {
                     break;
                 }
             }
@@ -332,7 +332,7 @@ async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() 
 #[tokio::test(start_paused = true)]
 async fn an_error_with_a_number_of_the_other_era_is_the_servers_own() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Sessions))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Sessions))).await;
     for code in [-32020, -32021, -32022] {
         let error = fleet.call(&id, "fail", json!({"code": code, "message": "done"})).await.unwrap_err();
         assert!(matches!(error, CallError::Server { code: told, .. } if told == code), "{error}");
@@ -348,10 +348,10 @@ async fn an_error_with_a_number_of_the_other_era_is_the_servers_own() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_without_sessions_no_more_is_found_out_by_who_needs_that() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(script(Speaks::Both))).await;
+    let id = fleet.online(Server::remote("a").script(script(SpokenEras::Both))).await;
     let remote = fleet.remote(&id);
     fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
-    remote.change(|manner| manner.script = Some(Arc::new(script(Speaks::Sessions))));
+    remote.change(|manner| manner.script = Some(Arc::new(script(SpokenEras::Sessions))));
     assert!(relayed(&fleet, &id, "echo").await.is_err());
     assert!(fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().is_none());
     assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
@@ -361,9 +361,11 @@ async fn a_server_that_does_without_sessions_no_more_is_found_out_by_who_needs_t
 #[tokio::test(start_paused = true)]
 async fn processes_are_opened_in_their_era_too() {
     let fleet = Fleet::start().await;
-    for (speaks, expected) in
-        [(Speaks::Sessions, Era::Sessions), (Speaks::Both, Era::Sessions), (Speaks::Stateless, Era::Stateless)]
-    {
+    for (speaks, expected) in [
+        (SpokenEras::Sessions, Era::Sessions),
+        (SpokenEras::Both, Era::Sessions),
+        (SpokenEras::Stateless, Era::Stateless),
+    ] {
         let name = format!("{speaks:?}").to_lowercase();
         let id = fleet.online(Server::new(&name).script(script(speaks)).always_on()).await;
         assert_eq!(era(&fleet, &id), expected);
@@ -373,7 +375,7 @@ async fn processes_are_opened_in_their_era_too() {
         assert_eq!(known.is_some(), expected == Era::Stateless);
     }
     // One that ends when it was spoken to in the wrong one is started once more, and spoken to in the right one.
-    let ending = Script { exit_on_refusal: true, exit_code: 1, ..script(Speaks::Stateless) };
+    let ending = SimScript { exit_on_refusal: true, exit_code: 1, ..script(SpokenEras::Stateless) };
     let id = fleet.online(Server::new("ending").script(ending).always_on()).await;
     assert_eq!((fleet.world.openings(&id).len(), fleet.view(&id).restarts), (2, 1));
     fleet.runtime.restart(&id).await.unwrap();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mcp_satellite::connect::sim::Script;
+use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::failure::FailureKind;
-use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -16,12 +16,12 @@ use crate::support::{Fleet, Server, seconds, tenths};
 #[tokio::test(start_paused = true)]
 async fn a_remote_server_is_connected_discovered_and_online_without_a_process() {
     let fleet = Fleet::start().await;
-    let server = Server::remote("a").script(Script { resources: 2, prompts: 1, ..Script::default() });
+    let server = Server::remote("a").script(SimScript { resources: 2, prompts: 1, ..SimScript::default() });
     let remote = fleet.remote(&server.spec.id);
     remote.change(|manner| manner.connect_delay = seconds(2.0));
     let id = fleet.add(server).await;
     let view = fleet.until(&id, Status::Connecting).await;
-    assert_eq!((view.connection, view.health), (Some(Connection::Connecting), Health::Unknown));
+    assert_eq!((view.connection, view.health), (Some(ConnectionState::Connecting), ServerHealth::Unknown));
     until_back(&fleet, &id).await;
     let expected = [
         "provisioning",
@@ -38,7 +38,7 @@ async fn a_remote_server_is_connected_discovered_and_online_without_a_process() 
     let told = (&started["pid"], &started["transport"], &started["spawn_duration_ms"]);
     assert_eq!(told, (&json!(null), &json!("http"), &json!(2000)));
     let view = fleet.view(&id);
-    assert_eq!((view.health, view.pid), (Health::Healthy, None));
+    assert_eq!((view.health, view.pid), (ServerHealth::Healthy, None));
     assert_eq!(
         view.server.as_ref().map(|server| (&*server.name, &*server.protocol)),
         Some(("sim-server", "2025-11-25"))
@@ -100,12 +100,12 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
         assert!(shown.starts_with(&message), "{kind:?}: {shown}");
         assert_eq!(view.last_error.as_deref(), Some(&*kind.to_string()));
         if status == Status::RequiresReauth {
-            assert_eq!((view.connection, view.next_retry_at), (Some(Connection::Error), None), "{kind:?}");
+            assert_eq!((view.connection, view.next_retry_at), (Some(ConnectionState::Error), None), "{kind:?}");
             sleep(seconds(600.0)).await;
             assert_eq!(remote.attempts().len(), 1, "{kind:?}");
             continue;
         }
-        assert_eq!(view.connection, Some(Connection::Reconnecting), "{kind:?}");
+        assert_eq!(view.connection, Some(ConnectionState::Reconnecting), "{kind:?}");
         assert_eq!(view.attempt, Some(1), "{kind:?}");
         remote.up();
         until_back(&fleet, &id).await;
@@ -120,9 +120,9 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_the_handshake_is_an_error_and_one_that_never_answers_it_is_offline() {
     let fleet = Fleet::start().await;
-    let refusing = Script { handshake_error: Some("not today".to_owned()), ..Script::default() };
-    let foreign = Script { protocol_version: Some("1999-01-01".to_owned()), ..Script::default() };
-    let mute = Script { handshake_never: true, ..Script::default() };
+    let refusing = SimScript { handshake_error: Some("not today".to_owned()), ..SimScript::default() };
+    let foreign = SimScript { protocol_version: Some("1999-01-01".to_owned()), ..SimScript::default() };
+    let mute = SimScript { handshake_never: true, ..SimScript::default() };
     let (refused, unknown, silent) = futures::join!(
         fleet.add(Server::remote("a").script(refusing)),
         fleet.add(Server::remote("b").script(foreign)),
@@ -168,7 +168,7 @@ async fn what_its_user_must_give_is_waited_for_and_nothing_is_sent() {
     let remote = fleet.remote(&server.spec.id);
     let id = fleet.add(server.clone()).await;
     let view = fleet.until(&id, Status::AwaitingUserConfig).await;
-    assert_eq!(view.connection, Some(Connection::Disconnected));
+    assert_eq!(view.connection, Some(ConnectionState::Disconnected));
     sleep(seconds(3600.0)).await;
     assert!(remote.attempts().is_empty());
     let mut given = server.header("Authorization", "Bearer key");

@@ -1,12 +1,12 @@
 //! A connection that is made anew on request, in every state.
 
-use mcp_satellite::connect::sim::Script;
+use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::ControlError;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -18,7 +18,8 @@ use crate::support::{Fleet, Server, seconds, tenths};
 #[tokio::test(start_paused = true)]
 async fn calls_inside_a_connection_that_is_made_anew_learn_their_fate() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(Script { call_delay: seconds(5.0), ..Script::default() })).await;
+    let id =
+        fleet.online(Server::remote("a").script(SimScript { call_delay: seconds(5.0), ..SimScript::default() })).await;
     let (plain, read_only, outcome) = futures::join!(
         fleet.call(&id, "echo", json!({"text": 1})),
         fleet.call(&id, "add", json!({"a": 1, "b": 2})),
@@ -28,7 +29,7 @@ async fn calls_inside_a_connection_that_is_made_anew_learn_their_fate() {
         }
     );
     assert!(outcome.success);
-    assert!(matches!(plain, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{plain:?}");
+    assert!(matches!(plain, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{plain:?}");
     assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3, "repeated on the new connection");
     fleet.finish().await;
 }
@@ -103,14 +104,14 @@ async fn what_was_given_up_is_tried_again() {
 #[tokio::test(start_paused = true)]
 async fn a_live_link_whose_tools_cannot_be_read_is_given_up_for_another() {
     let fleet = Fleet::start().await;
-    let server = Server::remote("a").script(Script { list_error: true, ..Script::default() });
+    let server = Server::remote("a").script(SimScript { list_error: true, ..SimScript::default() });
     let id = fleet.add(server).await;
     fleet.until(&id, Status::Error).await;
     let outcome = fleet.runtime.reconnect(&id).await.unwrap();
     assert_eq!((outcome.success, outcome.status), (false, Status::Error), "connected, and as useless as before");
     let remote = fleet.remote(&id);
     assert_eq!((remote.sessions().opened, remote.sessions().closed), (2, 1));
-    remote.change(|manner| manner.script = Some(Script::default().into()));
+    remote.change(|manner| manner.script = Some(SimScript::default().into()));
     assert!(fleet.runtime.reconnect(&id).await.unwrap().success);
     fleet.finish().await;
 }
@@ -121,7 +122,7 @@ async fn what_is_stopped_is_started_by_it_and_what_cannot_be_is_refused() {
     let stopped = fleet.online(Server::remote("a")).await;
     fleet.runtime.stop(&stopped).await.unwrap();
     let outcome = fleet.runtime.reconnect(&stopped).await.unwrap();
-    assert_eq!((outcome.success, fleet.view(&stopped).want), (true, Want::Running));
+    assert_eq!((outcome.success, fleet.view(&stopped).want), (true, RequestedState::Running));
 
     let unconfigured = fleet.add(Server::remote("b").missing("Authorization")).await;
     let refused = fleet.runtime.reconnect(&unconfigured).await;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mcp_satellite::connect::sim::{Script, SimRemote};
+use mcp_satellite::connect::sim::{SimRemote, SimScript};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{HealthCheck, HealthPolicy, OnDegraded};
-use mcp_satellite_actors::model::remote::Health;
+use mcp_satellite_actors::model::policy::{DegradedAction, HealthCheck, HealthPolicy};
+use mcp_satellite_actors::model::remote::ServerHealth;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -25,7 +25,7 @@ fn intervals(since: Instant, checks: &[Instant]) -> Vec<f64> {
     times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()
 }
 
-async fn until_health(fleet: &Fleet, id: &InstanceId, health: Health) {
+async fn until_health(fleet: &Fleet, id: &InstanceId, health: ServerHealth) {
     fleet.until_view(id, |view| view.health == health).await;
 }
 
@@ -51,7 +51,7 @@ async fn a_connected_server_is_asked_every_two_minutes_more_or_less() {
         assert!(intervals.iter().all(|interval| (108.0..=132.1).contains(interval)), "{method}: {intervals:?}");
         assert!(intervals.iter().any(|interval| (interval - intervals[0]).abs() > 1.0), "spread: {intervals:?}");
         let view = fleet.view(&id);
-        assert_eq!((view.status, view.health), (Status::Online, Health::Healthy), "{method}");
+        assert_eq!((view.status, view.health), (Status::Online, ServerHealth::Healthy), "{method}");
         assert!(last_check(&fleet, &id) > first, "when it was last asked is shown");
         assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new(), "{method}: that it is well is no news");
     }
@@ -70,7 +70,7 @@ async fn a_server_that_does_not_know_ping_is_asked_for_its_tools_and_is_none_the
     assert_eq!(remote.received("ping").len(), 1, "it is asked once");
     let more = remote.received("tools/list").len() - lists;
     assert!((9..=12).contains(&more), "{more}");
-    assert_eq!((fleet.view(&id).health, fleet.view(&id).status), (Health::Healthy, Status::Online));
+    assert_eq!((fleet.view(&id).health, fleet.view(&id).status), (ServerHealth::Healthy, Status::Online));
     fleet.finish().await;
 }
 
@@ -90,17 +90,21 @@ async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_n
         let checks = |count: usize| until_seen(&remote, move |remote| remote.tried("ping").len() >= count);
         checks(2).await;
         sleep(seconds(61.0)).await;
-        assert_eq!(fleet.view(&id).health, Health::Healthy, "two may be chance: {reason}");
-        until_health(&fleet, &id, Health::Degraded).await;
+        assert_eq!(fleet.view(&id).health, ServerHealth::Healthy, "two may be chance: {reason}");
+        until_health(&fleet, &id, ServerHealth::Degraded).await;
         checks(6).await;
         sleep(seconds(61.0)).await;
         let view = fleet.view(&id);
-        assert_eq!((view.status, view.health), (Status::Online, Health::Degraded), "it is told, and nothing else");
+        assert_eq!(
+            (view.status, view.health),
+            (Status::Online, ServerHealth::Degraded),
+            "it is told, and nothing else"
+        );
         assert!(view.offered().is_some());
         assert_eq!(view.counters.failed_checks(), 6);
         assert_eq!(told_by_health(&fleet, &id).await, [format!("degraded after 3: {reason}")]);
         remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
-        until_health(&fleet, &id, Health::Healthy).await;
+        until_health(&fleet, &id, ServerHealth::Healthy).await;
         let told = told_by_health(&fleet, &id).await;
         assert_eq!(told[1..], [format!("restored after 6: {reason}")]);
         assert_eq!(view.counters.failed_checks(), 0);
@@ -120,12 +124,12 @@ async fn one_success_between_failures_begins_the_count_anew() {
         let before = remote.received("GET").len();
         until_seen(&remote, |remote| remote.received("GET").len() == before + 3).await;
     }
-    assert_eq!(fleet.view(&id).health, Health::Healthy);
+    assert_eq!(fleet.view(&id).health, ServerHealth::Healthy);
     assert_eq!(told_by_health(&fleet, &id).await, Vec::<String>::new());
     remote.change(|manner| manner.unhealthy = Some(ill));
-    until_health(&fleet, &id, Health::Degraded).await;
+    until_health(&fleet, &id, ServerHealth::Degraded).await;
     remote.change(|manner| manner.unhealthy = None);
-    until_health(&fleet, &id, Health::Healthy).await;
+    until_health(&fleet, &id, ServerHealth::Healthy).await;
     fleet.finish().await;
 }
 
@@ -135,17 +139,17 @@ async fn a_successful_call_restores_what_checks_had_found_degraded() {
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
     remote.change(|manner| manner.silent_on = ["ping"].into());
-    until_health(&fleet, &id, Health::Degraded).await;
+    until_health(&fleet, &id, ServerHealth::Degraded).await;
     let (checked, began) = (last_check(&fleet, &id), Instant::now());
     sleep(seconds(1.0)).await;
     assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
-    until_health(&fleet, &id, Health::Healthy).await;
+    until_health(&fleet, &id, ServerHealth::Healthy).await;
     assert!(began.elapsed() < seconds(2.0), "no check had to come first");
     assert!(last_check(&fleet, &id) > checked);
     assert_eq!(told_by_health(&fleet, &id).await[1..], ["restored after 3: no answer within 60 s"]);
     // And three more must fail before it is degraded again.
     let checks = remote.tried("ping").len();
-    until_health(&fleet, &id, Health::Degraded).await;
+    until_health(&fleet, &id, ServerHealth::Degraded).await;
     assert_eq!(remote.tried("ping").len(), checks + 3);
     fleet.finish().await;
 }
@@ -153,7 +157,7 @@ async fn a_successful_call_restores_what_checks_had_found_degraded() {
 #[tokio::test(start_paused = true)]
 async fn where_degraded_means_reconnect_the_connection_is_made_anew() {
     let fleet = Fleet::start().await;
-    let closely = HealthPolicy { on_degraded: OnDegraded::Reconnect, ..HealthPolicy::bounded() };
+    let closely = HealthPolicy { on_degraded: DegradedAction::Reconnect, ..HealthPolicy::bounded() };
     let id = fleet.online(Server::remote("a").policy(|policy| policy.health = closely)).await;
     let (remote, connected) = (fleet.remote(&id), Instant::now());
     remote.change(|manner| manner.silent_on = ["ping"].into());
@@ -164,7 +168,7 @@ async fn where_degraded_means_reconnect_the_connection_is_made_anew() {
     assert_eq!(view.message.as_deref(), Some(message));
     remote.change(|manner| manner.silent_on.clear());
     until_back(&fleet, &id).await;
-    assert_eq!(fleet.view(&id).health, Health::Healthy);
+    assert_eq!(fleet.view(&id).health, ServerHealth::Healthy);
     let expected = [
         "degraded after 3: no answer within 5 s",
         "disconnected",
@@ -196,7 +200,7 @@ async fn a_server_that_is_busy_with_one_call_is_checked_beside_it() {
         policy.health = HealthPolicy::bounded();
         policy.session.request_timeout = Duration::from_secs(300);
     });
-    let id = fleet.online(closely.script(Script::default())).await;
+    let id = fleet.online(closely.script(SimScript::default())).await;
     let answer = fleet.call(&id, "sleep", json!({"ms": 200_000})).await;
     assert!(answer.is_ok(), "{answer:?}");
     assert!(fleet.remote(&id).received("ping").len() >= 5);

@@ -1,10 +1,10 @@
 //! How the loss of a remote server is found out, what is told of it, and what becomes of the calls.
 
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::Request;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::CallerRequest;
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -26,8 +26,8 @@ async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
     assert_eq!(fleet.view(&id).status, Status::Online, "over HTTP a loss is found out by whoever asks");
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_err());
     let view = fleet.view(&id);
-    assert_eq!((view.status, view.connection), (Status::Offline, Some(Connection::Reconnecting)));
-    assert_eq!((view.health, view.attempt), (Health::Unknown, Some(1)));
+    assert_eq!((view.status, view.connection), (Status::Offline, Some(ConnectionState::Reconnecting)));
+    assert_eq!((view.health, view.attempt), (ServerHealth::Unknown, Some(1)));
     assert!(fleet.runtime.tools(&id).is_none() && view.catalogue.is_some(), "kept, and not offered");
     fleet.until_view(&id, |view| view.attempt == Some(3)).await;
     remote.up();
@@ -50,7 +50,7 @@ async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
     let capabilities = &fleet.told(&id, "mcp.server.reconnected").await[0]["capabilities"];
     assert_eq!(capabilities, &json!({"tools": {"listChanged": true}}));
     let view = fleet.view(&id);
-    assert_eq!((view.health, view.next_retry_at, view.attempt), (Health::Healthy, None, None));
+    assert_eq!((view.health, view.next_retry_at, view.attempt), (ServerHealth::Healthy, None, None));
     fleet.finish().await;
 }
 
@@ -61,14 +61,14 @@ struct Expected {
     message: Option<&'static str>,
     /// How often the call was sent, of that before the session was given up.
     tried: usize,
-    fate: Fate,
+    fate: CallFate,
     /// Whether the caller is told of an attempt to connect that was made for it.
     attempted: bool,
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_fate() {
-    use Fate::{MaybeExecuted, NotSent};
+    use CallFate::{MaybeExecuted, NotSent};
     let lost = |kind, status, message, tried, fate, attempted| Expected {
         kind,
         status,
@@ -187,7 +187,7 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
 #[tokio::test(start_paused = true)]
 async fn what_a_server_answers_is_no_loss_and_neither_is_a_call_that_takes_too_long() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(Script { all_tools: true, ..Script::default() })).await;
+    let id = fleet.online(Server::remote("a").script(SimScript { all_tools: true, ..SimScript::default() })).await;
     let remote = fleet.remote(&id);
     let refused = fleet.call(&id, "fail", json!({"message": "no"})).await;
     assert!(matches!(refused, Err(CallError::Server { code: -32603, .. })), "{refused:?}");
@@ -198,7 +198,7 @@ async fn what_a_server_answers_is_no_loss_and_neither_is_a_call_that_takes_too_l
     let throttled = FailureKind::Throttled { retry_after: Some(seconds(60.0)) };
     remote.fail_next([throttled.clone()]);
     let busy = fleet.call(&id, "echo", json!({})).await;
-    assert_eq!(busy, Err(CallError::Remote { fate: Fate::NotSent, failure: Failure::sent(throttled) }));
+    assert_eq!(busy, Err(CallError::Remote { fate: CallFate::NotSent, failure: ExchangeFailure::sent(throttled) }));
     assert_eq!(remote.served("notifications/cancelled").len(), 1, "the late one is cancelled");
     assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
     assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
@@ -215,8 +215,8 @@ async fn three_calls_in_a_row_that_a_server_fails_are_a_loss_and_a_success_betwe
         for _ in 0..2 {
             remote.fail_next([BROKEN_INSIDE]);
             let failed = fleet.call(&id, "echo", json!({})).await;
-            let failure = Failure::sent(BROKEN_INSIDE);
-            assert_eq!(failed, Err(CallError::Remote { fate: Fate::MaybeExecuted, failure }));
+            let failure = ExchangeFailure::sent(BROKEN_INSIDE);
+            assert_eq!(failed, Err(CallError::Remote { fate: CallFate::MaybeExecuted, failure }));
         }
         assert_eq!(fleet.view(&id).status, Status::Online);
         assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
@@ -224,7 +224,7 @@ async fn three_calls_in_a_row_that_a_server_fails_are_a_loss_and_a_success_betwe
     remote.down(BROKEN_INSIDE);
     for _ in 0..3 {
         let failed = fleet.call(&id, "echo", json!({})).await;
-        assert!(matches!(failed, Err(CallError::Remote { fate: Fate::MaybeExecuted, .. })), "{failed:?}");
+        assert!(matches!(failed, Err(CallError::Remote { fate: CallFate::MaybeExecuted, .. })), "{failed:?}");
     }
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.message.as_deref(), Some("the server failed (HTTP 500)"));
@@ -236,7 +236,7 @@ async fn three_calls_in_a_row_that_a_server_fails_are_a_loss_and_a_success_betwe
 #[tokio::test(start_paused = true)]
 async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_is_repeated_once() {
     let fleet = Fleet::start().await;
-    let slow = Script { call_delay: seconds(5.0), ..Script::default() };
+    let slow = SimScript { call_delay: seconds(5.0), ..SimScript::default() };
     let id = fleet.online(Server::remote("a").script(slow)).await;
     let remote = fleet.remote(&id);
     let (plain, other, read_only, ()) = futures::join!(
@@ -251,7 +251,7 @@ async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_i
         }
     );
     for lost in [plain, other] {
-        let Err(CallError::Terminated { fate: Fate::MaybeExecuted, reason }) = lost else { panic!("{lost:?}") };
+        let Err(CallError::Terminated { fate: CallFate::MaybeExecuted, reason }) = lost else { panic!("{lost:?}") };
         assert_eq!(reason, "Server disconnected: the answer broke off");
     }
     assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3);
@@ -264,7 +264,7 @@ async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_i
 #[tokio::test(start_paused = true)]
 async fn a_call_that_was_lost_twice_fails_although_it_may_be_repeated() {
     let fleet = Fleet::start().await;
-    let slow = Script { call_delay: seconds(5.0), ..Script::default() };
+    let slow = SimScript { call_delay: seconds(5.0), ..SimScript::default() };
     let id = fleet.online(Server::remote("a").script(slow)).await;
     let remote = fleet.remote(&id);
     let (read_only, ()) = futures::join!(fleet.call(&id, "add", json!({"a": 1, "b": 2})), async {
@@ -274,7 +274,7 @@ async fn a_call_that_was_lost_twice_fails_although_it_may_be_repeated() {
             remote.lose(EXPIRED);
         }
     });
-    let Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. }) = read_only else { panic!("{read_only:?}") };
+    let Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. }) = read_only else { panic!("{read_only:?}") };
     sleep(seconds(60.0)).await;
     assert_eq!(remote.served("tools/call add").len(), 2);
     fleet.finish().await;
@@ -330,9 +330,9 @@ async fn an_expired_session_is_made_anew_and_every_call_that_met_it_is_made_once
         // Who does not go by the runtime is told that nothing was done.
         remote.expire(status);
         let port = fleet.view(&id).port.clone().unwrap();
-        let ping = Request::Method { method: "ping".to_owned(), params: None };
+        let ping = CallerRequest::Method { method: "ping".to_owned(), params: None };
         let error = port.request(ping, seconds(5.0)).await.unwrap_err();
-        assert!(matches!(error, CallError::Terminated { fate: Fate::NotSent, .. }), "{error:?}");
+        assert!(matches!(error, CallError::Terminated { fate: CallFate::NotSent, .. }), "{error:?}");
         until_back(&fleet, &id).await;
         assert_eq!(remote.sessions().opened, 4);
         fleet.finish().await;
@@ -348,7 +348,7 @@ async fn the_older_transport_finds_out_at_once_that_its_stream_has_ended() {
         until_seen(&remote, |remote| remote.served("tools/call").len() == 1).await;
         remote.kill(REFUSED);
     });
-    assert!(matches!(lost, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{lost:?}");
+    assert!(matches!(lost, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{lost:?}");
     let idle = fleet.online(Server::remote("b").sse()).await;
     fleet.remote(&idle).kill(REFUSED);
     let view = fleet.until(&idle, Status::Offline).await;

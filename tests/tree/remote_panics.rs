@@ -1,10 +1,10 @@
 //! Faults of our own, with remote servers: nothing else is touched, and what was scheduled goes on.
 
-use mcp_satellite_actors::Part;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite_actors::RuntimePart;
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -14,8 +14,8 @@ use crate::remote_support::{
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
-fn team(name: &str) -> Part {
-    Part::Team(name.into())
+fn team(name: &str) -> RuntimePart {
+    RuntimePart::Team(name.into())
 }
 
 /// Waits until the next attempt is this one of its schedule.
@@ -30,9 +30,9 @@ async fn a_panic_of_a_worker_is_a_loss_of_its_connection_and_touches_no_other() 
     let (hurt, other) = (fleet.online(Server::remote("a")).await, fleet.online(Server::remote("b")).await);
     let (lost, ()) = futures::join!(fleet.call(&hurt, "sleep", json!({"ms": 5000})), async {
         sleep(seconds(1.0)).await;
-        fleet.runtime.panic(Part::Worker(hurt.clone()));
+        fleet.runtime.panic(RuntimePart::Worker(hurt.clone()));
     });
-    assert!(matches!(lost, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{lost:?}");
+    assert!(matches!(lost, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{lost:?}");
     let view = fleet.until(&hurt, Status::Error).await;
     let message = view.message.as_deref().unwrap();
     assert!(message.starts_with("worker panicked") && message.contains("asked to panic"), "{message}");
@@ -55,7 +55,7 @@ async fn a_panic_of_a_team_that_reconnects_goes_on_with_the_schedule() {
     let view = fleet.view(&id);
     assert_eq!((view.next_retry_at, view.attempt), (Some(next), Some(7)));
     assert_eq!((view.status, view.message.clone()), (Status::Offline, message));
-    assert_eq!((view.connection, remote.attempts().len()), (Some(Connection::Reconnecting), 7));
+    assert_eq!((view.connection, remote.attempts().len()), (Some(ConnectionState::Reconnecting), 7));
     until_attempts(&remote, 10).await;
     assert_eq!(waits(&remote)[6..], [64.0, 128.0, 180.0]);
     remote.up();
@@ -129,7 +129,7 @@ async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_
     let view = fleet.view(&refused);
     assert_eq!((view.status, view.message.clone()), (Status::RequiresReauth, blocked));
     let view = fleet.view(&given_up);
-    assert_eq!((view.status, view.connection), (Status::Error, Some(Connection::Error)));
+    assert_eq!((view.status, view.connection), (Status::Error, Some(ConnectionState::Error)));
     assert_eq!(view.message.as_deref(), Some("Connection failed after max retries"));
     assert_eq!(fleet.view(&stopped).status, Status::Offline);
     assert_eq!(story_after_start(&fleet, &other).await, Vec::<String>::new());
@@ -168,7 +168,7 @@ async fn a_panic_of_the_registry_loses_nothing_of_what_is_away_or_there() {
     let away = fleet.online(Server::remote("b")).await;
     lose(&fleet, &away).await;
     let next = until_next(&fleet, &away, 6).await;
-    fleet.runtime.panic(Part::Registry);
+    fleet.runtime.panic(RuntimePart::Registry);
     sleep(seconds(1.0)).await;
     let view = fleet.view(&away);
     assert_eq!((view.status, view.next_retry_at, view.attempt), (Status::Offline, Some(next), Some(6)));

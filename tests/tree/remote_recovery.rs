@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::model::catalogue::List;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::model::catalogue::ListKind;
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::{Policy, ReconnectPolicy};
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
@@ -37,7 +37,7 @@ async fn a_call_that_brings_a_server_back_is_answered_before_its_tools_are_read_
         assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
     }
     let view = fleet.view(&id);
-    assert_eq!((view.status, view.connection), (Status::DiscoveringTools, Some(Connection::Connected)));
+    assert_eq!((view.status, view.connection), (Status::DiscoveringTools, Some(ConnectionState::Connected)));
     assert!(view.catalogue.is_some() && view.offered().is_none(), "its old tools are kept, and not offered yet");
     assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_ok(), "also who comes meanwhile is answered");
     assert_eq!(remote.received("tools/list").len(), lists + 1, "one discovery for all");
@@ -51,15 +51,15 @@ async fn a_call_that_brings_a_server_back_is_answered_before_its_tools_are_read_
 #[tokio::test(start_paused = true)]
 async fn a_discovery_that_fails_after_a_reconnect_keeps_the_tools_and_the_link_and_is_repeated() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(Script { tools: 5, ..Script::default() })).await;
+    let id = fleet.online(Server::remote("a").script(SimScript { tools: 5, ..SimScript::default() })).await;
     let remote = fleet.remote(&id);
     lose(&fleet, &id).await;
     remote.change(|manner| {
-        let script = Script { tools: 4, list_error_times: 3, ..Script::default() };
+        let script = SimScript { tools: 4, list_error_times: 3, ..SimScript::default() };
         (manner.down, manner.script) = (None, Some(script.into()));
     });
     let view = fleet.until(&id, Status::Error).await;
-    assert_eq!(view.connection, Some(Connection::Connected), "the link is kept");
+    assert_eq!(view.connection, Some(ConnectionState::Connected), "the link is kept");
     let message = view.message.as_deref().unwrap();
     assert!(message.contains("cannot list the tools") && message.contains("again in 1 s"), "{message}");
     assert_eq!(view.catalogue.as_ref().unwrap().tools.len(), 5, "what was known is known");
@@ -82,7 +82,7 @@ async fn a_call_that_succeeds_where_the_tools_could_not_be_read_has_them_read_at
     let remote = fleet.remote(&id);
     lose(&fleet, &id).await;
     remote.change(|manner| {
-        let script = Script { list_error_times: 6, ..Script::default() };
+        let script = SimScript { list_error_times: 6, ..SimScript::default() };
         (manner.down, manner.script) = (None, Some(script.into()));
     });
     fleet.until(&id, Status::Error).await;
@@ -113,7 +113,7 @@ async fn a_server_that_is_busy_while_its_tools_are_read_keeps_its_connection_and
     // The handshake is on its way already: this is for what follows it.
     remote.fail_next([BROKEN_INSIDE]);
     let view = fleet.until(&id, Status::Error).await;
-    assert_eq!(view.connection, Some(Connection::Connected));
+    assert_eq!(view.connection, Some(ConnectionState::Connected));
     let message = view.message.as_deref().unwrap();
     assert!(message.contains("the server failed (HTTP 500)"), "{message}");
     until_back(&fleet, &id).await;
@@ -160,7 +160,7 @@ async fn calls_in_flight_while_the_tools_are_read_again_learn_their_fate_like_an
         until_seen(&remote, |remote| remote.received("tools/call").len() > calls).await;
         remote.kill(REFUSED);
     });
-    assert!(matches!(lost, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{lost:?}");
+    assert!(matches!(lost, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{lost:?}");
     fleet.until(&id, Status::Offline).await;
     fleet.finish().await;
 }
@@ -196,7 +196,7 @@ async fn a_change_that_cannot_be_read_while_it_is_online_is_read_again_until_it_
 #[tokio::test(start_paused = true)]
 async fn a_list_beside_the_tools_that_cannot_be_read_after_a_reconnect_stays_as_it_was_until_it_can() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::remote("a").script(Script { resources: 2, ..Script::default() })).await;
+    let id = fleet.online(Server::remote("a").script(SimScript { resources: 2, ..SimScript::default() })).await;
     let remote = fleet.remote(&id);
     let known = |view: &InstanceView| {
         let catalogue = view.catalogue.clone().unwrap();
@@ -206,7 +206,7 @@ async fn a_list_beside_the_tools_that_cannot_be_read_after_a_reconnect_stays_as_
     remote.change(|manner| manner.silent_on = ["resources/list"].into());
     remote.up();
     until_back(&fleet, &id).await;
-    assert_eq!(known(&fleet.view(&id)), (3, 2, vec![List::Resources]));
+    assert_eq!(known(&fleet.view(&id)), (3, 2, vec![ListKind::Resources]));
     let told = &fleet.told(&id, "mcp.server.reconnected").await[0];
     assert_eq!(told["changed"], json!([]), "nothing is known to have changed");
     let before = remote.tried("resources/list").len();
@@ -225,7 +225,7 @@ async fn a_list_beside_the_tools_that_is_refused_for_good_is_asked_for_at_jitter
     let complaints = Complaints::default();
     let _guard = tracing::subscriber::set_default(complaints.clone());
     let fleet = Fleet::start().await;
-    let script = Script { resources: 1, resources_error: true, ..Script::default() };
+    let script = SimScript { resources: 1, resources_error: true, ..SimScript::default() };
     let jittered = |policy: &mut Policy| policy.reconnect = ReconnectPolicy::persistent();
     let id = fleet.online(Server::remote("a").script(script).policy(jittered)).await;
     let remote = fleet.remote(&id);
@@ -267,14 +267,14 @@ async fn a_server_that_asks_to_be_left_alone_is_not_asked_for_its_lists_before_t
 #[tokio::test(start_paused = true)]
 async fn what_a_server_offers_otherwise_after_its_return_is_named_when_that_is_told() {
     let fleet = Fleet::start().await;
-    let first = Script { resources: 1, prompts: 1, ..Script::default() };
+    let first = SimScript { resources: 1, prompts: 1, ..SimScript::default() };
     let id = fleet.online(Server::remote("a").script(first.clone())).await;
     let remote = fleet.remote(&id);
-    let changes: [(Script, &[&str]); 6] = [
-        (Script { resources: 2, prompts: 1, ..Script::default() }, &["resources"]),
-        (Script { resources: 2, prompts: 2, ..Script::default() }, &["prompts"]),
-        (Script { resources: 2, prompts: 2, tools: 2, ..Script::default() }, &["tools"]),
-        (Script { resources: 2, tools: 2, ..Script::default() }, &["capabilities", "prompts"]),
+    let changes: [(SimScript, &[&str]); 6] = [
+        (SimScript { resources: 2, prompts: 1, ..SimScript::default() }, &["resources"]),
+        (SimScript { resources: 2, prompts: 2, ..SimScript::default() }, &["prompts"]),
+        (SimScript { resources: 2, prompts: 2, tools: 2, ..SimScript::default() }, &["tools"]),
+        (SimScript { resources: 2, tools: 2, ..SimScript::default() }, &["capabilities", "prompts"]),
         (first.clone(), &["capabilities", "tools", "resources", "prompts"]),
         (first, &[]),
     ];

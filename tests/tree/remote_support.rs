@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use mcp_satellite::connect::sim::{Attempt, SimRemote};
+use mcp_satellite::connect::sim::{SimHandshake, SimRemote};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::remote::Connection;
+use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::Value;
@@ -35,7 +35,7 @@ pub(crate) async fn until_seen(remote: &SimRemote, wanted: impl FnMut(&SimRemote
 
 /// Waits until so many attempts have begun, and the last of them is over.
 pub(crate) async fn until_attempts(remote: &SimRemote, count: usize) {
-    let is_over = |attempts: &[Attempt]| attempts.len() >= count && attempts[count - 1].ended.is_some();
+    let is_over = |attempts: &[SimHandshake]| attempts.len() >= count && attempts[count - 1].ended.is_some();
     until_seen(remote, |remote| is_over(&remote.attempts())).await;
 }
 
@@ -93,7 +93,7 @@ fn line(event: &Value) -> Option<String> {
 /// Waits until it is online, and sees that it is connected.
 pub(crate) async fn until_back(fleet: &Fleet, id: &InstanceId) {
     let view = fleet.until(id, Status::Online).await;
-    assert_eq!(view.connection, Some(Connection::Connected));
+    assert_eq!(view.connection, Some(ConnectionState::Connected));
 }
 
 /// Has its server killed, sees that this is found out, and gives the first attempt of its schedule time to fail.

@@ -1,8 +1,8 @@
 //! Calls of tools, as they are logged.
 
-use mcp_satellite_actors::Part;
+use mcp_satellite_actors::RuntimePart;
 use mcp_satellite_actors::model::event::Envelope;
-use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::secret::SecretMask;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -87,7 +87,7 @@ async fn an_instance_whose_calls_are_private_has_none_logged() {
 async fn what_is_logged_holds_no_secret_and_no_more_than_it_may() {
     let fleet = Fleet::with(|options| options.batch.request_payload_max = 100).await;
     let mut server = Server::new("a");
-    server.spec.mask = Mask::new(["hush-hush"]);
+    server.spec.mask = SecretMask::new(["hush-hush"]);
     let id = fleet.online(server).await;
     fleet.call(&id, "echo", json!({"text": "hush-hush"})).await.unwrap();
     fleet.call(&id, "echo", json!({"text": format!("{}hush-hush", "x".repeat(85))})).await.unwrap();
@@ -109,7 +109,7 @@ async fn what_was_called_is_told_although_the_batcher_has_died_or_the_satellite_
     let id = fleet.online(Server::new("a")).await;
     fleet.call(&id, "echo", json!({"text": "1"})).await.unwrap();
     sleep(seconds(0.1)).await;
-    fleet.runtime.panic(Part::Batcher);
+    fleet.runtime.panic(RuntimePart::Batcher);
     sleep(seconds(10.0)).await;
     assert_eq!(is_told(&fleet), 1);
     fleet.call(&id, "echo", json!({"text": "2"})).await.unwrap();

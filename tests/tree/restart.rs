@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use mcp_satellite::connect::sim::{Script, SimPlan};
-use mcp_satellite_actors::Installed;
+use mcp_satellite::connect::sim::{SimPlan, SimScript};
+use mcp_satellite_actors::InstallOutcome;
 use mcp_satellite_actors::model::exit::CallError;
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::remedy::Remedy;
-use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -62,7 +62,8 @@ async fn a_run_of_more_than_a_minute_is_restarted_at_once_and_a_shorter_one_afte
 #[tokio::test(start_paused = true)]
 async fn the_time_before_initialized_does_not_count_as_uptime() {
     let fleet = Fleet::start().await;
-    let script = Script { start_delay: seconds(65.0), exit_before_handshake: true, exit_code: 1, ..Script::default() };
+    let script =
+        SimScript { start_delay: seconds(65.0), exit_before_handshake: true, exit_code: 1, ..SimScript::default() };
     let patient = |policy: &mut mcp_satellite_actors::model::policy::Policy| {
         policy.session.handshake_timeout = seconds(300.0);
     };
@@ -100,7 +101,7 @@ async fn the_third_crash_in_five_minutes_is_the_last() {
 async fn a_manual_restart_leaves_permanently_failed_with_a_clean_slate() {
     let fleet = Fleet::start().await;
     let mut plans = vec![SimPlan::from(exits(1.0, 1)); 5];
-    plans.push(Script::default().into());
+    plans.push(SimScript::default().into());
     let id = failed(&fleet, Server::new("a").plans(plans)).await;
     fleet.runtime.restart(&id).await.unwrap();
     fleet.until_view(&id, |view| view.status == Status::Online && view.exits_in_window(now()) == 2).await;
@@ -115,13 +116,13 @@ async fn a_manual_restart_leaves_permanently_failed_with_a_clean_slate() {
 async fn a_config_update_leaves_permanently_failed_with_a_clean_slate() {
     let fleet = Fleet::start().await;
     let mut plans = vec![SimPlan::from(exits(1.0, 1)); 5];
-    plans.push(Script::default().into());
+    plans.push(SimScript::default().into());
     let server = Server::new("a").plans(plans);
     let id = failed(&fleet, server.clone()).await;
-    assert_eq!(fleet.runtime.install(server.spec.clone()).await, Ok(Installed::Unchanged));
+    assert_eq!(fleet.runtime.install(server.spec.clone()).await, Ok(InstallOutcome::Unchanged));
     sleep(seconds(60.0)).await;
     assert_eq!(fleet.view(&id).status, Status::PermanentlyFailed, "the same configuration is no cure");
-    assert_eq!(fleet.runtime.install(server.env("FIXED", "yes").spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(server.env("FIXED", "yes").spec).await, Ok(InstallOutcome::Updated));
     sleep(seconds(600.0)).await;
     assert_eq!(fleet.view(&id).status, Status::Online);
     assert_eq!(fleet.world.openings(&id).len(), 6);
@@ -142,7 +143,7 @@ async fn crashes_slide_out_of_the_window() {
 #[tokio::test(start_paused = true)]
 async fn a_listed_server_that_exits_cleanly_sleeps_with_its_tools_until_a_call_wakes_it() {
     let fleet = Fleet::start().await;
-    let id = fleet.add(Server::new("a").plans([exits(5.0, 0).into(), Script::default().into()])).await;
+    let id = fleet.add(Server::new("a").plans([exits(5.0, 0).into(), SimScript::default().into()])).await;
     let view = fleet.until_view(&id, |view| view.dormant).await;
     assert_eq!((view.status, view.pid), (Status::Online, None));
     assert_eq!(view.offered().unwrap().tools.len(), 3, "its tools stay listed");
@@ -173,7 +174,7 @@ async fn a_listed_server_that_exits_cleanly_sleeps_with_its_tools_until_a_call_w
 #[tokio::test(start_paused = true)]
 async fn concurrent_calls_share_one_wake_which_waits_out_the_delay() {
     let fleet = Fleet::start().await;
-    let id = fleet.add(Server::new("a").plans([exits(5.0, 0).into(), Script::default().into()])).await;
+    let id = fleet.add(Server::new("a").plans([exits(5.0, 0).into(), SimScript::default().into()])).await;
     fleet.until_view(&id, |view| view.dormant).await;
     let began = Instant::now();
     let calls = (0..20).map(|nth| fleet.call(&id, "echo", json!({"text": nth})));
@@ -189,8 +190,8 @@ async fn concurrent_calls_share_one_wake_which_waits_out_the_delay() {
 #[tokio::test(start_paused = true)]
 async fn a_wake_that_fails_ends_the_sleep_and_is_charged() {
     let fleet = Fleet::start().await;
-    let broken = Script { exit_before_handshake: true, exit_code: 1, ..Script::default() };
-    let plans = [exits(5.0, 0), broken, Script::default()].map(SimPlan::from);
+    let broken = SimScript { exit_before_handshake: true, exit_code: 1, ..SimScript::default() };
+    let plans = [exits(5.0, 0), broken, SimScript::default()].map(SimPlan::from);
     let id = fleet.add(Server::new("a").plans(plans)).await;
     fleet.until_view(&id, |view| view.dormant).await;
     sleep(seconds(60.0)).await;
@@ -205,7 +206,7 @@ async fn a_wake_that_fails_ends_the_sleep_and_is_charged() {
 #[tokio::test(start_paused = true)]
 async fn an_always_on_server_is_respawned_after_a_clean_exit() {
     let fleet = Fleet::start().await;
-    let plans = [exits(5.0, 0).into(), Script::default().into()];
+    let plans = [exits(5.0, 0).into(), SimScript::default().into()];
     let id = fleet.online(Server::new("a").plans(plans).always_on()).await;
     let first = fleet.pid(&id);
     fleet.until_replaced(&id, first).await;
@@ -222,7 +223,7 @@ async fn an_always_on_server_is_respawned_after_a_clean_exit() {
 #[tokio::test(start_paused = true)]
 async fn a_clean_exit_before_online_is_respawned_and_charged_all_the_same() {
     let fleet = Fleet::start().await;
-    let script = Script { exit_before_handshake: true, ..Script::default() };
+    let script = SimScript { exit_before_handshake: true, ..SimScript::default() };
     let id = failed(&fleet, Server::new("a").script(script)).await;
     let message = "Process exited 3 times in 5 minutes; last: exited with code 0. Manual restart required.";
     assert_eq!(fleet.view(&id).message.as_deref(), Some(message), "none of them was a crash");
@@ -265,7 +266,7 @@ fn within_five_minutes(at: Instant, other: &crate::support::Opening) -> bool {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_never_shakes_hands_is_killed_after_thirty_seconds() {
     let fleet = Fleet::start().await;
-    let script = Script { handshake_never: true, ignore_sigterm: true, ignore_eof: true, ..Script::default() };
+    let script = SimScript { handshake_never: true, ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let id = failed(&fleet, Server::new("a").script(script)).await;
     assert_eq!(fleet.world.gaps(&id), [31.0, 35.0]);
     assert_eq!(fleet.world.sim.alive(), 0, "the process does not outlive its handshake");
@@ -278,7 +279,7 @@ async fn a_server_that_never_shakes_hands_is_killed_after_thirty_seconds() {
 #[tokio::test(start_paused = true)]
 async fn a_handshake_that_is_late_but_in_time_is_waited_for() {
     let fleet = Fleet::start().await;
-    let script = Script { handshake_delay: seconds(29.0), ..Script::default() };
+    let script = SimScript { handshake_delay: seconds(29.0), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     assert_eq!(fleet.world.openings(&id).len(), 1);
     assert_eq!(fleet.told(&id, "mcp.server.started").await[0]["spawn_duration_ms"], 29_000);
@@ -288,8 +289,8 @@ async fn a_handshake_that_is_late_but_in_time_is_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_handshake_and_an_unknown_version_are_crashes_that_say_why() {
     let fleet = Fleet::start().await;
-    let refused = Script { handshake_error: Some("no licence".to_owned()), ..Script::default() };
-    let ancient = Script { protocol_version: Some("1999-01-01".to_owned()), ..Script::default() };
+    let refused = SimScript { handshake_error: Some("no licence".to_owned()), ..SimScript::default() };
+    let ancient = SimScript { protocol_version: Some("1999-01-01".to_owned()), ..SimScript::default() };
     for (name, script, why) in [
         ("refused", refused, "handshake failed: server error -32603: no licence"),
         ("ancient", ancient, "handshake failed: the server speaks protocol version 1999-01-01, which is not known"),
@@ -321,10 +322,14 @@ async fn a_server_that_cannot_be_started_says_what_the_system_said_and_is_charge
 async fn a_failure_states_its_cause_and_the_last_line_of_stderr_and_its_logs_say_that_it_did_not_start() {
     let fleet = Fleet::start().await;
     let says = "\u{1b}[31mModuleNotFoundError:\u{1b}[0m No module named \u{202e}'{env:KEY}'\n".to_owned();
-    let script =
-        Script { exit_before_handshake: true, exit_code: 1, stderr_text: Some(says.repeat(2)), ..Script::default() };
+    let script = SimScript {
+        exit_before_handshake: true,
+        exit_code: 1,
+        stderr_text: Some(says.repeat(2)),
+        ..SimScript::default()
+    };
     let mut server = Server::new("a").env("KEY", "a-secret-value").script(script);
-    server.spec.mask = Mask::new(["a-secret-value"]);
+    server.spec.mask = SecretMask::new(["a-secret-value"]);
     let id = failed(&fleet, server).await;
     let cause = "exited with code 1: ModuleNotFoundError: No module named '[secret]'";
     let message = format!("Process crashed 3 times in 5 minutes; last: {cause}. Manual restart required.");
@@ -349,7 +354,7 @@ async fn a_failure_states_its_cause_and_the_last_line_of_stderr_and_its_logs_say
 #[tokio::test(start_paused = true)]
 async fn what_a_server_prints_on_stdout_is_in_its_logs_and_in_its_status_until_it_is_online() {
     let fleet = Fleet::start().await;
-    let script = Script { stdout_garbage_at_start: 1, handshake_delay: seconds(5.0), ..Script::default() };
+    let script = SimScript { stdout_garbage_at_start: 1, handshake_delay: seconds(5.0), ..SimScript::default() };
     let id = fleet.add(Server::new("a").script(script)).await;
     let says = "starting; its stdout is not JSON-RPC: npm warn deprecated";
     let view = fleet.until_view(&id, |view| view.message.as_deref() == Some(says)).await;
@@ -361,7 +366,7 @@ async fn what_a_server_prints_on_stdout_is_in_its_logs_and_in_its_status_until_i
     let line = &logs[0]["logs"][0];
     assert_eq!((&line["message"], &line["metadata"]["source"]), (&json!("npm warn deprecated"), &json!("stdout")));
 
-    let script = Script { stdout_garbage_at_start: 1, handshake_never: true, ..Script::default() };
+    let script = SimScript { stdout_garbage_at_start: 1, handshake_never: true, ..SimScript::default() };
     let id = failed(&fleet, Server::new("b").script(script)).await;
     let message = fleet.view(&id).message.clone().unwrap();
     assert!(message.contains("no answer to initialize within 30 s: npm warn deprecated"), "{message}");
@@ -371,7 +376,7 @@ async fn what_a_server_prints_on_stdout_is_in_its_logs_and_in_its_status_until_i
 #[tokio::test(start_paused = true)]
 async fn a_start_that_takes_for_ever_is_given_up_after_the_handshakes_time() {
     let fleet = Fleet::start().await;
-    let stuck = SimPlan { open_delay: seconds(3600.0), ..SimPlan::new(Script::default()) };
+    let stuck = SimPlan { open_delay: seconds(3600.0), ..SimPlan::new(SimScript::default()) };
     let id = fleet.add(Server::new("a").plans([stuck])).await;
     fleet.world.until_openings(&id, 2).await;
     assert_eq!(fleet.world.gaps(&id), [31.0]);
@@ -381,7 +386,7 @@ async fn a_start_that_takes_for_ever_is_given_up_after_the_handshakes_time() {
 #[tokio::test(start_paused = true)]
 async fn failed_discovery_keeps_the_link_and_is_retried_until_it_works() {
     let fleet = Fleet::start().await;
-    let script = Script { list_error_times: 4, ..Script::default() };
+    let script = SimScript { list_error_times: 4, ..SimScript::default() };
     let server = Server::new("a").script(script).policy(|policy| policy.reconnect.jitter_percent = 0);
     let id = fleet.add(server).await;
     let view = fleet.until(&id, Status::Error).await;
@@ -409,8 +414,8 @@ async fn failed_discovery_keeps_the_link_and_is_retried_until_it_works() {
 #[tokio::test(start_paused = true)]
 async fn a_crash_while_discovery_fails_is_an_ordinary_crash() {
     let fleet = Fleet::start().await;
-    let broken = Script { list_error: true, exit_after: Some(seconds(10.0)), exit_code: 1, ..Script::default() };
-    let id = fleet.online(Server::new("a").plans([broken.into(), Script::default().into()])).await;
+    let broken = SimScript { list_error: true, exit_after: Some(seconds(10.0)), exit_code: 1, ..SimScript::default() };
+    let id = fleet.online(Server::new("a").plans([broken.into(), SimScript::default().into()])).await;
     assert_eq!(fleet.world.gaps(&id), [11.0]);
     assert_eq!(fleet.told(&id, "mcp.server.crashed").await.len(), 1);
     assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1, "it was never online before");
@@ -431,7 +436,7 @@ struct ShortOfDescriptors {
 }
 
 impl Connector for ShortOfDescriptors {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let fails = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
         if fails {
             return futures::future::ready(Err(OpenError::Machine(NO_DESCRIPTORS.to_owned()))).boxed();
@@ -439,7 +444,7 @@ impl Connector for ShortOfDescriptors {
         self.then.open(spec, run)
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         self.then.dial(spec, run)
     }
 }
@@ -479,7 +484,7 @@ async fn a_start_that_the_machine_cannot_carry_out_is_repeated_and_charged_to_no
 #[tokio::test(start_paused = true)]
 async fn a_restart_and_a_wake_that_the_machine_cannot_carry_out_are_repeated() {
     let (fleet, left) = short_of_descriptors().await;
-    let id = fleet.add(Server::new("a").plans([exits(100.0, 1).into(), Script::default().into()])).await;
+    let id = fleet.add(Server::new("a").plans([exits(100.0, 1).into(), SimScript::default().into()])).await;
     let first = fleet.until(&id, Status::Online).await;
     left.store(3, Ordering::Relaxed);
     let again = fleet.until_replaced(&id, first.pid).await;
@@ -505,7 +510,7 @@ async fn a_rolling_update_that_the_machine_cannot_carry_out_is_repeated() {
     let id = fleet.add(server.clone()).await;
     let first = fleet.until(&id, Status::Online).await;
     left.store(3, Ordering::Relaxed);
-    assert_eq!(fleet.runtime.install(server.env("NEW", "yes").spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(server.env("NEW", "yes").spec).await, Ok(InstallOutcome::Updated));
     let postponed = fleet.until_view(&id, |view| view.message.as_ref().is_some_and(|it| it.contains("machine"))).await;
     assert_eq!((postponed.status, postponed.pid), (Status::Online, first.pid), "the old run goes on");
     let second = fleet.until_replaced(&id, first.pid).await;

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use mcp_satellite::connect::sim::{Script, SimPlan};
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite::connect::sim::{SimPlan, SimScript};
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::{Installed, Part, Uninstalled};
+use mcp_satellite_actors::{InstallOutcome, RuntimePart, UninstallOutcome};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -22,7 +22,7 @@ fn version(server: &Server, number: u32) -> Server {
 
 async fn roll_out(fleet: &Fleet, server: &Server, number: u32) {
     let installed = fleet.runtime.install(version(server, number).spec).await;
-    assert_eq!(installed, Ok(Installed::Updated));
+    assert_eq!(installed, Ok(InstallOutcome::Updated));
 }
 
 /// Which configuration answers.
@@ -33,7 +33,7 @@ async fn answers(fleet: &Fleet, id: &InstanceId) -> String {
 
 /// Online with version 1, its further runs after these plans.
 async fn first_version(fleet: &Fleet, plans: Vec<SimPlan>) -> (Server, InstanceId) {
-    let server = Server::new("a").rolling().plans(std::iter::once(Script::default().into()).chain(plans));
+    let server = Server::new("a").rolling().plans(std::iter::once(SimScript::default().into()).chain(plans));
     let id = fleet.online(version(&server, 1)).await;
     (server, id)
 }
@@ -45,14 +45,14 @@ async fn until_settled(fleet: &Fleet, id: &InstanceId, number: u32) -> Arc<Insta
     fleet.until_view(id, |view| takes_calls(view) || view.message.as_ref().is_some_and(refused)).await
 }
 
-fn slow(handshake: f64) -> Script {
-    Script { handshake_delay: seconds(handshake), ..Script::default() }
+fn slow(handshake: f64) -> SimScript {
+    SimScript { handshake_delay: seconds(handshake), ..SimScript::default() }
 }
 
 #[tokio::test(start_paused = true)]
 async fn calls_move_over_when_the_new_one_is_up_and_not_a_moment_is_missed() {
     let fleet = Fleet::start().await;
-    let (server, id) = first_version(&fleet, vec![Script { tools: 5, ..slow(3.0) }.into()]).await;
+    let (server, id) = first_version(&fleet, vec![SimScript { tools: 5, ..slow(3.0) }.into()]).await;
     let old = fleet.pid(&id);
     roll_out(&fleet, &server, 2).await;
     let began = Instant::now();
@@ -101,7 +101,7 @@ async fn another_policy_is_applied_to_the_server_that_runs() {
             policy.restart.max_crashes = 9;
             policy.health.interval = seconds(7.0);
         });
-        assert_eq!(fleet.runtime.install(strict.spec.clone()).await, Ok(Installed::Updated));
+        assert_eq!(fleet.runtime.install(strict.spec.clone()).await, Ok(InstallOutcome::Updated));
         let view = fleet.until_view(&id, |view| *view.spec == strict.spec).await;
         assert_eq!((view.status, view.pid, view.restarts), (Status::Online, before.pid, 0));
         assert_eq!(view.initialized_at, before.initialized_at, "it is the same run");
@@ -125,7 +125,7 @@ async fn a_crash_is_counted_by_the_policy_that_was_applied_last() {
     let server = Server::new("a").script(exits(70.0, 1));
     let id = fleet.online(server.clone()).await;
     let once = server.policy(|policy| policy.restart.max_crashes = 1);
-    assert_eq!(fleet.runtime.install(once.spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(once.spec).await, Ok(InstallOutcome::Updated));
     let view = fleet.until(&id, Status::PermanentlyFailed).await;
     assert_eq!((view.restarts, fleet.told(&id, "mcp.server.crashed").await.len()), (0, 1));
     fleet.finish().await;
@@ -162,7 +162,7 @@ async fn who_holds_the_old_door_is_sent_to_the_new_one() {
     let fleet = Fleet::start().await;
     for steps in 0..60 {
         let name = format!("s{steps}");
-        let server = Server::new(&name).rolling().plans([Script::default().into(), slow(1.0).into()]);
+        let server = Server::new(&name).rolling().plans([SimScript::default().into(), slow(1.0).into()]);
         let id = fleet.online(version(&server, 1)).await;
         let (runtime, its) = (fleet.runtime.clone(), id.clone());
         roll_out(&fleet, &server, 2).await;
@@ -215,7 +215,7 @@ async fn a_run_that_still_drains_after_the_drain_timeout_is_ended() {
         Instant::now()
     };
     let (long, moved) = futures::join!(long, update);
-    assert!(matches!(long, Err(CallError::Terminated { fate: Fate::MaybeExecuted, .. })), "{long:?}");
+    assert!(matches!(long, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{long:?}");
     assert_eq!(tenths(moved.elapsed()), 300.0);
     sleep(seconds(1.0)).await;
     assert_eq!(fleet.world.sim.alive(), 1);
@@ -225,11 +225,11 @@ async fn a_run_that_still_drains_after_the_drain_timeout_is_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_so() {
-    let broken = |script: Script| SimPlan::from(script);
-    let exit = Script { exit_before_handshake: true, exit_code: 3, ..Script::default() };
-    let refuses = Script { handshake_error: Some("no licence".to_owned()), ..Script::default() };
-    let mute = Script { handshake_never: true, ..Script::default() };
-    let listless = Script { list_error: true, ..Script::default() };
+    let broken = |script: SimScript| SimPlan::from(script);
+    let exit = SimScript { exit_before_handshake: true, exit_code: 3, ..SimScript::default() };
+    let refuses = SimScript { handshake_error: Some("no licence".to_owned()), ..SimScript::default() };
+    let mute = SimScript { handshake_never: true, ..SimScript::default() };
+    let listless = SimScript { list_error: true, ..SimScript::default() };
     for (plan, why) in [
         (SimPlan::fails("cannot start `files`: not found"), "cannot start `files`: not found"),
         (broken(exit), "exited with code 3"),
@@ -239,7 +239,7 @@ async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_s
     ] {
         let fleet = Fleet::start().await;
         let overlaps = u64::from(plan.open_error.is_none());
-        let (server, id) = first_version(&fleet, vec![plan, Script::default().into()]).await;
+        let (server, id) = first_version(&fleet, vec![plan, SimScript::default().into()]).await;
         let old = fleet.pid(&id);
         roll_out(&fleet, &server, 2).await;
         let view = until_settled(&fleet, &id, 2).await;
@@ -270,8 +270,8 @@ async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_s
 #[tokio::test(start_paused = true)]
 async fn the_next_update_is_tried_after_one_that_did_not_come_up() {
     let fleet = Fleet::start().await;
-    let broken = Script { exit_before_handshake: true, exit_code: 3, ..Script::default() };
-    let (server, id) = first_version(&fleet, vec![broken.into(), Script::default().into()]).await;
+    let broken = SimScript { exit_before_handshake: true, exit_code: 3, ..SimScript::default() };
+    let (server, id) = first_version(&fleet, vec![broken.into(), SimScript::default().into()]).await;
     roll_out(&fleet, &server, 2).await;
     until_settled(&fleet, &id, 2).await;
     roll_out(&fleet, &server, 3).await;
@@ -283,7 +283,7 @@ async fn the_next_update_is_tried_after_one_that_did_not_come_up() {
 
 /// Online with version 1, and version 2 did not come up; its further runs after these plans.
 async fn second_version_refused(fleet: &Fleet, plans: Vec<SimPlan>) -> (Server, InstanceId) {
-    let broken = Script { exit_before_handshake: true, exit_code: 3, ..Script::default() };
+    let broken = SimScript { exit_before_handshake: true, exit_code: 3, ..SimScript::default() };
     let (server, id) = first_version(fleet, std::iter::once(broken.into()).chain(plans).collect()).await;
     roll_out(fleet, &server, 2).await;
     assert!(says_so(&*until_settled(fleet, &id, 2).await));
@@ -298,17 +298,17 @@ fn says_so(view: &InstanceView) -> bool {
 #[tokio::test(start_paused = true)]
 async fn the_status_says_so_as_long_as_the_old_one_stays() {
     let fleet = Fleet::start().await;
-    let (_, id) = second_version_refused(&fleet, vec![Script::default().into()]).await;
+    let (_, id) = second_version_refused(&fleet, vec![SimScript::default().into()]).await;
     let old = fleet.pid(&id);
     fleet.call(&id, "crash", json!({})).await.unwrap_err();
     let view = fleet.until_replaced(&id, old).await;
     assert!(says_so(&view), "after a crash: {:?}", view.message);
-    fleet.runtime.panic(Part::Team("acme".into()));
+    fleet.runtime.panic(RuntimePart::Team("acme".into()));
     let view = fleet.until_replaced(&id, view.pid).await;
     assert!(says_so(&view), "after a panic of its supervisor: {:?}", view.message);
     let view = fleet.until_view(&id, |view| view.dormant).await;
     assert!(says_so(&view), "asleep: {:?}", view.message);
-    fleet.runtime.panic(Part::Team("acme".into()));
+    fleet.runtime.panic(RuntimePart::Team("acme".into()));
     sleep(seconds(60.0)).await;
     assert!(says_so(&fleet.view(&id)), "asleep, after a panic of its supervisor");
     assert_eq!(answers(&fleet, &id).await, "1");
@@ -323,7 +323,7 @@ async fn the_status_says_so_as_long_as_the_old_one_stays() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_during_a_wake_starts_what_did_not_come_up_and_says_nothing_of_the_old_one() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
-    let (_, id) = second_version_refused(&fleet, vec![Script::default().into()]).await;
+    let (_, id) = second_version_refused(&fleet, vec![SimScript::default().into()]).await;
     fleet.until_view(&id, |view| view.dormant).await;
     // It has the only permit for two seconds: the wake waits for it.
     let mute = fleet.add(Server::of("other", "mute").script(slow(3000.0))).await;
@@ -348,11 +348,11 @@ async fn a_restart_during_a_wake_starts_what_did_not_come_up_and_says_nothing_of
 #[tokio::test(start_paused = true)]
 async fn the_same_configuration_again_is_another_try() {
     let fleet = Fleet::start().await;
-    let (server, id) = second_version_refused(&fleet, vec![Script::default().into()]).await;
+    let (server, id) = second_version_refused(&fleet, vec![SimScript::default().into()]).await;
     roll_out(&fleet, &server, 2).await;
     fleet.until_view(&id, |view| view.message.is_none()).await;
     assert_eq!(answers(&fleet, &id).await, "2");
-    assert_eq!(fleet.runtime.install(version(&server, 2).spec).await, Ok(Installed::Unchanged));
+    assert_eq!(fleet.runtime.install(version(&server, 2).spec).await, Ok(InstallOutcome::Unchanged));
     fleet.world.rolls_out(2);
     fleet.finish().await;
 }
@@ -362,7 +362,7 @@ async fn the_same_configuration_again_leaves_one_that_sleeps_alone() {
     let fleet = Fleet::start().await;
     let (server, id) = second_version_refused(&fleet, Vec::new()).await;
     fleet.until_view(&id, |view| view.dormant).await;
-    assert_eq!(fleet.runtime.install(version(&server, 2).spec).await, Ok(Installed::Unchanged));
+    assert_eq!(fleet.runtime.install(version(&server, 2).spec).await, Ok(InstallOutcome::Unchanged));
     sleep(seconds(60.0)).await;
     let view = fleet.view(&id);
     assert_eq!((view.dormant, says_so(&view), fleet.world.openings(&id).len()), (true, true, 2));
@@ -390,7 +390,7 @@ async fn the_end_of_the_old_one_is_told_under_its_own_name() {
     let (server, id) = first_version(&fleet, Vec::new()).await;
     let mut renamed = version(&server, 2).spec;
     renamed.server = "papers".into();
-    assert_eq!(fleet.runtime.install(renamed).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(renamed).await, Ok(InstallOutcome::Updated));
     until_settled(&fleet, &id, 2).await;
     sleep(seconds(1.0)).await;
     let stopped = fleet.told(&id, "mcp.server.stopped").await;
@@ -444,7 +444,7 @@ async fn a_crash_of_the_old_one_makes_the_new_one_the_start_that_is_under_way() 
 #[tokio::test(start_paused = true)]
 async fn a_crash_of_the_new_one_while_the_old_one_drains_is_its_own() {
     let fleet = Fleet::start().await;
-    let (server, id) = first_version(&fleet, vec![exits(5.0, 1).into(), Script::default().into()]).await;
+    let (server, id) = first_version(&fleet, vec![exits(5.0, 1).into(), SimScript::default().into()]).await;
     let long = fleet.call_within(&id, "sleep", json!({"ms": 60_000}), Some(seconds(100.0)));
     let update = async {
         roll_out(&fleet, &server, 2).await;
@@ -463,9 +463,9 @@ async fn a_crash_of_the_new_one_while_the_old_one_drains_is_its_own() {
 /// What ends an instance ends both of its processes, and says so when both are gone.
 async fn ends_both(end: impl AsyncFnOnce(&Fleet, &InstanceId, &Server), drains: bool) -> Fleet {
     let fleet = Fleet::start().await;
-    let unhurried = |delay: f64| Script { sigterm_delay: Some(seconds(delay)), ..Script::default() };
-    let new = if drains { unhurried(1.0) } else { Script { handshake_never: true, ..unhurried(5.0) } };
-    let plans = [unhurried(3.0), new, Script::default()].map(SimPlan::from);
+    let unhurried = |delay: f64| SimScript { sigterm_delay: Some(seconds(delay)), ..SimScript::default() };
+    let new = if drains { unhurried(1.0) } else { SimScript { handshake_never: true, ..unhurried(5.0) } };
+    let plans = [unhurried(3.0), new, SimScript::default()].map(SimPlan::from);
     let server = Server::new("a").rolling().plans(plans);
     let id = fleet.online(version(&server, 1)).await;
     let busy = fleet.call_within(&id, "sleep", json!({"ms": 3_000_000}), Some(seconds(3000.0)));
@@ -504,7 +504,7 @@ async fn an_uninstall_is_done_when_both_are_gone() {
     for drains in [false, true] {
         let uninstall = async |fleet: &Fleet, id: &InstanceId, _: &Server| {
             let found = fleet.runtime.uninstall(id).await;
-            assert_eq!(found, Ok(Uninstalled { active: true, dormant: false }));
+            assert_eq!(found, Ok(UninstallOutcome { active: true, dormant: false }));
             assert_eq!((fleet.world.sim.alive(), fleet.runtime.status(id).is_none()), (0, true));
         };
         ends_both(uninstall, drains).await.finish().await;
@@ -530,8 +530,8 @@ async fn an_update_that_is_not_rolled_out_ends_both() {
     for drains in [false, true] {
         let update = async |fleet: &Fleet, id: &InstanceId, server: &Server| {
             let mut spec = version(server, 3).spec;
-            spec.on_update = mcp_satellite_actors::model::spec::OnUpdate::Restart;
-            assert_eq!(fleet.runtime.install(spec).await, Ok(Installed::Updated));
+            spec.on_update = mcp_satellite_actors::model::spec::UpdateMethod::Restart;
+            assert_eq!(fleet.runtime.install(spec).await, Ok(InstallOutcome::Updated));
             fleet.until(id, Status::Restarting).await;
             fleet.until(id, Status::Online).await;
             assert_eq!((answers(fleet, id).await, fleet.world.sim.alive()), ("3".to_owned(), 1));
@@ -557,8 +557,8 @@ async fn a_shutdown_ends_both() {
 #[tokio::test(start_paused = true)]
 async fn another_update_ends_the_new_one_that_is_not_up_and_waits_for_the_old_one_that_drains() {
     let fleet = Fleet::start().await;
-    let mute = Script { handshake_never: true, ..Script::default() };
-    let (server, id) = first_version(&fleet, vec![mute.into(), Script::default().into()]).await;
+    let mute = SimScript { handshake_never: true, ..SimScript::default() };
+    let (server, id) = first_version(&fleet, vec![mute.into(), SimScript::default().into()]).await;
     roll_out(&fleet, &server, 2).await;
     fleet.world.until_openings(&id, 2).await;
     let began = Instant::now();
@@ -592,7 +592,7 @@ async fn what_does_not_take_calls_is_restarted_as_always() {
 
     // Without a value of its user there is nothing to roll out.
     let missing = version(&server, 3).missing("KEY").spec;
-    assert_eq!(fleet.runtime.install(missing).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(missing).await, Ok(InstallOutcome::Updated));
     fleet.until(&id, Status::AwaitingUserConfig).await;
     let refused = fleet.call(&id, "echo", json!({})).await;
     assert!(matches!(refused, Err(CallError::Refused { .. })));
@@ -603,14 +603,14 @@ async fn what_does_not_take_calls_is_restarted_as_always() {
 async fn a_panic_of_the_team_ends_both_and_starts_what_is_configured() {
     for (handshake, drains) in [(10.0, false), (0.0, true)] {
         let fleet = Fleet::start().await;
-        let (server, id) = first_version(&fleet, vec![slow(handshake).into(), Script::default().into()]).await;
+        let (server, id) = first_version(&fleet, vec![slow(handshake).into(), SimScript::default().into()]).await;
         let busy = fleet.call_within(&id, "sleep", json!({"ms": 60_000}), Some(seconds(100.0)));
         let panics = async {
             roll_out(&fleet, &server, 2).await;
             fleet.world.until_openings(&id, 2).await;
             sleep(seconds(1.0)).await;
             assert_eq!(fleet.world.sim.alive(), 2, "{drains}");
-            fleet.runtime.panic(Part::Team("acme".into()));
+            fleet.runtime.panic(RuntimePart::Team("acme".into()));
             fleet.world.until_openings(&id, 3).await;
             fleet.until(&id, Status::Online).await;
             assert_eq!((answers(&fleet, &id).await, fleet.world.sim.alive()), ("2".to_owned(), 1));

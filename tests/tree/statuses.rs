@@ -1,7 +1,7 @@
 //! What an instance is said to be, in order, and what else is told on the way.
 
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::Installed;
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::InstallOutcome;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ async fn a_config_update_goes_through_restarting() {
     let server = Server::new("a");
     let id = fleet.online(server.clone()).await;
     let old = fleet.pid(&id);
-    assert_eq!(fleet.runtime.install(server.env("MODE", "new").spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(server.env("MODE", "new").spec).await, Ok(InstallOutcome::Updated));
     fleet.until_replaced(&id, old).await;
     let statuses = names(&fleet, &id).await;
     assert_eq!(statuses[6..], ["restarting", "connecting", "discovering_tools", "syncing_tools", "online"]);
@@ -120,7 +120,7 @@ async fn what_its_user_must_give_is_waited_for_and_nothing_is_started() {
     let view = fleet.until(&id, Status::AwaitingUserConfig).await;
     assert_eq!(view.message.as_deref(), Some("waiting for its user to give API_KEY"));
     assert!(fleet.world.openings(&id).is_empty());
-    assert_eq!(fleet.runtime.install(server.env("API_KEY", "given").spec).await, Ok(Installed::Updated));
+    assert_eq!(fleet.runtime.install(server.env("API_KEY", "given").spec).await, Ok(InstallOutcome::Updated));
     fleet.until(&id, Status::Online).await;
     let statuses = names(&fleet, &id).await;
     assert_eq!(statuses, [&["awaiting_user_config"], &HEALTHY[..]].concat());
@@ -143,8 +143,8 @@ async fn a_value_that_is_taken_away_ends_the_process_and_is_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn tools_are_offered_only_while_online() {
     let fleet = Fleet::start().await;
-    let slow = Script { handshake_delay: crate::support::seconds(5.0), ..Script::default() };
-    let id = fleet.add(Server::new("a").plans([Script::default().into(), slow.into()])).await;
+    let slow = SimScript { handshake_delay: crate::support::seconds(5.0), ..SimScript::default() };
+    let id = fleet.add(Server::new("a").plans([SimScript::default().into(), slow.into()])).await;
     assert!(fleet.until(&id, Status::Online).await.offered().is_some());
     fleet.server(&id).exit(1);
     let view = fleet.until(&id, Status::Connecting).await;

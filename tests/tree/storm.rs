@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use mcp_satellite::connect::sim::Script;
+use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{Fleet, Server, exits, seconds, tenths};
 
-fn answering_after(delay: f64) -> Script {
-    Script { handshake_delay: seconds(delay), ..Script::default() }
+fn answering_after(delay: f64) -> SimScript {
+    SimScript { handshake_delay: seconds(delay), ..SimScript::default() }
 }
 
 /// Waits until every one of these is online after so many restarts.
@@ -126,7 +126,7 @@ async fn a_team_over_its_budget_is_throttled_and_no_other_team_recovers_later_fo
 #[tokio::test(start_paused = true)]
 async fn hanging_handshakes_block_nobody_for_more_than_two_seconds() {
     let fleet = Fleet::with(|options| options.start_permits = 4).await;
-    let mute = Script { handshake_never: true, ..Script::default() };
+    let mute = SimScript { handshake_never: true, ..SimScript::default() };
     for nth in 0..4 {
         let id = fleet.add(Server::new(&format!("mute{nth}")).script(mute.clone())).await;
         fleet.world.until_openings(&id, 1).await;
@@ -141,7 +141,7 @@ async fn hanging_handshakes_block_nobody_for_more_than_two_seconds() {
 #[tokio::test(start_paused = true)]
 async fn who_is_called_starts_before_who_is_not() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
-    let asleep = fleet.online(Server::new("asleep").plans([exits(1.0, 0).into(), Script::default().into()])).await;
+    let asleep = fleet.online(Server::new("asleep").plans([exits(1.0, 0).into(), SimScript::default().into()])).await;
     fleet.until_view(&asleep, |view| view.dormant).await;
     sleep(seconds(10.0)).await;
     let servers = (0..10).map(|nth| Server::of("other", &format!("s{nth}")).script(answering_after(1.0)));
@@ -158,7 +158,7 @@ async fn who_is_called_starts_before_who_is_not() {
 #[tokio::test(start_paused = true)]
 async fn who_is_waited_for_in_a_restarts_delay_starts_before_who_is_not() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
-    let id = fleet.online(Server::new("called").plans([exits(1.0, 1).into(), Script::default().into()])).await;
+    let id = fleet.online(Server::new("called").plans([exits(1.0, 1).into(), SimScript::default().into()])).await;
     fleet.until(&id, Status::Connecting).await;
     let servers = (0..10).map(|nth| Server::new(&format!("s{nth}")).script(answering_after(1.0)));
     let ids = join_all(servers.map(|server| fleet.add(server))).await;
@@ -182,7 +182,7 @@ async fn a_team_over_its_budget_does_not_get_out_of_it_by_a_panic() {
     }
     until_all_online(&fleet, &ids, 1).await;
     fleet.world.take_starting_max("acme");
-    fleet.runtime.panic(mcp_satellite_actors::Part::Team("acme".into()));
+    fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     until_all_online(&fleet, &ids, 2).await;
     assert_eq!(fleet.world.take_starting_max("acme").1, 1, "one at a time still");
     sleep(seconds(60.0)).await;

@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
-use mcp_satellite::connect::sim::{Script, SimConnector, SimHandle, SimPlan, SimRemote};
+use mcp_satellite::connect::sim::{SimConnector, SimHandle, SimPlan, SimRemote, SimScript};
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Mask;
+use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Answer, Batch, Connector, EventSink, Line, Link, OpenError};
-use mcp_satellite_actors::{Farewell, Installed, Options, RuntimeHandle, WallClock, start};
+use mcp_satellite_actors::seam::{Connector, EventSink, OpenError, ProcessLink, ServerLine, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::{InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport, WallClock, start};
 use serde_json::Value;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::runtime::Handle;
@@ -58,19 +58,19 @@ impl Server {
             server: "files".into(),
             team_slug: team.into(),
             user_slug: "alice".into(),
-            target: Target::Stdio { command: "files".to_owned(), cwd: None },
+            target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
             args: Vec::new(),
             env: BTreeMap::new(),
             headers: BTreeMap::new(),
             query: BTreeMap::new(),
             missing: Vec::new(),
-            keep: Keep::Listed,
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::Listed,
+            on_update: UpdateMethod::default(),
             request_logging: true,
-            mask: Mask::default(),
+            mask: SecretMask::default(),
             policy: Arc::new(Policy::default()),
         };
-        Self { spec, plans: vec![Script::default().into()] }
+        Self { spec, plans: vec![SimScript::default().into()] }
     }
 
     /// A healthy server of alice in team acme that is somewhere else. No delay of it is left to chance unless a test
@@ -81,7 +81,7 @@ impl Server {
 
     pub(crate) fn remote_of(team: &str, name: &str) -> Self {
         let mut server = Self::of(team, name);
-        server.spec.target = Target::Remote {
+        server.spec.target = ServerTarget::Remote {
             transport: RemoteTransport::Http,
             url: "http://files.example/mcp".to_owned(),
             health_url: Some("http://files.example/health".to_owned()),
@@ -91,7 +91,7 @@ impl Server {
 
     /// Over the older transport.
     pub(crate) fn sse(mut self) -> Self {
-        if let Target::Remote { transport, .. } = &mut self.spec.target {
+        if let ServerTarget::Remote { transport, .. } = &mut self.spec.target {
             *transport = RemoteTransport::Sse;
         }
         self
@@ -104,7 +104,7 @@ impl Server {
     }
 
     /// Every run follows this script.
-    pub(crate) fn script(self, script: Script) -> Self {
+    pub(crate) fn script(self, script: SimScript) -> Self {
         self.plans([script.into()])
     }
 
@@ -120,17 +120,17 @@ impl Server {
     }
 
     pub(crate) fn always_on(mut self) -> Self {
-        self.spec.keep = Keep::AlwaysOn;
+        self.spec.keep = ProcessLifetime::AlwaysOn;
         self
     }
 
     pub(crate) fn lazy(mut self) -> Self {
-        self.spec.keep = Keep::Lazy;
+        self.spec.keep = ProcessLifetime::Lazy;
         self
     }
 
     pub(crate) fn rolling(mut self) -> Self {
-        self.spec.on_update = OnUpdate::Rolling;
+        self.spec.on_update = UpdateMethod::Rolling;
         self
     }
 
@@ -148,14 +148,14 @@ impl Server {
 }
 
 /// Ends this long after `initialized`, by this code.
-pub(crate) fn exits(after: f64, code: i32) -> Script {
-    Script { exit_after: Some(seconds(after)), exit_code: code, ..Script::default() }
+pub(crate) fn exits(after: f64, code: i32) -> SimScript {
+    SimScript { exit_after: Some(seconds(after)), exit_code: code, ..SimScript::default() }
 }
 
 /// What the connector was asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Opening {
-    pub(crate) run: Run,
+    pub(crate) run: RunNumber,
     pub(crate) at: Instant,
 }
 
@@ -194,7 +194,7 @@ impl World {
 }
 
 impl Connector for World {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let team = spec.id.team.to_string();
         {
             let mut books = self.books.lock().unwrap();
@@ -211,11 +211,11 @@ impl Connector for World {
         let opening = self.sim.open(spec, run);
         Box::pin(async move {
             let link = opening.await?;
-            Ok(Link { reader: Box::new(FirstByte { reader: link.reader, starting: Some(starting) }), ..link })
+            Ok(ProcessLink { reader: Box::new(FirstByte { reader: link.reader, starting: Some(starting) }), ..link })
         })
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         let opening = Opening { run, at: Instant::now() };
         self.books.lock().unwrap().openings.entry(spec.id.clone()).or_default().push(opening);
         self.sim.dial(spec, run)
@@ -257,7 +257,7 @@ pub(crate) enum Mood {
     Accept,
     /// Waits until it is in another mood.
     Block,
-    Answer(Answer),
+    Answer(SinkAnswer),
     Panic,
 }
 
@@ -265,7 +265,7 @@ pub(crate) enum Mood {
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) at: Instant,
-    pub(crate) batch: Arc<Batch>,
+    pub(crate) batch: Arc<SinkBatch>,
 }
 
 /// A sink in memory.
@@ -305,7 +305,7 @@ impl MemorySink {
 }
 
 impl EventSink for MemorySink {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.attempts.lock().unwrap().push(Attempt { at: Instant::now(), batch: batch.clone() });
         let (mut mood, accepted) = (self.mood.subscribe(), self.accepted.clone());
         Box::pin(async move {
@@ -313,7 +313,7 @@ impl EventSink for MemorySink {
             match mood {
                 Mood::Accept | Mood::Block => {
                     accepted.lock().unwrap().extend(batch.events.iter().cloned());
-                    Answer::Accepted
+                    SinkAnswer::Accepted
                 }
                 Mood::Answer(answer) => answer,
                 Mood::Panic => panic!("the sink panics as asked"),
@@ -332,11 +332,11 @@ pub(crate) struct Fleet {
 }
 
 /// What a runtime needs, for those who start it themselves.
-pub(crate) fn options() -> (Options, World, MemorySink) {
+pub(crate) fn options() -> (RuntimeOptions, World, MemorySink) {
     let (world, sink) = (World::new(), MemorySink::new());
     let (epoch, began): (Timestamp, _) = ("2026-11-21T06:33:00Z".parse().unwrap(), Instant::now());
     let wall: WallClock = Arc::new(move || epoch + SignedDuration::try_from(began.elapsed()).unwrap());
-    let mut options = Options::new(Arc::new(world.clone()), Arc::new(sink.clone()), wall);
+    let mut options = RuntimeOptions::new(Arc::new(world.clone()), Arc::new(sink.clone()), wall);
     options.start_permits = 8;
     (options, world, sink)
 }
@@ -346,7 +346,7 @@ impl Fleet {
         Self::with(|_| ()).await
     }
 
-    pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
+    pub(crate) async fn with(change: impl FnOnce(&mut RuntimeOptions)) -> Self {
         let tasks_before = alive_tasks();
         let (mut options, world, sink) = options();
         change(&mut options);
@@ -358,7 +358,7 @@ impl Fleet {
     pub(crate) async fn add(&self, server: Server) -> InstanceId {
         let id = server.spec.id.clone();
         self.world.plan(&server);
-        assert_eq!(self.runtime.install(server.spec).await.unwrap(), Installed::New);
+        assert_eq!(self.runtime.install(server.spec).await.unwrap(), InstallOutcome::New);
         id
     }
 
@@ -456,7 +456,7 @@ impl Fleet {
     /// Shuts down, and sees that nothing is left.
     pub(crate) async fn finish(self) {
         let farewell = timeout(LONG, self.runtime.shutdown()).await.unwrap();
-        assert_eq!(farewell, Farewell { events_lost: 0, in_time: true });
+        assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
         assert_no_gap(&self.sink.accepted());
         self.finish_after_shutdown().await;
     }

@@ -1,7 +1,7 @@
 //! Alive and answering nothing is as good as dead; busy is not.
 
-use mcp_satellite::connect::sim::Script;
-use mcp_satellite_actors::model::exit::{CallError, Fate};
+use mcp_satellite::connect::sim::SimScript;
+use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::sleep;
@@ -29,14 +29,14 @@ async fn a_frozen_server_is_ended_as_unresponsive_and_restarted() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_hangs_in_a_call_fails_its_other_callers_when_it_is_ended() {
     let fleet = Fleet::start().await;
-    let script = Script { hang_after: Some(1), ..Script::default() };
-    let id = fleet.online(Server::new("a").plans([script.into(), Script::default().into()])).await;
+    let script = SimScript { hang_after: Some(1), ..SimScript::default() };
+    let id = fleet.online(Server::new("a").plans([script.into(), SimScript::default().into()])).await;
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     assert!(fleet.call(&id, "echo", json!({"text": 2})).await.is_err());
     // One call after the other keeps a deadline open until 90 s; then nobody is inside his own any more.
     sleep(seconds(5.0)).await;
     let patient = fleet.call_within(&id, "sleep", json!({"ms": 1}), Some(seconds(55.0)));
-    assert_eq!(patient.await.unwrap_err().fate(), Some(Fate::TimedOut));
+    assert_eq!(patient.await.unwrap_err().fate(), Some(CallFate::TimedOut));
     fleet.until_view(&id, |view| view.restarts == 1 && view.status == Status::Online).await;
     assert_eq!(fleet.world.gaps(&id), [100.0], "30 + 5 + 55 s, then the ping");
     fleet.finish().await;
@@ -75,7 +75,7 @@ async fn a_frozen_server_that_is_called_all_the_time_is_found() {
 #[tokio::test(start_paused = true)]
 async fn a_busy_server_is_left_alone() {
     let fleet = Fleet::start().await;
-    let script = Script { hang_calls: true, ..Script::default() };
+    let script = SimScript { hang_calls: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script).always_on()).await;
     let pid = fleet.pid(&id);
     let long = fleet.call_within(&id, "echo", json!({"text": "long"}), Some(seconds(600.0)));

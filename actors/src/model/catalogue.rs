@@ -15,15 +15,15 @@ pub struct Catalogue {
     /// Tools of the server.
     pub tools: Vec<Tool>,
     /// Resources, by `uri`.
-    pub resources: Vec<Entry>,
+    pub resources: Vec<CatalogueEntry>,
     /// Resource templates, by `uriTemplate`.
-    pub resource_templates: Vec<Entry>,
+    pub resource_templates: Vec<CatalogueEntry>,
     /// Prompts, by `name`.
-    pub prompts: Vec<Entry>,
+    pub prompts: Vec<CatalogueEntry>,
     /// Lists that could not be read. Their entries here are older than the rest, or incomplete.
-    pub unread: Vec<List>,
+    pub unread: Vec<ListKind>,
     /// Index of the tools by name, built at the first lookup.
-    pub by_name: ByName,
+    pub by_name: ToolIndex,
     /// Memory used by the lists.
     pub memory: ListMemory,
 }
@@ -34,16 +34,16 @@ pub struct Catalogue {
 pub struct ListMemory([Option<Arc<ByteShare>>; 4]);
 
 impl ListMemory {
-    pub(crate) fn count(&mut self, list: List, share: ByteShare) {
+    pub(crate) fn count(&mut self, list: ListKind, share: ByteShare) {
         self.0[list as usize] = Some(Arc::new(share));
     }
 }
 
 /// Positions of tools, ordered by name. Built at the first lookup, so that no call searches a thousand tools.
 #[derive(Debug, Default)]
-pub struct ByName(OnceLock<Box<[u32]>>);
+pub struct ToolIndex(OnceLock<Box<[u32]>>);
 
-impl Clone for ByName {
+impl Clone for ToolIndex {
     // The tools of a copy may be changed.
     fn clone(&self) -> Self {
         Self::default()
@@ -52,7 +52,7 @@ impl Clone for ByName {
 
 /// Lists of a server, in the order in which they are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum List {
+pub enum ListKind {
     /// The result of `tools/list`.
     Tools,
     /// The result of `resources/list`.
@@ -63,7 +63,7 @@ pub enum List {
     Prompts,
 }
 
-impl List {
+impl ListKind {
     pub(crate) fn method(self) -> &'static str {
         match self {
             Self::Tools => "tools/list",
@@ -102,7 +102,7 @@ pub struct Revisions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Aspect {
+pub enum CatalogueAspect {
     /// Capabilities of the server.
     Capabilities,
     /// Tools of the server.
@@ -117,7 +117,8 @@ impl Revisions {
     /// Counts the differences between the catalogue `before` and the catalogue `now`. Without a catalogue before, every
     /// list counts as changed.
     pub fn read(&mut self, before: Option<&Catalogue>, now: &Catalogue) {
-        let same = |of: fn(&Catalogue) -> &[Entry]| before.is_some_and(|before| same_entries(of(before), of(now)));
+        let same =
+            |of: fn(&Catalogue) -> &[CatalogueEntry]| before.is_some_and(|before| same_entries(of(before), of(now)));
         let tools = |before: &Catalogue| before.tools.iter().map(Tool::text).eq(now.tools.iter().map(Tool::text));
         self.tools += u64::from(!before.is_some_and(tools));
         self.resources += u64::from(!same(|of| &of.resources) || !same(|of| &of.resource_templates));
@@ -125,24 +126,24 @@ impl Revisions {
     }
 
     /// Returns the aspects that have changed since `before`.
-    pub fn since(&self, before: &Self) -> Vec<Aspect> {
+    pub fn since(&self, before: &Self) -> Vec<CatalogueAspect> {
         let all = [
-            (Aspect::Capabilities, self.capabilities != before.capabilities),
-            (Aspect::Tools, self.tools != before.tools),
-            (Aspect::Resources, self.resources != before.resources),
-            (Aspect::Prompts, self.prompts != before.prompts),
+            (CatalogueAspect::Capabilities, self.capabilities != before.capabilities),
+            (CatalogueAspect::Tools, self.tools != before.tools),
+            (CatalogueAspect::Resources, self.resources != before.resources),
+            (CatalogueAspect::Prompts, self.prompts != before.prompts),
         ];
         all.into_iter().filter(|(_, changed)| *changed).map(|(aspect, _)| aspect).collect()
     }
 }
 
-fn same_entries(one: &[Entry], other: &[Entry]) -> bool {
+fn same_entries(one: &[CatalogueEntry], other: &[CatalogueEntry]) -> bool {
     one.iter().map(|entry| entry.raw.get()).eq(other.iter().map(|entry| entry.raw.get()))
 }
 
 /// A resource, resource template or prompt.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct CatalogueEntry {
     /// Identifier of the entry: its `uri`, `uriTemplate` or `name`.
     pub key: Box<str>,
     /// Complete definition, as sent.
@@ -164,7 +165,7 @@ pub struct Tool {
 }
 
 #[derive(Deserialize)]
-struct Known {
+struct ToolFields {
     name: String,
     #[serde(default)]
     description: Option<String>,
@@ -187,7 +188,7 @@ impl Tool {
     /// # Errors
     /// Fails if the definition has no name.
     pub fn parse(raw: Box<RawValue>) -> Result<Self, serde_json::Error> {
-        let known: Known = serde_json::from_str(raw.get())?;
+        let known: ToolFields = serde_json::from_str(raw.get())?;
         let annotations = known.annotations.unwrap_or_default();
         let characters = known.name.chars().count()
             + known.description.map_or(0, |text| text.chars().count())
@@ -205,7 +206,7 @@ impl Tool {
     }
 }
 
-impl Entry {
+impl CatalogueEntry {
     /// Parses a definition whose identifier is in its field `key`.
     ///
     /// # Errors
@@ -221,14 +222,14 @@ impl Entry {
 
 /// Difference between two catalogues. A tool whose definition changed is in both lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Difference {
+pub struct ToolDifference {
     /// Names of tools that are new or changed.
     pub added: Vec<String>,
     /// Names of tools that are removed or changed.
     pub removed: Vec<String>,
 }
 
-impl Difference {
+impl ToolDifference {
     /// Returns true if the catalogues do not differ.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty()
@@ -262,10 +263,10 @@ impl Catalogue {
         for list in &self.unread {
             let (old, new) = match list {
                 // A catalogue without a list of tools is never created.
-                List::Tools => continue,
-                List::Resources => (&before.resources, &mut whole.resources),
-                List::ResourceTemplates => (&before.resource_templates, &mut whole.resource_templates),
-                List::Prompts => (&before.prompts, &mut whole.prompts),
+                ListKind::Tools => continue,
+                ListKind::Resources => (&before.resources, &mut whole.resources),
+                ListKind::ResourceTemplates => (&before.resource_templates, &mut whole.resource_templates),
+                ListKind::Prompts => (&before.prompts, &mut whole.prompts),
             };
             // Without an older list, the pages that were read are kept.
             if !old.is_empty() {
@@ -277,7 +278,7 @@ impl Catalogue {
     }
 
     /// Returns the tools added and removed since `before`.
-    pub fn difference(&self, before: &Self) -> Difference {
+    pub fn difference(&self, before: &Self) -> ToolDifference {
         let index = |catalogue: &Self| -> BTreeMap<String, String> {
             catalogue.tools.iter().map(|tool| (tool.name.to_string(), tool.raw.get().to_owned())).collect()
         };
@@ -285,7 +286,7 @@ impl Catalogue {
         let missing_in = |from: &BTreeMap<String, String>, other: &BTreeMap<String, String>| {
             from.iter().filter(|(name, raw)| other.get(*name) != Some(*raw)).map(|(name, _)| name.clone()).collect()
         };
-        Difference { added: missing_in(&new, &old), removed: missing_in(&old, &new) }
+        ToolDifference { added: missing_in(&new, &old), removed: missing_in(&old, &new) }
     }
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::catalogue::Aspect;
+use super::catalogue::CatalogueAspect;
 use super::ids::{InstallationId, Slug, TeamId, UserId};
 use super::remedy::Remedy;
 use super::spec::InstanceSpec;
@@ -49,7 +49,7 @@ pub mod rfc3339 {
 /// Instance that an event is about. Part of every instance event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
-pub struct Subject {
+pub struct EventSubject {
     /// Installed server.
     pub installation_id: InstallationId,
     /// The team.
@@ -62,7 +62,7 @@ pub struct Subject {
     pub server_slug: Slug,
 }
 
-impl From<&InstanceSpec> for Subject {
+impl From<&InstanceSpec> for EventSubject {
     fn from(spec: &InstanceSpec) -> Self {
         Self {
             installation_id: spec.id.installation.clone(),
@@ -184,7 +184,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.status_changed")]
     StatusChanged {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         status: Status,
         status_message: Option<String>,
         /// Next step, if waiting does not help.
@@ -194,7 +194,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.started")]
     Started {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         pid: Option<u32>,
         transport: String,
         tool_count: usize,
@@ -203,7 +203,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.stopped")]
     Stopped {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         kind: StopKind,
         exit_code: Option<i32>,
         signal: Option<i32>,
@@ -218,7 +218,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.exited")]
     Exited {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         exit_code: Option<i32>,
         signal: Option<i32>,
         forced: bool,
@@ -228,7 +228,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.crashed")]
     Crashed {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         reason: String,
         exit_code: Option<i32>,
         signal: Option<i32>,
@@ -239,7 +239,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.restarted")]
     Restarted {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         old_pid: Option<u32>,
         new_pid: Option<u32>,
         restart_reason: RestartReason,
@@ -248,7 +248,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.permanently_failed")]
     PermanentlyFailed {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         total_crashes: usize,
         last_error: String,
         message: String,
@@ -262,7 +262,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.dormant")]
     Dormant {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         pid: Option<u32>,
         idle_duration_seconds: u64,
         #[serde(with = "rfc3339")]
@@ -272,7 +272,7 @@ pub enum Event {
     #[serde(rename = "mcp.server.respawned")]
     Respawned {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         pid: Option<u32>,
         dormant_duration_seconds: u64,
         respawn_duration_ms: u64,
@@ -280,56 +280,56 @@ pub enum Event {
     #[serde(rename = "mcp.server.disconnected")]
     Disconnected {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         was_intentional: bool,
     },
     #[serde(rename = "mcp.server.reconnecting")]
     Reconnecting {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         attempt: u32,
         next_retry_ms: u64,
     },
     #[serde(rename = "mcp.server.reconnected")]
     Reconnected {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         capabilities: Value,
         attempts_taken: u32,
         /// Parts of the catalogue that have changed.
         #[serde(default)]
-        changed: Vec<Aspect>,
+        changed: Vec<CatalogueAspect>,
     },
     #[serde(rename = "mcp.server.health_degraded")]
     HealthDegraded {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         consecutive_failures: u32,
         last_error: String,
     },
     #[serde(rename = "mcp.server.health_restored")]
     HealthRestored {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         consecutive_failures: u32,
         last_error: Option<String>,
     },
     #[serde(rename = "mcp.server.logs")]
     ServerLogs {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         logs: Vec<LogLine>,
     },
     #[serde(rename = "mcp.request.logs")]
     RequestLogs {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         requests: Vec<RequestLine>,
     },
     #[serde(rename = "mcp.tool.executed")]
     ToolExecuted {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         tool_name: String,
         duration_ms: u64,
         success: bool,
@@ -338,7 +338,7 @@ pub enum Event {
     #[serde(rename = "mcp.tools.discovered")]
     ToolsDiscovered {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         tool_count: usize,
         total_tokens: usize,
         tools: Vec<String>,
@@ -346,7 +346,7 @@ pub enum Event {
     #[serde(rename = "mcp.tools.updated")]
     ToolsUpdated {
         #[serde(flatten)]
-        of: Arc<Subject>,
+        of: Arc<EventSubject>,
         added_tools: Vec<String>,
         removed_tools: Vec<String>,
         total_tools: usize,
@@ -423,7 +423,7 @@ impl Event {
     ];
 
     /// Returns the instance that the event is about.
-    pub fn subject(&self) -> Option<&Subject> {
+    pub fn subject(&self) -> Option<&EventSubject> {
         match self {
             Self::StatusChanged { of, .. }
             | Self::Started { of, .. }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::failure::Failure;
+use super::failure::ExchangeFailure;
 use super::remedy::Remedy;
 use super::status::Status;
 
@@ -25,7 +25,7 @@ pub struct WorkerExit {
     /// Process ID.
     pub pid: Option<u32>,
     /// Limit that ended the process, if any.
-    pub limit: Option<Limit>,
+    pub limit: Option<ExceededLimit>,
     /// Last line of stderr, or of non-JSON output on stdout if stderr was empty. See
     /// [`output::excerpt`](crate::rules::output::excerpt).
     pub last_line: Option<String>,
@@ -33,16 +33,16 @@ pub struct WorkerExit {
 
 /// A resource limit that ended a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limit {
+pub struct ExceededLimit {
     /// Limited resource.
-    pub of: Resource,
+    pub of: LimitedResource,
     /// True if the limit is only the likely cause, because the kernel does not report it.
     pub suspected: bool,
 }
 
 /// Resource to which a limit applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resource {
+pub enum LimitedResource {
     /// Address space, or physical memory where a cgroup limits it.
     Memory,
     /// Processor time.
@@ -51,12 +51,12 @@ pub enum Resource {
     FileSize,
 }
 
-impl std::fmt::Display for Limit {
+impl std::fmt::Display for ExceededLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.of {
-            Resource::Memory => "limit: memory",
-            Resource::Cpu => "limit: cpu",
-            Resource::FileSize => "limit: file size",
+            LimitedResource::Memory => "limit: memory",
+            LimitedResource::Cpu => "limit: cpu",
+            LimitedResource::FileSize => "limit: file size",
         })?;
         if self.suspected { f.write_str(", suspected") } else { Ok(()) }
     }
@@ -81,7 +81,7 @@ pub enum ExitCause {
     /// The process was alive and did not answer.
     Unresponsive,
     /// The remote server was lost or could not be reached.
-    Lost(Failure),
+    Lost(ExchangeFailure),
     /// The worker panicked, with the message.
     Panicked(String),
 }
@@ -192,7 +192,7 @@ impl std::fmt::Display for RuntimeEnd {
 /// Effect of a call that got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum CallFate {
     /// No byte of the call reached the server: repeating it is safe.
     NotSent,
     /// The server may have executed the call.
@@ -224,17 +224,17 @@ pub enum CallError {
     #[error("terminated: {reason}")]
     Terminated {
         /// Effect of the call.
-        fate: Fate,
+        fate: CallFate,
         /// Reason why the run ended.
         reason: String,
     },
     /// The deadline of the call passed.
-    #[error("{} within {} s", if *fate == Fate::NotSent { "not sent, because its server was not ready for it" } else { "no answer" }, seconds(*after))]
+    #[error("{} within {} s", if *fate == CallFate::NotSent { "not sent, because its server was not ready for it" } else { "no answer" }, seconds(*after))]
     TimedOut {
         /// Deadline that passed, from the start of the call.
         after: Duration,
-        /// Effect of the call: [`Fate::NotSent`] if the server was not ready in time.
-        fate: Fate,
+        /// Effect of the call: [`CallFate::NotSent`] if the server was not ready in time.
+        fate: CallFate,
     },
     /// The server is not connected, the attempt made for this call failed, and the satellite will try again.
     #[error("the server is not connected: {last_error}")]
@@ -250,9 +250,9 @@ pub enum CallError {
     #[error("{failure}")]
     Remote {
         /// Effect of the call.
-        fate: Fate,
+        fate: CallFate,
         /// Last failure.
-        failure: Failure,
+        failure: ExchangeFailure,
     },
     /// A limit of concurrent calls or callers is reached.
     #[error("{what}: at most {limit} at once; try again when one has been answered")]
@@ -289,14 +289,14 @@ fn seconds(duration: Duration) -> f64 {
 
 impl CallError {
     /// Returns the effect of the call; `None` if the server answered it.
-    pub fn fate(&self) -> Option<Fate> {
+    pub fn fate(&self) -> Option<CallFate> {
         match self {
             Self::Terminated { fate, .. } | Self::Remote { fate, .. } | Self::TimedOut { fate, .. } => Some(*fate),
             Self::NotFound { .. }
             | Self::Refused { .. }
             | Self::Reconnecting { .. }
             | Self::Busy { .. }
-            | Self::BadInput(_) => Some(Fate::NotSent),
+            | Self::BadInput(_) => Some(CallFate::NotSent),
             Self::Server { .. } => None,
         }
     }
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn a_deadline_is_told_as_it_was_given() {
         let told = |micros| {
-            let (after, fate) = (Duration::from_micros(micros), Fate::TimedOut);
+            let (after, fate) = (Duration::from_micros(micros), CallFate::TimedOut);
             CallError::TimedOut { after, fate }.to_string()
         };
         assert_eq!(told(29_999_997), "no answer within 30 s");
@@ -376,10 +376,10 @@ mod tests {
     #[test]
     fn the_fate_of_a_call_is_known_unless_it_was_answered() {
         let refused = CallError::Refused { status: Status::PermanentlyFailed, message: String::new(), remedy: None };
-        let terminated = CallError::Terminated { fate: Fate::MaybeExecuted, reason: String::new() };
+        let terminated = CallError::Terminated { fate: CallFate::MaybeExecuted, reason: String::new() };
         let answered = CallError::Server { code: -32000, message: String::new(), data: None };
-        assert_eq!(refused.fate(), Some(Fate::NotSent));
-        assert_eq!(terminated.fate(), Some(Fate::MaybeExecuted));
+        assert_eq!(refused.fate(), Some(CallFate::NotSent));
+        assert_eq!(terminated.fate(), Some(CallFate::MaybeExecuted));
         assert_eq!(answered.fate(), None);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// A failed exchange with a remote server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct ExchangeFailure {
     /// Kind of the failure.
     pub kind: FailureKind,
     /// True if the server may have received the message. If false, repeating the message is safe.
@@ -116,7 +116,7 @@ pub enum FailureKind {
     Panicked(String),
 }
 
-impl Failure {
+impl ExchangeFailure {
     /// Creates a failure that happened before anything could reach the server.
     pub fn unsent(kind: FailureKind) -> Self {
         Self { kind, sent: false, answering: false }
@@ -145,7 +145,7 @@ impl FailureKind {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ExchangeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.kind.fmt(f)
     }

@@ -116,9 +116,9 @@ impl fmt::Debug for InstanceId {
 /// satellite, so that a rebuilt team never reuses a number and every message names its run unambiguously.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Run(pub u64);
+pub struct RunNumber(pub u64);
 
-impl fmt::Debug for Run {
+impl fmt::Debug for RunNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "run {}", self.0)
     }

@@ -18,11 +18,11 @@ pub struct StoredMemo {
     /// Status message of an instance that failed permanently.
     pub failed: Option<String>,
     /// Set while the instance sleeps.
-    pub dormant: Option<Asleep>,
+    pub dormant: Option<StoredSleep>,
     /// Set while a restart delay runs.
-    pub delayed: Option<Delay>,
+    pub delayed: Option<StoredDelay>,
     /// Unwanted exits, oldest first.
-    pub exits: Vec<Exit>,
+    pub exits: Vec<StoredExit>,
     /// Number of consecutive quick exits.
     pub quick: usize,
     /// Total number of restarts, after an unwanted exit or on request.
@@ -37,7 +37,7 @@ pub struct StoredMemo {
 
 /// Sleep of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asleep {
+pub struct StoredSleep {
     /// Start of the sleep.
     #[serde(with = "rfc3339")]
     pub since: Timestamp,
@@ -45,7 +45,7 @@ pub struct Asleep {
 
 /// A restart delay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Delay {
+pub struct StoredDelay {
     /// Time of writing. The remaining delay is never longer than it was at this time.
     #[serde(with = "rfc3339")]
     pub from: Timestamp,
@@ -56,7 +56,7 @@ pub struct Delay {
 
 /// An unwanted exit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
+pub struct StoredExit {
     /// Time of the exit.
     #[serde(with = "rfc3339")]
     pub at: Timestamp,
@@ -81,13 +81,16 @@ mod tests {
         let text = r#"{"stopped":true,"mood":{"of":"tomorrow"},"exits":[{"at":"2026-11-21T06:33:00.000Z","crash":true,"why":"?"}]}"#;
         let memo: StoredMemo = serde_json::from_str(text).unwrap();
         let at = "2026-11-21T06:33:00Z".parse().unwrap();
-        assert_eq!(memo, StoredMemo { stopped: true, exits: vec![Exit { at, crash: true }], ..StoredMemo::default() });
+        assert_eq!(
+            memo,
+            StoredMemo { stopped: true, exits: vec![StoredExit { at, crash: true }], ..StoredMemo::default() }
+        );
         assert_eq!(serde_json::from_str::<StoredMemo>("{}").unwrap(), StoredMemo::default());
     }
 
     #[test]
     fn another_configuration_has_a_clean_slate_and_a_stop_stays() {
-        let exits = vec![Exit { at: Timestamp::UNIX_EPOCH, crash: true }];
+        let exits = vec![StoredExit { at: Timestamp::UNIX_EPOCH, crash: true }];
         let failed = Some("Process crashed".to_owned());
         let memo = StoredMemo { stopped: true, failed, exits, quick: 1, restarts: 7, ..StoredMemo::default() };
         assert_eq!(memo.for_another_configuration(), StoredMemo { stopped: true, ..StoredMemo::default() });

@@ -173,7 +173,7 @@ pub struct HealthPolicy {
     /// Number of consecutive failures after which the server is degraded.
     pub threshold: u32,
     /// Action when the server becomes degraded.
-    pub on_degraded: OnDegraded,
+    pub on_degraded: DegradedAction,
 }
 
 /// Request used for a health check.
@@ -192,7 +192,7 @@ pub enum HealthCheck {
 /// Action when a server becomes degraded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum OnDegraded {
+pub enum DegradedAction {
     /// Only emit an event.
     #[default]
     Warn,
@@ -208,7 +208,7 @@ impl HealthPolicy {
             interval: Duration::from_secs(120),
             timeout: Duration::from_secs(60),
             threshold: 3,
-            on_degraded: OnDegraded::Warn,
+            on_degraded: DegradedAction::Warn,
         }
     }
 
@@ -217,7 +217,7 @@ impl HealthPolicy {
         Self {
             interval: Duration::from_secs(30),
             timeout: Duration::from_secs(5),
-            on_degraded: OnDegraded::Reconnect,
+            on_degraded: DegradedAction::Reconnect,
             ..Self::persistent()
         }
     }
@@ -453,7 +453,7 @@ pub struct IsolationPolicy {
     /// another server.
     pub network: bool,
     /// Paths that are visible in addition to the read-only system directories.
-    pub binds: Vec<Bind>,
+    pub binds: Vec<SandboxBind>,
     /// Maximum address space of each process, in bytes. With a cgroup, maximum physical memory of all processes
     /// together.
     pub memory_max: Option<u64>,
@@ -471,7 +471,7 @@ pub struct IsolationPolicy {
 
 /// A file or directory that is visible in a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Bind {
+pub struct SandboxBind {
     /// Path outside the sandbox.
     pub source: PathBuf,
     /// Path inside the sandbox.

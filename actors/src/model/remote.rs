@@ -10,7 +10,7 @@ use super::era::Era;
 /// State of the connection of a remote instance, in addition to its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Connection {
+pub enum ConnectionState {
     /// The first attempt is in progress or waits for a permit.
     Connecting,
     /// The session is established.
@@ -23,7 +23,7 @@ pub enum Connection {
     Error,
 }
 
-impl Connection {
+impl ConnectionState {
     /// Returns the name used on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Connection {
     }
 }
 
-impl fmt::Display for Connection {
+impl fmt::Display for ConnectionState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -45,7 +45,7 @@ impl fmt::Display for Connection {
 /// Health of a connected server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Health {
+pub enum ServerHealth {
     /// No check has completed yet.
     #[default]
     Unknown,
@@ -55,7 +55,7 @@ pub enum Health {
     Degraded,
 }
 
-impl Health {
+impl ServerHealth {
     /// Returns the name used on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl Health {
     }
 }
 
-impl fmt::Display for Health {
+impl fmt::Display for ServerHealth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }

@@ -45,7 +45,7 @@ const REPLACED_MAX: usize = 64;
 
 /// Secrets of one instance, to be replaced in the output of its server.
 #[derive(Clone, Default)]
-pub struct Mask {
+pub struct SecretMask {
     // Longest first, so that a secret that contains another one is replaced completely.
     needles: Arc<[Box<str>]>,
     // Needles that were replaced during a session, newest last. They are not part of the configuration: comparisons
@@ -53,15 +53,15 @@ pub struct Mask {
     replaced: Arc<[Box<str>]>,
 }
 
-impl PartialEq for Mask {
+impl PartialEq for SecretMask {
     fn eq(&self, other: &Self) -> bool {
         self.configured().eq(other.configured())
     }
 }
 
-impl Eq for Mask {}
+impl Eq for SecretMask {}
 
-impl Mask {
+impl SecretMask {
     /// Creates a mask for these secrets. It covers each secret, each of its lines (stderr is read line by line), and
     /// its form inside a JSON string.
     pub fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Self {
@@ -134,7 +134,7 @@ impl Mask {
     }
 }
 
-impl Mask {
+impl SecretMask {
     /// Returns a JSON value with every secret replaced in its strings and keys. The decoded strings are masked, because
     /// JSON can encode the same string in several ways.
     pub fn apply_json(&self, value: serde_json::Value) -> serde_json::Value {
@@ -150,7 +150,7 @@ impl Mask {
     }
 }
 
-impl fmt::Debug for Mask {
+impl fmt::Debug for SecretMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mask({} secrets)", self.needles.len())
     }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_secret_is_masked_whole_by_line_and_inside_json() {
-        let mask = Mask::new(["pass\"word-1", "first-line\nsecond-line", "pass"]);
+        let mask = SecretMask::new(["pass\"word-1", "first-line\nsecond-line", "pass"]);
         assert_eq!(mask.apply(r#"{"env":"pass\"word-1"} pass"word-1"#), r#"{"env":"[secret]"} [secret]"#);
         assert_eq!(mask.apply("got second-line"), "got [secret]");
         assert_eq!(mask.apply("a pass is short"), "a pass is short");
@@ -170,7 +170,7 @@ mod tests {
     }
     #[test]
     fn what_was_replaced_is_hidden_too_and_is_no_part_of_the_configuration() {
-        let (old, new) = (Mask::new(["token-one"]), Mask::new(["token-two", "token-one-and-more"]));
+        let (old, new) = (SecretMask::new(["token-one"]), SecretMask::new(["token-two", "token-one-and-more"]));
         let both = new.replacing(&old);
         assert_eq!(both.apply("token-one token-two token-one-and-more"), "[secret] [secret] [secret]");
         assert_eq!(both, new);
@@ -183,7 +183,8 @@ mod tests {
         assert_eq!(exchanged.exchange(None, "token-one").apply("token-one token-three"), "[secret] [secret]");
         assert_ne!(exchanged, old);
         let tokens: Vec<String> = (0..1000).map(|number| format!("token-{number:04}")).collect();
-        let last = tokens.iter().fold(Mask::default(), |mask, token| Mask::new([token.as_str()]).replacing(&mask));
+        let last =
+            tokens.iter().fold(SecretMask::default(), |mask, token| SecretMask::new([token.as_str()]).replacing(&mask));
         assert_eq!(last.apply("token-0999 token-0950 token-0001"), "[secret] [secret] token-0001");
     }
 }

@@ -7,20 +7,20 @@ use std::time::Instant;
 use jiff::Timestamp;
 
 use super::catalogue::{Catalogue, Revisions};
-use super::event::Subject;
+use super::event::EventSubject;
 use super::exit::RuntimeEnd;
 use super::ids::{InstallationId, InstanceId, TeamId, UserId};
 use super::remedy::Remedy;
-use super::remote::{Connection, Health, ServerInfo};
+use super::remote::{ConnectionState, ServerHealth, ServerInfo};
 use super::spec::InstanceSpec;
 use super::status::Status;
-use crate::calls::{CallPort, Counters};
-use crate::rules::restart::History;
-use crate::rules::slot::Want;
+use crate::calls::{CallPort, InstanceCounters};
+use crate::rules::restart::ExitHistory;
+use crate::rules::slot::RequestedState;
 
 /// Containment of a process: its isolation and the means to end it completely.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Custody {
+pub struct ProcessContainment {
     /// Process ID of the sandbox itself, if there is one.
     pub wrapper_pid: Option<u32>,
     /// Name of the sandbox, or `none`.
@@ -44,7 +44,7 @@ pub struct InstanceView {
     /// Specification of the instance.
     pub spec: Arc<InstanceSpec>,
     /// Identity used in its events.
-    pub subject: Arc<Subject>,
+    pub subject: Arc<EventSubject>,
     /// Status shown to the user.
     pub status: Status,
     /// Reason of the status.
@@ -54,22 +54,22 @@ pub struct InstanceView {
     /// Time at which the instance entered this status.
     pub since: Timestamp,
     /// State requested by a person.
-    pub want: Want,
+    pub want: RequestedState,
     /// True if the instance sleeps or is being woken; shown in addition to `online`.
     pub dormant: bool,
     /// State of the connection; `None` for a process.
-    pub connection: Option<Connection>,
+    pub connection: Option<ConnectionState>,
     /// Health of the server. The counters contain the time of the last check.
-    pub health: Health,
+    pub health: ServerHealth,
     /// Self-description of the server from its last handshake.
     pub server: Option<Arc<ServerInfo>>,
     /// Process ID of the current run.
     pub pid: Option<u32>,
     /// Containment of that process.
-    pub custody: Option<Arc<Custody>>,
+    pub custody: Option<Arc<ProcessContainment>>,
     /// Total number of restarts, after an unwanted exit or on request.
     pub restarts: u64,
-    pub(crate) history: History,
+    pub(crate) history: ExitHistory,
     /// Time of the next attempt, while a delay runs.
     pub next_retry_at: Option<Instant>,
     /// Number of the next or current attempt; `None` if it does not follow a failure.
@@ -86,7 +86,7 @@ pub struct InstanceView {
     /// Port of a run that accepts no more calls, until those in progress finish.
     pub(crate) draining: Option<CallPort>,
     /// Live counters.
-    pub counters: Arc<Counters>,
+    pub counters: Arc<InstanceCounters>,
     /// Last failure; `None` once the instance is healthy again.
     pub last_error: Option<String>,
     /// Reason of the last exit.
@@ -107,7 +107,7 @@ impl InstanceView {
             pid: None,
             custody: None,
             initialized_at: None,
-            health: Health::Unknown,
+            health: ServerHealth::Unknown,
             ..self.clone()
         }
     }
@@ -156,7 +156,7 @@ impl Snapshot {
                 status,
                 message: message.or_else(|| view.message.clone()),
                 dormant: false,
-                connection: view.connection.map(|_| Connection::Disconnected),
+                connection: view.connection.map(|_| ConnectionState::Disconnected),
                 next_retry_at: None,
                 attempt: None,
                 ..view.without_run()
@@ -195,7 +195,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{InstanceConfig, Keep, Layer, OnUpdate, Target};
+    use crate::model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
 
     fn view(team: &str, user: &str, installation: &str, status: Status) -> Arc<InstanceView> {
         let config = InstanceConfig {
@@ -205,33 +205,33 @@ mod tests {
             user_slug: user.into(),
             installation: installation.into(),
             server: "files".into(),
-            target: Target::Stdio { command: "files".to_owned(), cwd: None },
-            server_layer: Layer::default(),
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
+            server_layer: ConfigTier::default(),
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: Keep::Listed,
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::Listed,
+            on_update: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::default(),
         };
         let spec = Arc::new(config.merge());
         Arc::new(InstanceView {
-            subject: Arc::new(Subject::from(&*spec)),
+            subject: Arc::new(EventSubject::from(&*spec)),
             spec,
             status,
             message: None,
             remedy: None,
             since: Timestamp::UNIX_EPOCH,
-            want: Want::Running,
+            want: RequestedState::Running,
             dormant: false,
             connection: None,
-            health: Health::Unknown,
+            health: ServerHealth::Unknown,
             server: None,
             pid: None,
             custody: None,
             restarts: 0,
-            history: History::default(),
+            history: ExitHistory::default(),
             next_retry_at: None,
             attempt: None,
             initialized_at: None,

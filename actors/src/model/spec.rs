@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use super::ids::{InstallationId, InstanceId, Slug, TeamId, UserId};
 use super::policy::Policy;
-use super::secret::{Mask, Secret};
+use super::secret::{Secret, SecretMask};
 
 /// A configured value of an environment variable, header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Value {
+pub struct ConfigValue {
     /// Text of the value.
     pub text: Secret,
     /// True if the value is a secret, which is masked where a server echoes it.
     pub secret: bool,
 }
 
-impl Value {
+impl ConfigValue {
     /// Creates a value that is not masked in the output of a server.
     pub fn plain(text: impl Into<Secret>) -> Self {
         Self { text: text.into(), secret: false }
@@ -32,20 +32,20 @@ impl Value {
 
 /// Configuration of one tier: server, team or user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Layer {
+pub struct ConfigTier {
     /// Arguments, appended to those of the tiers before.
     pub args: Vec<Secret>,
     /// Environment variables. They override the tiers before, key by key.
-    pub env: BTreeMap<String, Value>,
+    pub env: BTreeMap<String, ConfigValue>,
     /// HTTP headers. They override the tiers before, key by key.
-    pub headers: BTreeMap<String, Value>,
+    pub headers: BTreeMap<String, ConfigValue>,
     /// Query parameters. They override the tiers before, key by key.
-    pub query: BTreeMap<String, Value>,
+    pub query: BTreeMap<String, ConfigValue>,
 }
 
 /// Process to start or server to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum ServerTarget {
     /// A child process that speaks MCP over stdin and stdout.
     Stdio {
         /// Path, or name of an executable in `PATH`.
@@ -76,7 +76,7 @@ pub enum RemoteTransport {
 /// Lifetime of the process of an instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Keep {
+pub enum ProcessLifetime {
     /// The process starts at installation and sleeps when idle or after a clean exit. The next call wakes it.
     #[default]
     Listed,
@@ -89,7 +89,7 @@ pub enum Keep {
 /// Effect of a new configuration on the current run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum OnUpdate {
+pub enum UpdateMethod {
     /// The old run ends before the new one starts.
     #[default]
     Restart,
@@ -114,19 +114,19 @@ pub struct InstanceConfig {
     /// Name of the server, for people.
     pub server: Slug,
     /// Process to start or server to connect to.
-    pub target: Target,
+    pub target: ServerTarget,
     /// Lowest tier; the tiers of team and user override it.
-    pub server_layer: Layer,
+    pub server_layer: ConfigTier,
     /// Middle tier.
-    pub team_layer: Layer,
+    pub team_layer: ConfigTier,
     /// Highest tier.
-    pub user_layer: Layer,
+    pub user_layer: ConfigTier,
     /// Keys of environment, headers or query that the user must set.
     pub user_required: Vec<String>,
     /// Lifetime of the process.
-    pub keep: Keep,
+    pub keep: ProcessLifetime,
     /// Method of applying a new configuration.
-    pub on_update: OnUpdate,
+    pub on_update: UpdateMethod,
     /// True if requests may be logged.
     pub request_logging: bool,
     /// Limits and timings.
@@ -147,7 +147,7 @@ pub struct InstanceSpec {
     /// Name of the user, for people.
     pub user_slug: Slug,
     /// Process to start or server to connect to.
-    pub target: Target,
+    pub target: ServerTarget,
     /// Arguments of the three tiers, in order.
     pub args: Vec<Secret>,
     /// Environment variables, merged.
@@ -159,13 +159,13 @@ pub struct InstanceSpec {
     /// Keys that the user must set and has not set. The instance does not start until this is empty.
     pub missing: Vec<String>,
     /// Lifetime of the process.
-    pub keep: Keep,
+    pub keep: ProcessLifetime,
     /// Method of applying this configuration to a running instance.
-    pub on_update: OnUpdate,
+    pub on_update: UpdateMethod,
     /// True if requests may be logged.
     pub request_logging: bool,
     /// Mask that hides the secrets of this instance where its server echoes them.
-    pub mask: Mask,
+    pub mask: SecretMask,
     /// Limits and timings.
     pub policy: Arc<Policy>,
 }
@@ -181,7 +181,7 @@ impl InstanceConfig {
         let missing = self.user_required.iter().filter(|key| !given(key)).cloned().collect();
         let name = format!("{}-{}-{}-{}", self.server, self.team_slug, self.user_slug, self.installation);
 
-        let mut merged = Layer::default();
+        let mut merged = ConfigTier::default();
         for tier in [self.server_layer, self.team_layer, self.user_layer] {
             merged.args.extend(tier.args);
             merged.env.extend(tier.env);
@@ -193,8 +193,9 @@ impl InstanceConfig {
         let credentials = merged.headers.values().filter_map(|value| value.text.expose().split_once(' '));
         let credentials = credentials.map(|(_scheme, credential)| credential.trim());
         let secrets = values().filter(|value| value.secret).map(|value| value.text.expose());
-        let mask = Mask::new(secrets.chain(credentials));
-        let texts = |tier: BTreeMap<String, Value>| tier.into_iter().map(|(key, value)| (key, value.text)).collect();
+        let mask = SecretMask::new(secrets.chain(credentials));
+        let texts =
+            |tier: BTreeMap<String, ConfigValue>| tier.into_iter().map(|(key, value)| (key, value.text)).collect();
         InstanceSpec {
             id: InstanceId::new(self.team, self.user, self.installation),
             name: name.into(),
@@ -220,9 +221,9 @@ impl InstanceSpec {
     /// Returns the transport: `stdio`, `http` or `sse`.
     pub fn transport(&self) -> &'static str {
         match self.target {
-            Target::Stdio { .. } => "stdio",
-            Target::Remote { transport: RemoteTransport::Http, .. } => "http",
-            Target::Remote { transport: RemoteTransport::Sse, .. } => "sse",
+            ServerTarget::Stdio { .. } => "stdio",
+            ServerTarget::Remote { transport: RemoteTransport::Http, .. } => "http",
+            ServerTarget::Remote { transport: RemoteTransport::Sse, .. } => "sse",
         }
     }
 
@@ -257,8 +258,8 @@ impl InstanceSpec {
             == (&new.id, &new.name, &new.server, &new.team_slug, &new.user_slug);
         let same_target = match (target, &new.target) {
             (
-                Target::Remote { transport, url, health_url: _ },
-                Target::Remote { transport: new_transport, url: new_url, health_url: _ },
+                ServerTarget::Remote { transport, url, health_url: _ },
+                ServerTarget::Remote { transport: new_transport, url: new_url, health_url: _ },
             ) => transport == new_transport && url == new_url,
             (target, new_target) => target == new_target,
         };
@@ -272,7 +273,7 @@ impl InstanceSpec {
 
     /// Returns true if the server is remote.
     pub fn is_remote(&self) -> bool {
-        matches!(self.target, Target::Remote { .. })
+        matches!(self.target, ServerTarget::Remote { .. })
     }
 }
 
@@ -288,19 +289,19 @@ mod tests {
             user_slug: "alice".into(),
             installation: "abc123".into(),
             server: "sequential-thinking".into(),
-            target: Target::Stdio { command: "npx".to_owned(), cwd: None },
-            server_layer: Layer::default(),
-            team_layer: Layer::default(),
-            user_layer: Layer::default(),
+            target: ServerTarget::Stdio { command: "npx".to_owned(), cwd: None },
+            server_layer: ConfigTier::default(),
+            team_layer: ConfigTier::default(),
+            user_layer: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: Keep::Listed,
-            on_update: OnUpdate::Restart,
+            keep: ProcessLifetime::Listed,
+            on_update: UpdateMethod::Restart,
             request_logging: true,
             policy: Arc::default(),
         }
     }
 
-    fn tier<const N: usize>(pairs: [(&str, Value); N]) -> BTreeMap<String, Value> {
+    fn tier<const N: usize>(pairs: [(&str, ConfigValue); N]) -> BTreeMap<String, ConfigValue> {
         pairs.map(|(key, value)| (key.to_owned(), value)).into()
     }
 
@@ -325,13 +326,16 @@ mod tests {
         for (layer, name) in
             [(&mut config.server_layer, "server"), (&mut config.team_layer, "team"), (&mut config.user_layer, "user")]
         {
-            layer.env = tier([("ALL", Value::plain(format!("env of {name}")))]);
-            layer.headers = tier([("ALL", Value::plain(format!("header of {name}")))]);
-            layer.query = tier([("ALL", Value::plain(format!("query of {name}")))]);
+            layer.env = tier([("ALL", ConfigValue::plain(format!("env of {name}")))]);
+            layer.headers = tier([("ALL", ConfigValue::plain(format!("header of {name}")))]);
+            layer.query = tier([("ALL", ConfigValue::plain(format!("query of {name}")))]);
         }
-        config.server_layer.env.extend(tier([("SERVER", Value::plain("1")), ("BOTH", Value::plain("server"))]));
-        config.team_layer.env.extend(tier([("TEAM", Value::plain("2")), ("BOTH", Value::plain("team"))]));
-        config.user_layer.env.extend(tier([("USER", Value::plain("3"))]));
+        config
+            .server_layer
+            .env
+            .extend(tier([("SERVER", ConfigValue::plain("1")), ("BOTH", ConfigValue::plain("server"))]));
+        config.team_layer.env.extend(tier([("TEAM", ConfigValue::plain("2")), ("BOTH", ConfigValue::plain("team"))]));
+        config.user_layer.env.extend(tier([("USER", ConfigValue::plain("3"))]));
         let spec = config.merge();
         assert_eq!(
             texts(&spec.env),
@@ -345,22 +349,25 @@ mod tests {
     fn what_is_required_of_the_user_is_given_by_the_user_alone() {
         let mut config = config();
         config.user_required = ["A", "B", "C", "D", "E"].map(str::to_owned).to_vec();
-        config.server_layer.env = tier([("D", Value::plain("from the server"))]);
-        config.team_layer.headers = tier([("E", Value::plain("from the team"))]);
-        config.user_layer.env = tier([("A", Value::plain(""))]);
-        config.user_layer.headers = tier([("B", Value::plain("b"))]);
-        config.user_layer.query = tier([("C", Value::plain("c"))]);
+        config.server_layer.env = tier([("D", ConfigValue::plain("from the server"))]);
+        config.team_layer.headers = tier([("E", ConfigValue::plain("from the team"))]);
+        config.user_layer.env = tier([("A", ConfigValue::plain(""))]);
+        config.user_layer.headers = tier([("B", ConfigValue::plain("b"))]);
+        config.user_layer.query = tier([("C", ConfigValue::plain("c"))]);
         assert_eq!(config.merge().missing, ["D", "E"]);
     }
 
     #[test]
     fn secrets_are_masked_where_a_server_echoes_them_and_so_is_a_credential_without_its_scheme() {
         let mut config = config();
-        config.server_layer.env = tier([("OLD", Value::secret("overridden")), ("PLAIN", Value::plain("not-hidden"))]);
-        config.user_layer.env = tier([("OLD", Value::secret("sk-of-alice"))]);
-        config.user_layer.headers =
-            tier([("Authorization", Value::secret("Bearer abc.def")), ("X-Auth", Value::plain("Token plain-token"))]);
-        config.user_layer.query = tier([("key", Value::secret("in-the-url"))]);
+        config.server_layer.env =
+            tier([("OLD", ConfigValue::secret("overridden")), ("PLAIN", ConfigValue::plain("not-hidden"))]);
+        config.user_layer.env = tier([("OLD", ConfigValue::secret("sk-of-alice"))]);
+        config.user_layer.headers = tier([
+            ("Authorization", ConfigValue::secret("Bearer abc.def")),
+            ("X-Auth", ConfigValue::plain("Token plain-token")),
+        ]);
+        config.user_layer.query = tier([("key", ConfigValue::secret("in-the-url"))]);
         let spec = config.merge();
         let echoed = "sk-of-alice|not-hidden|Bearer abc.def|abc.def|plain-token|in-the-url";
         assert_eq!(spec.mask.apply(echoed), "[secret]|not-hidden|[secret]|[secret]|[secret]|[secret]");
@@ -370,9 +377,9 @@ mod tests {
     fn neither_a_configuration_nor_its_spec_shows_a_value_when_printed() {
         let mut config = config();
         config.server_layer.args = vec!["hush-args".into()];
-        config.team_layer.env = tier([("KEY", Value::plain("hush-env"))]);
-        config.user_layer.headers = tier([("Authorization", Value::secret("Bearer hush-header"))]);
-        config.user_layer.query = tier([("q", Value::secret("hush-query"))]);
+        config.team_layer.env = tier([("KEY", ConfigValue::plain("hush-env"))]);
+        config.user_layer.headers = tier([("Authorization", ConfigValue::secret("Bearer hush-header"))]);
+        config.user_layer.query = tier([("q", ConfigValue::secret("hush-query"))]);
         assert!(!format!("{config:?}").contains("hush"));
         assert!(!format!("{:?}", config.merge()).contains("hush"));
     }
@@ -401,8 +408,8 @@ mod tests {
             |config| policy(config).idle.idle = std::time::Duration::from_secs(1),
             |config| policy(config).session.request_timeout = std::time::Duration::from_secs(1),
             |config| policy(config).logs.line_max = 99,
-            |config| config.keep = Keep::AlwaysOn,
-            |config| config.on_update = OnUpdate::Rolling,
+            |config| config.keep = ProcessLifetime::AlwaysOn,
+            |config| config.on_update = UpdateMethod::Rolling,
             |config| config.request_logging = false,
         ];
         assert!(in_place.into_iter().all(goes_on));
@@ -410,8 +417,8 @@ mod tests {
             |config| policy(config).isolation.network = false,
             |config| policy(config).session.protocol = Some(crate::model::era::Era::Stateless),
             |config| config.user_layer.args = vec!["more".into()],
-            |config| drop(config.user_layer.env.insert("KEY".to_owned(), Value::plain("v"))),
-            |config| config.target = Target::Stdio { command: "npx".to_owned(), cwd: Some("/".to_owned()) },
+            |config| drop(config.user_layer.env.insert("KEY".to_owned(), ConfigValue::plain("v"))),
+            |config| config.target = ServerTarget::Stdio { command: "npx".to_owned(), cwd: Some("/".to_owned()) },
             |config| config.user_required = vec!["KEY".to_owned()],
         ];
         assert!(!seen_by_the_process.into_iter().any(goes_on));
@@ -422,7 +429,7 @@ mod tests {
         let mut config = config();
         assert_eq!(config.clone().merge().transport(), "stdio");
         for (transport, name) in [(RemoteTransport::Http, "http"), (RemoteTransport::Sse, "sse")] {
-            config.target = Target::Remote { transport, url: "http://127.0.0.1".to_owned(), health_url: None };
+            config.target = ServerTarget::Remote { transport, url: "http://127.0.0.1".to_owned(), health_url: None };
             assert_eq!(config.clone().merge().transport(), name);
         }
     }

@@ -93,7 +93,7 @@ impl fmt::Display for Status {
 
 /// Causes of a change of status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Cause {
+pub enum StatusCause {
     /// A required value is missing in the configuration.
     ConfigMissing,
     /// The configuration is complete.
@@ -130,7 +130,7 @@ pub enum Cause {
     Asked,
 }
 
-impl Cause {
+impl StatusCause {
     /// Causes, each of them once.
     pub const ALL: [Self; 17] = [
         Self::ConfigMissing,
@@ -161,87 +161,87 @@ impl Cause {
 ///                                                              ↑  restart's delay, attempt            │
 ///                        offline, error, requires_reauth, permanently_failed, restarting ←────────────┘
 /// ```
-pub fn next(status: Status, cause: Cause) -> Option<Status> {
+pub fn next(status: Status, cause: StatusCause) -> Option<Status> {
     use Status::{
         AwaitingUserConfig, CommandReceived, Connecting, DiscoveringTools, Error, Offline, Online, PermanentlyFailed,
         Provisioning, RequiresReauth, Restarting, SyncingTools,
     };
     match cause {
         // A configuration update can remove a required value in every status, and a stop is possible in every status.
-        Cause::ConfigMissing => Some(AwaitingUserConfig),
-        Cause::Stopped => Some(Offline),
+        StatusCause::ConfigMissing => Some(AwaitingUserConfig),
+        StatusCause::Stopped => Some(Offline),
 
-        Cause::Configured => match status {
+        StatusCause::Configured => match status {
             AwaitingUserConfig => Some(Provisioning),
             Provisioning | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online | Restarting
             | Offline | Error | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::Taken => match status {
+        StatusCause::Taken => match status {
             Provisioning => Some(CommandReceived),
             AwaitingUserConfig | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online
             | Restarting | Offline | Error | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::Recalled => match status {
+        StatusCause::Recalled => match status {
             Provisioning => Some(Online),
             AwaitingUserConfig | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online
             | Restarting | Offline | Error | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::Attempt => match status {
+        StatusCause::Attempt => match status {
             CommandReceived | Connecting | Restarting | Offline | Error => Some(Connecting),
             // A wake is not an attempt: its status stays `online`. The other statuses wait for a person.
             AwaitingUserConfig | Provisioning | DiscoveringTools | SyncingTools | Online | RequiresReauth
             | PermanentlyFailed => None,
         },
-        Cause::Initialized => match status {
+        StatusCause::Initialized => match status {
             Connecting | Error => Some(DiscoveringTools),
             AwaitingUserConfig | Provisioning | CommandReceived | DiscoveringTools | SyncingTools | Online
             | Restarting | Offline | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::Discovered => match status {
+        StatusCause::Discovered => match status {
             DiscoveringTools => Some(SyncingTools),
             AwaitingUserConfig | Provisioning | CommandReceived | Connecting | SyncingTools | Online | Restarting
             | Offline | Error | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::Synced => match status {
+        StatusCause::Synced => match status {
             DiscoveringTools | SyncingTools => Some(Online),
             AwaitingUserConfig | Provisioning | CommandReceived | Connecting | Online | Restarting | Offline
             | Error | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::ConfigChanged => match status {
+        StatusCause::ConfigChanged => match status {
             CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Error | Offline
             | RequiresReauth | PermanentlyFailed => Some(Restarting),
             // No run exists yet: the next start uses the new configuration.
             AwaitingUserConfig | Provisioning => None,
         },
-        Cause::Ended => match status {
+        StatusCause::Ended => match status {
             Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Error => Some(Connecting),
             AwaitingUserConfig | Provisioning | CommandReceived | Offline | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::BudgetSpent => match status {
+        StatusCause::BudgetSpent => match status {
             Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Error => Some(PermanentlyFailed),
             AwaitingUserConfig | Provisioning | CommandReceived | Offline | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::Lost => match status {
+        StatusCause::Lost => match status {
             Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Offline | Error => Some(Offline),
             AwaitingUserConfig | Provisioning | CommandReceived | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::Failed => match status {
+        StatusCause::Failed => match status {
             Provisioning | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online | Restarting
             | Offline | Error => Some(Error),
             AwaitingUserConfig | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::AuthRefused => match status {
+        StatusCause::AuthRefused => match status {
             Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Offline | Error => {
                 Some(RequiresReauth)
             }
             AwaitingUserConfig | Provisioning | CommandReceived | RequiresReauth | PermanentlyFailed => None,
         },
-        Cause::CredentialsChanged => match status {
+        StatusCause::CredentialsChanged => match status {
             RequiresReauth => Some(Connecting),
             AwaitingUserConfig | Provisioning | CommandReceived | Connecting | DiscoveringTools | SyncingTools
             | Online | Restarting | Offline | Error | PermanentlyFailed => None,
         },
-        Cause::Asked => match status {
+        StatusCause::Asked => match status {
             Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Offline | Error | RequiresReauth
             | PermanentlyFailed => Some(Connecting),
             AwaitingUserConfig | Provisioning | CommandReceived => None,

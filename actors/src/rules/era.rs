@@ -165,7 +165,7 @@ mod tests {
         ] {
             assert_eq!((may_be_stateless(&kind), is_refusal(&kind)), (stateless, refusal), "{kind}");
         }
-        let late = CallError::TimedOut { after: Duration::ZERO, fate: crate::model::exit::Fate::TimedOut };
+        let late = CallError::TimedOut { after: Duration::ZERO, fate: crate::model::exit::CallFate::TimedOut };
         assert!(!may_be_other(Era::Stateless, &late));
     }
 

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use super::jitter::Dice;
-use crate::model::policy::{HealthCheck, HealthPolicy, OnDegraded};
+use super::jitter::JitterRng;
+use crate::model::policy::{DegradedAction, HealthCheck, HealthPolicy};
 
 const SPREAD_PERCENT: u8 = 10;
 
 /// Health checks of one session.
 #[derive(Debug, Clone)]
-pub struct Checks {
-    dice: Dice,
+pub struct HealthChecks {
+    dice: JitterRng,
     failures: u32,
     degraded: bool,
     last_error: Option<String>,
@@ -24,7 +24,7 @@ pub struct Checks {
 
 /// Effect of a failed check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum HealthVerdict {
     /// Too few consecutive failures for a decision.
     Wait,
     /// The server is degraded after this number of failures: an event is emitted.
@@ -33,9 +33,9 @@ pub enum Verdict {
     GiveUp(u32),
 }
 
-impl Checks {
+impl HealthChecks {
     /// Creates the checks of a session connected at `now`. The first one is due after one interval.
-    pub fn new(policy: &HealthPolicy, dice: Dice, now: Instant) -> Self {
+    pub fn new(policy: &HealthPolicy, dice: JitterRng, now: Instant) -> Self {
         let mut checks = Self {
             dice,
             failures: 0,
@@ -112,17 +112,17 @@ impl Checks {
     }
 
     /// Processes a check that failed or was not answered.
-    pub fn failed(&mut self, policy: &HealthPolicy, why: String, now: Instant) -> Verdict {
+    pub fn failed(&mut self, policy: &HealthPolicy, why: String, now: Instant) -> HealthVerdict {
         self.schedule(policy, now);
         self.failures += 1;
         self.last_error = Some(why);
         if self.failures < policy.threshold || self.degraded {
-            return Verdict::Wait;
+            return HealthVerdict::Wait;
         }
         self.degraded = true;
         match policy.on_degraded {
-            OnDegraded::Warn => Verdict::Degraded(self.failures),
-            OnDegraded::Reconnect => Verdict::GiveUp(self.failures),
+            DegradedAction::Warn => HealthVerdict::Degraded(self.failures),
+            DegradedAction::Reconnect => HealthVerdict::GiveUp(self.failures),
         }
     }
 
@@ -147,8 +147,8 @@ mod tests {
 
     use super::*;
 
-    fn checks(policy: &HealthPolicy, now: Instant) -> Checks {
-        Checks::new(policy, Dice::new(1, "a"), now)
+    fn checks(policy: &HealthPolicy, now: Instant) -> HealthChecks {
+        HealthChecks::new(policy, JitterRng::new(1, "a"), now)
     }
 
     fn near(interval: Duration, from: Instant, at: Option<Instant>) -> bool {
@@ -192,12 +192,12 @@ mod tests {
     fn the_third_failure_in_a_row_is_degraded_once_and_a_success_restores() {
         let (policy, now) = (HealthPolicy::default(), Instant::now());
         let mut checks = checks(&policy, now);
-        let fail = |checks: &mut Checks| checks.failed(&policy, "no answer".to_owned(), now);
-        assert_eq!([fail(&mut checks), fail(&mut checks)], [Verdict::Wait, Verdict::Wait]);
+        let fail = |checks: &mut HealthChecks| checks.failed(&policy, "no answer".to_owned(), now);
+        assert_eq!([fail(&mut checks), fail(&mut checks)], [HealthVerdict::Wait, HealthVerdict::Wait]);
         assert_eq!(checks.is_well(), None, "it was never degraded");
-        assert_eq!([fail(&mut checks), fail(&mut checks)], [Verdict::Wait, Verdict::Wait]);
-        assert_eq!(fail(&mut checks), Verdict::Degraded(3));
-        assert_eq!(fail(&mut checks), Verdict::Wait, "it is told once");
+        assert_eq!([fail(&mut checks), fail(&mut checks)], [HealthVerdict::Wait, HealthVerdict::Wait]);
+        assert_eq!(fail(&mut checks), HealthVerdict::Degraded(3));
+        assert_eq!(fail(&mut checks), HealthVerdict::Wait, "it is told once");
         assert_eq!(checks.is_well(), Some((4, Some("no answer".to_owned()))));
         assert_eq!(checks.is_well(), None);
     }
@@ -206,7 +206,7 @@ mod tests {
     fn where_degraded_means_reconnect_the_connection_is_given_up() {
         let (policy, now) = (HealthPolicy { threshold: 1, ..HealthPolicy::bounded() }, Instant::now());
         let mut checks = checks(&policy, now);
-        assert_eq!(checks.failed(&policy, "no answer".to_owned(), now), Verdict::GiveUp(1));
+        assert_eq!(checks.failed(&policy, "no answer".to_owned(), now), HealthVerdict::GiveUp(1));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::model::policy::IdlePolicy;
 
 /// Current use of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Activity {
+pub struct RunActivity {
     /// Number of unanswered calls, and of clients that wait for messages of the server.
     pub needed_by: usize,
     /// Time of the last message of the server, or of the last begin or end of a call.
@@ -17,7 +17,7 @@ pub struct Activity {
 
 /// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum IdleVerdict {
     /// The server has been idle for this duration.
     Idle(Duration),
     /// The server is in use or too young. Contains the time of the next check; `None` for no further check, because the
@@ -31,16 +31,16 @@ pub fn first_look(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
 }
 
 /// Checks a run that became ready at `ready`.
-pub fn look(policy: &IdlePolicy, ready: Instant, activity: Activity, now: Instant) -> Verdict {
+pub fn look(policy: &IdlePolicy, ready: Instant, activity: RunActivity, now: Instant) -> IdleVerdict {
     let quiet = now.saturating_duration_since(activity.last);
     let age = now.saturating_duration_since(ready);
     if activity.needed_by == 0 && quiet >= policy.idle && age > policy.grace {
-        return Verdict::Idle(quiet);
+        return IdleVerdict::Idle(quiet);
     }
     // An open call may end right after this check: its idle time begins then.
     let last = if activity.needed_by == 0 { activity.last } else { now };
     let possible = last.checked_add(policy.idle).zip(grown(policy, ready)).zip(after(now));
-    Verdict::LookAgain(
+    IdleVerdict::LookAgain(
         possible.and_then(|((idle, grown), later)| on_the_grid(policy, ready, idle.max(grown).max(later))),
     )
 }
@@ -77,8 +77,8 @@ mod tests {
         Duration::from_secs(count)
     }
 
-    fn at(needed_by: usize, last: Instant) -> Activity {
-        Activity { needed_by, last }
+    fn at(needed_by: usize, last: Instant) -> RunActivity {
+        RunActivity { needed_by, last }
     }
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         let first = first_look(&policy, ready);
         assert_eq!(first, Some(ready + seconds(180)));
-        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(180)), Verdict::Idle(seconds(180)));
+        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(180)), IdleVerdict::Idle(seconds(180)));
     }
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
         let now = ready + seconds(180);
         for (last, next) in [(1, 210), (29, 210), (30, 210), (31, 240), (180, 360)] {
             let verdict = look(&policy, ready, at(0, ready + seconds(last)), now);
-            assert_eq!(verdict, Verdict::LookAgain(Some(ready + seconds(next))), "last active after {last} s");
+            assert_eq!(verdict, IdleVerdict::LookAgain(Some(ready + seconds(next))), "last active after {last} s");
         }
     }
 
@@ -103,7 +103,7 @@ mod tests {
     fn an_open_call_keeps_it_awake_however_old_it_is() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         let now = ready + seconds(600);
-        assert_eq!(look(&policy, ready, at(1, ready), now), Verdict::LookAgain(Some(ready + seconds(780))));
+        assert_eq!(look(&policy, ready, at(1, ready), now), IdleVerdict::LookAgain(Some(ready + seconds(780))));
     }
 
     #[test]
@@ -112,8 +112,8 @@ mod tests {
         let ready = Instant::now();
         assert_eq!(first_look(&policy, ready), Some(ready + seconds(90)));
         let young = look(&policy, ready, at(0, ready), ready + seconds(60));
-        assert_eq!(young, Verdict::LookAgain(Some(ready + seconds(90))));
-        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(61)), Verdict::Idle(seconds(61)));
+        assert_eq!(young, IdleVerdict::LookAgain(Some(ready + seconds(90))));
+        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(61)), IdleVerdict::Idle(seconds(61)));
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
         let policy = IdlePolicy { idle: Duration::ZERO, ..IdlePolicy::default() };
         let ready = Instant::now();
         let busy = look(&policy, ready, at(1, ready), ready + seconds(90));
-        assert_eq!(busy, Verdict::LookAgain(Some(ready + seconds(120))));
+        assert_eq!(busy, IdleVerdict::LookAgain(Some(ready + seconds(120))));
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         let ready = Instant::now();
         let never = IdlePolicy { idle: Duration::MAX, ..IdlePolicy::default() };
         assert_eq!(first_look(&never, ready), None);
-        assert_eq!(look(&never, ready, at(0, ready), ready + seconds(1)), Verdict::LookAgain(None));
+        assert_eq!(look(&never, ready, at(0, ready), ready + seconds(1)), IdleVerdict::LookAgain(None));
         let zero = IdlePolicy { idle: Duration::ZERO, grace: Duration::ZERO, sweep: Duration::ZERO };
         assert_eq!(first_look(&zero, ready), Some(ready + Duration::from_millis(1)));
     }

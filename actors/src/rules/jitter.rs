@@ -5,9 +5,9 @@ use std::time::Duration;
 
 /// Pseudo-random number generator (`SplitMix64`, by Steele, Lea and Flood).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dice(u64);
+pub struct JitterRng(u64);
 
-impl Dice {
+impl JitterRng {
     /// Creates a generator from a seed and the name of its holder, so that holders with the same seed draw different
     /// numbers.
     pub fn new(seed: u64, holder: &str) -> Self {
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_delay_is_spread_within_its_bounds_and_over_all_of_them() {
-        let mut dice = Dice::new(7, "files-acme-alice-a");
+        let mut dice = JitterRng::new(7, "files-acme-alice-a");
         let delay = Duration::from_secs(180);
         let spread: Vec<f64> = (0..1000).map(|_| dice.spread(delay, 10).as_secs_f64()).collect();
         assert!(spread.iter().all(|seconds| (162.0..=198.0).contains(seconds)));
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_delays_and_another_holder_others() {
         let draw = |seed, holder| {
-            let mut dice = Dice::new(seed, holder);
+            let mut dice = JitterRng::new(seed, holder);
             [(); 5].map(|()| dice.spread(Duration::from_secs(1), 10))
         };
         assert_eq!(draw(1, "a"), draw(1, "a"));
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn no_jitter_is_no_jitter() {
-        let mut dice = Dice::new(1, "a");
+        let mut dice = JitterRng::new(1, "a");
         assert_eq!(dice.spread(Duration::from_secs(2), 0), Duration::from_secs(2));
         assert_eq!(dice.spread(Duration::ZERO, 10), Duration::ZERO);
         assert!(dice.spread(Duration::MAX, 10) <= Duration::from_nanos(u64::MAX));

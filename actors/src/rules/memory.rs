@@ -43,7 +43,7 @@ pub struct MemoryStatus {
 
 /// Change caused by a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryNews {
+pub enum MemoryChange {
     /// Memory is sufficient, as before.
     Enough,
     /// Memory is no longer short.
@@ -64,22 +64,22 @@ pub struct MemoryGate {
 
 impl MemoryGate {
     /// Processes a reading.
-    pub fn observe(&mut self, policy: &MemoryPolicy, reading: &MemoryReading, now: Instant) -> MemoryNews {
+    pub fn observe(&mut self, policy: &MemoryPolicy, reading: &MemoryReading, now: Instant) -> MemoryChange {
         match self.next_start {
             None if is_short(policy, reading) => {
                 self.next_start = Some(now + policy.start_interval);
-                MemoryNews::BecameShort
+                MemoryChange::BecameShort
             }
-            None => MemoryNews::Enough,
+            None => MemoryChange::Enough,
             Some(_) if is_relieved(policy, reading) => {
                 self.next_start = None;
-                MemoryNews::Relieved
+                MemoryChange::Relieved
             }
             Some(at) if now >= at => {
                 self.next_start = Some(now + policy.start_interval);
-                MemoryNews::OneStart
+                MemoryChange::OneStart
             }
-            Some(_) => MemoryNews::StillShort,
+            Some(_) => MemoryChange::StillShort,
         }
     }
 
@@ -127,20 +127,20 @@ mod tests {
         let (policy, now) = (MemoryPolicy::default(), Instant::now());
         let mut gate = MemoryGate::default();
         let mut sees = |pressure, available| gate.observe(&policy, &reading(pressure, available), now);
-        assert_eq!(sees(Some(40.0), 5), MemoryNews::Enough, "at the limits");
-        assert_eq!(sees(Some(40.1), 90), MemoryNews::BecameShort);
-        assert_eq!(sees(Some(30.0), 90), MemoryNews::StillShort, "below the limit, above its half");
-        assert_eq!(sees(Some(20.0), 90), MemoryNews::Relieved);
-        assert_eq!(sees(None, 4), MemoryNews::BecameShort);
-        assert_eq!(sees(None, 7), MemoryNews::StillShort);
-        assert_eq!(sees(None, 8), MemoryNews::Relieved);
+        assert_eq!(sees(Some(40.0), 5), MemoryChange::Enough, "at the limits");
+        assert_eq!(sees(Some(40.1), 90), MemoryChange::BecameShort);
+        assert_eq!(sees(Some(30.0), 90), MemoryChange::StillShort, "below the limit, above its half");
+        assert_eq!(sees(Some(20.0), 90), MemoryChange::Relieved);
+        assert_eq!(sees(None, 4), MemoryChange::BecameShort);
+        assert_eq!(sees(None, 7), MemoryChange::StillShort);
+        assert_eq!(sees(None, 8), MemoryChange::Relieved);
     }
 
     #[test]
     fn limits_of_nothing_and_of_everything_switch_it_off() {
         let policy = MemoryPolicy { pressure_max_percent: 100, available_min_percent: 0, ..MemoryPolicy::default() };
         let mut gate = MemoryGate::default();
-        assert_eq!(gate.observe(&policy, &reading(Some(100.0), 0), Instant::now()), MemoryNews::Enough);
+        assert_eq!(gate.observe(&policy, &reading(Some(100.0), 0), Instant::now()), MemoryChange::Enough);
     }
 
     #[test]
@@ -151,8 +151,8 @@ mod tests {
             .step_by(2)
             .map(|seconds| gate.observe(&policy, &reading(None, 0), began + Duration::from_secs(seconds)))
             .collect();
-        assert_eq!(seen[0], MemoryNews::BecameShort);
-        let starts: Vec<_> = (0..seen.len()).filter(|at| seen[*at] == MemoryNews::OneStart).collect();
+        assert_eq!(seen[0], MemoryChange::BecameShort);
+        let starts: Vec<_> = (0..seen.len()).filter(|at| seen[*at] == MemoryChange::OneStart).collect();
         assert_eq!(starts, [5, 10], "after 10 s and after 20 s");
         assert!(gate.is_short());
     }

@@ -11,7 +11,7 @@ const MARK: &str = "x-mcp-header";
 
 /// A marked parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mirror {
+pub struct HeaderParam {
     /// Name of the header without the prefix `Mcp-Param-`.
     pub header: Box<str>,
     // Names of the properties that lead to the parameter, from the root of the arguments.
@@ -22,7 +22,7 @@ pub struct Mirror {
 ///
 /// # Errors
 /// Returns the reason if the definition is invalid and the tool must not be used.
-pub fn of_tool(definition: &str) -> Result<Vec<Mirror>, String> {
+pub fn of_tool(definition: &str) -> Result<Vec<HeaderParam>, String> {
     // A property name may contain escapes, so definitions with escapes are parsed too.
     let may_have = |part: &str| memchr::memmem::find(definition.as_bytes(), part.as_bytes()).is_some();
     if !may_have(MARK) && !may_have("\\u") {
@@ -40,7 +40,7 @@ pub fn of_tool(definition: &str) -> Result<Vec<Mirror>, String> {
 }
 
 // Searches a schema for marks. `reached` is true if the value has exactly one possible place in the arguments.
-fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<Mirror>) -> Result<(), String> {
+fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<HeaderParam>) -> Result<(), String> {
     match schema {
         Value::Object(members) => {
             if let Some(mark) = members.get(MARK) {
@@ -72,7 +72,7 @@ fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<
     }
 }
 
-fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) -> Result<Mirror, String> {
+fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) -> Result<HeaderParam, String> {
     let place = if path.is_empty() { "its root".to_owned() } else { format!("`{}`", path.join(".")) };
     let bad = |why: &str| Err(format!("the mark `{MARK}` of {place} {why}"));
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
@@ -86,10 +86,10 @@ fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) ->
     if !matches!(kind.and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
         return bad("is on something that is neither a string, an integer nor a boolean");
     }
-    Ok(Mirror { header: header.into(), path: path.to_vec() })
+    Ok(HeaderParam { header: header.into(), path: path.to_vec() })
 }
 
-impl Mirror {
+impl HeaderParam {
     /// Returns true if the parameter is a number, which has several spellings.
     pub fn is_number(&self, arguments: &str) -> bool {
         self.value_in(arguments).is_some_and(|value| value.starts_with(|c: char| c == '-' || c.is_ascii_digit()))
@@ -114,7 +114,7 @@ impl Mirror {
 mod tests {
     use super::*;
 
-    fn tool(schema: &str) -> Result<Vec<Mirror>, String> {
+    fn tool(schema: &str) -> Result<Vec<HeaderParam>, String> {
         of_tool(&format!(r#"{{"name":"t","inputSchema":{schema}}}"#))
     }
 

@@ -1,14 +1,14 @@
 //! Attribution of unsolicited server messages to clients. Over HTTP a message belongs to the stream on which it
 //! arrives. Over a pipe the client is certain only if no two clients have calls in flight.
 
-use crate::audience::{Cause, Origin};
+use crate::audience::{CallOrigin, MessageCause};
 
 /// Returns the cause of a message. `of` is the call on whose stream the message arrived, with its client if it has one.
 /// `in_flight` are all unanswered calls.
-pub fn cause(of: Option<Option<Origin>>, in_flight: impl IntoIterator<Item = Option<Origin>>) -> Cause {
+pub fn cause(of: Option<Option<CallOrigin>>, in_flight: impl IntoIterator<Item = Option<CallOrigin>>) -> MessageCause {
     match of {
-        Some(Some(origin)) => return Cause::Call(origin),
-        Some(None) => return Cause::Stranger,
+        Some(Some(origin)) => return MessageCause::Call(origin),
+        Some(None) => return MessageCause::Stranger,
         None => {}
     }
     let (mut strangers, mut calls, mut clients) = (false, Vec::new(), Vec::new());
@@ -24,11 +24,11 @@ pub fn cause(of: Option<Option<Origin>>, in_flight: impl IntoIterator<Item = Opt
         }
     }
     match (&calls[..], &clients[..], strangers) {
-        ([], [], false) => Cause::Nobody,
-        ([], [], true) => Cause::Stranger,
-        ([call], _, false) => Cause::Call(*call),
-        (_, [client], false) => Cause::Client(*client),
-        (_, clients, strangers) => Cause::Several(clients.len() + usize::from(strangers)),
+        ([], [], false) => MessageCause::Nobody,
+        ([], [], true) => MessageCause::Stranger,
+        ([call], _, false) => MessageCause::Call(*call),
+        (_, [client], false) => MessageCause::Client(*client),
+        (_, clients, strangers) => MessageCause::Several(clients.len() + usize::from(strangers)),
     }
 }
 
@@ -36,24 +36,24 @@ pub fn cause(of: Option<Option<Origin>>, in_flight: impl IntoIterator<Item = Opt
 mod tests {
     use super::*;
 
-    fn origin(client: u64, call: u64) -> Origin {
-        Origin { client, call }
+    fn origin(client: u64, call: u64) -> CallOrigin {
+        CallOrigin { client, call }
     }
 
     #[test]
     fn a_server_speaks_for_whom_it_can_only_mean() {
         let call = origin(1, 1);
         for (of, in_flight, expected) in [
-            (None, vec![], Cause::Nobody),
-            (None, vec![None], Cause::Stranger),
-            (None, vec![None, None], Cause::Stranger),
-            (None, vec![Some(origin(1, 1))], Cause::Call(call)),
-            (None, vec![Some(origin(1, 1)), Some(origin(1, 2))], Cause::Client(1)),
-            (None, vec![Some(origin(1, 1)), Some(origin(2, 2))], Cause::Several(2)),
-            (None, vec![Some(origin(1, 1)), Some(origin(1, 2)), Some(origin(2, 3))], Cause::Several(2)),
-            (None, vec![Some(origin(1, 1)), None], Cause::Several(2)),
-            (Some(Some(origin(1, 1))), vec![Some(origin(1, 1)), Some(origin(2, 2)), None], Cause::Call(call)),
-            (Some(None), vec![Some(origin(1, 1)), None], Cause::Stranger),
+            (None, vec![], MessageCause::Nobody),
+            (None, vec![None], MessageCause::Stranger),
+            (None, vec![None, None], MessageCause::Stranger),
+            (None, vec![Some(origin(1, 1))], MessageCause::Call(call)),
+            (None, vec![Some(origin(1, 1)), Some(origin(1, 2))], MessageCause::Client(1)),
+            (None, vec![Some(origin(1, 1)), Some(origin(2, 2))], MessageCause::Several(2)),
+            (None, vec![Some(origin(1, 1)), Some(origin(1, 2)), Some(origin(2, 3))], MessageCause::Several(2)),
+            (None, vec![Some(origin(1, 1)), None], MessageCause::Several(2)),
+            (Some(Some(origin(1, 1))), vec![Some(origin(1, 1)), Some(origin(2, 2)), None], MessageCause::Call(call)),
+            (Some(None), vec![Some(origin(1, 1)), None], MessageCause::Stranger),
         ] {
             assert_eq!(cause(of, in_flight.clone()), expected, "on the stream of {of:?}, with {in_flight:?}");
         }

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use crate::model::event::{Envelope, Event};
 use crate::model::policy::BatchPolicy;
 use crate::rules::request_log::RequestLog;
-use crate::seam::{Answer, Batch};
+use crate::seam::{SinkAnswer, SinkBatch};
 
 // Reconnecting events of one instance are thinned out: the first five are kept, then one at each doubling of their
 // count.
@@ -30,7 +30,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Counters for `status` and the load report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Statistics {
+pub struct OutboxStatistics {
     /// Number of waiting events, without the batch in flight.
     pub queue_size: usize,
     /// Number of events received, including those without a number.
@@ -46,10 +46,10 @@ pub struct Statistics {
     /// Last error of the sink; cleared by a success.
     pub last_error: Option<String>,
     /// Activity of the batcher.
-    pub state: State,
+    pub state: BatcherState,
 }
 
-impl Statistics {
+impl OutboxStatistics {
     /// Returns the number of received events that were neither accepted, rejected nor dropped.
     pub fn unsent(&self) -> usize {
         let settled = self.sent + self.failed + self.dropped;
@@ -60,7 +60,7 @@ impl Statistics {
 /// Activity of the batcher.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum BatcherState {
     /// Waiting for the next cycle.
     #[default]
     Idle,
@@ -89,7 +89,7 @@ pub struct Outbox {
     // Events dropped before they had a number. They are older than `unnumbered` and take the next numbers, so that the
     // gap can be announced.
     unnumbered_dropped: u64,
-    in_flight: Option<Arc<Batch>>,
+    in_flight: Option<Arc<SinkBatch>>,
     // True while the sink processes the batch in flight; false if the batch waits for the next cycle.
     sending: bool,
     // Number of events at the front among which the sink reported an invalid one.
@@ -109,7 +109,7 @@ pub struct Outbox {
     announced: Vec<Envelope>,
     reconnecting: HashMap<Arc<str>, u64>,
     requests: RequestLog,
-    statistics: Statistics,
+    statistics: OutboxStatistics,
 }
 
 impl Outbox {
@@ -137,7 +137,7 @@ impl Outbox {
             announced: Vec::new(),
             reconnecting: HashMap::new(),
             requests: RequestLog::new(&policy),
-            statistics: Statistics::default(),
+            statistics: OutboxStatistics::default(),
             policy,
         }
     }
@@ -230,7 +230,7 @@ impl Outbox {
         debug_assert!(self.in_flight.is_none() && self.queue.is_empty(), "the first one comes first");
         self.next_seq = self.next_seq.max(last.saturating_add(1));
         self.statistics.emitted += events.len() as u64;
-        self.in_flight = Some(Arc::new(Batch { id, events }));
+        self.in_flight = Some(Arc::new(SinkBatch { id, events }));
     }
 
     /// Returns the number of the first unsettled event; `None` if there is none. All earlier events were accepted,
@@ -288,7 +288,7 @@ impl Outbox {
 
     /// Returns the batch to send now: the kept one or a new one. `None` if there is nothing to send or a pause is in
     /// effect.
-    pub fn next_batch(&mut self, now: Instant, wall: Timestamp) -> Option<Arc<Batch>> {
+    pub fn next_batch(&mut self, now: Instant, wall: Timestamp) -> Option<Arc<SinkBatch>> {
         if self.sending || self.not_before.is_some_and(|at| now < at) {
             return None;
         }
@@ -306,7 +306,7 @@ impl Outbox {
             self.give_back_room();
             let id = self.next_batch;
             self.next_batch += 1;
-            self.in_flight = Some(Arc::new(Batch { id, events }));
+            self.in_flight = Some(Arc::new(SinkBatch { id, events }));
             self.announce_gaps(wall);
         }
         self.sending = true;
@@ -324,21 +324,21 @@ impl Outbox {
 
     /// Applies the answer of the sink to the batch in flight. Returns the events that were rejected for good, with the
     /// reasons, to be logged.
-    pub fn answered(&mut self, now: Instant, wall: Timestamp, answer: Answer) -> Vec<(Envelope, String)> {
+    pub fn answered(&mut self, now: Instant, wall: Timestamp, answer: SinkAnswer) -> Vec<(Envelope, String)> {
         self.sending = false;
         let Some(batch) = self.in_flight.take() else { return Vec::new() };
         let count = batch.events.len();
         match answer {
-            Answer::Accepted => {
+            SinkAnswer::Accepted => {
                 self.succeeded(wall, count, 0);
                 Vec::new()
             }
-            Answer::Partial(failures) => {
+            SinkAnswer::Partial(failures) => {
                 let refused = pick(&batch, failures);
                 self.succeeded(wall, count - refused.len(), refused.len());
                 refused
             }
-            Answer::Invalid(Some(index), reason) if index < count => {
+            SinkAnswer::Invalid(Some(index), reason) if index < count => {
                 let refused = pick(&batch, vec![(index, reason)]);
                 self.suspect = 0;
                 self.refused(&refused);
@@ -346,38 +346,38 @@ impl Outbox {
                 self.put_back(rest.map(|(_, event)| event.clone()).collect());
                 refused
             }
-            Answer::Invalid(_, reason) if count == 1 => {
+            SinkAnswer::Invalid(_, reason) if count == 1 => {
                 self.suspect = 0;
                 let refused = pick(&batch, vec![(0, reason)]);
                 self.refused(&refused);
                 refused
             }
-            Answer::Invalid(_, reason) => {
+            SinkAnswer::Invalid(_, reason) => {
                 self.suspect = count;
                 self.statistics.last_error = Some(reason);
                 self.put_back(batch.events.clone());
                 Vec::new()
             }
-            Answer::TooLarge if count == 1 => {
+            SinkAnswer::TooLarge if count == 1 => {
                 self.batch_max = self.policy.batch_max;
                 let refused = pick(&batch, vec![(0, "the event alone is too large for the sink".to_owned())]);
                 self.refused(&refused);
                 refused
             }
-            Answer::TooLarge => {
+            SinkAnswer::TooLarge => {
                 self.batch_max = count / 2;
                 self.statistics.last_error = Some("the batch is too large for the sink".to_owned());
                 self.put_back(batch.events.clone());
                 Vec::new()
             }
-            Answer::Unauthorized => self.keep(batch, "the sink refused our credentials".to_owned()),
-            Answer::Throttled(retry_after) => {
+            SinkAnswer::Unauthorized => self.keep(batch, "the sink refused our credentials".to_owned()),
+            SinkAnswer::Throttled(retry_after) => {
                 let paused = self.sent_at.unwrap_or(now) + self.backoff;
                 self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
                 self.not_before = Some(paused.max(now + retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)));
                 self.keep(batch, "the sink asked for a pause".to_owned())
             }
-            Answer::Unavailable(reason) => self.keep(batch, reason),
+            SinkAnswer::Unavailable(reason) => self.keep(batch, reason),
         }
     }
 
@@ -418,14 +418,14 @@ impl Outbox {
     }
 
     /// Returns the current counters.
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> OutboxStatistics {
         let state = match (&self.in_flight, self.not_before) {
-            (Some(_), _) if self.sending => State::Sending,
-            (_, Some(_)) => State::BackingOff,
-            (Some(_), None) => State::Retrying,
-            (None, None) => State::Idle,
+            (Some(_), _) if self.sending => BatcherState::Sending,
+            (_, Some(_)) => BatcherState::BackingOff,
+            (Some(_), None) => BatcherState::Retrying,
+            (None, None) => BatcherState::Idle,
         };
-        Statistics { queue_size: self.waiting(), state, ..self.statistics.clone() }
+        OutboxStatistics { queue_size: self.waiting(), state, ..self.statistics.clone() }
     }
 
     fn succeeded(&mut self, wall: Timestamp, sent: usize, failed: usize) {
@@ -445,7 +445,7 @@ impl Outbox {
         self.statistics.last_error = refused.last().map(|(_, reason)| reason.clone());
     }
 
-    fn keep(&mut self, batch: Arc<Batch>, reason: String) -> Vec<(Envelope, String)> {
+    fn keep(&mut self, batch: Arc<SinkBatch>, reason: String) -> Vec<(Envelope, String)> {
         self.statistics.last_error = Some(reason);
         self.in_flight = Some(batch);
         self.cycle_end = 0;
@@ -520,7 +520,7 @@ impl Outbox {
     }
 }
 
-fn pick(batch: &Batch, failures: Vec<(usize, String)>) -> Vec<(Envelope, String)> {
+fn pick(batch: &SinkBatch, failures: Vec<(usize, String)>) -> Vec<(Envelope, String)> {
     let mut seen = std::collections::BTreeSet::new();
     let first_mention = |(index, reason): (usize, String)| {
         let event = batch.events.get(index)?;
@@ -550,7 +550,7 @@ mod tests {
         assert!(outbox.queue.capacity() >= 10_000);
         outbox.begin_cycle(now);
         while outbox.next_batch(now, Timestamp::UNIX_EPOCH).is_some() {
-            outbox.answered(now, Timestamp::UNIX_EPOCH, Answer::Accepted);
+            outbox.answered(now, Timestamp::UNIX_EPOCH, SinkAnswer::Accepted);
         }
         assert_eq!(outbox.queue.len(), 0);
         assert!(outbox.queue.capacity() <= ROOM_KEPT, "{}", outbox.queue.capacity());

@@ -1,12 +1,12 @@
 //! Excerpts of a server's output for messages.
 
-use crate::model::secret::Mask;
+use crate::model::secret::SecretMask;
 
 const EXCERPT_MAX: usize = 200;
 
 /// Returns a line without terminal sequences, control characters and bidirectional marks, with secrets masked, cut at 200
 /// characters. `None` if nothing is left.
-pub fn excerpt(line: &str, mask: &Mask) -> Option<String> {
+pub fn excerpt(line: &str, mask: &SecretMask) -> Option<String> {
     let plain = plain(line);
     // Control characters are removed before masking, because they may split a secret. The text is cut after masking, so
     // that no part of a secret remains.
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     fn excerpt_of(line: &str) -> Option<String> {
-        excerpt(line, &Mask::new(["sesame-secret"]))
+        excerpt(line, &SecretMask::new(["sesame-secret"]))
     }
 
     #[test]

@@ -6,25 +6,25 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::model::ids::{InstanceId, Run, TeamId};
+use crate::model::ids::{InstanceId, RunNumber, TeamId};
 
 /// Permits of processes and of connections to remote servers. They are separate, because connections need few local
 /// resources and may take long: neither must wait for the other.
 #[derive(Debug)]
-pub struct Pools {
-    processes: Permits,
-    connections: Permits,
+pub struct PermitPools {
+    processes: StartPermits,
+    connections: StartPermits,
 }
 
 /// Permits that are held, and instances that wait for one.
 #[derive(Debug)]
-pub struct Permits {
+pub struct StartPermits {
     limit: usize,
-    held: HashMap<Run, TeamId>,
+    held: HashMap<RunNumber, TeamId>,
     held_by_team: HashMap<TeamId, usize>,
-    waiting: HashMap<InstanceId, Urgency>,
-    urgent: Lane,
-    normal: Lane,
+    waiting: HashMap<InstanceId, StartPriority>,
+    urgent: PermitLane,
+    normal: PermitLane,
     one_at_a_time: HashSet<TeamId>,
     // Remaining starts while memory is short; `None` for no limit.
     allowance: Option<usize>,
@@ -32,7 +32,7 @@ pub struct Permits {
 
 /// Priority of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Urgency {
+pub enum StartPriority {
     /// No caller waits.
     Normal,
     /// A caller waits.
@@ -42,12 +42,12 @@ pub enum Urgency {
 // One queue per team, and the order of the teams. Entries that were withdrawn or moved to the other lane are skipped
 // when their turn comes: only `Permits::waiting` is authoritative.
 #[derive(Debug, Default)]
-struct Lane {
+struct PermitLane {
     turns: VecDeque<TeamId>,
     queues: HashMap<TeamId, VecDeque<InstanceId>>,
 }
 
-impl Lane {
+impl PermitLane {
     fn push(&mut self, instance: InstanceId) {
         let queue = self.queues.entry(instance.team.clone()).or_insert_with(|| {
             self.turns.push_back(instance.team.clone());
@@ -77,15 +77,15 @@ impl Lane {
     }
 }
 
-impl Pools {
+impl PermitPools {
     /// Creates pools with these maximum numbers of concurrent starts of processes and of connection attempts.
     pub fn new(processes: usize, connections: usize) -> Self {
-        Self { processes: Permits::new(processes), connections: Permits::new(connections) }
+        Self { processes: StartPermits::new(processes), connections: StartPermits::new(connections) }
     }
 
     /// Queues an instance in the pool of its current kind. An earlier request in the other pool, from before a change
     /// of its configuration, is withdrawn.
-    pub fn request(&mut self, instance: InstanceId, urgency: Urgency, remote: bool) {
+    pub fn request(&mut self, instance: InstanceId, urgency: StartPriority, remote: bool) {
         let (here, there) = if remote {
             (&mut self.connections, &mut self.processes)
         } else {
@@ -102,7 +102,7 @@ impl Pools {
     }
 
     /// Releases a permit. A second release has no effect.
-    pub fn release(&mut self, run: Run) {
+    pub fn release(&mut self, run: RunNumber) {
         self.processes.release(run);
         self.connections.release(run);
     }
@@ -131,12 +131,12 @@ impl Pools {
     }
 
     /// Grants the next start, if a permit is free, as the run with this number. To be called until it returns `None`.
-    pub fn grant(&mut self, run: Run) -> Option<(InstanceId, Run)> {
+    pub fn grant(&mut self, run: RunNumber) -> Option<(InstanceId, RunNumber)> {
         self.processes.grant(|| run).or_else(|| self.connections.grant(|| run))
     }
 }
 
-impl Permits {
+impl StartPermits {
     /// Creates permits for `limit` concurrent starts, at least one.
     pub fn new(limit: usize) -> Self {
         Self {
@@ -144,22 +144,22 @@ impl Permits {
             held: HashMap::new(),
             held_by_team: HashMap::new(),
             waiting: HashMap::new(),
-            urgent: Lane::default(),
-            normal: Lane::default(),
+            urgent: PermitLane::default(),
+            normal: PermitLane::default(),
             one_at_a_time: HashSet::new(),
             allowance: None,
         }
     }
 
     /// Queues an instance. A repeated request can only raise the priority.
-    pub fn request(&mut self, instance: InstanceId, urgency: Urgency) {
+    pub fn request(&mut self, instance: InstanceId, urgency: StartPriority) {
         if self.waiting.get(&instance).is_some_and(|known| *known >= urgency) {
             return;
         }
         self.waiting.insert(instance.clone(), urgency);
         match urgency {
-            Urgency::Urgent => self.urgent.push(instance),
-            Urgency::Normal => self.normal.push(instance),
+            StartPriority::Urgent => self.urgent.push(instance),
+            StartPriority::Normal => self.normal.push(instance),
         }
     }
 
@@ -169,7 +169,7 @@ impl Permits {
     }
 
     /// Releases a permit. A second release has no effect.
-    pub fn release(&mut self, run: Run) {
+    pub fn release(&mut self, run: RunNumber) {
         if let Some(team) = self.held.remove(&run)
             && let Some(count) = self.held_by_team.get_mut(&team)
         {
@@ -204,7 +204,7 @@ impl Permits {
 
     /// Grants the next start, if a permit is free; `draw` provides the number of the run. To be called until it returns
     /// `None`.
-    pub fn grant(&mut self, draw: impl FnOnce() -> Run) -> Option<(InstanceId, Run)> {
+    pub fn grant(&mut self, draw: impl FnOnce() -> RunNumber) -> Option<(InstanceId, RunNumber)> {
         if self.held.len() >= self.limit || self.waiting.is_empty() || self.allowance == Some(0) {
             return None;
         }
@@ -212,8 +212,8 @@ impl Permits {
         let waits = |instance: &InstanceId, urgency| self.waiting.get(instance) == Some(&urgency);
         let instance = self
             .urgent
-            .pop(may, |instance| waits(instance, Urgency::Urgent))
-            .or_else(|| self.normal.pop(may, |instance| waits(instance, Urgency::Normal)))?;
+            .pop(may, |instance| waits(instance, StartPriority::Urgent))
+            .or_else(|| self.normal.pop(may, |instance| waits(instance, StartPriority::Normal)))?;
         self.waiting.remove(&instance);
         self.allowance = self.allowance.map(|left| left - 1);
         let run = draw();
@@ -236,12 +236,12 @@ mod tests {
         InstanceId::new(team.into(), "u".into(), format!("{nth}").into())
     }
 
-    struct Numbered(Permits, u64);
+    struct NumberedPermits(StartPermits, u64);
 
-    impl Numbered {
+    impl NumberedPermits {
         fn next(&mut self) -> Option<String> {
             let number = self.1 + 1;
-            let (instance, run) = self.0.grant(|| Run(number))?;
+            let (instance, run) = self.0.grant(|| RunNumber(number))?;
             self.1 = run.0;
             Some(format!("{}{}", instance.team, instance.installation))
         }
@@ -249,36 +249,36 @@ mod tests {
 
     #[test]
     fn teams_take_turns_and_a_waiting_caller_goes_first() {
-        let mut permits = Numbered(Permits::new(5), 0);
+        let mut permits = NumberedPermits(StartPermits::new(5), 0);
         for nth in 0..3 {
-            permits.0.request(instance("a", nth), Urgency::Normal);
+            permits.0.request(instance("a", nth), StartPriority::Normal);
         }
-        permits.0.request(instance("b", 0), Urgency::Normal);
-        permits.0.request(instance("a", 2), Urgency::Urgent);
+        permits.0.request(instance("b", 0), StartPriority::Normal);
+        permits.0.request(instance("a", 2), StartPriority::Urgent);
         let order: Vec<String> = std::iter::from_fn(|| permits.next()).collect();
         assert_eq!(order, ["a2", "a0", "b0", "a1"]);
     }
 
     #[test]
     fn no_more_than_the_limit_and_a_release_lets_the_next_go() {
-        let mut permits = Numbered(Permits::new(1), 0);
-        permits.0.request(instance("a", 0), Urgency::Normal);
-        permits.0.request(instance("b", 0), Urgency::Normal);
+        let mut permits = NumberedPermits(StartPermits::new(1), 0);
+        permits.0.request(instance("a", 0), StartPriority::Normal);
+        permits.0.request(instance("b", 0), StartPriority::Normal);
         assert_eq!(permits.next().as_deref(), Some("a0"));
         assert_eq!(permits.next(), None);
-        permits.0.release(Run(1));
-        permits.0.release(Run(1));
+        permits.0.release(RunNumber(1));
+        permits.0.release(RunNumber(1));
         assert_eq!(permits.next().as_deref(), Some("b0"));
     }
 
     #[test]
     fn with_an_allowance_so_many_start_and_a_waiting_caller_goes_first() {
-        let mut permits = Numbered(Permits::new(10), 0);
+        let mut permits = NumberedPermits(StartPermits::new(10), 0);
         permits.0.allow(Some(0));
         for nth in 0..3 {
-            permits.0.request(instance("a", nth), Urgency::Normal);
+            permits.0.request(instance("a", nth), StartPriority::Normal);
         }
-        permits.0.request(instance("b", 0), Urgency::Urgent);
+        permits.0.request(instance("b", 0), StartPriority::Urgent);
         assert_eq!(permits.next(), None);
         permits.0.allow(Some(1));
         assert_eq!((permits.next().as_deref(), permits.next()), (Some("b0"), None));
@@ -289,67 +289,67 @@ mod tests {
 
     #[test]
     fn a_throttled_team_holds_one_and_others_do_not_feel_it() {
-        let mut permits = Numbered(Permits::new(10), 0);
+        let mut permits = NumberedPermits(StartPermits::new(10), 0);
         permits.0.throttle("a".into(), true);
         for nth in 0..3 {
-            permits.0.request(instance("a", nth), Urgency::Urgent);
-            permits.0.request(instance("b", nth), Urgency::Normal);
+            permits.0.request(instance("a", nth), StartPriority::Urgent);
+            permits.0.request(instance("b", nth), StartPriority::Normal);
         }
         let order: Vec<String> = std::iter::from_fn(|| permits.next()).collect();
         assert_eq!(order, ["a0", "b0", "b1", "b2"]);
-        permits.0.release(Run(1));
+        permits.0.release(RunNumber(1));
         assert_eq!(permits.next().as_deref(), Some("a1"));
     }
 
     #[test]
     fn what_was_withdrawn_or_whose_team_is_gone_is_not_started() {
-        let mut permits = Numbered(Permits::new(10), 0);
-        permits.0.request(instance("a", 0), Urgency::Normal);
-        permits.0.request(instance("a", 1), Urgency::Normal);
-        permits.0.request(instance("b", 0), Urgency::Normal);
+        let mut permits = NumberedPermits(StartPermits::new(10), 0);
+        permits.0.request(instance("a", 0), StartPriority::Normal);
+        permits.0.request(instance("a", 1), StartPriority::Normal);
+        permits.0.request(instance("b", 0), StartPriority::Normal);
         permits.0.withdraw(&instance("a", 0));
         assert_eq!(permits.next().as_deref(), Some("a1"));
         permits.0.forget_team(&"b".into());
         assert_eq!(permits.next(), None);
         assert_eq!(permits.0.load(), (1, 0));
-        permits.0.request(instance("a", 0), Urgency::Normal);
+        permits.0.request(instance("a", 0), StartPriority::Normal);
         assert_eq!(permits.next().as_deref(), Some("a0"), "asking again after a withdrawal works");
     }
 
     #[test]
     fn who_becomes_remote_while_waiting_waits_in_one_place() {
-        let (mut pools, changed, process) = (Pools::new(1, 1), instance("a", 0), instance("a", 1));
-        pools.request(changed.clone(), Urgency::Urgent, false);
-        pools.request(changed.clone(), Urgency::Normal, true);
-        assert_eq!(pools.grant(Run(1)), Some((changed.clone(), Run(1))));
-        assert_eq!(pools.grant(Run(2)), None, "it has what it asked for");
-        pools.request(process.clone(), Urgency::Normal, false);
-        assert_eq!(pools.grant(Run(2)), Some((process, Run(2))), "what it has is a connection's permit");
-        pools.request(changed.clone(), Urgency::Urgent, true);
-        pools.request(changed.clone(), Urgency::Normal, false);
-        pools.release(Run(1));
-        assert_eq!(pools.grant(Run(3)), None, "it is a process again, and waits for the other one");
-        pools.release(Run(2));
-        assert_eq!(pools.grant(Run(3)), Some((changed.clone(), Run(3))));
-        pools.request(changed.clone(), Urgency::Normal, true);
+        let (mut pools, changed, process) = (PermitPools::new(1, 1), instance("a", 0), instance("a", 1));
+        pools.request(changed.clone(), StartPriority::Urgent, false);
+        pools.request(changed.clone(), StartPriority::Normal, true);
+        assert_eq!(pools.grant(RunNumber(1)), Some((changed.clone(), RunNumber(1))));
+        assert_eq!(pools.grant(RunNumber(2)), None, "it has what it asked for");
+        pools.request(process.clone(), StartPriority::Normal, false);
+        assert_eq!(pools.grant(RunNumber(2)), Some((process, RunNumber(2))), "what it has is a connection's permit");
+        pools.request(changed.clone(), StartPriority::Urgent, true);
+        pools.request(changed.clone(), StartPriority::Normal, false);
+        pools.release(RunNumber(1));
+        assert_eq!(pools.grant(RunNumber(3)), None, "it is a process again, and waits for the other one");
+        pools.release(RunNumber(2));
+        assert_eq!(pools.grant(RunNumber(3)), Some((changed.clone(), RunNumber(3))));
+        pools.request(changed.clone(), StartPriority::Normal, true);
         pools.withdraw(&changed);
-        assert_eq!(pools.grant(Run(4)), None);
-        pools.request(changed.clone(), Urgency::Normal, true);
-        assert_eq!(pools.grant(Run(4)), Some((changed, Run(4))), "the connection's permit was given back");
+        assert_eq!(pools.grant(RunNumber(4)), None);
+        pools.request(changed.clone(), StartPriority::Normal, true);
+        assert_eq!(pools.grant(RunNumber(4)), Some((changed, RunNumber(4))), "the connection's permit was given back");
     }
 
     #[test]
     fn a_throttled_team_connects_as_fast_as_any() {
-        let mut pools = Pools::new(4, 4);
+        let mut pools = PermitPools::new(4, 4);
         pools.throttle("a".into(), true);
         for nth in 0..2 {
-            pools.request(instance("a", nth), Urgency::Normal, false);
-            pools.request(instance("a", nth + 2), Urgency::Normal, true);
+            pools.request(instance("a", nth), StartPriority::Normal, false);
+            pools.request(instance("a", nth + 2), StartPriority::Normal, true);
         }
         let order: Vec<InstanceId> =
-            (1..).map_while(|number| pools.grant(Run(number)).map(|(instance, _)| instance)).collect();
+            (1..).map_while(|number| pools.grant(RunNumber(number)).map(|(instance, _)| instance)).collect();
         assert_eq!(order, [instance("a", 0), instance("a", 2), instance("a", 3)]);
         pools.forget_team(&"a".into());
-        assert_eq!(pools.grant(Run(4)), None);
+        assert_eq!(pools.grant(RunNumber(4)), None);
     }
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::model::event::{Event, RequestLine, Subject};
+use crate::model::event::{Event, EventSubject, RequestLine};
 use crate::model::policy::BatchPolicy;
-use crate::model::secret::Mask;
+use crate::model::secret::SecretMask;
 
 const ELLIPSIS: char = '…';
 
@@ -19,17 +19,17 @@ const ESCAPE_MAX: usize = 6;
 
 /// A completed call, not yet masked.
 #[derive(Clone)]
-pub struct Request {
+pub struct LoggedCall {
     /// Instance that executed the call.
-    pub of: Arc<Subject>,
+    pub of: Arc<EventSubject>,
     /// Mask for the secrets of the instance.
-    pub mask: Mask,
+    pub mask: SecretMask,
     /// Name of the tool.
     pub tool: String,
     /// Arguments of the call.
-    pub params: Option<Payload>,
+    pub params: Option<LoggedPayload>,
     /// Result, or error of the server.
-    pub response: Option<Payload>,
+    pub response: Option<LoggedPayload>,
     /// Time from the request to the answer.
     pub took: Duration,
     /// Error of the call, already masked.
@@ -40,17 +40,17 @@ pub struct Request {
 
 /// Payload of a call: JSON, or the beginning of it.
 #[derive(Clone)]
-pub enum Payload {
+pub enum LoggedPayload {
     /// Complete JSON text, as sent.
     Whole(Box<str>),
     /// Beginning of the JSON text, masked.
     Cut(Box<str>),
 }
 
-impl Payload {
+impl LoggedPayload {
     /// Copies at most `max` bytes of `json`. A payload is masked before it is cut: a secret across the cut must not
     /// leave its beginning.
-    pub fn of(json: &str, max: usize, mask: &Mask) -> Self {
+    pub fn of(json: &str, max: usize, mask: &SecretMask) -> Self {
         if json.len() <= max {
             return Self::Whole(json.into());
         }
@@ -66,7 +66,7 @@ impl Payload {
         Self::Cut(text.into())
     }
 
-    fn shown(self, mask: &Mask) -> Value {
+    fn shown(self, mask: &SecretMask) -> Value {
         let text = match self {
             Self::Cut(text) => return Value::String(text.into()),
             Self::Whole(text) => text,
@@ -148,13 +148,13 @@ pub struct RequestLog {
     delay: Duration,
     lines_max: usize,
     // Key: name of the instance.
-    open: HashMap<Arc<str>, Group>,
+    open: HashMap<Arc<str>, CallGroup>,
     due: BTreeSet<(Instant, Arc<str>)>,
 }
 
 #[derive(Debug)]
-struct Group {
-    of: Arc<Subject>,
+struct CallGroup {
+    of: Arc<EventSubject>,
     lines: Vec<RequestLine>,
     due: Instant,
 }
@@ -167,9 +167,9 @@ impl RequestLog {
     }
 
     /// Adds a call. Returns the event of its instance if the maximum number of calls is reached.
-    pub fn take(&mut self, now: Instant, request: Request) -> Option<Event> {
-        let Request { of, mask, tool, params, response, took, error, at } = request;
-        let shown = |payload: Option<Payload>| payload.map_or(Value::Null, |payload| payload.shown(&mask));
+    pub fn take(&mut self, now: Instant, request: LoggedCall) -> Option<Event> {
+        let LoggedCall { of, mask, tool, params, response, took, error, at } = request;
+        let shown = |payload: Option<LoggedPayload>| payload.map_or(Value::Null, |payload| payload.shown(&mask));
         let line = RequestLine {
             tool_name: tool,
             tool_params: shown(params),
@@ -183,7 +183,7 @@ impl RequestLog {
         let group = self.open.entry(Arc::clone(&name)).or_insert_with(|| {
             let due = now + self.delay;
             self.due.insert((due, Arc::clone(&name)));
-            Group { of, lines: Vec::new(), due }
+            CallGroup { of, lines: Vec::new(), due }
         });
         group.lines.push(line);
         (group.lines.len() >= self.lines_max).then(|| self.close(&name)).flatten()
@@ -215,7 +215,7 @@ impl RequestLog {
     }
 
     fn close(&mut self, name: &Arc<str>) -> Option<Event> {
-        let Group { of, lines, due } = self.open.remove(name)?;
+        let CallGroup { of, lines, due } = self.open.remove(name)?;
         self.due.remove(&(due, Arc::clone(name)));
         Some(Event::RequestLogs { of, requests: lines })
     }

@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 use crate::model::policy::{ReconnectPolicy, RestartPolicy};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Charge {
+struct ChargedExit {
     at: Instant,
     crash: bool,
 }
 
 /// Unwanted exits of one instance. Outlives its runs and a panic of the supervisor of the team.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct History {
-    charges: VecDeque<Charge>,
+pub struct ExitHistory {
+    charges: VecDeque<ChargedExit>,
     // Number of consecutive quick exits.
     quick: usize,
 }
 
 /// Decision after an unwanted exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RestartVerdict {
     /// Start again after `delay`.
     Restart {
         /// Time until the restart.
@@ -42,12 +42,12 @@ pub enum Verdict {
     },
 }
 
-impl History {
+impl ExitHistory {
     /// Charges an unwanted exit of a run that was initialized for the duration `ran`.
     #[must_use]
-    pub fn charge(&mut self, policy: &RestartPolicy, now: Instant, crash: bool, ran: Duration) -> Verdict {
+    pub fn charge(&mut self, policy: &RestartPolicy, now: Instant, crash: bool, ran: Duration) -> RestartVerdict {
         self.forget_old(policy, now);
-        self.charges.push_back(Charge { at: now, crash });
+        self.charges.push_back(ChargedExit { at: now, crash });
         let exits = self.charges.len();
         if ran > policy.quick {
             self.quick = 0;
@@ -55,13 +55,13 @@ impl History {
             self.quick += 1;
         }
         if exits >= policy.max_crashes {
-            return Verdict::GiveUp { exits, crashed: self.charges.iter().any(|charge| charge.crash) };
+            return RestartVerdict::GiveUp { exits, crashed: self.charges.iter().any(|charge| charge.crash) };
         }
         let delay = match self.quick {
             0 => Duration::ZERO,
             nth => policy.delays.get(nth - 1).or(policy.delays.last()).copied().unwrap_or_default(),
         };
-        Verdict::Restart { delay, attempt: exits }
+        RestartVerdict::Restart { delay, attempt: exits }
     }
 
     /// Returns the number of unwanted exits in the window at `now`.
@@ -72,7 +72,7 @@ impl History {
     /// Restores a stored history from its exits, oldest first, each with its time and true for a crash, and the number
     /// of consecutive quick exits.
     pub fn restored(exits: impl IntoIterator<Item = (Instant, bool)>, quick: usize) -> Self {
-        Self { charges: exits.into_iter().map(|(at, crash)| Charge { at, crash }).collect(), quick }
+        Self { charges: exits.into_iter().map(|(at, crash)| ChargedExit { at, crash }).collect(), quick }
     }
 
     /// Returns the exits, oldest first, each with its time and true for a crash.
@@ -95,7 +95,7 @@ impl History {
     }
 }
 
-fn counts(policy: &RestartPolicy, now: Instant, charge: &Charge) -> bool {
+fn counts(policy: &RestartPolicy, now: Instant, charge: &ChargedExit) -> bool {
     now.duration_since(charge.at) < policy.window
 }
 
@@ -149,22 +149,22 @@ mod tests {
     #[test]
     fn quick_exits_wait_1_5_15_and_the_fourth_is_one_too_many() {
         let policy = RestartPolicy { max_crashes: 4, ..RestartPolicy::default() };
-        let (mut history, now) = (History::default(), Instant::now());
+        let (mut history, now) = (ExitHistory::default(), Instant::now());
         for (nth, delay) in [(1, 1), (2, 5), (3, 15)] {
             let verdict = history.charge(&policy, now, true, QUICK);
-            assert_eq!(verdict, Verdict::Restart { delay: seconds(delay), attempt: nth });
+            assert_eq!(verdict, RestartVerdict::Restart { delay: seconds(delay), attempt: nth });
         }
-        assert_eq!(history.charge(&policy, now, true, QUICK), Verdict::GiveUp { exits: 4, crashed: true });
+        assert_eq!(history.charge(&policy, now, true, QUICK), RestartVerdict::GiveUp { exits: 4, crashed: true });
     }
 
     #[test]
     fn the_third_exit_in_five_minutes_is_one_too_many_by_default() {
         let policy = RestartPolicy::default();
-        let (mut history, start) = (History::default(), Instant::now());
+        let (mut history, start) = (ExitHistory::default(), Instant::now());
         let _ = history.charge(&policy, start, false, QUICK);
         let _ = history.charge(&policy, start + seconds(299), false, QUICK);
         let verdict = history.charge(&policy, start + seconds(299), false, QUICK);
-        assert_eq!(verdict, Verdict::GiveUp { exits: 3, crashed: false });
+        assert_eq!(verdict, RestartVerdict::GiveUp { exits: 3, crashed: false });
         for (crashed, last, message) in [
             (
                 false,
@@ -184,23 +184,23 @@ mod tests {
     #[test]
     fn an_exit_older_than_the_window_no_longer_counts() {
         let policy = RestartPolicy::default();
-        let (mut history, start) = (History::default(), Instant::now());
+        let (mut history, start) = (ExitHistory::default(), Instant::now());
         let _ = history.charge(&policy, start, true, QUICK);
         let _ = history.charge(&policy, start + seconds(1), true, QUICK);
         let verdict = history.charge(&policy, start + seconds(300), true, QUICK);
-        assert_eq!(verdict, Verdict::Restart { delay: seconds(15), attempt: 2 });
+        assert_eq!(verdict, RestartVerdict::Restart { delay: seconds(15), attempt: 2 });
         assert_eq!(history.in_window(&policy, start + seconds(302)), 1);
     }
 
     #[test]
     fn a_run_of_more_than_a_minute_restarts_at_once_and_ends_the_streak_but_not_the_count() {
         let policy = RestartPolicy { max_crashes: 5, ..RestartPolicy::default() };
-        let (mut history, now) = (History::default(), Instant::now());
+        let (mut history, now) = (ExitHistory::default(), Instant::now());
         let _ = history.charge(&policy, now, true, QUICK);
         let long = history.charge(&policy, now, true, seconds(61));
-        assert_eq!(long, Verdict::Restart { delay: Duration::ZERO, attempt: 2 });
+        assert_eq!(long, RestartVerdict::Restart { delay: Duration::ZERO, attempt: 2 });
         let exactly = history.charge(&policy, now, true, seconds(60));
-        assert_eq!(exactly, Verdict::Restart { delay: seconds(1), attempt: 3 });
+        assert_eq!(exactly, RestartVerdict::Restart { delay: seconds(1), attempt: 3 });
     }
 
     #[test]

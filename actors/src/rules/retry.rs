@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::model::failure::{Failure, FailureKind};
+use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::policy::RetryPolicy;
 
 // Maximum pause that a server can request.
@@ -11,7 +11,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Class of a failure, which determines the status of the instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
+pub enum FailureClass {
     /// The server is unreachable: `offline`.
     Unreachable,
     /// The server has lost the session or changed to another protocol era: `offline` until a new session is
@@ -26,7 +26,7 @@ pub enum Class {
 }
 
 /// Returns the class of a failure.
-pub fn class(kind: &FailureKind) -> Class {
+pub fn class(kind: &FailureKind) -> FailureClass {
     match kind {
         FailureKind::Dns
         | FailureKind::Refused
@@ -37,10 +37,10 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::Cut
         // Without a token no request can be sent. The token can be renewed later without a person.
         | FailureKind::NotRenewed(_)
-        | FailureKind::Unhealthy(_) => Class::Unreachable,
-        FailureKind::SessionExpired { .. } | FailureKind::OtherEra(_) => Class::Expired,
+        | FailureKind::Unhealthy(_) => FailureClass::Unreachable,
+        FailureKind::SessionExpired { .. } | FailureKind::OtherEra(_) => FailureClass::Expired,
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } | FailureKind::Ungranted { .. } => {
-            Class::Unauthorized
+            FailureClass::Unauthorized
         }
         // Other requests may be within the granted scopes.
         FailureKind::Throttled { .. }
@@ -48,11 +48,11 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::InsufficientScope { .. }
         // The satellite is short of memory, not the server.
         | FailureKind::NoMemory => {
-            Class::Busy
+            FailureClass::Busy
         }
         // Errors of this request: malformed, too slow, too large, unsupported type or content. The next request may
         // succeed.
-        FailureKind::Status { status: 400 | 408 | 413 | 414 | 415 | 422 | 431, .. } => Class::Busy,
+        FailureKind::Status { status: 400 | 408 | 413 | 414 | 415 | 422 | 431, .. } => FailureClass::Busy,
         FailureKind::Redirected { .. }
         | FailureKind::Status { .. }
         | FailureKind::NotMcp { .. }
@@ -62,7 +62,7 @@ pub fn class(kind: &FailureKind) -> Class {
         | FailureKind::Flooded
         | FailureKind::Unserved
         | FailureKind::Handshake(_)
-        | FailureKind::Panicked(_) => Class::Other,
+        | FailureKind::Panicked(_) => FailureClass::Other,
     }
 }
 
@@ -112,7 +112,7 @@ fn may_heal(kind: &FailureKind) -> bool {
 /// only if it is `repeatable`.
 pub fn again_after(
     policy: &RetryPolicy,
-    failure: &Failure,
+    failure: &ExchangeFailure,
     attempts: u32,
     repeatable: bool,
     left: Duration,
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_call_that_was_not_sent_is_tried_three_times() {
         let policy = RetryPolicy::default();
-        let refused = Failure::unsent(FailureKind::Refused);
+        let refused = ExchangeFailure::unsent(FailureKind::Refused);
         let delays: Vec<_> = (1..=3).map(|attempts| again_after(&policy, &refused, attempts, false, PLENTY)).collect();
         assert_eq!(delays, [Some(Duration::from_millis(500)), Some(Duration::from_secs(1)), None]);
         let more = RetryPolicy { attempts_max: 5, ..policy };
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn what_may_have_reached_the_server_is_repeated_only_where_the_tool_says_so() {
         let policy = RetryPolicy::default();
-        let cut = Failure::sent(FailureKind::Cut);
+        let cut = ExchangeFailure::sent(FailureKind::Cut);
         assert_eq!(again_after(&policy, &cut, 1, false, PLENTY), None);
         assert!(again_after(&policy, &cut, 1, true, PLENTY).is_some());
     }
@@ -185,7 +185,7 @@ mod tests {
             FailureKind::Tls("expired".to_owned()),
             FailureKind::status(404),
         ] {
-            let failure = Failure::unsent(kind);
+            let failure = ExchangeFailure::unsent(kind);
             assert_eq!(again_after(&RetryPolicy::default(), &failure, 1, true, PLENTY), None, "{failure}");
         }
     }
@@ -193,17 +193,17 @@ mod tests {
     #[test]
     fn a_request_that_is_refused_for_what_it_is_says_nothing_about_its_server() {
         for status in [400, 408, 413, 414, 415, 422, 431] {
-            let refused = Failure::sent(FailureKind::status(status));
-            assert_eq!(class(&refused.kind), Class::Busy, "{status}");
+            let refused = ExchangeFailure::sent(FailureKind::status(status));
+            assert_eq!(class(&refused.kind), FailureClass::Busy, "{status}");
             assert_eq!(doubts_session(&refused.kind), status == 400, "{status}");
             assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, true, PLENTY), None, "{status}");
         }
-        assert_eq!(class(&FailureKind::status(418)), Class::Other);
+        assert_eq!(class(&FailureKind::status(418)), FailureClass::Other);
     }
 
     #[test]
     fn nothing_is_repeated_beyond_the_deadline() {
-        let refused = Failure::unsent(FailureKind::Refused);
+        let refused = ExchangeFailure::unsent(FailureKind::Refused);
         let short = Duration::from_millis(500);
         assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, false, short), None);
     }

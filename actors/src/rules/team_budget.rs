@@ -15,7 +15,7 @@ pub struct TeamBudget {
 
 /// Change of the throttle of a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum ThrottleChange {
     /// The budget is exceeded: one start at a time from now on.
     Throttled {
         /// Number of unwanted exits in the window.
@@ -30,13 +30,13 @@ pub enum Change {
 
 impl TeamBudget {
     /// Charges one unwanted exit. Returns the change of the throttle, if any.
-    pub fn charge(&mut self, policy: &TeamBudgetPolicy, now: Instant) -> Option<Change> {
+    pub fn charge(&mut self, policy: &TeamBudgetPolicy, now: Instant) -> Option<ThrottleChange> {
         self.exits.push_back(now);
         self.review(policy, now)
     }
 
     /// Removes old exits from the window. Returns the change of the throttle, if any.
-    pub fn review(&mut self, policy: &TeamBudgetPolicy, now: Instant) -> Option<Change> {
+    pub fn review(&mut self, policy: &TeamBudgetPolicy, now: Instant) -> Option<ThrottleChange> {
         while self.exits.front().is_some_and(|at| now.duration_since(*at) >= policy.window) {
             self.exits.pop_front();
         }
@@ -46,7 +46,7 @@ impl TeamBudget {
             return None;
         }
         self.throttled = over;
-        Some(if over { Change::Throttled { exits } } else { Change::Unthrottled { exits } })
+        Some(if over { ThrottleChange::Throttled { exits } } else { ThrottleChange::Unthrottled { exits } })
     }
 
     /// Returns true if starts take place one at a time.
@@ -73,10 +73,13 @@ mod tests {
         let (mut budget, start) = (TeamBudget::default(), Instant::now());
         assert_eq!(budget.charge(&policy, start), None);
         assert_eq!(budget.charge(&policy, start + Duration::from_secs(10)), None);
-        assert_eq!(budget.charge(&policy, start + Duration::from_secs(20)), Some(Change::Throttled { exits: 3 }));
+        assert_eq!(
+            budget.charge(&policy, start + Duration::from_secs(20)),
+            Some(ThrottleChange::Throttled { exits: 3 })
+        );
         let again = start + Duration::from_secs(60);
         assert_eq!(budget.deadline(&policy), Some(again));
-        assert_eq!(budget.review(&policy, again), Some(Change::Unthrottled { exits: 2 }));
+        assert_eq!(budget.review(&policy, again), Some(ThrottleChange::Unthrottled { exits: 2 }));
         assert_eq!(budget.deadline(&policy), None);
     }
 }

@@ -21,7 +21,7 @@ pub struct Watchdog {
 
 /// Decision of the watchdog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum WatchdogVerdict {
     /// Check again at this time, or after the next event if `None`.
     Wait(Option<Instant>),
     /// Send a ping. Any byte received after it clears the server.
@@ -57,23 +57,23 @@ impl Watchdog {
         now: Instant,
         next: u64,
         calls_below: impl FnOnce(u64) -> usize,
-    ) -> Verdict {
+    ) -> WatchdogVerdict {
         if !self.call_timed_out {
-            return Verdict::Wait(None);
+            return WatchdogVerdict::Wait(None);
         }
         let silent_at = self.last_byte + policy.silence;
         if now < silent_at {
-            return Verdict::Wait(Some(silent_at));
+            return WatchdogVerdict::Wait(Some(silent_at));
         }
         if calls_below(*self.silent_from.get_or_insert(next)) > 0 {
-            return Verdict::Wait(None);
+            return WatchdogVerdict::Wait(None);
         }
         let Some(pinged) = self.pinged else {
             self.pinged = Some(now);
-            return Verdict::Ping;
+            return WatchdogVerdict::Ping;
         };
         let answer_by = pinged + policy.ping_timeout;
-        if now < answer_by { Verdict::Wait(Some(answer_by)) } else { Verdict::Unresponsive }
+        if now < answer_by { WatchdogVerdict::Wait(Some(answer_by)) } else { WatchdogVerdict::Unresponsive }
     }
 }
 
@@ -92,12 +92,12 @@ mod tests {
         let (policy, start) = (WatchdogPolicy::default(), Instant::now());
         let mut dog = Watchdog::new(start);
         let check = |dog: &mut Watchdog, seconds| dog.check(&policy, at(start, seconds), 2, |_| 0);
-        assert_eq!(check(&mut dog, 600), Verdict::Wait(None), "idle is not dead");
+        assert_eq!(check(&mut dog, 600), WatchdogVerdict::Wait(None), "idle is not dead");
         dog.call_timed_out();
-        assert_eq!(check(&mut dog, 30), Verdict::Wait(Some(at(start, 60))));
-        assert_eq!(check(&mut dog, 61), Verdict::Ping);
-        assert_eq!(check(&mut dog, 62), Verdict::Wait(Some(at(start, 71))), "one ping at a time");
-        assert_eq!(check(&mut dog, 71), Verdict::Unresponsive);
+        assert_eq!(check(&mut dog, 30), WatchdogVerdict::Wait(Some(at(start, 60))));
+        assert_eq!(check(&mut dog, 61), WatchdogVerdict::Ping);
+        assert_eq!(check(&mut dog, 62), WatchdogVerdict::Wait(Some(at(start, 71))), "one ping at a time");
+        assert_eq!(check(&mut dog, 71), WatchdogVerdict::Unresponsive);
     }
 
     #[test]
@@ -106,9 +106,9 @@ mod tests {
         let mut dog = Watchdog::new(start);
         dog.call_timed_out();
         let open = |number: u64| move |end: u64| usize::from(number < end);
-        assert_eq!(dog.check(&policy, at(start, 60), 7, open(6)), Verdict::Wait(None));
-        assert_eq!(dog.check(&policy, at(start, 80), 8, open(6)), Verdict::Wait(None));
-        assert_eq!(dog.check(&policy, at(start, 90), 9, open(7)), Verdict::Ping);
+        assert_eq!(dog.check(&policy, at(start, 60), 7, open(6)), WatchdogVerdict::Wait(None));
+        assert_eq!(dog.check(&policy, at(start, 80), 8, open(6)), WatchdogVerdict::Wait(None));
+        assert_eq!(dog.check(&policy, at(start, 90), 9, open(7)), WatchdogVerdict::Ping);
     }
 
     #[test]
@@ -116,8 +116,8 @@ mod tests {
         let (policy, start) = (WatchdogPolicy::default(), Instant::now());
         let mut dog = Watchdog::new(start);
         dog.call_timed_out();
-        assert_eq!(dog.check(&policy, at(start, 60), 2, |_| 0), Verdict::Ping);
+        assert_eq!(dog.check(&policy, at(start, 60), 2, |_| 0), WatchdogVerdict::Ping);
         dog.heard(at(start, 65));
-        assert_eq!(dog.check(&policy, at(start, 600), 3, |_| 0), Verdict::Wait(None));
+        assert_eq!(dog.check(&policy, at(start, 600), 3, |_| 0), WatchdogVerdict::Wait(None));
     }
 }

@@ -4,11 +4,11 @@
 use std::sync::LazyLock;
 
 use super::handshake::{our_capabilities, our_name};
-use crate::calls::{ClientFacts, Request};
+use crate::calls::{CallerRequest, ClientFacts};
 use crate::model::era::STATELESS_VERSION;
 use crate::rpc::{member, with_members};
-use crate::rules::mirror::Mirror;
-use crate::seam::Routing;
+use crate::rules::mirror::HeaderParam;
+use crate::seam::RequestHeaders;
 
 const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 const INFO: &str = "io.modelcontextprotocol/clientInfo";
@@ -25,7 +25,7 @@ static OURS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
 /// Client that a request names: the satellite itself (on behalf of all clients, so it offers all that it can pass on),
 /// a caller that cannot answer requests of a server, or a client of a session (`None`: capabilities unknown).
 #[derive(Clone, Copy)]
-pub(super) enum Who<'a> {
+pub(super) enum RequestIdentity<'a> {
     Satellite,
     Caller,
     Client(Option<&'a ClientFacts>),
@@ -33,24 +33,24 @@ pub(super) enum Who<'a> {
 
 /// Additions to the params of a request: the client, the progress token and the minimum log level as JSON text, and
 /// `inputResponses` and `requestState` of a request that is sent again.
-pub(super) struct Envelope<'a> {
-    pub(super) who: Who<'a>,
+pub(super) struct RequestMeta<'a> {
+    pub(super) who: RequestIdentity<'a>,
     pub(super) token: Option<&'a str>,
     pub(super) level: Option<&'a str>,
     pub(super) input: &'a [(&'a str, &'a str)],
 }
 
-impl<'a> Envelope<'a> {
-    pub(super) fn of(who: Who<'a>) -> Self {
+impl<'a> RequestMeta<'a> {
+    pub(super) fn of(who: RequestIdentity<'a>) -> Self {
         Self { who, token: None, level: None, input: &[] }
     }
 
     pub(super) fn around(&self, params: Option<&str>) -> String {
         let params = params.filter(|params| params.starts_with('{')).unwrap_or("{}");
         let (capabilities, info) = match self.who {
-            Who::Satellite | Who::Client(None) => (&*OURS.capabilities, &*OURS.info),
-            Who::Caller => ("{}", &*OURS.info),
-            Who::Client(Some(client)) => (&*client.capabilities, &*client.info),
+            RequestIdentity::Satellite | RequestIdentity::Client(None) => (&*OURS.capabilities, &*OURS.info),
+            RequestIdentity::Caller => ("{}", &*OURS.info),
+            RequestIdentity::Client(Some(client)) => (&*client.capabilities, &*client.info),
         };
         let version = format!("\"{STATELESS_VERSION}\"");
         let mut ours = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (INFO, info)];
@@ -63,18 +63,22 @@ impl<'a> Envelope<'a> {
     }
 }
 
-pub(super) fn parts_of(request: &Request) -> (&str, Option<String>) {
+pub(super) fn parts_of(request: &CallerRequest) -> (&str, Option<String>) {
     match request {
-        Request::Tool { name, arguments, repeatable: _ } => {
+        CallerRequest::Tool { name, arguments, repeatable: _ } => {
             let name = serde_json::Value::from(name.as_str()).to_string();
             let arguments = arguments.as_deref().map_or("{}", serde_json::value::RawValue::get);
             ("tools/call", Some(with_members("{}", &[("name", &name), ("arguments", arguments)])))
         }
-        Request::Method { method, params } => (method, params.as_deref().map(|params| params.get().to_owned())),
+        CallerRequest::Method { method, params } => (method, params.as_deref().map(|params| params.get().to_owned())),
     }
 }
 
-pub(super) fn routing(method: &str, params: Option<&str>, marked: impl FnOnce(&str) -> Vec<Mirror>) -> Routing {
+pub(super) fn routing(
+    method: &str,
+    params: Option<&str>,
+    marked: impl FnOnce(&str) -> Vec<HeaderParam>,
+) -> RequestHeaders {
     let params = params.unwrap_or("{}");
     let text = |name: &str| serde_json::from_str::<String>(member(params, name)?).ok();
     let name = match method {
@@ -87,7 +91,7 @@ pub(super) fn routing(method: &str, params: Option<&str>, marked: impl FnOnce(&s
     let arguments = member(params, "arguments").unwrap_or("{}");
     let marked = tool.map(marked).unwrap_or_default().into_iter();
     let params = marked.filter_map(|mirror| Some((mirror.header.clone(), mirror.value(arguments)?))).collect();
-    Routing { version: STATELESS_VERSION, method: method.to_owned(), name, params }
+    RequestHeaders { version: STATELESS_VERSION, method: method.to_owned(), name, params }
 }
 
 #[cfg(test)]
@@ -98,7 +102,8 @@ mod tests {
 
     #[test]
     fn an_envelope_is_put_around_what_is_asked_and_takes_nothing_from_it() {
-        let envelope = Envelope { token: Some("7"), level: Some("\"info\""), ..Envelope::of(Who::Caller) };
+        let envelope =
+            RequestMeta { token: Some("7"), level: Some("\"info\""), ..RequestMeta::of(RequestIdentity::Caller) };
         let params = r#"{"name":"x","_meta":{"progressToken":"theirs","a/b":1e400,"io.modelcontextprotocol/protocolVersion":"1"},"big":98765432109876543210}"#;
         let around = envelope.around(Some(params));
         assert!(around.contains("1e400") && around.contains("98765432109876543210"), "{around}");
@@ -112,10 +117,10 @@ mod tests {
                 INFO: {"name": "mcp-satellite", "version": env!("CARGO_PKG_VERSION")},
             })
         );
-        let bare = Envelope::of(Who::Satellite).around(None);
+        let bare = RequestMeta::of(RequestIdentity::Satellite).around(None);
         assert_eq!(member(&bare, "_meta").and_then(|meta| member(meta, VERSION)), Some("\"2026-07-28\""));
         let client = ClientFacts { capabilities: r#"{"roots":{}}"#.to_owned(), info: r#"{"name":"c"}"#.to_owned() };
-        let theirs = Envelope::of(Who::Client(Some(&client))).around(Some("[1]"));
+        let theirs = RequestMeta::of(RequestIdentity::Client(Some(&client))).around(Some("[1]"));
         assert!(theirs.contains(r#"clientCapabilities":{"roots":{}}"#) && theirs.contains(r#"{"name":"c"}"#));
     }
 

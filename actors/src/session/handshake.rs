@@ -11,14 +11,14 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Duration, Instant};
 
-use super::lists::Offers;
-use super::pending::{Pending, Purpose};
-use super::{Conversation, Heard, Late, News, Outlet, quoted};
+use super::lists::OfferedLists;
+use super::pending::{PendingPurpose, PendingRequest};
+use super::{MessageOutcome, Outlet, PassedDeadline, SessionCore, SessionEvent, quoted};
 use crate::model::era::{Era, STATELESS_VERSION};
 use crate::model::exit::CallError;
-use crate::model::failure::{Failure, FailureKind};
+use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::remote::ServerInfo;
-use crate::model::spec::{RemoteTransport, Target};
+use crate::model::spec::{RemoteTransport, ServerTarget};
 use crate::rpc::member;
 use crate::rules::era;
 
@@ -35,23 +35,23 @@ const VERSIONS: [ProtocolVersion; 4] = [
 /// `other` is the refusal of the era tried first. Over a pipe the first response counts, so a request of that era may
 /// still be open: `late` is its id, and `meanwhile` the refusal of the current era while it is open.
 #[derive(Debug, Default)]
-pub(super) struct Opening {
+pub(super) struct HandshakeProgress {
     until: Option<Instant>,
-    other: Option<Refused>,
+    other: Option<HandshakeRefusal>,
     late: Option<u64>,
-    meanwhile: Option<Refused>,
+    meanwhile: Option<HandshakeRefusal>,
 }
 
 /// Refusal of a handshake: an error or an invalid answer of the server (`Said`), or a failed exchange (`Failed`).
 #[derive(Debug, Clone)]
-pub(super) enum Refused {
+pub(super) enum HandshakeRefusal {
     Said(String),
-    Failed(Failure),
+    Failed(ExchangeFailure),
 }
 
 /// Reason why an answer does not complete the handshake. `may_be_other` is true if a server of the other era may answer
 /// so.
-struct NoAnswer {
+struct HandshakeMismatch {
     why: String,
     may_be_other: bool,
 }
@@ -72,7 +72,7 @@ pub(super) fn our_name() -> Implementation {
     Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"))
 }
 
-impl<O: Outlet> Conversation<O> {
+impl<O: Outlet> SessionCore<O> {
     pub(super) fn greet(&mut self, since: Instant, remembered: Option<Era>) {
         self.opening.until = Some(since + self.spec.policy.session.handshake_timeout);
         let first = if self.may_be_stateless() { remembered } else { None };
@@ -93,16 +93,16 @@ impl<O: Outlet> Conversation<O> {
             }
             Era::Stateless => None,
         };
-        self.ask(as_era.opening(), params.as_deref(), Purpose::Handshake, deadline);
+        self.ask(as_era.opening(), params.as_deref(), PendingPurpose::Handshake, deadline);
     }
 
     pub(super) fn may_be_stateless(&self) -> bool {
         // HTTP+SSE supports only sessions, and the configuration may require them.
-        !matches!(self.spec.target, Target::Remote { transport: RemoteTransport::Sse, .. })
+        !matches!(self.spec.target, ServerTarget::Remote { transport: RemoteTransport::Sse, .. })
             && self.spec.policy.session.protocol != Some(Era::Sessions)
     }
 
-    fn opens_other(&mut self, refused: &Refused) -> bool {
+    fn opens_other(&mut self, refused: &HandshakeRefusal) -> bool {
         let may = self.opening.other.is_none()
             && self.spec.policy.session.protocol.is_none()
             && self.may_be_stateless()
@@ -114,26 +114,26 @@ impl<O: Outlet> Conversation<O> {
                 "the server may be of another era of the protocol"
             );
             self.opening.other = Some(refused.clone());
-            (self.news)(News::Leans(other));
+            (self.news)(SessionEvent::Leans(other));
             self.open(other);
         }
         may
     }
 
-    fn refused_for_good(&mut self, refused: Refused) -> Heard {
+    fn refused_for_good(&mut self, refused: HandshakeRefusal) -> MessageOutcome {
         // The error reports the refusal of `initialize`, which users know. The next start assumes nothing about the
         // era.
         let other = self.opening.other.take();
         if other.is_some() {
-            (self.news)(News::Leans(Era::Sessions));
+            (self.news)(SessionEvent::Leans(Era::Sessions));
         }
         match (self.era, other) {
-            (Era::Stateless, Some(other)) => Heard::Refused(other),
-            (Era::Sessions | Era::Stateless, _) => Heard::Refused(refused),
+            (Era::Stateless, Some(other)) => MessageOutcome::Refused(other),
+            (Era::Sessions | Era::Stateless, _) => MessageOutcome::Refused(refused),
         }
     }
 
-    pub(super) fn on_handshake(&mut self, id: u64, answer: Result<&RawValue, CallError>) -> Heard {
+    pub(super) fn on_handshake(&mut self, id: u64, answer: Result<&RawValue, CallError>) -> MessageOutcome {
         if self.opening.late.take_if(|late| *late == id).is_some() {
             return self.on_late_answer(answer);
         }
@@ -142,28 +142,30 @@ impl<O: Outlet> Conversation<O> {
                 Era::Sessions => greeting(result),
                 Era::Stateless => discovered(result),
             },
-            Err(error) => Err(NoAnswer { may_be_other: era::may_be_other(self.era, &error), why: error.to_string() }),
+            Err(error) => {
+                Err(HandshakeMismatch { may_be_other: era::may_be_other(self.era, &error), why: error.to_string() })
+            }
         };
         match opened {
             Ok((server, offers)) => {
                 self.begin(server, offers);
-                Heard::Initialized
+                MessageOutcome::Initialized
             }
-            Err(NoAnswer { why, may_be_other }) => {
-                let refused = Refused::Said(quoted(&self.spec.mask, &why));
+            Err(HandshakeMismatch { why, may_be_other }) => {
+                let refused = HandshakeRefusal::Said(quoted(&self.spec.mask, &why));
                 if may_be_other && self.opens_other(&refused) {
-                    return Heard::Nothing;
+                    return MessageOutcome::Nothing;
                 }
                 if self.opening.late.is_some() {
                     self.opening.meanwhile = Some(refused);
-                    return Heard::Nothing;
+                    return MessageOutcome::Nothing;
                 }
                 self.refused_for_good(refused)
             }
         }
     }
 
-    fn on_late_answer(&mut self, answer: Result<&RawValue, CallError>) -> Heard {
+    fn on_late_answer(&mut self, answer: Result<&RawValue, CallError>) -> MessageOutcome {
         // The first message on a pipe fixes its era, so the server refuses the other request, or will.
         let opened =
             answer.map_err(|error| error.to_string()).and_then(|result| discovered(result).map_err(|no| no.why));
@@ -171,56 +173,56 @@ impl<O: Outlet> Conversation<O> {
             (Ok((server, offers)), _) => {
                 self.era = Era::Stateless;
                 self.begin(server, offers);
-                Heard::Initialized
+                MessageOutcome::Initialized
             }
             (Err(_), Some(refused)) => self.refused_for_good(refused),
-            (Err(_), None) => Heard::Nothing,
+            (Err(_), None) => MessageOutcome::Nothing,
         }
     }
 
-    pub(super) fn on_handshake_failed(&mut self, failure: Failure) -> Heard {
+    pub(super) fn on_handshake_failed(&mut self, failure: ExchangeFailure) -> MessageOutcome {
         let may_be_other = match self.era {
             Era::Sessions => era::may_be_stateless(&failure.kind),
             // Some servers fail with an internal error on unknown methods.
             Era::Stateless => era::is_refusal(&failure.kind) || matches!(failure.kind, FailureKind::ServerError { .. }),
         };
-        let refused = Refused::Failed(failure);
+        let refused = HandshakeRefusal::Failed(failure);
         if may_be_other && self.opens_other(&refused) {
-            return Heard::Nothing;
+            return MessageOutcome::Nothing;
         }
-        if may_be_other { self.refused_for_good(refused) } else { Heard::Refused(refused) }
+        if may_be_other { self.refused_for_good(refused) } else { MessageOutcome::Refused(refused) }
     }
 
-    pub(super) fn on_handshake_late(&mut self, id: u64, pending: Pending) -> Option<Late> {
+    pub(super) fn on_handshake_late(&mut self, id: u64, pending: PendingRequest) -> Option<PassedDeadline> {
         // Returns `None` if the other era is tried instead.
         if self.opening.late.take_if(|late| *late == id).is_some() {
-            return self.opening.meanwhile.take().map(Late::Refused);
+            return self.opening.meanwhile.take().map(PassedDeadline::Refused);
         }
         if self.era == Era::Stateless {
-            let silent = Refused::Said("no answer to server/discover".to_owned());
+            let silent = HandshakeRefusal::Said("no answer to server/discover".to_owned());
             let until = self.opening.until;
             if self.opens_other(&silent) {
                 if let Some(deadline) = until.filter(|_| !O::REPEATS) {
-                    self.calls.insert(id, Pending { deadline, ..pending });
+                    self.calls.insert(id, PendingRequest { deadline, ..pending });
                     self.opening.late = Some(id);
                 }
                 return None;
             }
             // The server is reachable and has already refused the other era; that explains more than a timeout.
             if let Some(other) = self.opening.other.take() {
-                return Some(Late::Refused(other));
+                return Some(PassedDeadline::Refused(other));
             }
         }
-        Some(Late::Handshake)
+        Some(PassedDeadline::Handshake)
     }
 
-    fn begin(&mut self, server: ServerInfo, offers: Offers) {
+    fn begin(&mut self, server: ServerInfo, offers: OfferedLists) {
         let ServerInfo { name, version, protocol, .. } = &server;
         tracing::debug!(
             instance = %self.spec.name, server = quoted(&self.spec.mask, name),
             version = quoted(&self.spec.mask, version), %protocol, "initialized"
         );
-        self.opening = Opening::default();
+        self.opening = HandshakeProgress::default();
         // The request of the other era may still be open.
         self.calls.forget_handshakes();
         if self.era == Era::Sessions {
@@ -232,7 +234,7 @@ impl<O: Outlet> Conversation<O> {
         self.lists.offers = offers;
         self.counters.checked((self.wall)());
         self.met(&server);
-        (self.news)(News::Initialized(server));
+        (self.news)(SessionEvent::Initialized(server));
         self.stage.began();
         // Listens before it reads the lists, so that changes during the read are reported.
         self.listen();
@@ -242,52 +244,52 @@ impl<O: Outlet> Conversation<O> {
     }
 }
 
-fn greeting(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
+fn greeting(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMismatch> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Greeting {
+    struct InitializeResult {
         protocol_version: String,
         capabilities: Box<RawValue>,
-        server_info: Introduction,
+        server_info: ServerIdentity,
         #[serde(default)]
         instructions: Option<String>,
     }
-    let no_answer = |why: String| NoAnswer { why, may_be_other: false };
-    let Greeting { protocol_version: protocol, capabilities, server_info, instructions } =
+    let no_answer = |why: String| HandshakeMismatch { why, may_be_other: false };
+    let InitializeResult { protocol_version: protocol, capabilities, server_info, instructions } =
         serde_json::from_str(result.get())
             .map_err(|error| no_answer(format!("the answer to initialize is not one: {error}")))?;
     if !VERSIONS.iter().any(|version| version.as_str() == protocol) {
         let why = format!("the server speaks protocol version {protocol}, which is not known");
-        return Err(NoAnswer { may_be_other: protocol == STATELESS_VERSION, why });
+        return Err(HandshakeMismatch { may_be_other: protocol == STATELESS_VERSION, why });
     }
     let offers = serde_json::from_str(capabilities.get())
         .map_err(|error| no_answer(format!("the answer to initialize is not one: its capabilities: {error}")))?;
-    let Introduction { name, version } = server_info;
+    let ServerIdentity { name, version } = server_info;
     let (era, greeting) = (Era::Sessions, result.to_owned());
     Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
 }
 
 #[derive(Default, Deserialize)]
-struct Introduction {
+struct ServerIdentity {
     name: String,
     version: String,
 }
 
-fn discovered(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
+fn discovered(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMismatch> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Discovered {
+    struct DiscoverResult {
         supported_versions: Vec<String>,
         capabilities: Box<RawValue>,
         #[serde(default)]
         instructions: Option<String>,
     }
-    let no_answer = |why: String| NoAnswer { why, may_be_other: true };
+    let no_answer = |why: String| HandshakeMismatch { why, may_be_other: true };
     let malformed = |why: String| no_answer(format!("the answer to server/discover is not one: {why}"));
     if !matches!(member(result.get(), "resultType"), None | Some(r#""complete""#)) {
         return Err(malformed("its resultType is not \"complete\"".to_owned()));
     }
-    let Discovered { supported_versions, capabilities, instructions } =
+    let DiscoverResult { supported_versions, capabilities, instructions } =
         serde_json::from_str(result.get()).map_err(|error| malformed(error.to_string()))?;
     if !supported_versions.iter().any(|version| version == STATELESS_VERSION) {
         let known = supported_versions.join(", ");
@@ -298,7 +300,7 @@ fn discovered(result: &RawValue) -> Result<(ServerInfo, Offers), NoAnswer> {
     let info = member(result.get(), "_meta").and_then(|meta| member(meta, "io.modelcontextprotocol/serverInfo"));
     // The server's identity is optional.
     let info = info.and_then(|info| serde_json::from_str(info).ok());
-    let Introduction { name, version } = info.unwrap_or_default();
+    let ServerIdentity { name, version } = info.unwrap_or_default();
     let (era, protocol, greeting) = (Era::Stateless, STATELESS_VERSION.to_owned(), result.to_owned());
     Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
 }

@@ -11,15 +11,15 @@ use serde_json::value::RawValue;
 use tokio::time::{Duration, Instant};
 
 use crate::byte_budget::{ByteBudget, ByteShare};
-pub(super) use crate::model::catalogue::List as Kind;
-use crate::model::catalogue::{Catalogue, Entry, Revisions, Tool};
+pub(super) use crate::model::catalogue::ListKind as Kind;
+use crate::model::catalogue::{Catalogue, CatalogueEntry, Revisions, Tool};
 use crate::model::policy::SessionPolicy;
 use crate::rpc::member;
 use crate::rules::mirror;
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Offers {
+pub(super) struct OfferedLists {
     #[serde(deserialize_with = "is_there")]
     pub(super) tools: bool,
     #[serde(deserialize_with = "is_there")]
@@ -37,9 +37,9 @@ fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error
 /// `known` is true once the lists were read in this session, or need not be: the instance is online. `failed` refers to
 /// the last read; `failures` counts failed reads in a row while the lists are known. `told` is the last reported
 /// catalogue if some of its lists could not be read. `memory` is the budget for the lists of all servers.
-pub(super) struct Lists {
-    pub(super) offers: Offers,
-    pub(super) reading: Option<Box<Reading>>,
+pub(super) struct ServerLists {
+    pub(super) offers: OfferedLists,
+    pub(super) reading: Option<Box<ListRead>>,
     pub(super) again_at: Option<Instant>,
     pub(super) failed: bool,
     pub(super) failures: u32,
@@ -48,9 +48,9 @@ pub(super) struct Lists {
     pub(super) memory: Arc<ByteBudget>,
 }
 
-impl Lists {
+impl ServerLists {
     pub(super) fn new(known: bool, memory: Arc<ByteBudget>) -> Self {
-        let offers = Offers::default();
+        let offers = OfferedLists::default();
         Self { offers, reading: None, again_at: None, failed: false, failures: 0, known, told: None, memory }
     }
 
@@ -81,7 +81,7 @@ fn is_same(one: &Catalogue, other: &Catalogue) -> bool {
 
 /// Progress of one read of all lists. `began`, `entries` and `bytes` refer to the current list; the counts include
 /// skipped entries. A `strict` read also validates the parameters that a tool wants in headers.
-pub(super) struct Reading {
+pub(super) struct ListRead {
     pub(super) kind: Kind,
     catalogue: Catalogue,
     keys: HashSet<Box<str>>,
@@ -92,19 +92,19 @@ pub(super) struct Reading {
     bytes: usize,
     share: ByteShare,
     memory: Arc<ByteBudget>,
-    unread: Unread,
+    unread: UnreadableLists,
     strict: bool,
 }
 
 /// Unreadable lists: a reason for each entry of `Catalogue::unread`, and the longest pause that the server requested.
 #[derive(Default)]
-pub(super) struct Unread {
+pub(super) struct UnreadableLists {
     pub(super) whys: Vec<String>,
     pub(super) pause: Duration,
 }
 
 /// Next step after a page: the page at a cursor (JSON text), the end at the limit of pages, or the regular end.
-pub(super) enum Next {
+pub(super) enum PageStep {
     Page(String),
     Enough(usize),
     End,
@@ -118,9 +118,9 @@ pub(super) enum PageError {
 
 /// Deserializer of a page: returns at most the given number of entries and whether there are more. It skips the rest
 /// unparsed, because many entries from a short text take more memory than the budget counted.
-struct Entries(usize);
+struct PageEntries(usize);
 
-impl<'de> DeserializeSeed<'de> for Entries {
+impl<'de> DeserializeSeed<'de> for PageEntries {
     type Value = (Vec<&'de RawValue>, bool);
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
@@ -128,7 +128,7 @@ impl<'de> DeserializeSeed<'de> for Entries {
     }
 }
 
-impl<'de> Visitor<'de> for Entries {
+impl<'de> Visitor<'de> for PageEntries {
     type Value = (Vec<&'de RawValue>, bool);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -150,7 +150,7 @@ impl<'de> Visitor<'de> for Entries {
     }
 }
 
-impl Reading {
+impl ListRead {
     pub(super) fn new(strict: bool, memory: &Arc<ByteBudget>, now: Instant) -> Self {
         Self {
             kind: Kind::Tools,
@@ -163,7 +163,7 @@ impl Reading {
             bytes: 0,
             share: memory.share(),
             memory: memory.clone(),
-            unread: Unread::default(),
+            unread: UnreadableLists::default(),
             strict,
         }
     }
@@ -184,7 +184,7 @@ impl Reading {
         policy: &SessionPolicy,
         now: Instant,
         mut skipped: impl FnMut(String),
-    ) -> Result<Next, PageError> {
+    ) -> Result<PageStep, PageError> {
         let (list, key) = self.kind.fields();
         let method = self.kind.method();
         let no_page = |why: String| PageError::Unreadable(format!("the answer to {method} is not one: {why}"));
@@ -203,7 +203,7 @@ impl Reading {
         }
         let entries = member(answer, list).ok_or_else(|| no_page(format!("it has no `{list}`")))?;
         let room = policy.list_entries_max.saturating_sub(self.entries);
-        let (entries, more) = Entries(room)
+        let (entries, more) = PageEntries(room)
             .deserialize(&mut serde_json::Deserializer::from_str(entries))
             .map_err(|error| no_page(error.to_string()))?;
         if more {
@@ -220,13 +220,13 @@ impl Reading {
         // An empty or repeated cursor would never end the list.
         let cursor = member(answer, "nextCursor").filter(|cursor| !matches!(*cursor, "null" | "\"\""));
         let Some(cursor) = cursor.filter(|cursor| self.cursor.as_deref() != Some(*cursor)) else {
-            return Ok(Next::End);
+            return Ok(PageStep::End);
         };
         if self.pages >= policy.list_pages_max {
-            return Ok(Next::Enough(self.pages));
+            return Ok(PageStep::Enough(self.pages));
         }
         self.cursor = Some(cursor.to_owned());
-        Ok(Next::Page(cursor.to_owned()))
+        Ok(PageStep::Page(cursor.to_owned()))
     }
 
     fn take(&mut self, raw: Box<RawValue>, key: &str) -> Result<(), String> {
@@ -241,7 +241,7 @@ impl Reading {
             }
             return Ok(());
         }
-        let entry = Entry::parse(raw, key)?;
+        let entry = CatalogueEntry::parse(raw, key)?;
         if self.keys.insert(entry.key.clone()) {
             match self.kind {
                 Kind::Resources => self.catalogue.resources.push(entry),
@@ -260,9 +260,9 @@ impl Reading {
 
     pub(super) fn next(
         mut self: Box<Self>,
-        offers: Offers,
+        offers: OfferedLists,
         now: Instant,
-    ) -> Result<Box<Self>, Box<(Catalogue, Unread)>> {
+    ) -> Result<Box<Self>, Box<(Catalogue, UnreadableLists)>> {
         // Returns the catalogue and the unreadable lists as `Err` after the last list.
         let share = std::mem::replace(&mut self.share, self.memory.share());
         self.catalogue.memory.count(self.kind, share);
@@ -302,15 +302,15 @@ mod tests {
     // Reads pages of ten tools each, one per second, until an error.
     fn error(policy: &SessionPolicy, memory: &Arc<ByteBudget>) -> (usize, String) {
         let began = Instant::now();
-        let mut reading = Reading::new(false, memory, began);
+        let mut reading = ListRead::new(false, memory, began);
         for number in 0_u32.. {
             let first = 10 * number as usize;
             let page = page(first..first + 10, &number.to_string());
             let now = began + SECOND * number;
             match reading.page(&page, policy, now, |why| panic!("{why}")) {
-                Ok(Next::Page(_)) => {}
+                Ok(PageStep::Page(_)) => {}
                 Err(PageError::OutOfBounds(why)) => return (reading.catalogue.tools.len(), why),
-                Ok(Next::Enough(_) | Next::End) | Err(PageError::Unreadable(_)) => panic!("page {number}"),
+                Ok(PageStep::Enough(_) | PageStep::End) | Err(PageError::Unreadable(_)) => panic!("page {number}"),
             }
         }
         unreachable!("there is always one more page")
@@ -330,9 +330,9 @@ mod tests {
             assert_eq!(memory.used(), 0, "what was read is gone");
         }
         let policy = policy(|policy| policy.list_entries_max = 10);
-        let mut reading = Reading::new(false, &memory, Instant::now());
+        let mut reading = ListRead::new(false, &memory, Instant::now());
         let last = reading.page(&page(0..10, ""), &policy, Instant::now(), |why| panic!("{why}"));
-        assert!(matches!(last, Ok(Next::End)), "as many as may be are not too many");
+        assert!(matches!(last, Ok(PageStep::End)), "as many as may be are not too many");
     }
 
     #[test]
@@ -340,9 +340,9 @@ mod tests {
         let memory = ByteBudget::new(600);
         let now = Instant::now();
         let read = || {
-            let mut reading = Box::new(Reading::new(false, &memory, now));
+            let mut reading = Box::new(ListRead::new(false, &memory, now));
             let next = reading.page(&page(0..20, ""), &SessionPolicy::default(), now, |why| panic!("{why}"));
-            next.map(|_| reading.next(Offers::default(), now).err().unwrap().0)
+            next.map(|_| reading.next(OfferedLists::default(), now).err().unwrap().0)
         };
         let catalogue = read().ok().unwrap();
         let used = memory.used();

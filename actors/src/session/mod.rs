@@ -28,28 +28,31 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
-use self::envelope::{Envelope, Who};
-use self::handshake::{Opening, Refused};
-use self::lists::{Kind, Lists, Next, PageError, Reading};
-use self::pending::{Behalf, Calls, Pending, Purpose};
-use self::relay::Questions;
-use self::rounds::Outcome;
-use self::stateless::Stateless;
-use crate::audience::Stage;
+use self::envelope::{RequestIdentity, RequestMeta};
+use self::handshake::{HandshakeProgress, HandshakeRefusal};
+use self::lists::{Kind, ListRead, PageError, PageStep, ServerLists};
+use self::pending::{PendingPurpose, PendingRequest, PendingRequests, RelayedCallOrigin};
+use self::relay::OpenQuestions;
+use self::rounds::ResultType;
+use self::stateless::StatelessState;
+use crate::audience::AudienceHandle;
 use crate::batcher::WallClock;
 use crate::byte_budget::ServerMemory;
-use crate::calls::{Asked, Command, Counters, PortEnd, Relay, Request, Wanted, server_error};
+use crate::calls::{
+    AdmittedRequest, CallPortReceiver, CallerRequest, ClientRelay, InstanceCounters, OutboundRequest, SessionCommand,
+    server_error,
+};
 use crate::model::catalogue::Catalogue;
 use crate::model::era::Era;
-use crate::model::exit::{CallError, Fate};
+use crate::model::exit::{CallError, CallFate};
 use crate::model::remote::ServerInfo;
-use crate::model::secret::Mask;
+use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
-use crate::rpc::{Kind as Sort, View, text_of};
-use crate::rules::jitter::Dice;
+use crate::rpc::{MessageKind as Sort, MessageView, text_of};
+use crate::rules::jitter::JitterRng;
 use crate::rules::output::excerpt;
 use crate::rules::{era, restart, retry};
-use crate::seam::Routing;
+use crate::seam::RequestHeaders;
 
 const METHOD_NOT_FOUND: i64 = -32601;
 const INTERNAL_ERROR: i64 = -32603;
@@ -68,7 +71,7 @@ const PRINTED_BYTES_MAX: usize = 4 * 1024;
 /// read. `Leans` means that the server rejected the opening request of the other era and this one is tried next.
 /// `Degraded` and `Restored` contain the number of failed checks in a row and the last error.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum SessionEvent {
     FirstByte,
     Printed(String),
     Initialized(Arc<ServerInfo>),
@@ -86,7 +89,7 @@ pub(crate) enum News {
 /// an end, because a caller waits for it. `Check` asks for a check at once: the machine was suspended, and no monotonic
 /// clock measured that time.
 #[derive(Debug, Clone)]
-pub(crate) enum Control {
+pub(crate) enum SessionControl {
     Stop,
     Hurry,
     Drain,
@@ -100,20 +103,20 @@ pub(crate) enum Control {
 /// `since` is the start of the run; the handshake timeout counts from there. `discover` is true if the session reads
 /// the lists by itself after the handshake. `era` is tried first. `printed` receives stdout lines that are not
 /// JSON-RPC; it is `None` for a remote server.
-pub(crate) struct Basis {
+pub(crate) struct SessionArgs {
     pub(crate) spec: Arc<InstanceSpec>,
-    pub(crate) port: PortEnd,
-    pub(crate) control: mpsc::UnboundedReceiver<Control>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) port: CallPortReceiver,
+    pub(crate) control: mpsc::UnboundedReceiver<SessionControl>,
+    pub(crate) counters: Arc<InstanceCounters>,
     pub(crate) wall: WallClock,
     pub(crate) since: Instant,
     pub(crate) discover: bool,
     pub(crate) era: Option<Era>,
-    pub(crate) dice: Dice,
-    pub(crate) news: Box<dyn Fn(News) + Send>,
+    pub(crate) dice: JitterRng,
+    pub(crate) news: Box<dyn Fn(SessionEvent) + Send>,
     pub(crate) printed: Option<mpsc::Sender<String>>,
     pub(crate) memory: ServerMemory,
-    pub(crate) stage: Stage,
+    pub(crate) stage: AudienceHandle,
 }
 
 /// Outgoing side of a transport. It accepts messages without blocking.
@@ -121,7 +124,7 @@ trait Outlet {
     /// True if each request has its own exchange (HTTP). Such a request may be sent more than once and may belong to
     /// another era than the session; closing the exchange tells the server that the response is no longer awaited.
     const REPEATS: bool;
-    fn request(&mut self, id: u64, purpose: Use, routing: Option<Box<Routing>>, parts: &[&str]);
+    fn request(&mut self, id: u64, purpose: RequestPhase, routing: Option<Box<RequestHeaders>>, parts: &[&str]);
     fn tell(&mut self, parts: &[&str]);
     fn respond(&mut self, parts: &[&str]);
     fn initialized(&mut self, version: &str, parts: &[&str]);
@@ -135,7 +138,7 @@ trait Outlet {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
+enum RequestPhase {
     Handshake,
     InSession,
 }
@@ -147,7 +150,7 @@ enum Use {
 /// `CheckRefused` is an error response to a check; `unknown` means that the server does not know the method. `Flooded`
 /// means that the server sends requests without reading the responses.
 #[derive(Debug)]
-enum Heard {
+enum MessageOutcome {
     Nothing,
     Answer,
     Refusal,
@@ -155,48 +158,61 @@ enum Heard {
     Checked,
     CheckRefused { unknown: bool, other_era: bool, why: String },
     Initialized,
-    Refused(Refused),
+    Refused(HandshakeRefusal),
     OtherEra(String),
     Flooded,
 }
 
 /// Kind of a deadline that passed. `Refused` is a handshake timeout that the refusal of the other era explains better.
 #[derive(Debug)]
-enum Late {
+enum PassedDeadline {
     Call,
     List,
     Check,
     Handshake,
-    Refused(Refused),
+    Refused(HandshakeRefusal),
 }
 
-struct Conversation<O> {
+struct SessionCore<O> {
     spec: Arc<InstanceSpec>,
     outlet: O,
-    port: PortEnd,
-    counters: Arc<Counters>,
+    port: CallPortReceiver,
+    counters: Arc<InstanceCounters>,
     wall: WallClock,
-    dice: Dice,
-    news: Box<dyn Fn(News) + Send>,
+    dice: JitterRng,
+    news: Box<dyn Fn(SessionEvent) + Send>,
     printed: Option<mpsc::Sender<String>>,
     discover: bool,
     // Requests waiting for room, in order; some may already be cancelled.
-    unsent: VecDeque<(u64, Wanted)>,
-    calls: Calls,
+    unsent: VecDeque<(u64, OutboundRequest)>,
+    calls: PendingRequests,
     initialized: Option<Instant>,
-    lists: Lists,
+    lists: ServerLists,
     draining: bool,
-    stage: Stage,
-    questions: Questions,
+    stage: AudienceHandle,
+    questions: OpenQuestions,
     era: Era,
-    opening: Opening,
-    stateless: Option<Box<Stateless>>,
+    opening: HandshakeProgress,
+    stateless: Option<Box<StatelessState>>,
 }
 
-impl<O: Outlet> Conversation<O> {
-    fn new(basis: Basis, outlet: O) -> (Self, mpsc::UnboundedReceiver<Control>) {
-        let Basis { spec, port, control, counters, wall, since, discover, era, dice, news, printed, memory, stage } =
-            basis;
+impl<O: Outlet> SessionCore<O> {
+    fn new(basis: SessionArgs, outlet: O) -> (Self, mpsc::UnboundedReceiver<SessionControl>) {
+        let SessionArgs {
+            spec,
+            port,
+            control,
+            counters,
+            wall,
+            since,
+            discover,
+            era,
+            dice,
+            news,
+            printed,
+            memory,
+            stage,
+        } = basis;
         let mut this = Self {
             spec,
             outlet,
@@ -208,14 +224,14 @@ impl<O: Outlet> Conversation<O> {
             printed,
             discover,
             unsent: VecDeque::new(),
-            calls: Calls::default(),
+            calls: PendingRequests::default(),
             initialized: None,
-            lists: Lists::new(!discover, memory.lists),
+            lists: ServerLists::new(!discover, memory.lists),
             draining: false,
             stage,
-            questions: Questions::default(),
+            questions: OpenQuestions::default(),
             era: Era::Sessions,
-            opening: Opening::default(),
+            opening: HandshakeProgress::default(),
             stateless: None,
         };
         this.greet(since, era);
@@ -256,7 +272,7 @@ impl<O: Outlet> Conversation<O> {
         }
         // A strict read leaves out tools whose marked parameters cannot be sent in headers.
         let strict = O::REPEATS && self.era == Era::Stateless;
-        self.lists.reading = Some(Box::new(Reading::new(strict, &self.lists.memory, Instant::now())));
+        self.lists.reading = Some(Box::new(ListRead::new(strict, &self.lists.memory, Instant::now())));
         self.list_page(Kind::Tools, None);
     }
 
@@ -277,7 +293,7 @@ impl<O: Outlet> Conversation<O> {
         let (now, policy) = (Instant::now(), &self.spec.policy.session);
         let began = self.lists.reading.as_ref().map_or(now, |reading| reading.began);
         let deadline = (now + policy.request_timeout).min(began + policy.list_timeout);
-        self.ask(kind.method(), params.as_deref(), Purpose::List, deadline);
+        self.ask(kind.method(), params.as_deref(), PendingPurpose::List, deadline);
     }
 
     fn on_list(&mut self, answer: Result<&RawValue, CallError>) {
@@ -295,7 +311,7 @@ impl<O: Outlet> Conversation<O> {
             Err(CallError::Server { code, .. })
                 if code == METHOD_NOT_FOUND || (kind == Kind::Tools && !self.lists.offers.tools) =>
             {
-                Ok(Next::End)
+                Ok(PageStep::End)
             }
             Err(error) => {
                 let pause = match &error {
@@ -307,14 +323,14 @@ impl<O: Outlet> Conversation<O> {
             }
         };
         match page {
-            Ok(Next::Page(cursor)) => {
+            Ok(PageStep::Page(cursor)) => {
                 self.lists.reading = Some(reading);
                 return self.list_page(kind, Some(&cursor));
             }
-            Ok(Next::Enough(pages)) => {
+            Ok(PageStep::Enough(pages)) => {
                 left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out");
             }
-            Ok(Next::End) => {}
+            Ok(PageStep::End) => {}
             Err((PageError::OutOfBounds(why), pause)) => return self.lists_failed(&why, pause),
             Err((PageError::Unreadable(why), pause)) if kind == Kind::Tools => return self.lists_failed(&why, pause),
             // Only an unreadable list of tools fails the whole read.
@@ -341,7 +357,7 @@ impl<O: Outlet> Conversation<O> {
                         let what = "a list that cannot be read is left as it was known before";
                         tracing::warn!(instance = %spec.name, list, why, "{what}");
                     }
-                    (self.news)(News::Discovered(news));
+                    (self.news)(SessionEvent::Discovered(news));
                 }
             }
         }
@@ -351,7 +367,7 @@ impl<O: Outlet> Conversation<O> {
         // The lists that were known before stay in use.
         self.lists.failed = true;
         self.list_later(pause);
-        (self.news)(News::DiscoveryFailed(quoted(&self.spec.mask, why), pause));
+        (self.news)(SessionEvent::DiscoveryFailed(quoted(&self.spec.mask, why), pause));
     }
 
     // ---- what the server sends ----
@@ -366,15 +382,15 @@ impl<O: Outlet> Conversation<O> {
     }
 
     /// Handles one complete message. `of` is the satellite's request on whose stream it arrived, if known.
-    fn on_message(&mut self, message: &Bytes, of: Option<u64>, now: Instant) -> Heard {
+    fn on_message(&mut self, message: &Bytes, of: Option<u64>, now: Instant) -> MessageOutcome {
         if message.trim_ascii().is_empty() {
-            return Heard::Nothing;
+            return MessageOutcome::Nothing;
         }
         let text = match text_of(message.clone()) {
             Ok(text) => text,
             Err(why) => return self.on_malformed(message, &why.to_string()),
         };
-        match View::read(&text) {
+        match MessageView::read(&text) {
             Ok(view) => {
                 self.counters.message((self.wall)());
                 self.on_view(&view, &text, of, now)
@@ -386,13 +402,13 @@ impl<O: Outlet> Conversation<O> {
     fn on_last_word(&mut self, message: &Bytes, now: Instant) {
         // The session ends, so only responses matter.
         if let Ok(text) = text_of(message.clone())
-            && let Ok(view @ View { kind: Sort::Result | Sort::Error, .. }) = View::read(&text)
+            && let Ok(view @ MessageView { kind: Sort::Result | Sort::Error, .. }) = MessageView::read(&text)
         {
             self.on_response(&view, &text, now);
         }
     }
 
-    fn on_view(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) -> Heard {
+    fn on_view(&mut self, view: &MessageView<'_>, text: &ByteString, of: Option<u64>, now: Instant) -> MessageOutcome {
         match view.kind {
             // The stateless era has no way to answer a request of the server.
             Sort::Request if self.era == Era::Stateless => {
@@ -405,7 +421,7 @@ impl<O: Outlet> Conversation<O> {
             Sort::Notification => {
                 self.port.gate.active(now);
                 self.on_notification(view, text, of, now);
-                Heard::Nothing
+                MessageOutcome::Nothing
             }
             Sort::Result | Sort::Error if view.id.is_some() => self.on_response(view, text, now),
             Sort::Result | Sort::Error => {
@@ -415,64 +431,71 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    fn on_response(&mut self, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
+    fn on_response(&mut self, view: &MessageView<'_>, text: &ByteString, now: Instant) -> MessageOutcome {
         // Ignores unknown ids and late responses to requests that timed out.
-        let Some(id) = view.id.and_then(|id| id.get().parse().ok()) else { return Heard::Nothing };
-        let Some(pending) = self.calls.remove(id) else { return Heard::Nothing };
+        let Some(id) = view.id.and_then(|id| id.get().parse().ok()) else { return MessageOutcome::Nothing };
+        let Some(pending) = self.calls.remove(id) else { return MessageOutcome::Nothing };
         // Responses to the satellite's own requests are no activity, so they do not keep an idle server awake.
-        if matches!(pending.purpose, Purpose::Caller { .. } | Purpose::Handshake) {
+        if matches!(pending.purpose, PendingPurpose::Caller { .. } | PendingPurpose::Handshake) {
             self.port.gate.active(now);
         }
         let is_result = view.kind == Sort::Result;
-        let heard = if is_result { Heard::Answer } else { Heard::Refusal };
+        let heard = if is_result { MessageOutcome::Answer } else { MessageOutcome::Refusal };
         let spec = self.spec.clone();
         let answer = || match view.outcome {
             Some(result) if is_result => Ok(result),
             error => Err(server_error(error, &spec.mask)),
         };
         match pending.purpose {
-            Purpose::Caller { .. } => self.on_answer(id, pending, view, text, now),
-            Purpose::Handshake => self.on_handshake(id, answer()),
-            Purpose::List => {
+            PendingPurpose::Caller { .. } => self.on_answer(id, pending, view, text, now),
+            PendingPurpose::Handshake => self.on_handshake(id, answer()),
+            PendingPurpose::List => {
                 self.on_list(answer());
                 heard
             }
-            Purpose::Check => match answer() {
-                Ok(_) => Heard::Checked,
-                Err(error) => Heard::CheckRefused {
+            PendingPurpose::Check => match answer() {
+                Ok(_) => MessageOutcome::Checked,
+                Err(error) => MessageOutcome::CheckRefused {
                     unknown: matches!(error, CallError::Server { code: METHOD_NOT_FOUND, .. }),
                     other_era: era::refuses_check(self.era, &error),
                     why: quoted(&self.spec.mask, &error.to_string()),
                 },
             },
-            Purpose::Listen => {
+            PendingPurpose::Listen => {
                 let is_unknown = matches!(answer(), Err(CallError::Server { code: METHOD_NOT_FOUND, .. }));
                 self.on_stream_over(id, is_unknown);
                 heard
             }
-            Purpose::Discover => {
+            PendingPurpose::Discover => {
                 self.on_discovered(answer());
                 heard
             }
         }
     }
 
-    fn on_answer(&mut self, id: u64, pending: Pending, view: &View<'_>, text: &ByteString, now: Instant) -> Heard {
+    fn on_answer(
+        &mut self,
+        id: u64,
+        pending: PendingRequest,
+        view: &MessageView<'_>,
+        text: &ByteString,
+        now: Instant,
+    ) -> MessageOutcome {
         // If the client wrote the call in the stateless era (`through`), it interprets the result itself.
         let is_result = view.kind == Sort::Result;
         let through = pending.goes_through();
         let mut is_doubted = false;
         match view.outcome {
             Some(result) if is_result && self.era == Era::Stateless && !through => match rounds::outcome_of(result) {
-                Outcome::Complete => {}
-                Outcome::InputRequired => {
+                ResultType::Complete => {}
+                ResultType::InputRequired => {
                     self.on_input_required(id, pending, result);
-                    return Heard::Answer;
+                    return MessageOutcome::Answer;
                 }
-                Outcome::Unknown => {
+                ResultType::Unknown => {
                     let message = "the server answered with a kind of result that is not known".to_owned();
                     pending.fail(CallError::Server { code: INTERNAL_ERROR, message, data: None });
-                    return Heard::Answer;
+                    return MessageOutcome::Answer;
                 }
             },
             error if !is_result && O::REPEATS && !through => {
@@ -481,9 +504,9 @@ impl<O: Outlet> Conversation<O> {
                         // Closes the port before the caller learns of it, so that no call enters in between. The server
                         // rejected the form of this request and did not execute it.
                         self.port.commands.close();
-                        let (fate, reason) = (Fate::NotSent, message.clone());
+                        let (fate, reason) = (CallFate::NotSent, message.clone());
                         pending.fail(CallError::Terminated { fate, reason });
-                        return Heard::OtherEra(quoted(&self.spec.mask, &message));
+                        return MessageOutcome::OtherEra(quoted(&self.spec.mask, &message));
                     }
                     // A server with sessions may use this code for something else; a health check finds out.
                     is_doubted = self.era == Era::Sessions && era::is_of_stateless(code);
@@ -500,20 +523,20 @@ impl<O: Outlet> Conversation<O> {
             self.counters.checked((self.wall)());
             // The lists could not be read, but the server answers now: retry them before their time.
             if self.lists.reading.is_none() && std::mem::take(&mut self.lists.failed) {
-                (self.news)(News::Recovered);
+                (self.news)(SessionEvent::Recovered);
             }
         }
-        if let Purpose::Caller { ticket, .. } = pending.purpose {
+        if let PendingPurpose::Caller { ticket, .. } = pending.purpose {
             ticket.answer(view, text, &self.spec.mask);
         }
         match (is_result, is_doubted) {
-            (true, _) => Heard::Answer,
-            (false, false) => Heard::Refusal,
-            (false, true) => Heard::Doubted,
+            (true, _) => MessageOutcome::Answer,
+            (false, false) => MessageOutcome::Refusal,
+            (false, true) => MessageOutcome::Doubted,
         }
     }
 
-    fn on_notification(&mut self, view: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) {
+    fn on_notification(&mut self, view: &MessageView<'_>, text: &ByteString, of: Option<u64>, now: Instant) {
         match view.method.as_deref() {
             Some("notifications/progress") => self.on_progress(view, text, now),
             Some("notifications/cancelled") => self.on_cancelled(view, text),
@@ -545,7 +568,7 @@ impl<O: Outlet> Conversation<O> {
         is_of_a_list && self.initialized.is_some()
     }
 
-    fn on_malformed(&self, message: &[u8], why: &str) -> Heard {
+    fn on_malformed(&self, message: &[u8], why: &str) -> MessageOutcome {
         let before = self.counters.malformed_line();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
             let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
@@ -555,7 +578,7 @@ impl<O: Outlet> Conversation<O> {
                 && self.printed.is_some()
                 && let Some(line) = excerpt(&text, &self.spec.mask)
             {
-                (self.news)(News::Printed(line));
+                (self.news)(SessionEvent::Printed(line));
             }
         }
         // If the channel is full, the line is dropped. It is counted, and the first ones appear in the satellite's log.
@@ -563,30 +586,31 @@ impl<O: Outlet> Conversation<O> {
             let line = String::from_utf8_lossy(&message[..message.len().min(PRINTED_BYTES_MAX)]);
             place.send(quoted(&self.spec.mask, line.trim_end()));
         }
-        Heard::Nothing
+        MessageOutcome::Nothing
     }
 
     // ---- calls ----
 
-    fn on_command(&mut self, command: Command) {
+    fn on_command(&mut self, command: SessionCommand) {
         match command {
-            Command::Request(asked) => {
-                let Asked { id, wanted, started, timeout, repeatable, ticket } = asked;
+            SessionCommand::Request(asked) => {
+                let AdmittedRequest { id, wanted, started, timeout, repeatable, ticket } = asked;
                 self.port.gate.active(started);
                 let Some(ticket) = self.answer_for_it(id, &wanted, ticket) else { return };
                 let behalf = match &wanted {
-                    Wanted::Relay(Relay { message, origin, .. }) => {
-                        Some(Box::new(Behalf { origin: *origin, token: message.token().map(Into::into) }))
+                    OutboundRequest::Relay(ClientRelay { message, origin, .. }) => {
+                        Some(Box::new(RelayedCallOrigin { origin: *origin, token: message.token().map(Into::into) }))
                     }
-                    Wanted::Request(_) => None,
+                    OutboundRequest::Request(_) => None,
                 };
-                let through = matches!(wanted, Wanted::Relay(Relay { era: Era::Stateless, .. }));
-                let purpose = Purpose::Caller { ticket, door: id, started, timeout, repeatable, through, behalf };
-                self.calls.insert(id, Pending::new(purpose, started + timeout));
+                let through = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
+                let purpose =
+                    PendingPurpose::Caller { ticket, door: id, started, timeout, repeatable, through, behalf };
+                self.calls.insert(id, PendingRequest::new(purpose, started + timeout));
                 self.unsent.push_back((id, wanted));
                 self.send();
             }
-            Command::Cancel { id, words } => {
+            SessionCommand::Cancel { id, words } => {
                 if let Some((id, pending)) = self.calls.remove_caller(id) {
                     self.port.gate.active(Instant::now());
                     self.withdraw_inputs(id);
@@ -596,10 +620,13 @@ impl<O: Outlet> Conversation<O> {
                     }
                 }
             }
-            Command::Tell { .. } | Command::Answer { .. } | Command::Decline { .. } | Command::NoRoots { .. } => {
+            SessionCommand::Tell { .. }
+            | SessionCommand::Answer { .. }
+            | SessionCommand::Decline { .. }
+            | SessionCommand::NoRoots { .. } => {
                 self.on_client(command);
             }
-            Command::Discover(discover) => self.on_discover(discover),
+            SessionCommand::Discover(discover) => self.on_discover(discover),
         }
     }
 
@@ -613,16 +640,16 @@ impl<O: Outlet> Conversation<O> {
             pending.starts_at = Some(position);
             pending.attempts += 1;
             let number = id.to_string();
-            let is_of_it = matches!(wanted, Wanted::Relay(Relay { era: Era::Stateless, .. }));
+            let is_of_it = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
             match &wanted {
                 _ if self.era == Era::Stateless || is_of_it => {
                     let rounds = pending.rounds.as_ref().map(|rounds| rounds.input());
                     self.send_alone(id, &wanted, &rounds.unwrap_or_default());
                 }
-                Wanted::Relay(Relay { message, .. }) => {
-                    self.outlet.request(id, Use::InSession, None, &message.asked_as(&number, &number));
+                OutboundRequest::Relay(ClientRelay { message, .. }) => {
+                    self.outlet.request(id, RequestPhase::InSession, None, &message.asked_as(&number, &number));
                 }
-                Wanted::Request(Request::Tool { name, arguments, repeatable: _ }) => {
+                OutboundRequest::Request(CallerRequest::Tool { name, arguments, repeatable: _ }) => {
                     let name = serde_json::Value::from(name.as_str()).to_string();
                     let arguments = arguments.as_deref().map_or("{}", RawValue::get);
                     let parts = [
@@ -636,11 +663,11 @@ impl<O: Outlet> Conversation<O> {
                         &number,
                         "}}}",
                     ];
-                    self.outlet.request(id, Use::InSession, None, &parts);
+                    self.outlet.request(id, RequestPhase::InSession, None, &parts);
                 }
-                Wanted::Request(Request::Method { method, params }) => {
+                OutboundRequest::Request(CallerRequest::Method { method, params }) => {
                     let params = params.as_deref().map(RawValue::get);
-                    put_request(&mut self.outlet, id, Use::InSession, None, method, params);
+                    put_request(&mut self.outlet, id, RequestPhase::InSession, None, method, params);
                 }
             }
             // Keeps the request where it may be sent again: remote calls for a retry, stateless calls with the
@@ -652,34 +679,34 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    fn send_alone(&mut self, id: u64, wanted: &Wanted, input: &[(&'static str, String)]) {
+    fn send_alone(&mut self, id: u64, wanted: &OutboundRequest, input: &[(&'static str, String)]) {
         // The request contains all context. `input` contains the answers to the server's requests for input.
         let number = id.to_string();
         let input: Vec<(&str, &str)> = input.iter().map(|(name, value)| (*name, &**value)).collect();
         match wanted {
-            Wanted::Relay(Relay { message, era: Era::Stateless, .. }) => {
+            OutboundRequest::Relay(ClientRelay { message, era: Era::Stateless, .. }) => {
                 let routing = self.routing(message.method().unwrap_or_default(), message.params());
-                self.outlet.request(id, Use::InSession, routing, &message.asked_as(&number, &number));
+                self.outlet.request(id, RequestPhase::InSession, routing, &message.asked_as(&number, &number));
             }
-            Wanted::Relay(Relay { message, client, .. }) => {
+            OutboundRequest::Relay(ClientRelay { message, client, .. }) => {
                 let token = message.token().map(|_| &*number);
-                let who = Who::Client(client.as_deref());
-                let params = Envelope { who, token, level: self.level(), input: &input }.around(message.params());
+                let who = RequestIdentity::Client(client.as_deref());
+                let params = RequestMeta { who, token, level: self.level(), input: &input }.around(message.params());
                 let routing = self.routing(message.method().unwrap_or_default(), Some(&params));
-                self.outlet.request(id, Use::InSession, routing, &[&message.asked_with(&number, &params)]);
+                self.outlet.request(id, RequestPhase::InSession, routing, &[&message.asked_with(&number, &params)]);
             }
-            Wanted::Request(request) => {
+            OutboundRequest::Request(request) => {
                 let (method, params) = envelope::parts_of(request);
-                let token = matches!(request, Request::Tool { .. }).then_some(&*number);
-                let envelope = Envelope { who: Who::Caller, token, level: None, input: &input };
+                let token = matches!(request, CallerRequest::Tool { .. }).then_some(&*number);
+                let envelope = RequestMeta { who: RequestIdentity::Caller, token, level: None, input: &input };
                 let params = envelope.around(params.as_deref());
                 let routing = self.routing(method, Some(&params));
-                put_request(&mut self.outlet, id, Use::InSession, routing, method, Some(&params));
+                put_request(&mut self.outlet, id, RequestPhase::InSession, routing, method, Some(&params));
             }
         }
     }
 
-    fn routing(&self, method: &str, params: Option<&str>) -> Option<Box<Routing>> {
+    fn routing(&self, method: &str, params: Option<&str>) -> Option<Box<RequestHeaders>> {
         O::REPEATS.then(|| Box::new(envelope::routing(method, params, |tool| self.marked(tool))))
     }
 
@@ -694,13 +721,17 @@ impl<O: Outlet> Conversation<O> {
         self.send();
     }
 
-    fn ask(&mut self, method: &str, params: Option<&str>, purpose: Purpose, deadline: Instant) -> u64 {
+    fn ask(&mut self, method: &str, params: Option<&str>, purpose: PendingPurpose, deadline: Instant) -> u64 {
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         let starts_at = Some(self.outlet.position());
-        let pending = Pending { starts_at, attempts: 1, ..Pending::new(purpose, deadline) };
-        let of = if matches!(pending.purpose, Purpose::Handshake) { Use::Handshake } else { Use::InSession };
+        let pending = PendingRequest { starts_at, attempts: 1, ..PendingRequest::new(purpose, deadline) };
+        let of = if matches!(pending.purpose, PendingPurpose::Handshake) {
+            RequestPhase::Handshake
+        } else {
+            RequestPhase::InSession
+        };
         if self.era == Era::Stateless || pending.is_alone() {
-            let params = Envelope::of(Who::Satellite).around(params);
+            let params = RequestMeta::of(RequestIdentity::Satellite).around(params);
             let routing = self.routing(method, Some(&params));
             put_request(&mut self.outlet, id, of, routing, method, Some(&params));
         } else {
@@ -710,7 +741,7 @@ impl<O: Outlet> Conversation<O> {
         id
     }
 
-    fn cancel(&mut self, id: u64, pending: &Pending, reason: &str) {
+    fn cancel(&mut self, id: u64, pending: &PendingRequest, reason: &str) {
         let number = id.to_string();
         let words = [
             r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
@@ -722,7 +753,7 @@ impl<O: Outlet> Conversation<O> {
         self.cancel_in(id, pending, &words);
     }
 
-    fn cancel_in(&mut self, id: u64, pending: &Pending, words: &[&str]) {
+    fn cancel_in(&mut self, id: u64, pending: &PendingRequest, words: &[&str]) {
         if !pending.was_asked() {
             return self.unsent.retain(|(waiting, _)| *waiting != id);
         }
@@ -735,7 +766,7 @@ impl<O: Outlet> Conversation<O> {
 
     // ---- deadlines ----
 
-    fn late(&mut self, now: Instant) -> Option<Late> {
+    fn late(&mut self, now: Instant) -> Option<PassedDeadline> {
         // A loop instead of recursion: thousands of calls may have the same deadline.
         loop {
             let (at, id) = self.calls.deadlines.first().copied()?;
@@ -746,37 +777,37 @@ impl<O: Outlet> Conversation<O> {
                 continue;
             }
             let pending = self.calls.remove(id)?;
-            if let Purpose::Caller { .. } | Purpose::List = pending.purpose {
+            if let PendingPurpose::Caller { .. } | PendingPurpose::List = pending.purpose {
                 self.withdraw_inputs(id);
                 self.cancel(id, &pending, "timed out");
             }
-            let fate = if self.calls.may_have_got(&pending) { Fate::TimedOut } else { Fate::NotSent };
+            let fate = if self.calls.may_have_got(&pending) { CallFate::TimedOut } else { CallFate::NotSent };
             match pending.purpose {
-                Purpose::Caller { ticket, started, .. } => {
+                PendingPurpose::Caller { ticket, started, .. } => {
                     self.port.gate.active(now);
                     ticket.fail(CallError::TimedOut { after: at - started, fate });
-                    return Some(Late::Call);
+                    return Some(PassedDeadline::Call);
                 }
-                Purpose::List => {
+                PendingPurpose::List => {
                     self.on_list(Err(CallError::TimedOut { after: self.spec.policy.session.request_timeout, fate }));
-                    return Some(Late::List);
+                    return Some(PassedDeadline::List);
                 }
-                Purpose::Check => {
+                PendingPurpose::Check => {
                     self.outlet.abandon(id);
-                    return Some(Late::Check);
+                    return Some(PassedDeadline::Check);
                 }
-                Purpose::Handshake => {
+                PendingPurpose::Handshake => {
                     // Over a pipe the response may still arrive.
                     self.outlet.abandon(id);
                     if let Some(late) = self.on_handshake_late(id, pending) {
                         return Some(late);
                     }
                 }
-                Purpose::Listen => {
+                PendingPurpose::Listen => {
                     self.outlet.abandon(id);
                     self.on_stream_over(id, false);
                 }
-                Purpose::Discover => {
+                PendingPurpose::Discover => {
                     self.outlet.abandon(id);
                     self.on_discovered(Err(CallError::TimedOut { after: era::DISCOVER_WAIT_MAX, fate }));
                 }
@@ -791,8 +822,8 @@ impl<O: Outlet> Conversation<O> {
         self.calls.settle(reason);
         self.leaves_the_stage();
         while let Ok(command) = self.port.commands.try_recv() {
-            if let Command::Request(asked) = *command {
-                let error = CallError::Terminated { fate: Fate::NotSent, reason: reason.to_owned() };
+            if let SessionCommand::Request(asked) = *command {
+                let error = CallError::Terminated { fate: CallFate::NotSent, reason: reason.to_owned() };
                 asked.ticket.fail(error);
             }
         }
@@ -802,8 +833,8 @@ impl<O: Outlet> Conversation<O> {
 fn put_request(
     outlet: &mut impl Outlet,
     id: u64,
-    of: Use,
-    routing: Option<Box<Routing>>,
+    of: RequestPhase,
+    routing: Option<Box<RequestHeaders>>,
     method: &str,
     params: Option<&str>,
 ) {
@@ -814,22 +845,22 @@ fn put_request(
     outlet.request(id, of, routing, &parts);
 }
 
-enum Work<R> {
-    Command(Box<Command>),
+enum SessionWork<R> {
+    Command(Box<SessionCommand>),
     Read(R),
 }
 
 /// Receives a command or reads from the server, whichever is ready first. If both are ready, `reads_first` decides; the
 /// session alternates it so that a flood from one side does not starve the other. Cancel-safe if `read` is.
 async fn next_work<R>(
-    commands: &mut mpsc::UnboundedReceiver<Box<Command>>,
+    commands: &mut mpsc::UnboundedReceiver<Box<SessionCommand>>,
     read: impl Future<Output = R>,
     reads_first: bool,
-) -> Work<R> {
+) -> SessionWork<R> {
     let mut read = pin!(read);
     poll_fn(|cx| {
         let mut command = |cx: &mut Context<'_>| match commands.poll_recv(cx) {
-            Poll::Ready(Some(command)) => Poll::Ready(Work::Command(command)),
+            Poll::Ready(Some(command)) => Poll::Ready(SessionWork::Command(command)),
             // After the command channel is closed, messages of the server are still read.
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         };
@@ -837,7 +868,7 @@ async fn next_work<R>(
             return ready;
         }
         match read.as_mut().poll(cx) {
-            Poll::Ready(read) => Poll::Ready(Work::Read(read)),
+            Poll::Ready(read) => Poll::Ready(SessionWork::Read(read)),
             Poll::Pending if reads_first => command(cx),
             Poll::Pending => Poll::Pending,
         }
@@ -854,7 +885,7 @@ async fn sleep_until(at: Option<Instant>) {
 
 /// Returns server text for a log or an error, masked and then cut to `QUOTED_MAX`. Masking first leaves no part of a
 /// secret at the cut.
-fn quoted(mask: &Mask, text: &str) -> String {
+fn quoted(mask: &SecretMask, text: &str) -> String {
     let mut text = mask.apply(text);
     if text.len() > QUOTED_MAX {
         text.truncate(text.floor_char_boundary(QUOTED_MAX));

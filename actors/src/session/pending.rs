@@ -4,25 +4,25 @@ use std::collections::{BTreeSet, HashMap};
 
 use tokio::time::{Duration, Instant};
 
-use super::rounds::Rounds;
-use crate::audience::Origin;
-use crate::calls::{Ticket, Wanted};
-use crate::model::exit::{CallError, Fate};
-use crate::model::failure::{Failure, FailureKind};
+use super::rounds::InputRounds;
+use crate::audience::CallOrigin;
+use crate::calls::{CallTicket, OutboundRequest};
+use crate::model::exit::{CallError, CallFate};
+use crate::model::failure::{ExchangeFailure, FailureKind};
 
 /// Purpose of a request. In `Caller`, `door` is the id that the call got on admission, and `through` is true for a call
 /// written in the stateless era, whose result only its client interprets; `behalf` is set if a client of the host made
 /// the call. `Listen` opens the stream of server notifications; `Discover` asks a server with sessions for the
 /// stateless era.
-pub(super) enum Purpose {
+pub(super) enum PendingPurpose {
     Caller {
-        ticket: Ticket,
+        ticket: CallTicket,
         door: u64,
         started: Instant,
         timeout: Duration,
         repeatable: bool,
         through: bool,
-        behalf: Option<Box<Behalf>>,
+        behalf: Option<Box<RelayedCallOrigin>>,
     },
     Handshake,
     List,
@@ -32,29 +32,29 @@ pub(super) enum Purpose {
 }
 
 /// Client call behind a request, with the client's own progress token as JSON text.
-pub(super) struct Behalf {
-    pub(super) origin: Origin,
+pub(super) struct RelayedCallOrigin {
+    pub(super) origin: CallOrigin,
     pub(super) token: Option<Box<str>>,
 }
 
-pub(super) struct Pending {
-    pub(super) purpose: Purpose,
+pub(super) struct PendingRequest {
+    pub(super) purpose: PendingPurpose,
     pub(super) deadline: Instant,
     /// Byte offset of the request in all output ever queued; `None` while it waits for its turn.
     pub(super) starts_at: Option<u64>,
     /// True if a failed attempt may have reached the server.
     pub(super) reached: bool,
     pub(super) attempts: u32,
-    pub(super) request: Option<Wanted>,
-    pub(super) rounds: Option<Box<Rounds>>,
+    pub(super) request: Option<OutboundRequest>,
+    pub(super) rounds: Option<Box<InputRounds>>,
 }
 
-impl Pending {
-    pub(super) fn new(purpose: Purpose, deadline: Instant) -> Self {
+impl PendingRequest {
+    pub(super) fn new(purpose: PendingPurpose, deadline: Instant) -> Self {
         Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None, rounds: None }
     }
 
-    pub(super) fn failed(&mut self, failure: &Failure) {
+    pub(super) fn failed(&mut self, failure: &ExchangeFailure) {
         // A server that refused the request (rate limit, authorization, size, format or an expired session) did not
         // execute it, unless the response had begun.
         self.starts_at = None;
@@ -74,18 +74,18 @@ impl Pending {
     }
 
     pub(super) fn fail(self, error: CallError) {
-        if let Purpose::Caller { ticket, .. } = self.purpose {
+        if let PendingPurpose::Caller { ticket, .. } = self.purpose {
             ticket.fail(error);
         }
     }
 
     pub(super) fn goes_through(&self) -> bool {
-        matches!(self.purpose, Purpose::Caller { through: true, .. })
+        matches!(self.purpose, PendingPurpose::Caller { through: true, .. })
     }
 
     pub(super) fn is_alone(&self) -> bool {
         // These requests belong to no session, even if there is one.
-        self.goes_through() || matches!(self.purpose, Purpose::Listen | Purpose::Discover)
+        self.goes_through() || matches!(self.purpose, PendingPurpose::Listen | PendingPurpose::Discover)
     }
 
     pub(super) fn was_asked(&self) -> bool {
@@ -95,19 +95,19 @@ impl Pending {
 
 /// Unanswered requests. Dropping it fails every remaining call with its fate.
 #[derive(Default)]
-pub(super) struct Calls {
-    pub(super) pending: HashMap<u64, Pending>,
+pub(super) struct PendingRequests {
+    pub(super) pending: HashMap<u64, PendingRequest>,
     pub(super) deadlines: BTreeSet<(Instant, u64)>,
     pub(super) written: u64,
 }
 
-impl Calls {
-    pub(super) fn insert(&mut self, id: u64, pending: Pending) {
+impl PendingRequests {
+    pub(super) fn insert(&mut self, id: u64, pending: PendingRequest) {
         self.deadlines.insert((pending.deadline, id));
         self.pending.insert(id, pending);
     }
 
-    pub(super) fn remove(&mut self, id: u64) -> Option<Pending> {
+    pub(super) fn remove(&mut self, id: u64) -> Option<PendingRequest> {
         let pending = self.pending.remove(&id)?;
         self.deadlines.remove(&(pending.deadline, id));
         if self.pending.is_empty() {
@@ -117,9 +117,9 @@ impl Calls {
         Some(pending)
     }
 
-    pub(super) fn remove_caller(&mut self, door: u64) -> Option<(u64, Pending)> {
+    pub(super) fn remove_caller(&mut self, door: u64) -> Option<(u64, PendingRequest)> {
         // `door` is the id of the call on admission; a repeated call has another id since then.
-        let is_it = |pending: &Pending| matches!(pending.purpose, Purpose::Caller { door: its, .. } if its == door);
+        let is_it = |pending: &PendingRequest| matches!(pending.purpose, PendingPurpose::Caller { door: its, .. } if its == door);
         let id = if self.pending.contains_key(&door) {
             door
         } else {
@@ -128,14 +128,14 @@ impl Calls {
         Some((id, self.remove(id)?))
     }
 
-    pub(super) fn may_have_got(&self, pending: &Pending) -> bool {
+    pub(super) fn may_have_got(&self, pending: &PendingRequest) -> bool {
         may_have_got(pending, self.written)
     }
 
     pub(super) fn extend(&mut self, id: u64, now: Instant, cap: Duration) {
         // The call's own timeout may exceed the hard cap.
         let Some(pending) = self.pending.get_mut(&id) else { return };
-        let Purpose::Caller { started, timeout, .. } = &pending.purpose else { return };
+        let PendingPurpose::Caller { started, timeout, .. } = &pending.purpose else { return };
         let deadline = (now + *timeout).min(*started + cap.max(*timeout));
         self.deadlines.remove(&(pending.deadline, id));
         pending.deadline = deadline;
@@ -143,14 +143,14 @@ impl Calls {
     }
 
     pub(super) fn retain_callers(&mut self) {
-        self.pending.retain(|_, pending| matches!(pending.purpose, Purpose::Caller { .. }));
+        self.pending.retain(|_, pending| matches!(pending.purpose, PendingPurpose::Caller { .. }));
     }
 
     pub(super) fn forget_handshakes(&mut self) {
         // The server was opened in the other era.
         let Self { pending, deadlines, .. } = self;
         pending.retain(|id, pending| {
-            let is_kept = !matches!(pending.purpose, Purpose::Handshake);
+            let is_kept = !matches!(pending.purpose, PendingPurpose::Handshake);
             if !is_kept {
                 deadlines.remove(&(pending.deadline, *id));
             }
@@ -159,7 +159,8 @@ impl Calls {
     }
 
     pub(super) fn callers_below(&self, end: u64) -> usize {
-        let callers = self.pending.iter().filter(|(_, pending)| matches!(pending.purpose, Purpose::Caller { .. }));
+        let callers =
+            self.pending.iter().filter(|(_, pending)| matches!(pending.purpose, PendingPurpose::Caller { .. }));
         callers.filter(|(id, _)| **id < end).count()
     }
 
@@ -169,8 +170,8 @@ impl Calls {
         let mut pending: Vec<_> = self.pending.drain().collect();
         pending.sort_unstable_by_key(|(id, _)| *id);
         for (_, pending) in pending {
-            let fate = if may_have_got(&pending, self.written) { Fate::MaybeExecuted } else { Fate::NotSent };
-            if let Purpose::Caller { mut ticket, .. } = pending.purpose {
+            let fate = if may_have_got(&pending, self.written) { CallFate::MaybeExecuted } else { CallFate::NotSent };
+            if let PendingPurpose::Caller { mut ticket, .. } = pending.purpose {
                 ticket.fate = fate;
                 ticket.fail(CallError::Terminated { fate, reason: reason.to_owned() });
             }
@@ -178,11 +179,11 @@ impl Calls {
     }
 }
 
-fn may_have_got(pending: &Pending, written: u64) -> bool {
+fn may_have_got(pending: &PendingRequest, written: u64) -> bool {
     pending.reached || pending.starts_at.is_some_and(|at| at < written)
 }
 
-impl Drop for Calls {
+impl Drop for PendingRequests {
     fn drop(&mut self) {
         self.settle("the run ended");
     }

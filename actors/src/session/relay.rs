@@ -10,13 +10,13 @@ use bytestring::ByteString;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::pending::{Pending, Purpose};
-use super::{Conversation, Heard, INTERNAL_ERROR, Outlet};
-use crate::audience::{Cause, Origin, Question};
-use crate::calls::Command;
+use super::pending::{PendingPurpose, PendingRequest};
+use super::{INTERNAL_ERROR, MessageOutcome, Outlet, SessionCore};
+use crate::audience::{CallOrigin, ClientQuestion, MessageCause};
+use crate::calls::SessionCommand;
 use crate::model::era::Era;
 use crate::model::exit::CallError;
-use crate::rpc::{Kind, Message, View, joined, member};
+use crate::rpc::{MessageKind, MessageView, RpcMessage, joined, member};
 use crate::rules::origin;
 
 /// Maximum number of unanswered requests of a server; the session rejects further ones.
@@ -24,67 +24,77 @@ pub(super) const QUESTIONS_MAX: usize = 64;
 
 /// Requests of the server without a response, with the call or client that caused them.
 #[derive(Default)]
-pub(super) struct Questions {
-    open: BTreeMap<u64, (Open, Cause)>,
+pub(super) struct OpenQuestions {
+    open: BTreeMap<u64, (AnswerRoute, MessageCause)>,
     last: u64,
 }
 
 /// Kind of response: `Request` contains the server's own JSON-RPC id as sent; `Input` is answered by sending the call
 /// again.
-pub(super) enum Open {
+pub(super) enum AnswerRoute {
     Request(Box<str>),
-    Input(Input),
+    Input(InputQuestion),
 }
 
 /// Input request in a result: the id of the call's last attempt, and the server's name for the request.
-pub(super) struct Input {
+pub(super) struct InputQuestion {
     pub(super) call: u64,
     pub(super) name: String,
 }
 
-impl Questions {
+impl OpenQuestions {
     pub(super) fn count(&self) -> usize {
         self.open.len()
     }
 
-    pub(super) fn open(&mut self, open: Open, cause: Cause) -> u64 {
+    pub(super) fn open(&mut self, open: AnswerRoute, cause: MessageCause) -> u64 {
         self.last += 1;
         self.open.insert(self.last, (open, cause));
         self.last
     }
 
-    pub(super) fn close(&mut self, number: u64) -> Option<Open> {
+    pub(super) fn close(&mut self, number: u64) -> Option<AnswerRoute> {
         self.open.remove(&number).map(|(open, _)| open)
     }
 
     pub(super) fn of_call(&self, call: u64) -> Vec<u64> {
-        let is_its = |open: &Open| matches!(open, Open::Input(input) if input.call == call);
+        let is_its = |open: &AnswerRoute| matches!(open, AnswerRoute::Input(input) if input.call == call);
         self.open.iter().filter(|(_, (open, _))| is_its(open)).map(|(number, _)| *number).collect()
     }
 
-    fn are_asked_of(&self, origin: Origin) -> bool {
+    fn are_asked_of(&self, origin: CallOrigin) -> bool {
         self.open.values().any(|(_, cause)| match *cause {
-            Cause::Call(of) => of == origin,
-            Cause::Client(of) => of == origin.client,
-            Cause::Nobody | Cause::Stranger | Cause::Several(_) => false,
+            MessageCause::Call(of) => of == origin,
+            MessageCause::Client(of) => of == origin.client,
+            MessageCause::Nobody | MessageCause::Stranger | MessageCause::Several(_) => false,
         })
     }
 }
 
-impl<O: Outlet> Conversation<O> {
+impl<O: Outlet> SessionCore<O> {
     /// Returns the call or client on whose behalf the server sends a message. `of` is the request on whose stream it
     /// arrived, if known.
-    fn cause(&self, of: Option<u64>) -> Cause {
-        let origin = |pending: &Pending| match &pending.purpose {
-            Purpose::Caller { behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
-            Purpose::Handshake | Purpose::List | Purpose::Check | Purpose::Listen | Purpose::Discover => None,
+    fn cause(&self, of: Option<u64>) -> MessageCause {
+        let origin = |pending: &PendingRequest| match &pending.purpose {
+            PendingPurpose::Caller { behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
+            PendingPurpose::Handshake
+            | PendingPurpose::List
+            | PendingPurpose::Check
+            | PendingPurpose::Listen
+            | PendingPurpose::Discover => None,
         };
         let of = match of.map(|id| self.calls.pending.get(&id).map(|pending| &pending.purpose)) {
             None => None,
-            Some(Some(Purpose::Caller { behalf, .. })) => Some(behalf.as_ref().map(|behalf| behalf.origin)),
+            Some(Some(PendingPurpose::Caller { behalf, .. })) => Some(behalf.as_ref().map(|behalf| behalf.origin)),
             // The stream belongs to one of the satellite's own requests.
-            Some(Some(Purpose::Handshake | Purpose::List | Purpose::Check | Purpose::Listen | Purpose::Discover)) => {
-                return Cause::Nobody;
+            Some(Some(
+                PendingPurpose::Handshake
+                | PendingPurpose::List
+                | PendingPurpose::Check
+                | PendingPurpose::Listen
+                | PendingPurpose::Discover,
+            )) => {
+                return MessageCause::Nobody;
             }
             // The call is over, so the message belongs to no call in flight.
             Some(None) => Some(None),
@@ -92,34 +102,39 @@ impl<O: Outlet> Conversation<O> {
         origin::cause(of, self.calls.pending.values().filter_map(origin))
     }
 
-    pub(super) fn hear(&self, said: &View<'_>, text: &ByteString, of: Option<u64>) {
+    pub(super) fn hear(&self, said: &MessageView<'_>, text: &ByteString, of: Option<u64>) {
         self.stage.heard(self.cause(of), said.keep(text));
     }
 
-    pub(super) fn on_server_request(&mut self, asked: &View<'_>, text: &ByteString, of: Option<u64>) -> Heard {
+    pub(super) fn on_server_request(
+        &mut self,
+        asked: &MessageView<'_>,
+        text: &ByteString,
+        of: Option<u64>,
+    ) -> MessageOutcome {
         if self.outlet.is_flooded() {
-            return Heard::Flooded;
+            return MessageOutcome::Flooded;
         }
-        let Some(id) = asked.id else { return Heard::Nothing };
+        let Some(id) = asked.id else { return MessageOutcome::Nothing };
         if asked.method.as_deref() == Some("ping") {
             self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), r#","result":{}}"#]);
         } else if self.questions.count() >= QUESTIONS_MAX {
             self.refuse(id.get(), INTERNAL_ERROR, "too many requests of the server are not answered yet");
         } else {
             let cause = self.cause(of);
-            let number = self.questions.open(Open::Request(id.get().into()), cause);
-            let question = Question::new(number, asked.keep(text), self.port.answers.clone());
+            let number = self.questions.open(AnswerRoute::Request(id.get().into()), cause);
+            let question = ClientQuestion::new(number, asked.keep(text), self.port.answers.clone());
             self.stage.asked(cause, question);
         }
-        Heard::Nothing
+        MessageOutcome::Nothing
     }
 
-    pub(super) fn on_cancelled(&mut self, said: &View<'_>, text: &ByteString) {
+    pub(super) fn on_cancelled(&mut self, said: &MessageView<'_>, text: &ByteString) {
         if self.is_end_of_stream(said) {
             return;
         }
         let Some(id) = said.of.map(RawValue::get) else { return };
-        let is_it = |open: &Open| matches!(open, Open::Request(its) if **its == *id);
+        let is_it = |open: &AnswerRoute| matches!(open, AnswerRoute::Request(its) if **its == *id);
         let found = self.questions.open.iter().find_map(|(number, (open, _))| is_it(open).then_some(*number));
         let Some(number) = found else { return };
         self.questions.close(number);
@@ -127,16 +142,17 @@ impl<O: Outlet> Conversation<O> {
     }
 
     /// Forwards progress under the client's own token, and extends the deadline of the call.
-    pub(super) fn on_progress(&mut self, said: &View<'_>, text: &ByteString, now: Instant) {
+    pub(super) fn on_progress(&mut self, said: &MessageView<'_>, text: &ByteString, now: Instant) {
         // A token that is not one of our ids belongs to none of our calls.
         let Some(id) = said.token.and_then(|token| token.get().parse().ok()) else { return };
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
-        let Some(Pending { purpose: Purpose::Caller { behalf: Some(behalf), .. }, .. }) = self.calls.pending.get(&id)
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { behalf: Some(behalf), .. }, .. }) =
+            self.calls.pending.get(&id)
         else {
             return;
         };
         if let Some(token) = &behalf.token
-            && let Ok(message) = Message::read(joined(&said.keep(text).told_as(token)))
+            && let Ok(message) = RpcMessage::read(joined(&said.keep(text).told_as(token)))
         {
             self.stage.progress(behalf.origin, message);
         }
@@ -144,7 +160,8 @@ impl<O: Outlet> Conversation<O> {
 
     pub(super) fn waits_for_a_person(&mut self, id: u64, now: Instant) -> bool {
         // While a client works on a request that the server made for this call, the call gets more time, up to the cap.
-        let Some(Pending { purpose: Purpose::Caller { behalf: Some(behalf), .. }, .. }) = self.calls.pending.get(&id)
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { behalf: Some(behalf), .. }, .. }) =
+            self.calls.pending.get(&id)
         else {
             return false;
         };
@@ -155,9 +172,9 @@ impl<O: Outlet> Conversation<O> {
         self.calls.pending.get(&id).is_some_and(|pending| pending.deadline > now)
     }
 
-    pub(super) fn on_client(&mut self, command: Command) {
+    pub(super) fn on_client(&mut self, command: SessionCommand) {
         match command {
-            Command::Tell { message, place } => {
+            SessionCommand::Tell { message, place } => {
                 self.port.gate.active(Instant::now());
                 // Clients' notifications are meaningful only to a server with sessions.
                 if self.era == Era::Stateless {
@@ -171,33 +188,35 @@ impl<O: Outlet> Conversation<O> {
                 }
                 drop(place);
             }
-            Command::Answer { question, message } => match self.questions.close(question) {
-                Some(Open::Request(id)) => self.outlet.respond(&message.answering(&id)),
-                Some(Open::Input(input)) => {
+            SessionCommand::Answer { question, message } => match self.questions.close(question) {
+                Some(AnswerRoute::Request(id)) => self.outlet.respond(&message.answering(&id)),
+                Some(AnswerRoute::Input(input)) => {
                     let answer = match (message.kind(), message.outcome()) {
-                        (Kind::Result, Some(result)) => Ok(result),
+                        (MessageKind::Result, Some(result)) => Ok(result),
                         (_, error) => Err(not_given(error)),
                     };
                     self.on_input(input, answer);
                 }
                 None => {}
             },
-            Command::Decline { question, code, why } => match self.questions.close(question) {
-                Some(Open::Request(id)) => self.refuse(&id, code, &why),
-                Some(Open::Input(input)) => {
+            SessionCommand::Decline { question, code, why } => match self.questions.close(question) {
+                Some(AnswerRoute::Request(id)) => self.refuse(&id, code, &why),
+                Some(AnswerRoute::Input(input)) => {
                     let message = format!("the server asks for input, and gets none: {why}");
                     self.on_input(input, Err(CallError::Server { code, message, data: None }));
                 }
                 None => {}
             },
-            Command::NoRoots { question } => match self.questions.close(question) {
-                Some(Open::Request(id)) => {
+            SessionCommand::NoRoots { question } => match self.questions.close(question) {
+                Some(AnswerRoute::Request(id)) => {
                     self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, &id, r#","result":{"roots":[]}}"#]);
                 }
-                Some(Open::Input(input)) => self.on_input(input, Ok(r#"{"roots":[]}"#)),
+                Some(AnswerRoute::Input(input)) => self.on_input(input, Ok(r#"{"roots":[]}"#)),
                 None => {}
             },
-            Command::Request(_) | Command::Cancel { .. } | Command::Discover(_) => self.on_command(command),
+            SessionCommand::Request(_) | SessionCommand::Cancel { .. } | SessionCommand::Discover(_) => {
+                self.on_command(command)
+            }
         }
     }
 
@@ -208,7 +227,7 @@ impl<O: Outlet> Conversation<O> {
     }
 
     pub(super) fn leaves_the_stage(&mut self) {
-        self.questions = Questions::default();
+        self.questions = OpenQuestions::default();
         self.stage.end();
     }
 }

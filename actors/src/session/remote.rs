@@ -12,23 +12,23 @@ use futures::FutureExt;
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
-use super::handshake::Refused;
-use super::pending::{Pending, Purpose};
+use super::handshake::HandshakeRefusal;
+use super::pending::{PendingPurpose, PendingRequest};
 use super::{
-    Basis, Control, Conversation, Heard, INTERNAL_ERROR, Late, METHOD_NOT_FOUND, News, Outlet, Use, Work, next_work,
-    sleep_until,
+    INTERNAL_ERROR, METHOD_NOT_FOUND, MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionArgs,
+    SessionControl, SessionCore, SessionEvent, SessionWork, next_work, sleep_until,
 };
 use crate::model::era::Era;
-use crate::model::exit::{CallError, ExitCause, Fate, WorkerExit, refused_because};
-use crate::model::failure::{Failure, FailureKind};
+use crate::model::exit::{CallError, CallFate, ExitCause, WorkerExit, refused_because};
+use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::policy::HealthCheck;
 use crate::model::remedy::Remedy;
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::rules::era;
-use crate::rules::health::{Checks, Verdict};
-use crate::rules::retry::{self, Class};
-use crate::seam::{Incoming, Line, Outgoing, Routing};
+use crate::rules::health::{HealthChecks, HealthVerdict};
+use crate::rules::retry::{self, FailureClass};
+use crate::seam::{LineEvent, LineOutput, RequestHeaders, ServerLine};
 
 // Messages read at the end of a session; a server may send without end.
 const LAST_WORDS_MAX: usize = 4096;
@@ -37,44 +37,44 @@ const LAST_WORDS_MAX: usize = 4096;
 const REFUSALS_WAIT: Duration = Duration::from_millis(250);
 
 pub(crate) struct Args {
-    pub(crate) basis: Basis,
-    pub(crate) line: Box<dyn Line>,
+    pub(crate) basis: SessionArgs,
+    pub(crate) line: Box<dyn ServerLine>,
 }
 
-enum Over {
+enum RemoteSessionEnd {
     Asked,
-    Lost(Failure),
+    Lost(ExchangeFailure),
 }
 
-struct Way {
-    line: Box<dyn Line>,
+struct LineOutlet {
+    line: Box<dyn ServerLine>,
     // Applies to the handshake only.
     header_timeout: Duration,
 }
 
-impl Outlet for Way {
+impl Outlet for LineOutlet {
     const REPEATS: bool = true;
 
-    fn request(&mut self, id: u64, of: Use, routing: Option<Box<Routing>>, parts: &[&str]) {
+    fn request(&mut self, id: u64, of: RequestPhase, routing: Option<Box<RequestHeaders>>, parts: &[&str]) {
         // Requests in a session have their own deadlines.
-        let header_timeout = (of == Use::Handshake).then_some(self.header_timeout);
-        self.line.send(Outgoing::Request { id, body: whole(parts), header_timeout, routing });
+        let header_timeout = (of == RequestPhase::Handshake).then_some(self.header_timeout);
+        self.line.send(LineOutput::Request { id, body: whole(parts), header_timeout, routing });
     }
 
     fn tell(&mut self, parts: &[&str]) {
-        self.line.send(Outgoing::Notification { body: whole(parts) });
+        self.line.send(LineOutput::Notification { body: whole(parts) });
     }
 
     fn respond(&mut self, parts: &[&str]) {
-        self.line.send(Outgoing::Response { body: whole(parts) });
+        self.line.send(LineOutput::Response { body: whole(parts) });
     }
 
     fn initialized(&mut self, version: &str, parts: &[&str]) {
-        self.line.send(Outgoing::Initialized { version: version.to_owned(), body: whole(parts) });
+        self.line.send(LineOutput::Initialized { version: version.to_owned(), body: whole(parts) });
     }
 
     fn abandon(&mut self, id: u64) {
-        self.line.send(Outgoing::Abandon { id });
+        self.line.send(LineOutput::Abandon { id });
     }
 
     fn has_room(&self) -> bool {
@@ -101,10 +101,10 @@ fn whole(parts: &[&str]) -> Bytes {
     body.freeze()
 }
 
-struct Session {
-    talk: Conversation<Way>,
-    control: mpsc::UnboundedReceiver<Control>,
-    checks: Option<Checks>,
+struct RemoteSession {
+    talk: SessionCore<LineOutlet>,
+    control: mpsc::UnboundedReceiver<SessionControl>,
+    checks: Option<HealthChecks>,
     // Calls to repeat, and when.
     again: BTreeSet<(Instant, u64)>,
     // Calls answered with 5xx, with no other answer between.
@@ -118,9 +118,9 @@ struct Session {
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let Args { basis, line } = args;
     let header_timeout = basis.spec.policy.remote.header_timeout;
-    let (mut talk, control) = Conversation::new(basis, Way { line, header_timeout });
+    let (mut talk, control) = SessionCore::new(basis, LineOutlet { line, header_timeout });
     talk.calls.written = 1;
-    let mut this = Box::new(Session {
+    let mut this = Box::new(RemoteSession {
         talk,
         control,
         checks: None,
@@ -136,28 +136,28 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     }
 }
 
-impl Session {
-    async fn serve(&mut self) -> Over {
+impl RemoteSession {
+    async fn serve(&mut self) -> RemoteSessionEnd {
         loop {
             if self.talk.has_drained() {
-                return Over::Asked;
+                return RemoteSessionEnd::Asked;
             }
             let (wake_at, draining) = (self.wake_at(), self.talk.draining);
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
-                    Some(Control::Discover) => self.talk.list(),
-                    Some(Control::Drain) => self.talk.draining = true,
-                    Some(Control::Adopt(spec)) => self.adopt(spec),
-                    Some(Control::Check) => {
+                    Some(SessionControl::Discover) => self.talk.list(),
+                    Some(SessionControl::Drain) => self.talk.draining = true,
+                    Some(SessionControl::Adopt(spec)) => self.adopt(spec),
+                    Some(SessionControl::Check) => {
                         if let Some(checks) = &mut self.checks {
                             checks.hurry(Instant::now().into_std());
                         }
                     }
                     // Concerns the end of a process only.
-                    Some(Control::Hurry) => {}
+                    Some(SessionControl::Hurry) => {}
                     // A worker that is gone means the same as a stop.
-                    Some(Control::Stop) | None => return Over::Asked,
+                    Some(SessionControl::Stop) | None => return RemoteSessionEnd::Asked,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
                     if let Some(over) = self.on_time() {
@@ -170,10 +170,10 @@ impl Session {
                     poll_fn(|cx| self.talk.outlet.line.poll_next(cx)),
                     self.reads_first,
                 ) => {
-                    self.reads_first = matches!(work, Work::Command(_));
+                    self.reads_first = matches!(work, SessionWork::Command(_));
                     match work {
-                        Work::Command(command) => self.talk.on_command(*command),
-                        Work::Read(incoming) => {
+                        SessionWork::Command(command) => self.talk.on_command(*command),
+                        SessionWork::Read(incoming) => {
                             if let Some(over) = self.on_incoming(incoming) {
                                 return over;
                             }
@@ -197,73 +197,75 @@ impl Session {
         }
         self.talk.outlet.header_timeout = spec.policy.remote.header_timeout;
         self.talk.adopt(spec.clone());
-        self.talk.outlet.line.send(Outgoing::Credentials(spec));
+        self.talk.outlet.line.send(LineOutput::Credentials(spec));
     }
 
     fn wake_at(&self) -> Option<Instant> {
         let again = self.again.first().map(|(at, _)| *at);
-        let check = self.checks.as_ref().and_then(Checks::due_at).map(Instant::from_std);
+        let check = self.checks.as_ref().and_then(HealthChecks::due_at).map(Instant::from_std);
         [self.talk.wake_at(), again, check].into_iter().flatten().min()
     }
 
-    fn on_incoming(&mut self, incoming: Incoming) -> Option<Over> {
+    fn on_incoming(&mut self, incoming: LineEvent) -> Option<RemoteSessionEnd> {
         if !std::mem::replace(&mut self.heard, true) {
-            (self.talk.news)(News::FirstByte);
+            (self.talk.news)(SessionEvent::FirstByte);
         }
         match incoming {
-            Incoming::Message { message, of } => {
+            LineEvent::Message { message, of } => {
                 let heard = self.talk.on_message(&message, of, Instant::now());
                 self.on_heard(heard)
             }
-            Incoming::Failed { id, failure } => self.on_failed(id, failure),
-            Incoming::Probed { id } => {
+            LineEvent::Failed { id, failure } => self.on_failed(id, failure),
+            LineEvent::Probed { id } => {
                 if self.talk.calls.remove(id).is_some() {
-                    self.on_heard(Heard::Checked)
+                    self.on_heard(MessageOutcome::Checked)
                 } else {
                     None
                 }
             }
-            Incoming::Lost(failure) => Some(Over::Lost(failure)),
+            LineEvent::Lost(failure) => Some(RemoteSessionEnd::Lost(failure)),
             // The satellite did not ask for it, but the connection is over.
-            Incoming::Closed => Some(Over::Lost(Failure::sent(FailureKind::Cut))),
+            LineEvent::Closed => Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::Cut))),
         }
     }
 
-    fn on_heard(&mut self, heard: Heard) -> Option<Over> {
+    fn on_heard(&mut self, heard: MessageOutcome) -> Option<RemoteSessionEnd> {
         let now = Instant::now().into_std();
         let policy = &self.talk.spec.policy.health;
         match heard {
-            Heard::Nothing | Heard::Flooded => {}
-            Heard::Refused(how) => return Some(refused(how)),
-            Heard::OtherEra(why) => return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(why)))),
-            Heard::Initialized => self.checks = Some(Checks::new(policy, self.talk.dice.clone(), now)),
-            Heard::Answer => {
+            MessageOutcome::Nothing | MessageOutcome::Flooded => {}
+            MessageOutcome::Refused(how) => return Some(refused(how)),
+            MessageOutcome::OtherEra(why) => {
+                return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(why))));
+            }
+            MessageOutcome::Initialized => self.checks = Some(HealthChecks::new(policy, self.talk.dice.clone(), now)),
+            MessageOutcome::Answer => {
                 self.server_errors = 0;
                 self.talk.counters.is_well();
-                let restored = self.checks.as_mut().and_then(Checks::is_well);
+                let restored = self.checks.as_mut().and_then(HealthChecks::is_well);
                 self.restored(restored);
             }
-            Heard::Refusal => self.server_errors = 0,
-            Heard::Checked => {
+            MessageOutcome::Refusal => self.server_errors = 0,
+            MessageOutcome::Checked => {
                 self.talk.counters.checked((self.talk.wall)());
                 let restored = self.checks.as_mut().and_then(|checks| checks.succeeded(policy, now));
                 self.restored(restored);
             }
-            Heard::Doubted => {
+            MessageOutcome::Doubted => {
                 self.server_errors = 0;
                 self.doubts();
             }
-            Heard::CheckRefused { other_era: true, why, .. } => {
-                return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(why))));
+            MessageOutcome::CheckRefused { other_era: true, why, .. } => {
+                return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(why))));
             }
             // The server knows the method: this is a failure of its own.
-            Heard::CheckRefused { why, .. } if self.is_asked_to_discover() => return self.check_failed(&why),
-            Heard::CheckRefused { unknown, why, .. } => {
+            MessageOutcome::CheckRefused { why, .. } if self.is_asked_to_discover() => return self.check_failed(&why),
+            MessageOutcome::CheckRefused { unknown, why, .. } => {
                 if self.checks.as_mut().is_some_and(|checks| checks.no_ping(now)) {
                     return None;
                 }
                 // A server without this method has answered, and that is what the check asks for.
-                return if unknown { self.on_heard(Heard::Checked) } else { self.check_failed(&why) };
+                return if unknown { self.on_heard(MessageOutcome::Checked) } else { self.check_failed(&why) };
             }
         }
         None
@@ -277,30 +279,31 @@ impl Session {
 
     fn is_asked_to_discover(&self) -> bool {
         // Only a server of the other era refuses this check.
-        let asked = self.checks.as_ref().map(Checks::asked);
+        let asked = self.checks.as_ref().map(HealthChecks::asked);
         self.talk.era == Era::Stateless && asked == Some(HealthCheck::Ping)
     }
 
     fn restored(&self, restored: Option<(u32, Option<String>)>) {
         if let Some((failures, last_error)) = restored {
-            (self.talk.news)(News::Restored(failures, last_error));
+            (self.talk.news)(SessionEvent::Restored(failures, last_error));
         }
     }
 
     // ---- what fails ----
 
-    fn on_failed(&mut self, id: u64, failure: Failure) -> Option<Over> {
+    fn on_failed(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
         let now = Instant::now();
         let class = retry::class(&failure.kind);
         let stateless = self.talk.era == Era::Stateless;
         // The call may have been cancelled meanwhile.
         let pending = self.talk.calls.pending.get_mut(&id)?;
         match &pending.purpose {
-            Purpose::Caller { repeatable, .. } => {
+            PendingPurpose::Caller { repeatable, .. } => {
                 let repeatable = *repeatable;
                 pending.failed(&failure);
                 // The server refused the old credentials.
-                if class == Class::Unauthorized && id < self.credentials_from && (repeatable || !pending.reached) {
+                if class == FailureClass::Unauthorized && id < self.credentials_from && (repeatable || !pending.reached)
+                {
                     self.talk.ask_again(id);
                     return None;
                 }
@@ -315,9 +318,9 @@ impl Session {
                 let is_aside = !stateless && pending.goes_through();
                 let broke_off = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
                 let class = match class {
-                    Class::Expired | Class::Other if is_aside => Class::Busy,
-                    _ if (stateless || is_aside) && broke_off => Class::Busy,
-                    _ if stateless && era::is_refusal(&failure.kind) => Class::Busy,
+                    FailureClass::Expired | FailureClass::Other if is_aside => FailureClass::Busy,
+                    _ if (stateless || is_aside) && broke_off => FailureClass::Busy,
+                    _ if stateless && era::is_refusal(&failure.kind) => FailureClass::Busy,
                     class => class,
                 };
                 if is_aside && era::is_refusal(&failure.kind) {
@@ -325,13 +328,13 @@ impl Session {
                 }
                 self.call_failed(id, failure, class)
             }
-            Purpose::Handshake => {
+            PendingPurpose::Handshake => {
                 self.talk.calls.remove(id);
                 let heard = self.talk.on_handshake_failed(failure);
                 self.on_heard(heard)
             }
             // A missing stream is no loss of the server; a check finds out.
-            Purpose::Listen => {
+            PendingPurpose::Listen => {
                 self.talk.calls.remove(id);
                 let is_unknown = matches!(failure.kind, FailureKind::Status { status: 404 | 405, .. });
                 if self.talk.on_stream_over(id, is_unknown)
@@ -339,24 +342,24 @@ impl Session {
                 {
                     checks.hurry(now.into_std());
                 }
-                (stateless && class == Class::Unauthorized).then_some(Over::Lost(failure))
+                (stateless && class == FailureClass::Unauthorized).then_some(RemoteSessionEnd::Lost(failure))
             }
             // The request is of another era than the session, so its failure means nothing for the session.
-            Purpose::Discover => {
+            PendingPurpose::Discover => {
                 self.talk.calls.remove(id);
                 let answer = if let FailureKind::ServerError { .. } = failure.kind {
                     CallError::Server { code: INTERNAL_ERROR, message: failure.to_string(), data: None }
                 } else if era::is_refusal(&failure.kind) {
                     CallError::Server { code: METHOD_NOT_FOUND, message: failure.to_string(), data: None }
                 } else {
-                    CallError::Remote { fate: Fate::NotSent, failure }
+                    CallError::Remote { fate: CallFate::NotSent, failure }
                 };
                 self.talk.on_discovered(Err(answer));
                 None
             }
             // A web server's answer for an unsupported list. 404 may also mean an expired session, but the tools were
             // just read in it; if the session is gone, the next request finds out.
-            Purpose::List if retry::is_unknown(&failure.kind) && self.talk.lists.is_beside() => {
+            PendingPurpose::List if retry::is_unknown(&failure.kind) && self.talk.lists.is_beside() => {
                 self.talk.calls.remove(id);
                 self.talk.on_list(Err(CallError::Server {
                     code: METHOD_NOT_FOUND,
@@ -366,31 +369,37 @@ impl Session {
                 None
             }
             // A temporary failure.
-            Purpose::List if class == Class::Busy => self.unread(id, failure),
+            PendingPurpose::List if class == FailureClass::Busy => self.unread(id, failure),
             // Only an unreadable list of tools ends the session.
-            Purpose::List if matches!(class, Class::Other | Class::Expired) && self.talk.lists.is_beside() => {
+            PendingPurpose::List
+                if matches!(class, FailureClass::Other | FailureClass::Expired) && self.talk.lists.is_beside() =>
+            {
                 self.unread(id, failure)
             }
-            Purpose::List => Some(Over::Lost(failure)),
-            Purpose::Check => {
+            PendingPurpose::List => Some(RemoteSessionEnd::Lost(failure)),
+            PendingPurpose::Check => {
                 self.talk.calls.remove(id);
                 // No stream detects an unreachable stateless server, so the check does.
-                if stateless && class == Class::Unreachable && !failure.sent {
-                    return Some(Over::Lost(failure));
+                if stateless && class == FailureClass::Unreachable && !failure.sent {
+                    return Some(RemoteSessionEnd::Lost(failure));
                 }
                 if self.is_asked_to_discover() && era::refuses_check_by_status(&failure.kind) {
-                    return Some(Over::Lost(Failure::sent(FailureKind::OtherEra(failure.to_string()))));
+                    return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(
+                        failure.to_string(),
+                    ))));
                 }
                 match class {
-                    Class::Expired | Class::Unauthorized => Some(Over::Lost(failure)),
-                    Class::Busy if retry::doubts_session(&failure.kind) => self.check_doubted(failure),
-                    Class::Unreachable | Class::Busy | Class::Other => self.check_failed(&failure.to_string()),
+                    FailureClass::Expired | FailureClass::Unauthorized => Some(RemoteSessionEnd::Lost(failure)),
+                    FailureClass::Busy if retry::doubts_session(&failure.kind) => self.check_doubted(failure),
+                    FailureClass::Unreachable | FailureClass::Busy | FailureClass::Other => {
+                        self.check_failed(&failure.to_string())
+                    }
                 }
             }
         }
     }
 
-    fn check_doubted(&mut self, failure: Failure) -> Option<Over> {
+    fn check_doubted(&mut self, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
         // The server refused the check as if the session were unknown. A probe without a session proves nothing about
         // it, and some servers refuse `ping` in this way.
         let checks = self.checks.as_mut()?;
@@ -400,39 +409,43 @@ impl Session {
         if checks.no_ping(Instant::now().into_std()) {
             return None;
         }
-        let FailureKind::Status { status, said } = failure.kind else { return Some(Over::Lost(failure)) };
-        Some(Over::Lost(Failure::sent(FailureKind::SessionExpired { status, said })))
+        let FailureKind::Status { status, said } = failure.kind else { return Some(RemoteSessionEnd::Lost(failure)) };
+        Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::SessionExpired { status, said })))
     }
 
-    fn unread(&mut self, id: u64, failure: Failure) -> Option<Over> {
+    fn unread(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
         self.talk.calls.remove(id);
-        self.talk.on_list(Err(CallError::Remote { fate: Fate::NotSent, failure }));
+        self.talk.on_list(Err(CallError::Remote { fate: CallFate::NotSent, failure }));
         None
     }
 
-    fn call_failed(&mut self, id: u64, failure: Failure, class: Class) -> Option<Over> {
+    fn call_failed(&mut self, id: u64, failure: ExchangeFailure, class: FailureClass) -> Option<RemoteSessionEnd> {
         let pending = self.talk.calls.remove(id)?;
-        let fate = if pending.reached { Fate::MaybeExecuted } else { Fate::NotSent };
-        let Purpose::Caller { mut ticket, repeatable, through, .. } = pending.purpose else { return None };
+        let fate = if pending.reached { CallFate::MaybeExecuted } else { CallFate::NotSent };
+        let PendingPurpose::Caller { mut ticket, repeatable, through, .. } = pending.purpose else { return None };
         ticket.fate = fate;
         let is_aside = through && self.talk.era == Era::Sessions;
         if matches!(failure.kind, FailureKind::ServerError { .. }) && !is_aside {
             self.server_errors += 1;
         }
-        let gone = class == Class::Busy && self.server_errors >= self.talk.spec.policy.remote.server_errors_max;
+        let gone = class == FailureClass::Busy && self.server_errors >= self.talk.spec.policy.remote.server_errors_max;
         let error = match class {
             // Another session would return the same answer.
-            Class::Busy | Class::Other => CallError::Remote { fate, failure: failure.clone() },
+            FailureClass::Busy | FailureClass::Other => CallError::Remote { fate, failure: failure.clone() },
             // Repeatable calls were repeated to the limit already; another session is no further chance.
-            Class::Unreachable if failure.sent && repeatable => CallError::Remote { fate, failure: failure.clone() },
-            Class::Unauthorized => CallError::Refused {
+            FailureClass::Unreachable if failure.sent && repeatable => {
+                CallError::Remote { fate, failure: failure.clone() }
+            }
+            FailureClass::Unauthorized => CallError::Refused {
                 status: Status::RequiresReauth,
                 message: refused_because(&self.talk.spec.name, Status::RequiresReauth, &failure.to_string()),
                 remedy: Some(Remedy::Authorize),
             },
-            Class::Unreachable | Class::Expired => CallError::Terminated { fate, reason: disconnected(&failure) },
+            FailureClass::Unreachable | FailureClass::Expired => {
+                CallError::Terminated { fate, reason: disconnected(&failure) }
+            }
         };
-        if class == Class::Busy && !gone {
+        if class == FailureClass::Busy && !gone {
             let stateless = self.talk.era == Era::Stateless;
             let broke_off = matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
             if broke_off || retry::doubts_session(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
@@ -444,38 +457,38 @@ impl Session {
         // Closes the port before the caller learns of it, so that no call enters in between.
         self.talk.port.commands.close();
         ticket.fail(error);
-        Some(Over::Lost(failure))
+        Some(RemoteSessionEnd::Lost(failure))
     }
 
-    fn check_failed(&mut self, why: &str) -> Option<Over> {
+    fn check_failed(&mut self, why: &str) -> Option<RemoteSessionEnd> {
         let (policy, now) = (&self.talk.spec.policy.health, Instant::now().into_std());
         self.talk.counters.check_failed((self.talk.wall)());
         match self.checks.as_mut()?.failed(policy, why.to_owned(), now) {
-            Verdict::Wait => None,
-            Verdict::Degraded(failures) => {
-                (self.talk.news)(News::Degraded(failures, why.to_owned()));
+            HealthVerdict::Wait => None,
+            HealthVerdict::Degraded(failures) => {
+                (self.talk.news)(SessionEvent::Degraded(failures, why.to_owned()));
                 None
             }
-            Verdict::GiveUp(failures) => {
-                (self.talk.news)(News::Degraded(failures, why.to_owned()));
-                Some(Over::Lost(Failure::sent(FailureKind::Unhealthy(failures))))
+            HealthVerdict::GiveUp(failures) => {
+                (self.talk.news)(SessionEvent::Degraded(failures, why.to_owned()));
+                Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::Unhealthy(failures))))
             }
         }
     }
 
     // ---- time ----
 
-    fn on_time(&mut self) -> Option<Over> {
+    fn on_time(&mut self) -> Option<RemoteSessionEnd> {
         let now = Instant::now();
         while let Some(late) = self.talk.late(now) {
             match late {
-                Late::Call | Late::List => {}
-                Late::Handshake => {
+                PassedDeadline::Call | PassedDeadline::List => {}
+                PassedDeadline::Handshake => {
                     let limit = self.talk.spec.policy.session.handshake_timeout;
-                    return Some(Over::Lost(Failure::sent(FailureKind::HeaderTimeout(limit))));
+                    return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::HeaderTimeout(limit))));
                 }
-                Late::Refused(how) => return Some(refused(how)),
-                Late::Check => {
+                PassedDeadline::Refused(how) => return Some(refused(how)),
+                PassedDeadline::Check => {
                     let limit = self.talk.spec.policy.health.timeout;
                     if let Some(over) = self.check_failed(&format!("no answer within {} s", limit.as_secs_f64())) {
                         return Some(over);
@@ -490,7 +503,7 @@ impl Session {
             self.talk.ask_again(id);
         }
         self.talk.on_due(now);
-        if self.checks.as_ref().and_then(Checks::due_at).is_some_and(|at| now.into_std() >= at) {
+        if self.checks.as_ref().and_then(HealthChecks::due_at).is_some_and(|at| now.into_std() >= at) {
             self.check(now);
         }
         None
@@ -501,12 +514,12 @@ impl Session {
         let Some(checks) = &mut self.checks else { return };
         let (deadline, check) = (now + policy.timeout, checks.begin(policy));
         match check {
-            HealthCheck::Ping => drop(self.talk.ask(self.talk.era.check(), None, Purpose::Check, deadline)),
-            HealthCheck::ToolsList => drop(self.talk.ask("tools/list", None, Purpose::Check, deadline)),
+            HealthCheck::Ping => drop(self.talk.ask(self.talk.era.check(), None, PendingPurpose::Check, deadline)),
+            HealthCheck::ToolsList => drop(self.talk.ask("tools/list", None, PendingPurpose::Check, deadline)),
             HealthCheck::Get => {
                 let id = self.talk.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
-                self.talk.calls.insert(id, Pending::new(Purpose::Check, deadline));
-                self.talk.outlet.line.send(Outgoing::Probe { id });
+                self.talk.calls.insert(id, PendingRequest::new(PendingPurpose::Check, deadline));
+                self.talk.outlet.line.send(LineOutput::Probe { id });
             }
         }
     }
@@ -524,15 +537,15 @@ impl Session {
             }
             let next = tokio::task::unconstrained(poll_fn(|cx| self.talk.outlet.line.poll_next(cx)));
             match next.now_or_never() {
-                Some(Incoming::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
-                Some(Incoming::Failed { id, failure }) => {
+                Some(LineEvent::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
+                Some(LineEvent::Failed { id, failure }) => {
                     if let Some(pending) = self.talk.calls.pending.get_mut(&id) {
                         pending.failed(&failure);
                     }
                 }
-                Some(Incoming::Probed { .. }) => {}
-                Some(Incoming::Lost(_)) => is_over = true,
-                Some(Incoming::Closed) => return true,
+                Some(LineEvent::Probed { .. }) => {}
+                Some(LineEvent::Lost(_)) => is_over = true,
+                Some(LineEvent::Closed) => return true,
                 None => break,
             }
         }
@@ -548,24 +561,24 @@ impl Session {
             }
             let next = poll_fn(|cx| self.talk.outlet.line.poll_next(cx));
             match tokio::time::timeout_at(until, next).await {
-                Ok(Incoming::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
-                Ok(Incoming::Failed { id, failure }) => {
+                Ok(LineEvent::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
+                Ok(LineEvent::Failed { id, failure }) => {
                     if let Some(pending) = self.talk.calls.pending.get_mut(&id) {
                         pending.failed(&failure);
                     }
                 }
-                Ok(Incoming::Probed { .. } | Incoming::Lost(_)) => {}
-                Ok(Incoming::Closed) | Err(_) => return,
+                Ok(LineEvent::Probed { .. } | LineEvent::Lost(_)) => {}
+                Ok(LineEvent::Closed) | Err(_) => return,
             }
         }
     }
 
-    async fn finish(&mut self, over: Over) -> WorkerExit {
+    async fn finish(&mut self, over: RemoteSessionEnd) -> WorkerExit {
         let ran = self.talk.initialized.map(|at| at.elapsed());
         let exit = match over {
-            Over::Asked => {
+            RemoteSessionEnd::Asked => {
                 self.drain();
-                self.talk.outlet.line.send(Outgoing::Close);
+                self.talk.outlet.line.send(LineOutput::Close);
                 let is_over = self.drain();
                 self.talk.close("stopped");
                 let closed = async {
@@ -573,7 +586,7 @@ impl Session {
                     while !is_over
                         && !matches!(
                             poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
-                            Incoming::Closed | Incoming::Lost(_)
+                            LineEvent::Closed | LineEvent::Lost(_)
                         )
                     {}
                 };
@@ -581,7 +594,7 @@ impl Session {
                 let _ = tokio::time::timeout(self.talk.spec.policy.remote.close_timeout, closed).await;
                 WorkerExit::because(ExitCause::Asked)
             }
-            Over::Lost(failure) => {
+            RemoteSessionEnd::Lost(failure) => {
                 self.drain();
                 if matches!(failure.kind, FailureKind::SessionExpired { .. }) {
                     self.await_refusals().await;
@@ -594,14 +607,14 @@ impl Session {
     }
 }
 
-fn refused(how: Refused) -> Over {
-    Over::Lost(match how {
-        Refused::Said(why) => Failure::sent(FailureKind::Handshake(why)),
-        Refused::Failed(failure) => failure,
+fn refused(how: HandshakeRefusal) -> RemoteSessionEnd {
+    RemoteSessionEnd::Lost(match how {
+        HandshakeRefusal::Said(why) => ExchangeFailure::sent(FailureKind::Handshake(why)),
+        HandshakeRefusal::Failed(failure) => failure,
     })
 }
 
-fn disconnected(failure: &Failure) -> String {
+fn disconnected(failure: &ExchangeFailure) -> String {
     format!("Server disconnected: {failure}")
 }
 
@@ -612,32 +625,32 @@ pub(crate) mod tests {
     use std::task::{Context, Poll};
 
     use super::*;
-    use crate::audience::{Source, Stage, Unattended};
-    use crate::calls::{CallPort, Counters, Request};
-    use crate::model::ids::{InstanceId, Run};
+    use crate::audience::{AudienceHandle, NoAudience, SessionSource};
+    use crate::calls::{CallPort, CallerRequest, InstanceCounters};
+    use crate::model::ids::{InstanceId, RunNumber};
     use crate::model::policy::Policy;
-    use crate::model::secret::Mask;
-    use crate::model::spec::{Keep, OnUpdate, RemoteTransport, Target};
-    use crate::rules::jitter::Dice;
+    use crate::model::secret::SecretMask;
+    use crate::model::spec::{ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
+    use crate::rules::jitter::JitterRng;
 
     // Completes the handshake, delivers `answered` responses without waking the session, and fails `gated` requests as
     // unsent at the close.
     #[derive(Default)]
-    struct Scripted {
-        inbox: VecDeque<Incoming>,
-        later: VecDeque<Incoming>,
+    struct ScriptedLine {
+        inbox: VecDeque<LineEvent>,
+        later: VecDeque<LineEvent>,
         gated: Vec<u64>,
         arrived: Arc<AtomicBool>,
     }
 
-    impl Line for Scripted {
-        fn send(&mut self, message: Outgoing) {
+    impl ServerLine for ScriptedLine {
+        fn send(&mut self, message: LineOutput) {
             match message {
-                Outgoing::Request { id, body, .. } => {
+                LineOutput::Request { id, body, .. } => {
                     let body = String::from_utf8_lossy(&body).into_owned();
                     let answer = |result: &str| {
                         let message = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#).into();
-                        Incoming::Message { message, of: Some(id) }
+                        LineEvent::Message { message, of: Some(id) }
                     };
                     if body.contains("initialize") {
                         let greeting = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"a","version":"1"}}"#;
@@ -648,16 +661,16 @@ pub(crate) mod tests {
                         self.gated.push(id);
                     }
                 }
-                Outgoing::Close => {
-                    let unsent = |id| Incoming::Failed { id, failure: Failure::unsent(FailureKind::Cut) };
+                LineOutput::Close => {
+                    let unsent = |id| LineEvent::Failed { id, failure: ExchangeFailure::unsent(FailureKind::Cut) };
                     self.inbox.extend(self.gated.drain(..).map(unsent));
-                    self.inbox.push_back(Incoming::Closed);
+                    self.inbox.push_back(LineEvent::Closed);
                 }
                 _ => {}
             }
         }
 
-        fn poll_next(&mut self, _cx: &mut Context<'_>) -> Poll<Incoming> {
+        fn poll_next(&mut self, _cx: &mut Context<'_>) -> Poll<LineEvent> {
             if self.arrived.load(Ordering::Relaxed) {
                 self.inbox.append(&mut self.later);
             }
@@ -672,29 +685,29 @@ pub(crate) mod tests {
             server: "files".into(),
             team_slug: "acme".into(),
             user_slug: "alice".into(),
-            target: Target::Remote { transport: RemoteTransport::Http, url: String::new(), health_url: None },
+            target: ServerTarget::Remote { transport: RemoteTransport::Http, url: String::new(), health_url: None },
             args: Vec::new(),
             env: [].into(),
             headers: [].into(),
             query: [].into(),
             missing: Vec::new(),
-            keep: Keep::Listed,
-            on_update: OnUpdate::default(),
+            keep: ProcessLifetime::Listed,
+            on_update: UpdateMethod::default(),
             request_logging: false,
-            mask: Mask::default(),
+            mask: SecretMask::default(),
             policy: Arc::new(Policy::default()),
         })
     }
 
     #[test]
     fn who_is_answered_when_it_is_to_end_is_answered_and_who_was_never_sent_is_told_so() {
-        let counters = Arc::new(Counters::default());
-        let (port, end) = CallPort::new(Run(1), spec(), counters.clone());
+        let counters = Arc::new(InstanceCounters::default());
+        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
-        let line = Scripted::default();
+        let line = ScriptedLine::default();
         let arrived = line.arrived.clone();
         let session = async {
-            let basis = Basis {
+            let basis = SessionArgs {
                 spec: spec(),
                 port: end,
                 control: controlled,
@@ -703,16 +716,19 @@ pub(crate) mod tests {
                 since: Instant::now(),
                 discover: false,
                 era: None,
-                dice: Dice::new(1, "a"),
+                dice: JitterRng::new(1, "a"),
                 news: Box::new(|_| {}),
                 printed: None,
                 memory: crate::byte_budget::ServerMemory::default(),
-                stage: Stage::new(Arc::new(Unattended), Source { id: spec().id.clone(), run: Run(1) }),
+                stage: AudienceHandle::new(
+                    Arc::new(NoAudience),
+                    SessionSource { id: spec().id.clone(), run: RunNumber(1) },
+                ),
             };
             run(Args { basis, line: Box::new(line) }).await
         };
         let ask = |method: &str| {
-            let request = Request::Method { method: method.to_owned(), params: None };
+            let request = CallerRequest::Method { method: method.to_owned(), params: None };
             port.request(request, Duration::from_secs(5))
         };
         let stop = async {
@@ -721,14 +737,14 @@ pub(crate) mod tests {
                 tokio::task::yield_now().await;
             }
             arrived.store(true, Ordering::Relaxed);
-            control.send(Control::Stop).unwrap();
+            control.send(SessionControl::Stop).unwrap();
         };
         let all = async { futures::join!(ask("answered"), ask("gated"), ask("lost"), session, stop) };
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let (answered, gated, lost, exit, ()) = clock.block_on(all);
         assert!(answered.is_ok(), "{answered:?}");
-        assert_eq!(gated.unwrap_err().fate(), Some(Fate::NotSent));
-        assert_eq!(lost.unwrap_err().fate(), Some(Fate::MaybeExecuted));
+        assert_eq!(gated.unwrap_err().fate(), Some(CallFate::NotSent));
+        assert_eq!(lost.unwrap_err().fate(), Some(CallFate::MaybeExecuted));
         assert_eq!(exit.cause, ExitCause::Asked);
     }
 }

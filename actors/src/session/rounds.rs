@@ -8,12 +8,12 @@ use bytes::Bytes;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::pending::{Pending, Purpose};
-use super::relay::{Input, Open, QUESTIONS_MAX};
-use super::{Conversation, INTERNAL_ERROR, Outlet};
-use crate::audience::{Cause, Question};
+use super::pending::{PendingPurpose, PendingRequest};
+use super::relay::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
+use super::{INTERNAL_ERROR, Outlet, SessionCore};
+use crate::audience::{ClientQuestion, MessageCause};
 use crate::model::exit::CallError;
-use crate::rpc::{Message, member, members};
+use crate::rpc::{RpcMessage, member, members};
 use crate::rules::era::INPUT_ROUNDS_MAX;
 
 // Methods that a server may use in an input request.
@@ -22,14 +22,14 @@ const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "root
 /// Input rounds of one call: the server's `requestState` and the client's results, as sent, by the server's names for
 /// its requests.
 #[derive(Debug, Default)]
-pub(super) struct Rounds {
+pub(super) struct InputRounds {
     count: u32,
     state: Option<String>,
     answers: BTreeMap<String, String>,
     unanswered: usize,
 }
 
-impl Rounds {
+impl InputRounds {
     pub(super) fn input(&self) -> Vec<(&'static str, String)> {
         let mut input = Vec::new();
         if !self.answers.is_empty() {
@@ -43,19 +43,19 @@ impl Rounds {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum ResultType {
     Complete,
     InputRequired,
     Unknown,
 }
 
-pub(super) fn outcome_of(result: &RawValue) -> Outcome {
+pub(super) fn outcome_of(result: &RawValue) -> ResultType {
     // Servers of earlier versions send no `resultType`; their results are complete.
     match member(result.get(), "resultType").map(serde_json::from_str::<String>) {
-        None => Outcome::Complete,
-        Some(Ok(sort)) if sort == "complete" => Outcome::Complete,
-        Some(Ok(sort)) if sort == "input_required" => Outcome::InputRequired,
-        Some(_) => Outcome::Unknown,
+        None => ResultType::Complete,
+        Some(Ok(sort)) if sort == "complete" => ResultType::Complete,
+        Some(Ok(sort)) if sort == "input_required" => ResultType::InputRequired,
+        Some(_) => ResultType::Unknown,
     }
 }
 
@@ -63,8 +63,8 @@ fn invalid(why: &str) -> CallError {
     CallError::Server { code: INTERNAL_ERROR, message: why.to_owned(), data: None }
 }
 
-impl<O: Outlet> Conversation<O> {
-    pub(super) fn on_input_required(&mut self, id: u64, mut pending: Pending, result: &RawValue) {
+impl<O: Outlet> SessionCore<O> {
+    pub(super) fn on_input_required(&mut self, id: u64, mut pending: PendingRequest, result: &RawValue) {
         pending.reached = true;
         pending.starts_at = None;
         // The next attempt is another request.
@@ -74,23 +74,23 @@ impl<O: Outlet> Conversation<O> {
             Err(why) => return pending.fail(invalid(&why)),
         };
         let cause = match &pending.purpose {
-            Purpose::Caller { behalf: Some(behalf), .. } => Cause::Call(behalf.origin),
-            _ => Cause::Stranger,
+            PendingPurpose::Caller { behalf: Some(behalf), .. } => MessageCause::Call(behalf.origin),
+            _ => MessageCause::Stranger,
         };
         self.calls.insert(id, pending);
         if asked.is_empty() {
             return self.ask_again(id);
         }
         for (name, message) in asked {
-            let number = self.questions.open(Open::Input(Input { call: id, name }), cause);
+            let number = self.questions.open(AnswerRoute::Input(InputQuestion { call: id, name }), cause);
             let text = format!(r#"{{"jsonrpc":"2.0","id":{number},{message}}}"#);
-            let Ok(message) = Message::read(Bytes::from(text)) else { continue };
-            let question = Question::new(number, message, self.port.answers.clone());
+            let Ok(message) = RpcMessage::read(Bytes::from(text)) else { continue };
+            let question = ClientQuestion::new(number, message, self.port.answers.clone());
             self.stage.asked(cause, question);
         }
     }
 
-    fn round(&self, pending: &mut Pending, result: &RawValue) -> Result<Vec<(String, String)>, String> {
+    fn round(&self, pending: &mut PendingRequest, result: &RawValue) -> Result<Vec<(String, String)>, String> {
         // Returns for each request its name and the text after its id.
         let state = member(result.get(), "requestState");
         let requests = member(result.get(), "inputRequests");
@@ -107,7 +107,8 @@ impl<O: Outlet> Conversation<O> {
             let params = params.map(|params| format!(r#","params":{params}"#)).unwrap_or_default();
             let request = format!(r#""method":"{method}"{params}"#);
             // The client receives it as a request, so it must be valid as one.
-            Message::read(Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":0,{request}}}"#))).map_err(|_| malformed())?;
+            RpcMessage::read(Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":0,{request}}}"#)))
+                .map_err(|_| malformed())?;
             asked.push((name, request));
         }
         if self.questions.count() + asked.len() > QUESTIONS_MAX {
@@ -124,7 +125,7 @@ impl<O: Outlet> Conversation<O> {
         Ok(asked)
     }
 
-    pub(super) fn on_input(&mut self, Input { call, name }: Input, answer: Result<&str, CallError>) {
+    pub(super) fn on_input(&mut self, InputQuestion { call, name }: InputQuestion, answer: Result<&str, CallError>) {
         // If the client fails to answer, the call fails too.
         let Some(rounds) = self.calls.pending.get_mut(&call).and_then(|pending| pending.rounds.as_mut()) else {
             return;
@@ -150,7 +151,7 @@ impl<O: Outlet> Conversation<O> {
             self.questions.close(number);
             let words =
                 format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{number}}}}}"#);
-            if let Ok(words) = Message::read(Bytes::from(words)) {
+            if let Ok(words) = RpcMessage::read(Bytes::from(words)) {
                 self.stage.withdrawn(number, words);
             }
         }

@@ -16,16 +16,16 @@ use tokio::time::Instant;
 
 use super::envelope::SUBSCRIPTION;
 use super::handshake::introduction;
-use super::pending::Purpose;
-use super::{Conversation, INTERNAL_ERROR, METHOD_NOT_FOUND, Outlet};
-use crate::audience::Cause;
-use crate::calls::{Discover, Relay, Request, TIMEOUT_MAX, Ticket, Wanted};
+use super::pending::PendingPurpose;
+use super::{INTERNAL_ERROR, METHOD_NOT_FOUND, Outlet, SessionCore};
+use crate::audience::MessageCause;
+use crate::calls::{CallTicket, CallerRequest, ClientRelay, DiscoverRequest, OutboundRequest, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
 use crate::model::era::Era;
 use crate::model::exit::CallError;
 use crate::model::remote::ServerInfo;
-use crate::rpc::{Message, View, member, with_members, without_member};
-use crate::rules::mirror::{self, Mirror};
+use crate::rpc::{MessageView, RpcMessage, member, with_members, without_member};
+use crate::rules::mirror::{self, HeaderParam};
 use crate::rules::{era, restart};
 
 const INVALID_PARAMS: i64 = -32602;
@@ -36,18 +36,18 @@ const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "criti
 /// `level` is the minimum log level as JSON text, `uris` the subscribed resources, and `marked` the parameters that
 /// headers repeat, by tool. `known` records whether a server with sessions supports the stateless era too.
 #[derive(Default)]
-pub(super) struct Stateless {
-    known: Known,
-    waiting: Vec<Discover>,
-    offers: Changes,
+pub(super) struct StatelessState {
+    known: EraSupport,
+    waiting: Vec<DiscoverRequest>,
+    offers: NotifiedChanges,
     level: Option<String>,
     uris: BTreeSet<String>,
-    listening: Listening,
-    marked: HashMap<Box<str>, Vec<Mirror>>,
+    listening: NotificationStream,
+    marked: HashMap<Box<str>, Vec<HeaderParam>>,
 }
 
 #[derive(Default)]
-enum Known {
+enum EraSupport {
     #[default]
     Unasked,
     Asking,
@@ -62,7 +62,7 @@ enum Known {
 /// counts ends without a confirmation between. `missed` means that there was a gap without a stream, `was_there` that
 /// one was confirmed before, and `is_unknown` that the server does not support streams.
 #[derive(Default)]
-struct Listening {
+struct NotificationStream {
     current: Option<u64>,
     leaving: Option<u64>,
     again_at: Option<Instant>,
@@ -74,21 +74,21 @@ struct Listening {
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
-struct Changes {
-    tools: Change,
-    resources: Change,
-    prompts: Change,
+struct NotifiedChanges {
+    tools: ChangeSupport,
+    resources: ChangeSupport,
+    prompts: ChangeSupport,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Change {
+struct ChangeSupport {
     list_changed: bool,
     subscribe: bool,
 }
 
-impl<O: Outlet> Conversation<O> {
-    fn kept(&mut self) -> &mut Stateless {
+impl<O: Outlet> SessionCore<O> {
+    fn kept(&mut self) -> &mut StatelessState {
         self.stateless.get_or_insert_default()
     }
 
@@ -106,7 +106,7 @@ impl<O: Outlet> Conversation<O> {
         if server.era == Era::Stateless {
             let offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
             let kept = self.kept();
-            (kept.known, kept.offers) = (Known::Yes(server.clone()), offers);
+            (kept.known, kept.offers) = (EraSupport::Yes(server.clone()), offers);
         }
         if self.stateless.is_some() {
             for discover in std::mem::take(&mut self.kept().waiting) {
@@ -115,7 +115,7 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    pub(super) fn on_discover(&mut self, discover: Discover) {
+    pub(super) fn on_discover(&mut self, discover: DiscoverRequest) {
         // A pipe has one era, and HTTP+SSE supports only sessions.
         if self.initialized.is_some() && self.era == Era::Sessions && !(O::REPEATS && self.may_be_stateless()) {
             return discover.answer(Ok(None));
@@ -123,16 +123,16 @@ impl<O: Outlet> Conversation<O> {
         let (is_met, now) = (self.initialized.is_some(), Instant::now());
         let kept = self.kept();
         match &kept.known {
-            Known::Yes(server) => return discover.answer(Ok(Some(server.clone()))),
-            Known::No(until) if until.is_none_or(|until| now < until) => return discover.answer(Ok(None)),
-            Known::No(_) => kept.known = Known::Unasked,
-            Known::Unasked | Known::Asking => {}
+            EraSupport::Yes(server) => return discover.answer(Ok(Some(server.clone()))),
+            EraSupport::No(until) if until.is_none_or(|until| now < until) => return discover.answer(Ok(None)),
+            EraSupport::No(_) => kept.known = EraSupport::Unasked,
+            EraSupport::Unasked | EraSupport::Asking => {}
         }
         kept.waiting.push(discover);
-        if is_met && matches!(kept.known, Known::Unasked) {
-            kept.known = Known::Asking;
+        if is_met && matches!(kept.known, EraSupport::Unasked) {
+            kept.known = EraSupport::Asking;
             let deadline = now + era::DISCOVER_WAIT_MAX;
-            self.ask(Era::Stateless.opening(), None, Purpose::Discover, deadline);
+            self.ask(Era::Stateless.opening(), None, PendingPurpose::Discover, deadline);
         }
     }
 
@@ -141,19 +141,19 @@ impl<O: Outlet> Conversation<O> {
         let later = Instant::now() + era::DISCOVER_PAUSE;
         let (known, answer) = match answer {
             Ok(result) => match introduction(result) {
-                Some(server) => (Known::Yes(server.clone()), Ok(Some(server))),
-                None => (Known::No(None), Ok(None)),
+                Some(server) => (EraSupport::Yes(server.clone()), Ok(Some(server))),
+                None => (EraSupport::No(None), Ok(None)),
             },
             // Some servers fail on unknown methods or do not respond. It may be chance, so the session asks again
             // later.
             Err(CallError::Server { code: INTERNAL_ERROR, .. } | CallError::TimedOut { .. }) => {
-                (Known::No(Some(later)), Ok(None))
+                (EraSupport::No(Some(later)), Ok(None))
             }
-            Err(CallError::Server { .. }) => (Known::No(None), Ok(None)),
-            Err(error) => (Known::Unasked, Err(error)),
+            Err(CallError::Server { .. }) => (EraSupport::No(None), Ok(None)),
+            Err(error) => (EraSupport::Unasked, Err(error)),
         };
         let kept = self.kept();
-        if let Known::Yes(server) = &known {
+        if let EraSupport::Yes(server) = &known {
             kept.offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
         }
         kept.known = known;
@@ -166,8 +166,8 @@ impl<O: Outlet> Conversation<O> {
 
     pub(super) fn forget_introduction(&mut self) {
         // A server with sessions refused a stateless request although it had declared support: it is asked again.
-        if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.known, Known::Yes(_))) {
-            kept.known = Known::Unasked;
+        if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.known, EraSupport::Yes(_))) {
+            kept.known = EraSupport::Unasked;
         }
     }
 
@@ -178,7 +178,7 @@ impl<O: Outlet> Conversation<O> {
     }
 
     fn speaks_this(&self) -> bool {
-        self.stateless.as_ref().is_some_and(|kept| matches!(kept.known, Known::Yes(_)))
+        self.stateless.as_ref().is_some_and(|kept| matches!(kept.known, EraSupport::Yes(_)))
     }
 
     // ---- headers ----
@@ -197,23 +197,30 @@ impl<O: Outlet> Conversation<O> {
         }
     }
 
-    pub(super) fn marked(&self, tool: &str) -> Vec<Mirror> {
+    pub(super) fn marked(&self, tool: &str) -> Vec<HeaderParam> {
         self.stateless.as_ref().and_then(|kept| kept.marked.get(tool)).cloned().unwrap_or_default()
     }
 
     // ---- session requests of clients ----
 
-    pub(super) fn answer_for_it(&mut self, id: u64, wanted: &Wanted, ticket: Ticket) -> Option<Ticket> {
+    pub(super) fn answer_for_it(
+        &mut self,
+        id: u64,
+        wanted: &OutboundRequest,
+        ticket: CallTicket,
+    ) -> Option<CallTicket> {
         // These requests concern the session and not the server's work. Any other ticket is returned.
         if self.era == Era::Sessions && !O::REPEATS {
             return Some(ticket);
         }
         let (method, params) = match wanted {
-            Wanted::Relay(Relay { message, era: Era::Sessions, .. }) => {
+            OutboundRequest::Relay(ClientRelay { message, era: Era::Sessions, .. }) => {
                 (message.method().unwrap_or_default(), message.params())
             }
-            Wanted::Request(Request::Method { method, params }) => (&**method, params.as_deref().map(RawValue::get)),
-            Wanted::Relay(_) | Wanted::Request(Request::Tool { .. }) => return Some(ticket),
+            OutboundRequest::Request(CallerRequest::Method { method, params }) => {
+                (&**method, params.as_deref().map(RawValue::get))
+            }
+            OutboundRequest::Relay(_) | OutboundRequest::Request(CallerRequest::Tool { .. }) => return Some(ticket),
         };
         let param = |name: &str| {
             let value = member(params?, name)?;
@@ -256,7 +263,7 @@ impl<O: Outlet> Conversation<O> {
             }
         };
         let text = ByteString::from(text);
-        if let Ok(view) = View::read(&text) {
+        if let Ok(view) = MessageView::read(&text) {
             ticket.answer(&view, &text, &self.spec.mask);
         }
         None
@@ -284,7 +291,7 @@ impl<O: Outlet> Conversation<O> {
         if kept.listening.is_unknown {
             return;
         }
-        let Changes { tools, resources, prompts } = kept.offers;
+        let NotifiedChanges { tools, resources, prompts } = kept.offers;
         let mut filter = serde_json::Map::new();
         let lists = [("toolsListChanged", tools), ("resourcesListChanged", resources), ("promptsListChanged", prompts)];
         for (name, _) in lists.iter().filter(|(_, of)| of.list_changed) {
@@ -300,7 +307,7 @@ impl<O: Outlet> Conversation<O> {
         let earlier = std::mem::replace(&mut kept.listening.leaving, before);
         self.leave(earlier);
         let params = json!({ "notifications": filter }).to_string();
-        let id = self.ask("subscriptions/listen", Some(&params), Purpose::Listen, Instant::now() + TIMEOUT_MAX);
+        let id = self.ask("subscriptions/listen", Some(&params), PendingPurpose::Listen, Instant::now() + TIMEOUT_MAX);
         self.kept().listening.current = Some(id);
     }
 
@@ -336,7 +343,7 @@ impl<O: Outlet> Conversation<O> {
         [kept.listening.current, kept.listening.leaving].contains(&Some(id))
     }
 
-    pub(super) fn is_end_of_stream(&mut self, said: &View<'_>) -> bool {
+    pub(super) fn is_end_of_stream(&mut self, said: &MessageView<'_>) -> bool {
         // Over a pipe the server ends a stream with `notifications/cancelled`.
         let id = said.of.and_then(|of| of.get().parse().ok());
         let Some(id) = id.filter(|id| self.is_stream(*id)) else { return false };
@@ -345,7 +352,13 @@ impl<O: Outlet> Conversation<O> {
         true
     }
 
-    pub(super) fn on_stream(&mut self, said: &View<'_>, text: &ByteString, of: Option<u64>, now: Instant) -> bool {
+    pub(super) fn on_stream(
+        &mut self,
+        said: &MessageView<'_>,
+        text: &ByteString,
+        of: Option<u64>,
+        now: Instant,
+    ) -> bool {
         // Returns false if the message belongs to none of the streams.
         if self.stateless.is_none() {
             return false;
@@ -367,9 +380,9 @@ impl<O: Outlet> Conversation<O> {
                         "{}" => without_member(params.get(), "_meta"),
                         meta => with_members(params.get(), &[("_meta", meta)]),
                     };
-                    Message::read(kept.told_with(&params).into()).ok()
+                    RpcMessage::read(kept.told_with(&params).into()).ok()
                 });
-                self.stage.heard(Cause::Nobody, told.unwrap_or(kept));
+                self.stage.heard(MessageCause::Nobody, told.unwrap_or(kept));
             }
         }
         true
@@ -399,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_a_server_tells_by_itself_is_read_from_its_capabilities() {
-        let read = |text: &str| serde_json::from_str::<Changes>(text).unwrap();
+        let read = |text: &str| serde_json::from_str::<NotifiedChanges>(text).unwrap();
         let all = read(r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"x":1}"#);
         assert!(all.tools.list_changed && !all.tools.subscribe);
         assert!(all.resources.subscribe && !all.resources.list_changed && !all.prompts.list_changed);

@@ -9,13 +9,16 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
-use super::handshake::Refused;
-use super::pending::Purpose;
-use super::{Basis, Control, Conversation, Heard, Late, News, Outlet, Use, Work, next_work, sleep_until};
+use super::handshake::HandshakeRefusal;
+use super::pending::PendingPurpose;
+use super::{
+    MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionArgs, SessionControl, SessionCore, SessionEvent,
+    SessionWork, next_work, sleep_until,
+};
 use crate::model::exit::{ExitCause, WorkerExit};
-use crate::rules::watchdog::{Verdict, Watchdog};
-use crate::seam::{Process, ProcessEnd, Routing};
-use crate::wire::{Lines, Received, put_json};
+use crate::rules::watchdog::{Watchdog, WatchdogVerdict};
+use crate::seam::{ProcessEnd, RequestHeaders, ServerProcess};
+use crate::wire::{LineReader, ReadOutcome, put_json};
 
 // A server that sends requests while more bytes are unwritten does not read the responses, and its run ends.
 const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
@@ -29,25 +32,25 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 const HURRY_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Args {
-    pub(crate) basis: Basis,
+    pub(crate) basis: SessionArgs,
     pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
-    pub(crate) process: Box<dyn Process>,
+    pub(crate) process: Box<dyn ServerProcess>,
 }
 
-enum Over {
+enum StdioSessionEnd {
     Process(ProcessEnd),
     Asked,
     Failed(ExitCause),
 }
 
 #[derive(Default)]
-struct Pipe {
+struct StdinOutlet {
     out: BytesMut,
     queued: u64,
 }
 
-impl Pipe {
+impl StdinOutlet {
     fn put(&mut self, parts: &[&str]) {
         let before = self.out.len();
         for part in parts {
@@ -58,11 +61,11 @@ impl Pipe {
     }
 }
 
-impl Outlet for Pipe {
+impl Outlet for StdinOutlet {
     // Output in a pipe is lost with the process.
     const REPEATS: bool = false;
 
-    fn request(&mut self, _id: u64, _of: Use, _routing: Option<Box<Routing>>, parts: &[&str]) {
+    fn request(&mut self, _id: u64, _of: RequestPhase, _routing: Option<Box<RequestHeaders>>, parts: &[&str]) {
         self.put(parts);
     }
 
@@ -94,12 +97,12 @@ impl Outlet for Pipe {
     }
 }
 
-struct Session {
-    talk: Conversation<Pipe>,
-    lines: Lines<Box<dyn AsyncRead + Send + Unpin>>,
+struct StdioSession {
+    talk: SessionCore<StdinOutlet>,
+    lines: LineReader<Box<dyn AsyncRead + Send + Unpin>>,
     writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
-    process: Box<dyn Process>,
-    control: mpsc::UnboundedReceiver<Control>,
+    process: Box<dyn ServerProcess>,
+    control: mpsc::UnboundedReceiver<SessionControl>,
     watchdog: Watchdog,
     stdout_over: bool,
     reads_first: bool,
@@ -112,11 +115,11 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let Args { basis, reader, writer, process } = args;
     let (pid, line_max) = (process.pid(), basis.spec.policy.session.line_max);
     let messages = basis.memory.messages.clone();
-    let (talk, control) = Conversation::new(basis, Pipe::default());
+    let (talk, control) = SessionCore::new(basis, StdinOutlet::default());
     // Boxed: a future stores its arguments and the values made of them side by side, and so does each future around it.
-    let mut this = Box::new(Session {
+    let mut this = Box::new(StdioSession {
         talk,
-        lines: Lines::new(reader, line_max, messages),
+        lines: LineReader::new(reader, line_max, messages),
         writer: Some(writer),
         process,
         control,
@@ -132,11 +135,11 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     }
 }
 
-impl Session {
-    async fn serve(&mut self) -> Over {
+impl StdioSession {
+    async fn serve(&mut self) -> StdioSessionEnd {
         loop {
             if self.talk.has_drained() {
-                return Over::Asked;
+                return StdioSessionEnd::Asked;
             }
             let wake_at = self.wake_at();
             let reading = !self.stdout_over;
@@ -147,30 +150,30 @@ impl Session {
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
-                    Some(Control::Discover) => self.talk.list(),
-                    Some(Control::Drain) => self.talk.draining = true,
-                    Some(Control::Adopt(spec)) => {
+                    Some(SessionControl::Discover) => self.talk.list(),
+                    Some(SessionControl::Drain) => self.talk.draining = true,
+                    Some(SessionControl::Adopt(spec)) => {
                         self.lines.line_max = spec.policy.session.line_max;
                         self.talk.adopt(spec);
                     }
                     // These concern an end in progress or a remote server.
-                    Some(Control::Hurry | Control::Check) => {}
+                    Some(SessionControl::Hurry | SessionControl::Check) => {}
                     // A worker that is gone means the same as a stop.
-                    Some(Control::Stop) | None => return Over::Asked,
+                    Some(SessionControl::Stop) | None => return StdioSessionEnd::Asked,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
                     if let Some(over) = self.on_time() {
                         return over;
                     }
                 }
-                end = self.process.ended() => return Over::Process(end),
+                end = self.process.ended() => return StdioSessionEnd::Process(end),
                 written = write(&mut self.writer, &self.talk.outlet.out), if writing => self.on_written(written),
                 () = self.talk.port.gate.emptied.notified(), if draining => {}
                 work = next_work(&mut self.talk.port.commands, next_line(&mut self.lines, reading), self.reads_first) => {
-                    self.reads_first = matches!(work, Work::Command(_));
+                    self.reads_first = matches!(work, SessionWork::Command(_));
                     match work {
-                        Work::Command(command) => self.talk.on_command(*command),
-                        Work::Read(received) => {
+                        SessionWork::Command(command) => self.talk.on_command(*command),
+                        SessionWork::Read(received) => {
                             if let Some(over) = self.on_received(received) {
                                 return over;
                             }
@@ -184,59 +187,61 @@ impl Session {
     fn wake_at(&mut self) -> Option<Instant> {
         let broken = self.broken.as_ref().map(|(_, at)| *at);
         let watchdog = match self.watchdog_verdict() {
-            Verdict::Wait(at) => at.map(Instant::from_std),
-            Verdict::Ping | Verdict::Unresponsive => Some(Instant::now()),
+            WatchdogVerdict::Wait(at) => at.map(Instant::from_std),
+            WatchdogVerdict::Ping | WatchdogVerdict::Unresponsive => Some(Instant::now()),
         };
         [self.talk.wake_at(), broken, watchdog].into_iter().flatten().min()
     }
 
-    fn watchdog_verdict(&mut self) -> Verdict {
+    fn watchdog_verdict(&mut self) -> WatchdogVerdict {
         // Works on a copy: `on_time` takes the decision.
         self.watchdog.heard(self.lines.last_read.into_std());
         Self::decide(&mut self.watchdog.clone(), &self.talk, Instant::now())
     }
 
-    fn decide(watchdog: &mut Watchdog, talk: &Conversation<Pipe>, now: Instant) -> Verdict {
+    fn decide(watchdog: &mut Watchdog, talk: &SessionCore<StdinOutlet>, now: Instant) -> WatchdogVerdict {
         let next = talk.port.gate.next_id.load(Ordering::Relaxed);
         watchdog.check(&talk.spec.policy.watchdog, now.into_std(), next, |end| talk.calls.callers_below(end))
     }
 
-    fn on_received(&mut self, received: Received) -> Option<Over> {
+    fn on_received(&mut self, received: ReadOutcome) -> Option<StdioSessionEnd> {
         match received {
-            Received::FirstByte => {
-                (self.talk.news)(News::FirstByte);
+            ReadOutcome::FirstByte => {
+                (self.talk.news)(SessionEvent::FirstByte);
                 None
             }
-            Received::Line(line) => match self.talk.on_message(&line, None, Instant::now()) {
-                Heard::Refused(how) => Some(Over::Failed(handshake(how))),
-                Heard::Flooded => {
+            ReadOutcome::Line(line) => match self.talk.on_message(&line, None, Instant::now()) {
+                MessageOutcome::Refused(how) => Some(StdioSessionEnd::Failed(handshake(how))),
+                MessageOutcome::Flooded => {
                     let why = "the server asks and does not read the answers".to_owned();
-                    Some(Over::Failed(ExitCause::Wire(why)))
+                    Some(StdioSessionEnd::Failed(ExitCause::Wire(why)))
                 }
                 // Any byte read has already reset the watchdog.
-                Heard::Nothing
-                | Heard::Answer
-                | Heard::Refusal
-                | Heard::Doubted
-                | Heard::Checked
-                | Heard::CheckRefused { .. }
-                | Heard::OtherEra(_)
-                | Heard::Initialized => None,
+                MessageOutcome::Nothing
+                | MessageOutcome::Answer
+                | MessageOutcome::Refusal
+                | MessageOutcome::Doubted
+                | MessageOutcome::Checked
+                | MessageOutcome::CheckRefused { .. }
+                | MessageOutcome::OtherEra(_)
+                | MessageOutcome::Initialized => None,
             },
-            Received::Dropped(bytes) => {
+            ReadOutcome::Dropped(bytes) => {
                 self.talk.on_dropped(bytes);
                 None
             }
-            Received::End => {
+            ReadOutcome::End => {
                 self.stdout_over = true;
                 self.breaks("the server closed its stdout".to_owned());
                 None
             }
-            Received::TooLong => {
+            ReadOutcome::TooLong => {
                 let limit = self.talk.spec.policy.session.line_max;
-                Some(Over::Failed(ExitCause::Wire(format!("a line from the server is longer than {limit} bytes"))))
+                Some(StdioSessionEnd::Failed(ExitCause::Wire(format!(
+                    "a line from the server is longer than {limit} bytes"
+                ))))
             }
-            Received::Failed(error) => {
+            ReadOutcome::Failed(error) => {
                 self.stdout_over = true;
                 self.breaks(format!("cannot read the server's stdout: {error}"));
                 None
@@ -267,29 +272,29 @@ impl Session {
         }
     }
 
-    fn on_time(&mut self) -> Option<Over> {
+    fn on_time(&mut self) -> Option<StdioSessionEnd> {
         let now = Instant::now();
         if let Some((why, at)) = &self.broken
             && now >= *at
         {
-            return Some(Over::Failed(ExitCause::Wire(why.clone())));
+            return Some(StdioSessionEnd::Failed(ExitCause::Wire(why.clone())));
         }
         while let Some(late) = self.talk.late(now) {
             match late {
-                Late::Call | Late::List => self.watchdog.call_timed_out(),
-                Late::Handshake => {
+                PassedDeadline::Call | PassedDeadline::List => self.watchdog.call_timed_out(),
+                PassedDeadline::Handshake => {
                     let limit = self.talk.spec.policy.session.handshake_timeout;
                     let why = format!("no answer to {} within {} s", self.talk.era.opening(), limit.as_secs_f64());
-                    return Some(Over::Failed(ExitCause::Handshake(why)));
+                    return Some(StdioSessionEnd::Failed(ExitCause::Handshake(why)));
                 }
-                Late::Refused(how) => return Some(Over::Failed(handshake(how))),
+                PassedDeadline::Refused(how) => return Some(StdioSessionEnd::Failed(handshake(how))),
                 // The watchdog has its own deadlines.
-                Late::Check => {}
+                PassedDeadline::Check => {}
             }
         }
         self.talk.on_due(now);
         // Unread output proves that the server is alive, so it is read before the verdict.
-        if !matches!(self.watchdog_verdict(), Verdict::Wait(_))
+        if !matches!(self.watchdog_verdict(), WatchdogVerdict::Wait(_))
             && !self.stdout_over
             && let Some(received) = tokio::task::unconstrained(self.lines.next()).now_or_never()
         {
@@ -297,28 +302,28 @@ impl Session {
         }
         self.watchdog.heard(self.lines.last_read.into_std());
         match Self::decide(&mut self.watchdog, &self.talk, now) {
-            Verdict::Wait(_) => None,
-            Verdict::Ping => {
+            WatchdogVerdict::Wait(_) => None,
+            WatchdogVerdict::Ping => {
                 let deadline = now + self.talk.spec.policy.watchdog.ping_timeout;
-                self.talk.ask(self.talk.era.check(), None, Purpose::Check, deadline);
+                self.talk.ask(self.talk.era.check(), None, PendingPurpose::Check, deadline);
                 None
             }
-            Verdict::Unresponsive => Some(Over::Failed(ExitCause::Unresponsive)),
+            WatchdogVerdict::Unresponsive => Some(StdioSessionEnd::Failed(ExitCause::Unresponsive)),
         }
     }
 
     // ---- the end ----
 
-    async fn finish(&mut self, over: Over) -> WorkerExit {
+    async fn finish(&mut self, over: StdioSessionEnd) -> WorkerExit {
         // On return the whole process group is gone, or the error log says that it could not be killed.
         let ran = self.talk.initialized.map(|at| at.elapsed());
         let mut exit = match over {
-            Over::Process(end) => {
+            StdioSessionEnd::Process(end) => {
                 self.drain().await;
                 WorkerExit { code: end.code, signal: end.signal, ..WorkerExit::because(ExitCause::Exited) }
             }
-            Over::Asked => WorkerExit::because(ExitCause::Asked),
-            Over::Failed(cause) => WorkerExit::because(cause),
+            StdioSessionEnd::Asked => WorkerExit::because(ExitCause::Asked),
+            StdioSessionEnd::Failed(cause) => WorkerExit::because(cause),
         };
         exit.ran = ran;
         let reason = exit.reason();
@@ -362,32 +367,32 @@ impl Session {
                 () = self.process.gone() => return true,
                 () = tokio::time::sleep_until(until) => return false,
                 control = self.control.recv(), if listening => match control {
-                    Some(Control::Hurry) => until = until.min(Instant::now() + hurried),
+                    Some(SessionControl::Hurry) => until = until.min(Instant::now() + hurried),
                     Some(
-                        Control::Stop
-                        | Control::Drain
-                        | Control::Discover
-                        | Control::Adopt(_)
-                        | Control::Check,
+                        SessionControl::Stop
+                        | SessionControl::Drain
+                        | SessionControl::Discover
+                        | SessionControl::Adopt(_)
+                        | SessionControl::Check,
                     ) => {}
                     None => listening = false,
                 },
                 received = self.lines.next(), if reading => {
-                    reading = matches!(received, Received::Line(_) | Received::FirstByte | Received::Dropped(_));
+                    reading = matches!(received, ReadOutcome::Line(_) | ReadOutcome::FirstByte | ReadOutcome::Dropped(_));
                 }
             }
         }
     }
 }
 
-async fn next_line(lines: &mut Lines<Box<dyn AsyncRead + Send + Unpin>>, reading: bool) -> Received {
+async fn next_line(lines: &mut LineReader<Box<dyn AsyncRead + Send + Unpin>>, reading: bool) -> ReadOutcome {
     if reading { lines.next().await } else { std::future::pending().await }
 }
 
-fn handshake(refused: Refused) -> ExitCause {
+fn handshake(refused: HandshakeRefusal) -> ExitCause {
     ExitCause::Handshake(match refused {
-        Refused::Said(why) => why,
-        Refused::Failed(failure) => failure.to_string(),
+        HandshakeRefusal::Said(why) => why,
+        HandshakeRefusal::Failed(failure) => failure.to_string(),
     })
 }
 
@@ -410,15 +415,15 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::audience::{Source, Stage, Unattended};
-    use crate::calls::{CallPort, Counters};
-    use crate::model::ids::Run;
-    use crate::rules::jitter::Dice;
+    use crate::audience::{AudienceHandle, NoAudience, SessionSource};
+    use crate::calls::{CallPort, InstanceCounters};
+    use crate::model::ids::RunNumber;
+    use crate::rules::jitter::JitterRng;
     use crate::session::remote::tests::spec;
 
-    struct Obedient(watch::Sender<bool>);
+    struct ObedientProcess(watch::Sender<bool>);
 
-    impl Process for Obedient {
+    impl ServerProcess for ObedientProcess {
         fn pid(&self) -> Option<u32> {
             None
         }
@@ -444,12 +449,12 @@ mod tests {
     #[test]
     fn a_session_that_drains_ends_when_a_caller_leaves_without_a_request() {
         // A caller that leaves between admission and its request sends no message to the session.
-        let counters = Arc::new(Counters::default());
-        let (port, end) = CallPort::new(Run(1), spec(), counters.clone());
+        let counters = Arc::new(InstanceCounters::default());
+        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
         let place = port.enter().ok().unwrap();
         let session = async {
-            let basis = Basis {
+            let basis = SessionArgs {
                 spec: spec(),
                 port: end,
                 control: controlled,
@@ -458,21 +463,24 @@ mod tests {
                 since: Instant::now(),
                 discover: false,
                 era: None,
-                dice: Dice::new(1, "a"),
+                dice: JitterRng::new(1, "a"),
                 news: Box::new(|_| {}),
                 printed: None,
                 memory: crate::byte_budget::ServerMemory::default(),
-                stage: Stage::new(Arc::new(Unattended), Source { id: spec().id.clone(), run: Run(1) }),
+                stage: AudienceHandle::new(
+                    Arc::new(NoAudience),
+                    SessionSource { id: spec().id.clone(), run: RunNumber(1) },
+                ),
             };
             let (ours, _theirs) = tokio::io::duplex(4096);
             let (reader, writer) = tokio::io::split(ours);
-            let process = Box::new(Obedient(watch::Sender::new(false)));
+            let process = Box::new(ObedientProcess(watch::Sender::new(false)));
             let running = run(Args { basis, reader: Box::new(reader), writer: Box::new(writer), process });
             tokio::time::timeout(Duration::from_secs(20), running).await
         };
         let leave = async {
             port.close();
-            control.send(Control::Drain).unwrap();
+            control.send(SessionControl::Drain).unwrap();
             // By then the session drains and waits.
             for _ in 0..3 {
                 tokio::task::yield_now().await;

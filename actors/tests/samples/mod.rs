@@ -6,11 +6,11 @@ use std::time::Duration;
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::model::policy::{Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::spec::{
-    InstanceConfig, InstanceSpec, Layer, OnUpdate, RemoteTransport, Target, Value,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, RemoteTransport, ServerTarget, UpdateMethod,
 };
 use serde_json::value::RawValue;
 
@@ -23,13 +23,13 @@ pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec
         user_slug: "alice".into(),
         installation: "abc123".into(),
         server: "files".into(),
-        target: Target::Stdio { command: "files".to_owned(), cwd: None },
-        server_layer: Layer::default(),
-        team_layer: Layer::default(),
-        user_layer: Layer::default(),
+        target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
+        server_layer: ConfigTier::default(),
+        team_layer: ConfigTier::default(),
+        user_layer: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: mcp_satellite_actors::model::spec::Keep::Listed,
-        on_update: OnUpdate::default(),
+        keep: mcp_satellite_actors::model::spec::ProcessLifetime::Listed,
+        on_update: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::default(),
     };
@@ -57,8 +57,11 @@ pub(crate) fn introduced() -> Arc<ServerInfo> {
 
 /// It is remote.
 pub(crate) fn remote(config: &mut InstanceConfig) {
-    config.target =
-        Target::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/mcp".to_owned(), health_url: None };
+    config.target = ServerTarget::Remote {
+        transport: RemoteTransport::Http,
+        url: "http://127.0.0.1/mcp".to_owned(),
+        health_url: None,
+    };
 }
 
 /// It is remote, and tried again five times.
@@ -70,12 +73,12 @@ pub(crate) fn bounded(config: &mut InstanceConfig) {
 
 /// It shows its server this token.
 pub(crate) fn with_token(config: &mut InstanceConfig, token: &str) {
-    config.user_layer.headers = [("Authorization".to_owned(), Value::secret(format!("Bearer {token}")))].into();
+    config.user_layer.headers = [("Authorization".to_owned(), ConfigValue::secret(format!("Bearer {token}")))].into();
 }
 
 /// A connection that could not be made, or was lost `ran` after it was initialized.
 pub(crate) fn lost(kind: FailureKind, ran: Option<Duration>) -> WorkerExit {
-    WorkerExit { ran, ..WorkerExit::because(ExitCause::Lost(Failure::sent(kind))) }
+    WorkerExit { ran, ..WorkerExit::because(ExitCause::Lost(ExchangeFailure::sent(kind))) }
 }
 
 /// A catalogue of one tool.
@@ -97,7 +100,7 @@ pub(crate) fn stopped() -> WorkerExit {
 /// One version of a configuration that is rolled out.
 pub(crate) fn rolling(version: u8) -> impl FnOnce(&mut InstanceConfig) {
     move |config| {
-        config.on_update = OnUpdate::Rolling;
-        config.team_layer.env = [("VERSION".to_owned(), Value::plain(version.to_string()))].into();
+        config.on_update = UpdateMethod::Rolling;
+        config.team_layer.env = [("VERSION".to_owned(), ConfigValue::plain(version.to_string()))].into();
     }
 }

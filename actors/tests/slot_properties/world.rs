@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::catalogue::Aspect;
+use mcp_satellite_actors::model::catalogue::CatalogueAspect;
 use mcp_satellite_actors::model::event::StopKind;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::memo::StoredMemo;
-use mcp_satellite_actors::model::remote::{Connection, Health};
-use mcp_satellite_actors::model::spec::{InstanceSpec, Keep, OnUpdate, RemoteTransport, Target};
+use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::idle::Activity;
-use mcp_satellite_actors::rules::jitter::Dice;
-use mcp_satellite_actors::rules::slot::{Beside, Effect, HealthNews, Input, Memo, Phase, Slot, Then, Told, Want, Why};
+use mcp_satellite_actors::rules::idle::RunActivity;
+use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::rules::slot::{
+    AfterStop, HealthChange, RequestedState, SecondRun, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
+    StartReason,
+};
 
 use crate::away::{Away, Expected, Loss};
 use crate::samples::{
@@ -113,8 +116,8 @@ pub(crate) enum End {
 fn shape(shape: Shape) -> Arc<InstanceSpec> {
     match shape {
         Shape::Listed => spec(|_| {}),
-        Shape::AlwaysOn => spec(|config| config.keep = Keep::AlwaysOn),
-        Shape::Lazy => spec(|config| config.keep = Keep::Lazy),
+        Shape::AlwaysOn => spec(|config| config.keep = ProcessLifetime::AlwaysOn),
+        Shape::Lazy => spec(|config| config.keep = ProcessLifetime::Lazy),
         Shape::Incomplete => spec(incomplete),
         Shape::Remote(of) => spec(|config| {
             if of.bounded {
@@ -123,27 +126,27 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
                 remote(config);
             }
             if of.lazy {
-                config.keep = Keep::Lazy;
+                config.keep = ProcessLifetime::Lazy;
             }
             if of.incomplete {
                 incomplete(config);
             }
             let url = format!("http://127.0.0.1/{}", of.address);
-            config.target = Target::Remote { transport: RemoteTransport::Http, url, health_url: None };
+            config.target = ServerTarget::Remote { transport: RemoteTransport::Http, url, health_url: None };
             with_token(config, &of.token.to_string());
         }),
         Shape::Rolling(version) => spec(rolling(version)),
     }
 }
 
-fn dice() -> Dice {
-    Dice::new(0, "")
+fn dice() -> JitterRng {
+    JitterRng::new(0, "")
 }
 
 /// A worker as the team started it.
 #[derive(Debug)]
 struct Worker {
-    run: Run,
+    run: RunNumber,
     /// It is a connection, not a process.
     dialled: bool,
     discovers: bool,
@@ -165,19 +168,19 @@ struct Worker {
 pub(crate) struct World {
     now: Instant,
     slot: Slot,
-    memo: Memo,
+    memo: SlotMemo,
     // Root.
-    to_root: VecDeque<Effect>,
+    to_root: VecDeque<SlotEffect>,
     /// It waits for a permit, in one place, whatever it has become since it asked.
     waits: bool,
-    held: BTreeSet<Run>,
-    grants: VecDeque<Run>,
+    held: BTreeSet<RunNumber>,
+    grants: VecDeque<RunNumber>,
     runs: u64,
     // The workers that are there, two at most, and those that were.
     workers: Vec<Worker>,
-    over: Vec<Run>,
+    over: Vec<RunNumber>,
     // What people were promised.
-    want: Want,
+    want: RequestedState,
     caller_waits: bool,
     /// When a call began or ended or a server said something.
     last_activity: Instant,
@@ -210,7 +213,7 @@ impl World {
     pub(crate) fn new(first: Shape, known: bool) -> Self {
         let (slot, effects) = if known {
             let (spec, stored, tools) = (shape(first), StoredMemo::default(), Some(catalogue("read")));
-            let memo = Memo::restored(&spec, &stored, tools, Instant::now(), Timestamp::UNIX_EPOCH);
+            let memo = SlotMemo::restored(&spec, &stored, tools, Instant::now(), Timestamp::UNIX_EPOCH);
             Slot::revive(spec, dice(), &memo)
         } else {
             Slot::new(shape(first), dice())
@@ -225,7 +228,7 @@ impl World {
             runs: 0,
             workers: Vec::new(),
             over: Vec::new(),
-            want: Want::Running,
+            want: RequestedState::Running,
             caller_waits: false,
             desired: slot.spec.clone(),
             not_taken: false,
@@ -273,7 +276,7 @@ impl World {
             Step::OldNews(nth, server) => self.old_news(nth, server),
             Step::Wait(time) => self.wait(time),
             Step::Suspended(time) => self.suspended(time),
-            Step::SpuriousTick => drop(self.handle(Input::Tick(self.activity()))),
+            Step::SpuriousTick => drop(self.handle(SlotInput::Tick(self.activity()))),
             Step::AllGoesWell => self.all_goes_well(),
             Step::SupervisorPanics => self.supervisor_panics(),
         }
@@ -286,16 +289,16 @@ impl World {
         }
         self.caller_waits = true;
         self.away.wanted = true;
-        self.handle(Input::Call);
-        let waits = matches!(self.slot.phase, Phase::Reconnecting { .. } | Phase::Exhausted { .. });
+        self.handle(SlotInput::Call);
+        let waits = matches!(self.slot.phase, SlotPhase::Reconnecting { .. } | SlotPhase::Exhausted { .. });
         assert!(!waits, "a call does not wait for the schedule");
     }
 
     fn root_reads(&mut self) {
         match self.to_root.pop_front() {
-            Some(Effect::RequestPermit { .. }) => self.waits = true,
-            Some(Effect::WithdrawPermit) => self.waits = false,
-            Some(Effect::ReleasePermit(run)) => assert!(self.held.remove(&run), "{run:?} is given back twice"),
+            Some(SlotEffect::RequestPermit { .. }) => self.waits = true,
+            Some(SlotEffect::WithdrawPermit) => self.waits = false,
+            Some(SlotEffect::ReleasePermit(run)) => assert!(self.held.remove(&run), "{run:?} is given back twice"),
             _ => {}
         }
     }
@@ -303,8 +306,8 @@ impl World {
     fn root_grants(&mut self) {
         if std::mem::take(&mut self.waits) {
             self.runs += 1;
-            self.held.insert(Run(self.runs));
-            self.grants.push_back(Run(self.runs));
+            self.held.insert(RunNumber(self.runs));
+            self.grants.push_back(RunNumber(self.runs));
         }
     }
 
@@ -314,7 +317,7 @@ impl World {
             // The team gives it back: there is no slot to ask.
             self.held.remove(&run);
         } else {
-            self.handle(Input::Granted(run));
+            self.handle(SlotInput::Granted(run));
         }
     }
 
@@ -325,51 +328,54 @@ impl World {
         match person {
             Person::Start => {
                 // What is removed is not brought back.
-                if !self.ending && self.want == Want::Stopped {
-                    self.want = Want::Running;
+                if !self.ending && self.want == RequestedState::Stopped {
+                    self.want = RequestedState::Running;
                     self.forget_exits();
                 }
-                if matches!(self.slot.phase, Phase::Exhausted { .. }) {
+                if matches!(self.slot.phase, SlotPhase::Exhausted { .. }) {
                     self.away.begins_anew();
                 }
-                self.handle(Input::Start);
+                self.handle(SlotInput::Start);
             }
             Person::Stop => {
                 if !self.ending {
-                    self.want = Want::Stopped;
+                    self.want = RequestedState::Stopped;
                     self.away.begins_anew();
                 }
-                self.handle(Input::Stop);
+                self.handle(SlotInput::Stop);
             }
             Person::Restart | Person::Reconnect => self.restart(matches!(person, Person::Reconnect)),
             Person::Update(to) => self.update(&shape(to)),
             Person::Uninstall => {
                 self.ending = true;
-                self.handle(Input::Uninstall);
+                self.handle(SlotInput::Uninstall);
             }
             Person::Shutdown => {
                 self.ending = true;
-                self.handle(Input::Shutdown);
+                self.handle(SlotInput::Shutdown);
             }
         }
     }
 
     fn restart(&mut self, reconnect: bool) {
         let before = (self.slot.phase.clone(), self.slot.status);
-        let (remote, stopped) = (self.slot.spec.is_remote(), self.want == Want::Stopped);
+        let (remote, stopped) = (self.slot.spec.is_remote(), self.want == RequestedState::Stopped);
         // What is not connected is connected, also where it was to stay down.
         if reconnect && remote && stopped && !self.ending {
-            self.want = Want::Running;
+            self.want = RequestedState::Running;
         }
         let away = std::mem::take(&mut self.away);
-        let denied = self.handle(if reconnect { Input::Reconnect } else { Input::Restart });
-        if denied.iter().any(|effect| matches!(effect, Effect::Denied { .. })) {
+        let denied = self.handle(if reconnect { SlotInput::Reconnect } else { SlotInput::Restart });
+        if denied.iter().any(|effect| matches!(effect, SlotEffect::Denied { .. })) {
             assert_eq!(before, (self.slot.phase.clone(), self.slot.status), "a denied request does nothing");
             self.away = away;
         } else {
             self.forget_exits();
-            assert!(self.want == Want::Running, "a stopped instance is not restarted");
-            let waits = matches!(self.slot.phase, Phase::Reconnecting { .. } | Phase::Exhausted { .. } | Phase::Reauth);
+            assert!(self.want == RequestedState::Running, "a stopped instance is not restarted");
+            let waits = matches!(
+                self.slot.phase,
+                SlotPhase::Reconnecting { .. } | SlotPhase::Exhausted { .. } | SlotPhase::Reauth
+            );
             assert!(!waits, "a person does not wait for the schedule");
         }
     }
@@ -386,17 +392,17 @@ impl World {
             self.in_place(to);
             return;
         }
-        let (ready, process) = (matches!(self.slot.phase, Phase::Ready { .. }), !before.is_remote());
-        let rolls = to.on_update == OnUpdate::Rolling && ready && process;
+        let (ready, process) = (matches!(self.slot.phase, SlotPhase::Ready { .. }), !before.is_remote());
+        let rolls = to.on_update == UpdateMethod::Rolling && ready && process;
         let stays = again && !rolls;
         self.not_taken &= stays;
         let phase = self.slot.phase.clone();
         if !rolls && !stays {
             self.away.begins_anew();
         }
-        self.handle(Input::Update(Arc::clone(to)));
+        self.handle(SlotInput::Update(Arc::clone(to)));
         if rolls {
-            assert!(matches!(self.slot.phase, Phase::Ready { .. }), "nothing happens to what takes calls");
+            assert!(matches!(self.slot.phase, SlotPhase::Ready { .. }), "nothing happens to what takes calls");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else if stays {
             assert_eq!(phase, self.slot.phase, "nothing happens to what stays as it is");
@@ -410,8 +416,8 @@ impl World {
     /// Whether this configuration needs no other run than there is.
     fn goes_on_under(&self, to: &InstanceSpec) -> bool {
         let before = &*self.slot.spec;
-        let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, Phase::FallingAsleep { .. });
-        let wakes = sleeps && to.keep == Keep::AlwaysOn && before.keep != Keep::AlwaysOn;
+        let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
+        let wakes = sleeps && to.keep == ProcessLifetime::AlwaysOn && before.keep != ProcessLifetime::AlwaysOn;
         before.can_go_on_as(to) && !wakes
     }
 
@@ -420,20 +426,22 @@ impl World {
         let (before, spec) = ((self.slot.phase.clone(), self.slot.catalogue.clone()), self.slot.spec.clone());
         let are_newer = to.is_remote() && !to.has_credentials_of(&spec);
         let waits = match before.0 {
-            Phase::Exhausted { .. } => true,
-            Phase::Reauth => are_newer,
+            SlotPhase::Exhausted { .. } => true,
+            SlotPhase::Reauth => are_newer,
             _ => false,
         };
         if waits {
             self.away.begins_anew();
         }
-        self.handle(Input::Update(Arc::clone(to)));
+        self.handle(SlotInput::Update(Arc::clone(to)));
         assert_eq!(&self.slot.spec, to);
         assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "its tools are the same");
         let now = self.now;
         match (before.0, self.slot.phase.clone()) {
-            (_, after) if waits => assert!(matches!(after, Phase::Queued { .. }), "what waited for it is not tried"),
-            (Phase::Ready { run, since, .. }, Phase::Ready { run: goes_on, since: still, .. }) => {
+            (_, after) if waits => {
+                assert!(matches!(after, SlotPhase::Queued { .. }), "what waited for it is not tried")
+            }
+            (SlotPhase::Ready { run, since, .. }, SlotPhase::Ready { run: goes_on, since: still, .. }) => {
                 assert_eq!((run, since), (goes_on, still), "what is well is left alone");
             }
             (before, after) => assert_eq!(before, after, "what is well is left alone"),
@@ -450,50 +458,50 @@ impl World {
         self.not_before = None;
     }
 
-    fn activity(&self) -> Option<Activity> {
+    fn activity(&self) -> Option<RunActivity> {
         let worker = self.workers.iter().find(|worker| Some(worker.run) == self.slot.open_run())?;
-        Some(Activity { needed_by: worker.inside, last: self.last_activity })
+        Some(RunActivity { needed_by: worker.inside, last: self.last_activity })
     }
 
-    fn worker(&mut self, run: Run) -> Option<&mut Worker> {
+    fn worker(&mut self, run: RunNumber) -> Option<&mut Worker> {
         self.workers.iter_mut().find(|worker| worker.run == run)
     }
 
-    fn server(&mut self, run: Run, server: Server) {
+    fn server(&mut self, run: RunNumber, server: Server) {
         let now = self.now;
         self.last_activity = now;
         let Some(worker) = self.worker(run) else { return };
         let input = match server {
             Server::Appears if !worker.appeared => {
                 worker.appeared = true;
-                Input::Spawned(run, (!worker.dialled).then_some(100))
+                SlotInput::Spawned(run, (!worker.dialled).then_some(100))
             }
-            Server::FirstByte if worker.appeared => Input::FirstByte(run),
+            Server::FirstByte if worker.appeared => SlotInput::FirstByte(run),
             Server::Initializes if worker.appeared && worker.initialized.is_none() => {
                 worker.initialized = Some(now);
-                Input::Initialized(run, introduced())
+                SlotInput::Initialized(run, introduced())
             }
             Server::Lists if worker.initialized.is_some() && (worker.discovers || worker.listed) => {
                 (worker.listed, worker.cannot_list) = (true, false);
-                Input::Discovered(run, catalogue("read"))
+                SlotInput::Discovered(run, catalogue("read"))
             }
             // What does not discover by itself is ready, and may announce a change at any time.
-            Server::Lists if worker.initialized.is_some() => Input::Discovered(run, catalogue("write")),
+            Server::Lists if worker.initialized.is_some() => SlotInput::Discovered(run, catalogue("write")),
             Server::CannotList if worker.initialized.is_some() => {
                 // It is not asked again by itself.
                 (worker.discovers, worker.cannot_list) = (false, true);
-                Input::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)
+                SlotInput::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)
             }
             // The session says so once, and not while it reads them.
             Server::Answers if worker.cannot_list && !worker.discovers => {
                 worker.cannot_list = false;
-                Input::Recovered(run)
+                SlotInput::Recovered(run)
             }
             Server::Degrades if worker.dialled && worker.initialized.is_some() => {
-                Input::Health(run, HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() })
+                SlotInput::Health(run, HealthChange::Degraded { failures: 3, last_error: "no answer".to_owned() })
             }
             Server::Restores if worker.dialled && worker.initialized.is_some() => {
-                Input::Health(run, HealthNews::Restored { failures: 3, last_error: None })
+                SlotInput::Health(run, HealthChange::Restored { failures: 3, last_error: None })
             }
             Server::Ends(_, loss) if worker.dialled => {
                 self.loses(run, loss);
@@ -513,8 +521,7 @@ impl World {
             | Server::Degrades
             | Server::Restores => return,
         };
-        let reconnects =
-            matches!(self.slot.phase, Phase::Starting { run: its, why: Why::Reconnect { .. }, .. } if its == run);
+        let reconnects = matches!(self.slot.phase, SlotPhase::Starting { run: its, why: StartReason::Reconnect { .. }, .. } if its == run);
         self.handle(input);
         let current = self.slot.run() == Some(run) && self.slot.spec.is_remote();
         match server {
@@ -528,7 +535,7 @@ impl World {
         }
     }
 
-    fn exit(&self, run: Run, end: End) -> WorkerExit {
+    fn exit(&self, run: RunNumber, end: End) -> WorkerExit {
         let worker = self.workers.iter().find(|worker| worker.run == run);
         let ran = worker.and_then(|worker| worker.initialized).map(|since| self.now.duration_since(since));
         let because = |cause| WorkerExit { ran, ..WorkerExit::because(cause) };
@@ -547,25 +554,25 @@ impl World {
         }
     }
 
-    fn take_worker(&mut self, run: Run) -> Option<Worker> {
+    fn take_worker(&mut self, run: RunNumber) -> Option<Worker> {
         let at = self.workers.iter().position(|worker| worker.run == run)?;
         self.over.push(run);
         Some(self.workers.remove(at))
     }
 
     /// A run is gone. The team's supervisor calls again for those who still wait.
-    fn tell_end(&mut self, run: Run, exit: WorkerExit) -> Vec<Effect> {
+    fn tell_end(&mut self, run: RunNumber, exit: WorkerExit) -> Vec<SlotEffect> {
         let waits = std::mem::take(&mut self.caller_waits);
-        let effects = self.handle(Input::Ended(run, exit));
-        let answered = effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Refuse { .. } | Effect::Unreachable { .. } | Effect::Admit(_)));
+        let effects = self.handle(SlotInput::Ended(run, exit));
+        let answered = effects.iter().any(|effect| {
+            matches!(effect, SlotEffect::Refuse { .. } | SlotEffect::Unreachable { .. } | SlotEffect::Admit(_))
+        });
         self.caller_waits |= waits && !answered;
         effects
     }
 
     /// A connection is over.
-    fn loses(&mut self, run: Run, loss: Loss) {
+    fn loses(&mut self, run: RunNumber, loss: Loss) {
         let Some(worker) = self.take_worker(run) else { return };
         let connected = worker.initialized.is_some();
         let ran = worker.initialized.map(|since| self.now.duration_since(since));
@@ -581,14 +588,14 @@ impl World {
             _ => lost(kind, ran),
         };
         assert_eq!(self.slot.run(), Some(run), "a connection is never beside another");
-        let uninstalled = matches!(self.slot.phase, Phase::Stopping { kind: StopKind::Uninstall, .. });
+        let uninstalled = matches!(self.slot.phase, SlotPhase::Stopping { kind: StopKind::Uninstall, .. });
         let Slot { phase, status, message, .. } = &self.slot;
         let (before, said) = (phase.clone(), (*status, message.clone()));
         let was_told = self.connected;
         let effects = self.tell_end(run, exit);
         let told = effects.iter().filter_map(|effect| match effect {
-            Effect::Tell(Told::Disconnected { intentional }) => Some(*intentional),
-            Effect::Tell(Told::Stopped { .. } | Told::Crashed { .. } | Told::Exited { .. }) => {
+            SlotEffect::Tell(SlotEvent::Disconnected { intentional }) => Some(*intentional),
+            SlotEffect::Tell(SlotEvent::Stopped { .. } | SlotEvent::Crashed { .. } | SlotEvent::Exited { .. }) => {
                 panic!("a connection is no process")
             }
             _ => None,
@@ -596,28 +603,29 @@ impl World {
         let disconnected = was_told || (worker.told_to_stop && uninstalled);
         let expected: Vec<bool> = disconnected.then_some(worker.told_to_stop).into_iter().collect();
         assert_eq!(told.collect::<Vec<_>>(), expected, "what is told of the end of a connection that was there");
-        let reconnecting = effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Reconnecting { .. })));
+        let reconnecting =
+            effects.iter().any(|effect| matches!(effect, SlotEffect::Tell(SlotEvent::Reconnecting { .. })));
         if worker.told_to_stop {
             assert!(!reconnecting);
         } else if loss.is_about_credentials() {
             self.away.begins_anew();
             let patience = self.slot.spec.policy.session.request_timeout_max;
             if worker.newer_credentials.is_some_and(|since| self.now.duration_since(since) < patience) {
-                assert!(matches!(self.slot.phase, Phase::Queued { .. }), "the new ones were never tried");
+                assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "the new ones were never tried");
             } else {
-                assert_eq!(self.slot.phase, Phase::Reauth);
+                assert_eq!(self.slot.phase, SlotPhase::Reauth);
                 self.away.needs_credentials = true;
             }
         } else {
             self.comes_to(loss, connected, reconnecting);
             let again = effects.iter().any(
-                |effect| matches!(effect, Effect::Status { status, message, .. } if (*status, message.clone()) == said),
+                |effect| matches!(effect, SlotEffect::Status { status, message, .. } if (*status, message.clone()) == said),
             );
             assert!(!again, "the same is told twice");
         }
         // Whoever waited for this attempt knows what came of it, or shares the one that comes at once.
-        if self.caller_waits && !worker.told_to_stop && matches!(before, Phase::Starting { .. }) {
-            assert!(matches!(self.slot.phase, Phase::Queued { .. }), "a caller waits for nothing");
+        if self.caller_waits && !worker.told_to_stop && matches!(before, SlotPhase::Starting { .. }) {
+            assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "a caller waits for nothing");
         }
         if self.caller_waits {
             self.calls();
@@ -630,12 +638,12 @@ impl World {
         let early = self.away.next.filter(|(_, due)| *due > self.now);
         match self.away.loses(policy, loss, self.now) {
             Expected::GivenUp => {
-                assert_eq!(self.slot.phase, Phase::Exhausted { attempts: policy.attempts_max.unwrap() });
+                assert_eq!(self.slot.phase, SlotPhase::Exhausted { attempts: policy.attempts_max.unwrap() });
                 assert_eq!(self.slot.status, Status::Error);
                 assert!(!reconnecting);
             }
             Expected::Attempt { number, earliest, latest } => {
-                let Phase::Reconnecting { until, attempt } = self.slot.phase else {
+                let SlotPhase::Reconnecting { until, attempt } = self.slot.phase else {
                     panic!("it is given up: {:?}", self.slot.phase)
                 };
                 assert_eq!(attempt, number);
@@ -648,17 +656,17 @@ impl World {
         }
     }
 
-    fn ends(&mut self, run: Run, exit: WorkerExit) {
+    fn ends(&mut self, run: RunNumber, exit: WorkerExit) {
         let Some(worker) = self.take_worker(run) else { return };
         if self.slot.run() != Some(run) {
             // It took no calls yet, or none any more: what becomes of it is its own affair.
             let exits = self.exits.len();
-            self.handle(Input::Ended(run, exit));
+            self.handle(SlotInput::Ended(run, exit));
             assert_eq!(self.exits.len(), exits, "it is charged to another");
             return;
         }
         // One that ends by itself in the moment in which it is to sleep has ended by itself.
-        let falls_asleep = matches!(self.slot.phase, Phase::FallingAsleep { .. });
+        let falls_asleep = matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
         let charged = !worker.told_to_stop || (falls_asleep && exit.cause != ExitCause::Asked);
         if charged {
             let policy = &self.slot.spec.policy.restart;
@@ -673,26 +681,26 @@ impl World {
         let before = self.slot.spec.clone();
         let sleeps = (self.slot.open_run().is_some() || falls_asleep)
             && self.slot.status == Status::Online
-            && self.slot.spec.keep != Keep::AlwaysOn
+            && self.slot.spec.keep != ProcessLifetime::AlwaysOn
             && !exit.is_crash();
         let effects = self.tell_end(run, exit);
-        let connection = effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Tell(Told::Disconnected { .. } | Told::Reconnecting { .. })));
+        let connection = effects.iter().any(|effect| {
+            matches!(effect, SlotEffect::Tell(SlotEvent::Disconnected { .. } | SlotEvent::Reconnecting { .. }))
+        });
         assert!(!connection, "a process is no connection");
         if !Arc::ptr_eq(&before, &self.slot.spec) {
-            let starts = matches!(self.slot.phase, Phase::Queued { .. } | Phase::Starting { .. });
+            let starts = matches!(self.slot.phase, SlotPhase::Queued { .. } | SlotPhase::Starting { .. });
             assert!(charged && starts, "the new configuration is what is started now: {:?}", self.slot.phase);
         } else if charged {
             let policy = &self.slot.spec.policy.restart;
             let spent = self.exits_that_count() >= policy.max_crashes;
-            assert_eq!(spent, matches!(self.slot.phase, Phase::Failed), "{:?}", self.slot.phase);
-            assert_eq!(sleeps && !spent, matches!(self.slot.phase, Phase::Dormant { .. }), "{:?}", self.slot.phase);
+            assert_eq!(spent, matches!(self.slot.phase, SlotPhase::Failed), "{:?}", self.slot.phase);
+            assert_eq!(sleeps && !spent, matches!(self.slot.phase, SlotPhase::Dormant { .. }), "{:?}", self.slot.phase);
         } else {
-            assert_eq!(falls_asleep, matches!(self.slot.phase, Phase::Dormant { .. }), "{:?}", self.slot.phase);
+            assert_eq!(falls_asleep, matches!(self.slot.phase, SlotPhase::Dormant { .. }), "{:?}", self.slot.phase);
         }
         if self.caller_waits {
-            self.handle(Input::Call);
+            self.handle(SlotInput::Call);
         }
     }
 
@@ -705,18 +713,18 @@ impl World {
     fn old_news(&mut self, nth: usize, server: Server) {
         let Some(run) = (!self.over.is_empty()).then(|| self.over[nth % self.over.len()]) else { return };
         let input = match server {
-            Server::Appears => Input::Spawned(run, Some(7)),
-            Server::FirstByte => Input::FirstByte(run),
-            Server::Initializes => Input::Initialized(run, introduced()),
-            Server::Lists => Input::Discovered(run, catalogue("old")),
-            Server::CannotList => Input::DiscoveryFailed(run, "old".to_owned(), Duration::ZERO),
-            Server::Answers => Input::Recovered(run),
+            Server::Appears => SlotInput::Spawned(run, Some(7)),
+            Server::FirstByte => SlotInput::FirstByte(run),
+            Server::Initializes => SlotInput::Initialized(run, introduced()),
+            Server::Lists => SlotInput::Discovered(run, catalogue("old")),
+            Server::CannotList => SlotInput::DiscoveryFailed(run, "old".to_owned(), Duration::ZERO),
+            Server::Answers => SlotInput::Recovered(run),
             Server::Degrades => {
-                Input::Health(run, HealthNews::Degraded { failures: 3, last_error: "no answer".to_owned() })
+                SlotInput::Health(run, HealthChange::Degraded { failures: 3, last_error: "no answer".to_owned() })
             }
-            Server::Restores => Input::Health(run, HealthNews::Restored { failures: 3, last_error: None }),
-            Server::Ends(_, loss) if self.slot.spec.is_remote() => Input::Ended(run, lost(loss.kind(), None)),
-            Server::Ends(..) => Input::Ended(run, exited(1, None)),
+            Server::Restores => SlotInput::Health(run, HealthChange::Restored { failures: 3, last_error: None }),
+            Server::Ends(_, loss) if self.slot.spec.is_remote() => SlotInput::Ended(run, lost(loss.kind(), None)),
+            Server::Ends(..) => SlotInput::Ended(run, exited(1, None)),
         };
         let before = format!("{:?}", self.slot);
         let effects = self.handle(input);
@@ -727,7 +735,7 @@ impl World {
     fn wait(&mut self, time: Duration) {
         self.now += time;
         if self.slot.deadline().is_some_and(|at| at <= self.now) {
-            self.handle(Input::Tick(self.activity()));
+            self.handle(SlotInput::Tick(self.activity()));
             assert!(self.slot.deadline().is_none_or(|at| at > self.now), "what was due is not done");
         }
     }
@@ -739,10 +747,10 @@ impl World {
         let earlier = |at: Instant| at.checked_sub(time).unwrap_or(self.now);
         self.away.next = self.away.next.map(|(number, due)| (number, earlier(due)));
         self.not_before = self.not_before.map(earlier);
-        let away = matches!(self.slot.phase, Phase::Reconnecting { .. });
+        let away = matches!(self.slot.phase, SlotPhase::Reconnecting { .. });
         let overdue = self.away.next.is_some_and(|(_, due)| due <= self.now);
-        self.handle(Input::Woke(time));
-        assert!(!(away && overdue) || matches!(self.slot.phase, Phase::Queued { .. }), "it is overdue");
+        self.handle(SlotInput::Woke(time));
+        assert!(!(away && overdue) || matches!(self.slot.phase, SlotPhase::Queued { .. }), "it is overdue");
         assert!(self.slot.deadline().is_none_or(|at| at > self.now), "what was due is not done");
     }
 
@@ -782,8 +790,8 @@ impl World {
         self.held.clear();
         self.caller_waits = false;
         let before = self.slot.phase.clone();
-        let under_way = self.slot.connection() == Some(Connection::Reconnecting);
-        if !under_way && !matches!(before, Phase::Reauth | Phase::Exhausted { .. }) {
+        let under_way = self.slot.connection() == Some(ConnectionState::Reconnecting);
+        if !under_way && !matches!(before, SlotPhase::Reauth | SlotPhase::Exhausted { .. }) {
             self.away.begins_anew();
         }
         self.away.wanted = false;
@@ -793,39 +801,39 @@ impl World {
         self.perform(effects);
         self.check();
         match (&before, &self.slot.phase) {
-            (Phase::Reauth, after) => assert_eq!(*after, Phase::Reauth),
-            (Phase::Exhausted { .. }, after) => assert_eq!(before, *after),
-            (Phase::Reconnecting { .. }, after) => assert_eq!(before, *after, "its schedule is another"),
+            (SlotPhase::Reauth, after) => assert_eq!(*after, SlotPhase::Reauth),
+            (SlotPhase::Exhausted { .. }, after) => assert_eq!(before, *after),
+            (SlotPhase::Reconnecting { .. }, after) => assert_eq!(before, *after, "its schedule is another"),
             (_, after) if under_way => {
-                let goes_on = matches!(after, Phase::Reconnecting { .. } | Phase::Queued { .. });
+                let goes_on = matches!(after, SlotPhase::Reconnecting { .. } | SlotPhase::Queued { .. });
                 assert!(goes_on, "{before:?} has come to {after:?}");
             }
             _ => {}
         }
         // An update of which it had not told the memo died with it.
         if self.desired != self.slot.spec {
-            self.handle(Input::Update(self.desired.clone()));
+            self.handle(SlotInput::Update(self.desired.clone()));
         }
     }
 
-    fn handle(&mut self, input: Input) -> Vec<Effect> {
+    fn handle(&mut self, input: SlotInput) -> Vec<SlotEffect> {
         if self.removed {
             return Vec::new();
         }
         let shows = matches!(
             input,
-            Input::Spawned(..)
-                | Input::Update(_)
-                | Input::DiscoveryFailed(..)
-                | Input::Initialized(..)
-                | Input::Woke(_)
-                | Input::Granted(_)
-                | Input::Call
+            SlotInput::Spawned(..)
+                | SlotInput::Update(_)
+                | SlotInput::DiscoveryFailed(..)
+                | SlotInput::Initialized(..)
+                | SlotInput::Woke(_)
+                | SlotInput::Granted(_)
+                | SlotInput::Call
         );
-        let was_ready = matches!(self.slot.phase, Phase::Ready { .. });
-        let person = matches!(input, Input::Start | Input::Stop | Input::Restart | Input::Reconnect);
+        let was_ready = matches!(self.slot.phase, SlotPhase::Ready { .. });
+        let person = matches!(input, SlotInput::Start | SlotInput::Stop | SlotInput::Restart | SlotInput::Reconnect);
         let before = self.slot.spec.clone();
-        let in_place = matches!(&input, Input::Update(to) if self.goes_on_under(to));
+        let in_place = matches!(&input, SlotInput::Update(to) if self.goes_on_under(to));
         let effects = self.slot.handle(self.now, input);
         if !Arc::ptr_eq(&before, &self.slot.spec) {
             self.not_taken = false;
@@ -835,12 +843,12 @@ impl World {
                 (self.recalled, self.was_connected) = (false, false);
             }
         }
-        self.recalled &= !effects.iter().any(|effect| matches!(effect, Effect::Tell(Told::Discovered { .. })));
-        if self.recalled && !was_ready && matches!(self.slot.phase, Phase::Ready { .. }) {
-            let reads = effects.iter().any(|effect| matches!(effect, Effect::Discover(_)));
+        self.recalled &= !effects.iter().any(|effect| matches!(effect, SlotEffect::Tell(SlotEvent::Discovered { .. })));
+        if self.recalled && !was_ready && matches!(self.slot.phase, SlotPhase::Ready { .. }) {
+            let reads = effects.iter().any(|effect| matches!(effect, SlotEffect::Discover(_)));
             assert!(reads, "its tools are never read");
         }
-        if shows || person || effects.iter().any(Effect::shows) {
+        if shows || person || effects.iter().any(SlotEffect::shows) {
             self.memo = self.slot.memo();
         }
         self.perform(effects.clone());
@@ -848,37 +856,37 @@ impl World {
         effects
     }
 
-    fn perform(&mut self, effects: Vec<Effect>) {
+    fn perform(&mut self, effects: Vec<SlotEffect>) {
         for effect in effects {
             match effect {
-                Effect::RequestPermit { urgent: false } if self.caller_waits => {
+                SlotEffect::RequestPermit { urgent: false } if self.caller_waits => {
                     panic!("nobody knows that a caller waits")
                 }
-                Effect::RequestPermit { .. } | Effect::WithdrawPermit | Effect::ReleasePermit(_) => {
+                SlotEffect::RequestPermit { .. } | SlotEffect::WithdrawPermit | SlotEffect::ReleasePermit(_) => {
                     self.to_root.push_back(effect);
                 }
-                Effect::Spawn { run, spec, discover } => self.spawn(run, &spec, discover),
-                Effect::Drain(run) => {
+                SlotEffect::Spawn { run, spec, discover } => self.spawn(run, &spec, discover),
+                SlotEffect::Drain(run) => {
                     assert_ne!(self.slot.open_run(), Some(run), "calls have nowhere to go");
                     assert!(!std::mem::replace(&mut self.worker(run).unwrap().drains, true));
                 }
-                Effect::Stop(run) => {
+                SlotEffect::Stop(run) => {
                     let worker = self.worker(run).unwrap();
                     assert!(!std::mem::replace(&mut worker.told_to_stop, true), "it is stopped twice");
                 }
-                Effect::Hurry(run) => {
+                SlotEffect::Hurry(run) => {
                     assert!(self.caller_waits, "nobody waits for its end");
                     let worker = self.worker(run).unwrap();
                     assert!(worker.told_to_stop && !std::mem::replace(&mut worker.hurried, true));
                 }
-                Effect::Discover(run) => {
+                SlotEffect::Discover(run) => {
                     let worker = self.worker(run).unwrap();
                     assert!(!worker.told_to_stop && worker.initialized.is_some());
                     (worker.discovers, worker.listed, worker.cannot_list) = (true, false, false);
                 }
-                Effect::Tell(Told::NotTaken { .. }) => self.not_taken = true,
-                Effect::Refused { status, cause } => panic!("a transition is refused: {cause:?} in {status}"),
-                Effect::Admit(run) => {
+                SlotEffect::Tell(SlotEvent::NotTaken { .. }) => self.not_taken = true,
+                SlotEffect::Refused { status, cause } => panic!("a transition is refused: {cause:?} in {status}"),
+                SlotEffect::Admit(run) => {
                     assert_eq!(self.slot.open_run(), Some(run));
                     let comes_in = usize::from(std::mem::take(&mut self.caller_waits));
                     let worker = self.worker(run).unwrap();
@@ -886,60 +894,63 @@ impl World {
                     worker.inside += comes_in;
                     self.last_activity = self.now;
                 }
-                Effect::TrySleep { run, idle } => self.try_sleep(run, idle),
-                Effect::Refuse { .. } => self.caller_waits = false,
-                Effect::Remove => {
+                SlotEffect::TrySleep { run, idle } => self.try_sleep(run, idle),
+                SlotEffect::Refuse { .. } => self.caller_waits = false,
+                SlotEffect::Remove => {
                     assert!(self.ending && !self.removed);
                     assert!(self.workers.is_empty(), "something is left: {:?}", self.workers);
                     self.removed = true;
                 }
-                Effect::Unreachable { retry_at, .. } => {
+                SlotEffect::Unreachable { retry_at, .. } => {
                     assert_eq!(retry_at, self.slot.next_retry_at());
                     self.caller_waits = false;
                 }
-                Effect::Check(run) => {
+                SlotEffect::Check(run) => {
                     assert_eq!(self.slot.open_run(), Some(run));
                     assert!(self.worker(run).unwrap().dialled, "a process is looked after by itself");
                 }
-                Effect::Adopt { run, spec } => {
+                SlotEffect::Adopt { run, spec } => {
                     assert_eq!(spec, self.desired);
                     assert!(!self.worker(run).unwrap().told_to_stop);
                 }
-                Effect::Tell(Told::Started { .. }) if self.slot.spec.is_remote() => {
+                SlotEffect::Tell(SlotEvent::Started { .. }) if self.slot.spec.is_remote() => {
                     assert!(!self.connected && !self.was_connected, "it is started a second time");
                     (self.connected, self.was_connected, self.attempts) = (true, true, 0);
                 }
-                Effect::Tell(Told::Reconnected { attempts, changed }) => {
+                SlotEffect::Tell(SlotEvent::Reconnected { attempts, changed }) => {
                     assert!(self.was_connected, "it is there again and never was before");
                     assert!(!self.connected, "it is there again and was never gone");
                     assert_eq!(attempts, std::mem::take(&mut self.attempts));
-                    assert!(!changed.contains(&Aspect::Capabilities), "it can do what it always could");
+                    assert!(!changed.contains(&CatalogueAspect::Capabilities), "it can do what it always could");
                     self.connected = true;
                 }
-                Effect::Tell(Told::Disconnected { .. }) => {
+                SlotEffect::Tell(SlotEvent::Disconnected { .. }) => {
                     let there = std::mem::take(&mut self.connected);
                     assert!(there || self.ending, "it is gone and never was there");
                 }
-                Effect::Tell(Told::Health(news)) => {
-                    self.degraded = matches!(news, HealthNews::Degraded { .. });
+                SlotEffect::Tell(SlotEvent::Health(news)) => {
+                    self.degraded = matches!(news, HealthChange::Degraded { .. });
                 }
-                Effect::Tell(Told::PermanentlyFailed { .. }) => {
+                SlotEffect::Tell(SlotEvent::PermanentlyFailed { .. }) => {
                     assert!(!self.slot.spec.is_remote(), "a remote one never fails for good");
                 }
-                Effect::Status { .. } | Effect::ChargeTeam | Effect::Tell(_) | Effect::Denied { .. } => {}
+                SlotEffect::Status { .. }
+                | SlotEffect::ChargeTeam
+                | SlotEffect::Tell(_)
+                | SlotEffect::Denied { .. } => {}
             }
         }
     }
 
-    fn try_sleep(&mut self, run: Run, idle: Duration) {
+    fn try_sleep(&mut self, run: RunNumber, idle: Duration) {
         let policy = self.slot.spec.policy.idle.clone();
-        assert_ne!(self.slot.spec.keep, Keep::AlwaysOn, "it must never sleep");
+        assert_ne!(self.slot.spec.keep, ProcessLifetime::AlwaysOn, "it must never sleep");
         assert!(!self.slot.spec.is_remote(), "nothing is saved by a connection that sleeps");
         // A call may have been tried on it before its tools could be read: then its door stays open.
         let used = self.worker(run).unwrap().inside > 0;
         assert!(!used || idle.is_zero(), "it has a call in flight");
         if idle.is_zero() {
-            assert_eq!(self.slot.spec.keep, Keep::Lazy, "only a lazy one sleeps at once");
+            assert_eq!(self.slot.spec.keep, ProcessLifetime::Lazy, "only a lazy one sleeps at once");
             assert!(self.ready_since.is_none(), "it is at once when it is ready, or by idleness");
         } else {
             assert_eq!(idle, self.now.duration_since(self.last_activity));
@@ -956,25 +967,25 @@ impl World {
             self.worker(run).unwrap().inside += 1;
             self.last_activity = self.now;
         } else {
-            self.handle(Input::Sleep { run, idle });
+            self.handle(SlotInput::Sleep { run, idle });
         }
     }
 
-    fn spawn(&mut self, run: Run, spec: &InstanceSpec, discover: bool) {
-        let beside = self.slot.beside.as_ref().and_then(Beside::run);
-        let others: Vec<Run> = self.workers.iter().map(|worker| worker.run).collect();
+    fn spawn(&mut self, run: RunNumber, spec: &InstanceSpec, discover: bool) {
+        let beside = self.slot.beside.as_ref().and_then(SecondRun::run);
+        let others: Vec<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         match (&others[..], &self.slot.phase) {
-            ([], Phase::Starting { run: current, .. }) => assert_eq!(*current, run),
+            ([], SlotPhase::Starting { run: current, .. }) => assert_eq!(*current, run),
             // It starts beside the one that takes calls, or beside one that goes.
-            ([other], Phase::Ready { run: current, .. }) => assert_eq!((*other, run), (*current, beside.unwrap())),
-            ([other], Phase::Starting { run: current, .. }) => {
+            ([other], SlotPhase::Ready { run: current, .. }) => assert_eq!((*other, run), (*current, beside.unwrap())),
+            ([other], SlotPhase::Starting { run: current, .. }) => {
                 assert_eq!((*other, run), (beside.unwrap(), *current));
-                assert!(matches!(self.slot.beside, Some(Beside::Leaving { .. })));
+                assert!(matches!(self.slot.beside, Some(SecondRun::Leaving { .. })));
             }
             (others, phase) => panic!("{run:?} is one too many: {others:?}, {phase:?}"),
         }
         assert!(self.held.contains(&run), "{run:?} has no permit");
-        assert_eq!(self.want, Want::Running, "it was stopped and nobody has started it");
+        assert_eq!(self.want, RequestedState::Running, "it was stopped and nobody has started it");
         assert!(!self.ending, "it starts on its way out");
         assert!(spec.missing.is_empty(), "it starts without what its user must give");
         if spec.is_remote() {
@@ -1006,65 +1017,71 @@ impl World {
 
     /// What holds after every step.
     fn check(&mut self) {
-        let is_ready = matches!(self.slot.phase, Phase::Ready { .. });
+        let is_ready = matches!(self.slot.phase, SlotPhase::Ready { .. });
         self.ready_since = is_ready.then(|| self.ready_since.unwrap_or(self.now));
         let Slot { phase, status, want, .. } = &self.slot;
         assert_eq!(*want, self.want, "{phase:?}");
-        if self.want == Want::Stopped && !self.ending {
+        if self.want == RequestedState::Stopped && !self.ending {
             let rests = matches!(
                 phase,
-                Phase::Stopped | Phase::Unconfigured | Phase::Stopping { then: Then::Stop | Then::AwaitConfig, .. }
+                SlotPhase::Stopped
+                    | SlotPhase::Unconfigured
+                    | SlotPhase::Stopping { then: AfterStop::Stop | AfterStop::AwaitConfig, .. }
             );
             assert!(rests, "{phase:?}");
         }
         let beside = self.slot.beside.as_ref();
-        let known: BTreeSet<Run> = self.slot.run().into_iter().chain(beside.and_then(Beside::run)).collect();
-        let there: BTreeSet<Run> = self.workers.iter().map(|worker| worker.run).collect();
+        let known: BTreeSet<RunNumber> = self.slot.run().into_iter().chain(beside.and_then(SecondRun::run)).collect();
+        let there: BTreeSet<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         assert_eq!(known, there, "{phase:?} with {beside:?}");
-        let comes = matches!(beside, Some(Beside::Queued { .. } | Beside::Starting { .. }));
+        let comes = matches!(beside, Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }));
         assert!(!comes || is_ready, "{beside:?} beside {phase:?}");
-        assert!(!matches!(phase, Phase::Stopped | Phase::Over) || there.is_empty(), "{there:?} in {phase:?}");
+        assert!(!matches!(phase, SlotPhase::Stopped | SlotPhase::Over) || there.is_empty(), "{there:?} in {phase:?}");
         let open = self.slot.open_run();
         assert!(self.workers.iter().all(|worker| !worker.drains || Some(worker.run) != open), "calls go to {open:?}");
-        assert!(*phase != Phase::Over || self.removed);
+        assert!(*phase != SlotPhase::Over || self.removed);
         if self.caller_waits && !self.removed {
             let waits_for_something = matches!(
                 phase,
-                Phase::Queued { .. }
-                    | Phase::Starting { .. }
-                    | Phase::Backoff { .. }
-                    | Phase::FallingAsleep { .. }
-                    | Phase::Stopping { then: Then::Again(_), .. }
+                SlotPhase::Queued { .. }
+                    | SlotPhase::Starting { .. }
+                    | SlotPhase::Backoff { .. }
+                    | SlotPhase::FallingAsleep { .. }
+                    | SlotPhase::Stopping { then: AfterStop::Again(_), .. }
             );
             assert!(waits_for_something, "a caller is forgotten in {phase:?}");
         }
         let expected: &[Status] = match phase {
-            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => &[Status::AwaitingUserConfig],
-            Phase::Undiscovered { retry_at: Some(_), .. } => &[Status::Error],
-            Phase::Undiscovered { attempt: 0, .. } => &[Status::DiscoveringTools],
-            Phase::Undiscovered { .. } => &[Status::Error, Status::DiscoveringTools],
-            Phase::Reconnecting { .. } => &[Status::Offline, Status::Error],
-            Phase::Exhausted { .. } => &[Status::Error],
-            Phase::Queued { why: Why::Reconnect { .. }, .. } => {
+            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
+                &[Status::AwaitingUserConfig]
+            }
+            SlotPhase::Undiscovered { retry_at: Some(_), .. } => &[Status::Error],
+            SlotPhase::Undiscovered { attempt: 0, .. } => &[Status::DiscoveringTools],
+            SlotPhase::Undiscovered { .. } => &[Status::Error, Status::DiscoveringTools],
+            SlotPhase::Reconnecting { .. } => &[Status::Offline, Status::Error],
+            SlotPhase::Exhausted { .. } => &[Status::Error],
+            SlotPhase::Queued { why: StartReason::Reconnect { .. }, .. } => {
                 &[Status::Offline, Status::Error, Status::CommandReceived, Status::Connecting, Status::Restarting]
             }
-            Phase::Starting { why: Why::Reconnect { .. }, .. } => &[Status::Offline, Status::Error, Status::Connecting],
-            Phase::Reauth => &[Status::RequiresReauth],
-            Phase::Queued { why: Why::Wake { .. }, .. }
-            | Phase::Starting { why: Why::Wake { .. }, .. }
-            | Phase::Backoff { why: Why::Wake { .. }, .. }
-            | Phase::Ready { .. }
-            | Phase::FallingAsleep { .. }
-            | Phase::Dormant { .. } => &[Status::Online],
-            Phase::Queued { .. } => &[Status::CommandReceived, Status::Connecting, Status::Restarting],
-            Phase::Starting { .. } => &[Status::Connecting, Status::DiscoveringTools],
-            Phase::Backoff { .. } => &[Status::Connecting],
-            Phase::Stopping { then: Then::Again(_), .. } => {
+            SlotPhase::Starting { why: StartReason::Reconnect { .. }, .. } => {
+                &[Status::Offline, Status::Error, Status::Connecting]
+            }
+            SlotPhase::Reauth => &[Status::RequiresReauth],
+            SlotPhase::Queued { why: StartReason::Wake { .. }, .. }
+            | SlotPhase::Starting { why: StartReason::Wake { .. }, .. }
+            | SlotPhase::Backoff { why: StartReason::Wake { .. }, .. }
+            | SlotPhase::Ready { .. }
+            | SlotPhase::FallingAsleep { .. }
+            | SlotPhase::Dormant { .. } => &[Status::Online],
+            SlotPhase::Queued { .. } => &[Status::CommandReceived, Status::Connecting, Status::Restarting],
+            SlotPhase::Starting { .. } => &[Status::Connecting, Status::DiscoveringTools],
+            SlotPhase::Backoff { .. } => &[Status::Connecting],
+            SlotPhase::Stopping { then: AfterStop::Again(_), .. } => {
                 &[Status::Provisioning, Status::Connecting, Status::Restarting]
             }
-            Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => &[Status::Offline],
-            Phase::Failed => &[Status::PermanentlyFailed],
-            Phase::Stopping { then: Then::Over, .. } | Phase::Over => &Status::ALL,
+            SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => &[Status::Offline],
+            SlotPhase::Failed => &[Status::PermanentlyFailed],
+            SlotPhase::Stopping { then: AfterStop::Over, .. } | SlotPhase::Over => &Status::ALL,
         };
         assert!(expected.contains(status), "{status} in {phase:?}");
         if *status == Status::Online {
@@ -1072,13 +1089,13 @@ impl World {
             assert_eq!(says_so, self.not_taken, "{:?} in {phase:?}", self.slot.message);
         }
         let must_wake = match phase {
-            Phase::Backoff { until, .. } | Phase::Reconnecting { until, .. } => Some(*until),
-            Phase::Undiscovered { retry_at, .. } => *retry_at,
-            Phase::Ready { look_at, .. } => *look_at,
+            SlotPhase::Backoff { until, .. } | SlotPhase::Reconnecting { until, .. } => Some(*until),
+            SlotPhase::Undiscovered { retry_at, .. } => *retry_at,
+            SlotPhase::Ready { look_at, .. } => *look_at,
             _ => None,
         };
-        if let Phase::Ready { look_at, .. } = phase {
-            let sleeps = self.slot.spec.keep != Keep::AlwaysOn && !self.slot.spec.is_remote();
+        if let SlotPhase::Ready { look_at, .. } = phase {
+            let sleeps = self.slot.spec.keep != ProcessLifetime::AlwaysOn && !self.slot.spec.is_remote();
             assert_eq!(look_at.is_some(), sleeps, "who looks whether it is needed?");
         }
         self.check_connection();
@@ -1088,45 +1105,50 @@ impl World {
     /// What holds of a connection after every step.
     fn check_connection(&self) {
         let Slot { phase, status, health, spec, .. } = &self.slot;
-        if *health != Health::Unknown {
-            assert_eq!(*health == Health::Degraded, self.degraded, "what was told of its health is not so");
+        if *health != ServerHealth::Unknown {
+            assert_eq!(*health == ServerHealth::Degraded, self.degraded, "what was told of its health is not so");
         }
         match phase {
-            Phase::Ready { .. } | Phase::Undiscovered { .. } => assert_ne!(*health, Health::Unknown),
-            _ if self.slot.run().is_none() => assert_eq!(*health, Health::Unknown, "{phase:?}"),
+            SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => assert_ne!(*health, ServerHealth::Unknown),
+            _ if self.slot.run().is_none() => assert_eq!(*health, ServerHealth::Unknown, "{phase:?}"),
             _ => {}
         }
         let connection = self.slot.connection();
         if !spec.is_remote() {
-            let remote = matches!(phase, Phase::Reconnecting { .. } | Phase::Reauth | Phase::Exhausted { .. });
+            let remote =
+                matches!(phase, SlotPhase::Reconnecting { .. } | SlotPhase::Reauth | SlotPhase::Exhausted { .. });
             assert!(!remote && connection.is_none(), "a process in {phase:?}");
             return;
         }
         let process = matches!(
             phase,
-            Phase::Failed | Phase::Dormant { .. } | Phase::FallingAsleep { .. } | Phase::Backoff { .. }
+            SlotPhase::Failed | SlotPhase::Dormant { .. } | SlotPhase::FallingAsleep { .. } | SlotPhase::Backoff { .. }
         );
         assert!(!process, "a connection in {phase:?}");
         let expected = match (status, phase) {
-            _ if self.ending => Connection::Disconnected,
-            (Status::AwaitingUserConfig, _) => Connection::Disconnected,
+            _ if self.ending => ConnectionState::Disconnected,
+            (Status::AwaitingUserConfig, _) => ConnectionState::Disconnected,
             (Status::Provisioning | Status::CommandReceived | Status::Connecting | Status::Restarting, _) => {
-                Connection::Connecting
+                ConnectionState::Connecting
             }
-            (Status::DiscoveringTools | Status::SyncingTools | Status::Online, _) => Connection::Connected,
-            (Status::Error, Phase::Undiscovered { .. }) => Connection::Connected,
-            (Status::Error, Phase::Exhausted { .. }) | (Status::RequiresReauth, _) => Connection::Error,
-            (Status::Offline, _) if self.want == Want::Stopped => Connection::Disconnected,
-            (Status::Offline | Status::Error, _) => Connection::Reconnecting,
+            (Status::DiscoveringTools | Status::SyncingTools | Status::Online, _) => ConnectionState::Connected,
+            (Status::Error, SlotPhase::Undiscovered { .. }) => ConnectionState::Connected,
+            (Status::Error, SlotPhase::Exhausted { .. }) | (Status::RequiresReauth, _) => ConnectionState::Error,
+            (Status::Offline, _) if self.want == RequestedState::Stopped => ConnectionState::Disconnected,
+            (Status::Offline | Status::Error, _) => ConnectionState::Reconnecting,
             (Status::PermanentlyFailed, _) => panic!("a remote one never fails for good"),
         };
         assert_eq!(connection, Some(expected), "{status} in {phase:?}");
         // Nothing is ever the end of it, but what the policy, a person or the server's refusal say.
         let goes_on = self.slot.deadline().is_some() || self.slot.run().is_some();
-        let asks = matches!(phase, Phase::Queued { .. });
+        let asks = matches!(phase, SlotPhase::Queued { .. });
         let rests = matches!(
             phase,
-            Phase::Unconfigured | Phase::Reauth | Phase::Exhausted { .. } | Phase::Stopped | Phase::Over
+            SlotPhase::Unconfigured
+                | SlotPhase::Reauth
+                | SlotPhase::Exhausted { .. }
+                | SlotPhase::Stopped
+                | SlotPhase::Over
         );
         assert!(goes_on || asks || rests, "nothing comes after {phase:?}");
     }
@@ -1135,13 +1157,13 @@ impl World {
     fn check_schedule(&self) {
         let Slot { phase, spec, .. } = &self.slot;
         match phase {
-            Phase::Reconnecting { until, attempt } => assert_eq!(self.away.next, Some((*attempt, *until))),
-            Phase::Exhausted { attempts } => assert_eq!(spec.policy.reconnect.attempts_max, Some(*attempts)),
-            Phase::Queued { why: Why::Reconnect { attempt, .. }, .. }
-            | Phase::Starting { why: Why::Reconnect { attempt, .. }, .. } => {
+            SlotPhase::Reconnecting { until, attempt } => assert_eq!(self.away.next, Some((*attempt, *until))),
+            SlotPhase::Exhausted { attempts } => assert_eq!(spec.policy.reconnect.attempts_max, Some(*attempts)),
+            SlotPhase::Queued { why: StartReason::Reconnect { attempt, .. }, .. }
+            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, .. }, .. } => {
                 assert_eq!(*attempt, self.away.next.map_or(0, |(number, _)| number), "{phase:?}");
             }
-            Phase::Reauth => assert!(self.away.needs_credentials),
+            SlotPhase::Reauth => assert!(self.away.needs_credentials),
             _ => {}
         }
     }
@@ -1160,14 +1182,14 @@ impl World {
         }
         let rests = matches!(
             self.slot.phase,
-            Phase::Ready { look_at: None, .. }
-                | Phase::Dormant { .. }
-                | Phase::Unconfigured
-                | Phase::Reauth
-                | Phase::Exhausted { .. }
-                | Phase::Stopped
-                | Phase::Failed
-                | Phase::Over
+            SlotPhase::Ready { look_at: None, .. }
+                | SlotPhase::Dormant { .. }
+                | SlotPhase::Unconfigured
+                | SlotPhase::Reauth
+                | SlotPhase::Exhausted { .. }
+                | SlotPhase::Stopped
+                | SlotPhase::Failed
+                | SlotPhase::Over
         );
         assert!(rests, "{:?}", self.slot.phase);
         assert_eq!(self.slot.beside, None);

@@ -4,14 +4,16 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::secret::{Mask, Secret};
+use mcp_satellite_actors::model::secret::{Secret, SecretMask};
 use reqwest::header::{ETAG, HeaderValue, IF_NONE_MATCH, RETRY_AFTER};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 
-use super::key::Key;
-use super::orders::Given;
-use crate::backend::wire::{CommandResult, Config, ErrorBody, Heartbeat, Received, Registered, Registration};
+use super::key::SatelliteKey;
+use super::orders::PollResponse;
+use crate::backend::wire::{
+    CommandResult, EmptyResponse, ErrorBody, Heartbeat, Registration, RegistrationResponse, SatelliteConfig,
+};
 use crate::http::{client, pause, root_of};
 
 // Enough for thousands of servers.
@@ -22,7 +24,7 @@ const ANSWER_MAX: usize = 1 << 20;
 const REASON_MAX: usize = 300;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum CallError {
+pub(super) enum BackendCallError {
     #[error("cannot reach {to}: {reason}")]
     Unreachable { to: String, reason: String },
     #[error("{to} did not answer within {after:?}")]
@@ -33,7 +35,7 @@ pub(super) enum CallError {
     Malformed { to: String, reason: String },
 }
 
-impl CallError {
+impl BackendCallError {
     // Stable identifier for events.
     pub(super) fn kind(&self) -> &'static str {
         match self {
@@ -64,19 +66,19 @@ impl CallError {
 }
 
 #[derive(Debug)]
-pub(super) enum Fetched {
+pub(super) enum ConfigFetch {
     Unchanged,
-    New(Box<Config>, Option<HeaderValue>),
+    New(Box<SatelliteConfig>, Option<HeaderValue>),
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Backend {
+pub(super) struct BackendClient {
     client: Client,
     base: Url,
     timeout: Duration,
 }
 
-impl Backend {
+impl BackendClient {
     // `url` was validated with the configuration.
     pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, super::LinkError> {
         let base = Url::parse(url).map_err(|error| super::LinkError::Url(error.to_string()))?;
@@ -84,18 +86,22 @@ impl Backend {
         Ok(Self { client, base, timeout })
     }
 
-    pub(super) async fn register(&self, token: &Secret, body: &Registration) -> Result<Registered, CallError> {
+    pub(super) async fn register(
+        &self,
+        token: &Secret,
+        body: &Registration,
+    ) -> Result<RegistrationResponse, BackendCallError> {
         let call = self.call(Method::POST, &["register"], token).json(body);
         self.answer(call, ANSWER_MAX).await
     }
 
     pub(super) async fn commands(
         &self,
-        key: &Key,
+        key: &SatelliteKey,
         last_poll: Option<Timestamp>,
         limit: usize,
         hold: Duration,
-    ) -> Result<Given, CallError> {
+    ) -> Result<PollResponse, BackendCallError> {
         let mut query = vec![("limit", limit.to_string())];
         if hold >= Duration::from_secs(1) {
             query.push(("wait", hold.as_secs().to_string()));
@@ -105,63 +111,76 @@ impl Backend {
         self.answer(call.held(hold), ANSWER_MAX).await
     }
 
-    pub(super) async fn result(&self, key: &Key, command: &str, result: &CommandResult) -> Result<(), CallError> {
+    pub(super) async fn result(
+        &self,
+        key: &SatelliteKey,
+        command: &str,
+        result: &CommandResult,
+    ) -> Result<(), BackendCallError> {
         let call = self.call_as(key, Method::POST, &["commands", command, "result"]).json(result);
         self.received(call).await
     }
 
-    pub(super) async fn config(&self, key: &Key, known: Option<&HeaderValue>) -> Result<Fetched, CallError> {
+    pub(super) async fn config(
+        &self,
+        key: &SatelliteKey,
+        known: Option<&HeaderValue>,
+    ) -> Result<ConfigFetch, BackendCallError> {
         let mut call = self.call_as(key, Method::GET, &["config"]);
         if let Some(known) = known {
             call = call.header(IF_NONE_MATCH, known);
         }
         let call = call.sent().await?;
         if call.response.status() == StatusCode::NOT_MODIFIED && known.is_some() {
-            return Ok(Fetched::Unchanged);
+            return Ok(ConfigFetch::Unchanged);
         }
         let tag = call.response.headers().get(ETAG).cloned();
-        let config: Config = call.json(CONFIG_MAX).await?;
-        Ok(Fetched::New(Box::new(config), tag))
+        let config: SatelliteConfig = call.json(CONFIG_MAX).await?;
+        Ok(ConfigFetch::New(Box::new(config), tag))
     }
 
-    pub(super) async fn heartbeat(&self, key: &Key, body: &Heartbeat) -> Result<(), CallError> {
+    pub(super) async fn heartbeat(&self, key: &SatelliteKey, body: &Heartbeat) -> Result<(), BackendCallError> {
         self.received(self.call_as(key, Method::POST, &["heartbeat"]).json(body)).await
     }
 
-    pub(super) fn events(&self, key: &Key) -> String {
+    pub(super) fn events(&self, key: &SatelliteKey) -> String {
         self.url(&[&key.satellite_id, "events"]).into()
     }
 
-    async fn received(&self, call: Call) -> Result<(), CallError> {
+    async fn received(&self, call: BackendRequest) -> Result<(), BackendCallError> {
         let to = call.to.clone();
-        let received: Received = self.answer(call, ANSWER_MAX).await?;
+        let received: EmptyResponse = self.answer(call, ANSWER_MAX).await?;
         if received.success {
             return Ok(());
         }
-        Err(CallError::Malformed { to, reason: "a success that says it is none".to_owned() })
+        Err(BackendCallError::Malformed { to, reason: "a success that says it is none".to_owned() })
     }
 
-    async fn answer<T: DeserializeOwned + Send + 'static>(&self, call: Call, max: usize) -> Result<T, CallError> {
+    async fn answer<T: DeserializeOwned + Send + 'static>(
+        &self,
+        call: BackendRequest,
+        max: usize,
+    ) -> Result<T, BackendCallError> {
         call.sent().await?.json(max).await
     }
 
-    fn call_as(&self, key: &Key, method: Method, path: &[&str]) -> Call {
+    fn call_as(&self, key: &SatelliteKey, method: Method, path: &[&str]) -> BackendRequest {
         let path: Vec<&str> = std::iter::once(&*key.satellite_id).chain(path.iter().copied()).collect();
         self.call(method, &path, &key.secret)
     }
 
-    fn call(&self, method: Method, path: &[&str], bearer: &Secret) -> Call {
+    fn call(&self, method: Method, path: &[&str], bearer: &Secret) -> BackendRequest {
         self.to(method, path, &[], bearer)
     }
 
-    fn to(&self, method: Method, path: &[&str], query: &[(&str, String)], bearer: &Secret) -> Call {
+    fn to(&self, method: Method, path: &[&str], query: &[(&str, String)], bearer: &Secret) -> BackendRequest {
         let mut url = self.url(path);
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
         }
         let to = format!("{}{}", url.origin().ascii_serialization(), url.path());
         let request = self.client.request(method, url).timeout(self.timeout).bearer_auth(bearer.expose());
-        Call { request, to, mask: Mask::new([bearer.expose()]), timeout: self.timeout }
+        BackendRequest { request, to, mask: SecretMask::new([bearer.expose()]), timeout: self.timeout }
     }
 
     fn url(&self, path: &[&str]) -> Url {
@@ -175,14 +194,14 @@ impl Backend {
 }
 
 // `to` is the URL for messages; `mask` hides credentials in them.
-struct Call {
+struct BackendRequest {
     request: RequestBuilder,
     to: String,
-    mask: Mask,
+    mask: SecretMask,
     timeout: Duration,
 }
 
-impl Call {
+impl BackendRequest {
     // The backend may hold the request back for this additional time.
     fn held(mut self, hold: Duration) -> Self {
         self.timeout += hold;
@@ -200,30 +219,30 @@ impl Call {
         self
     }
 
-    async fn sent(self) -> Result<Answered, CallError> {
+    async fn sent(self) -> Result<BackendResponse, BackendCallError> {
         let Self { request, to, mask, timeout } = self;
-        let about = About { to, mask, timeout };
+        let about = BackendRequestInfo { to, mask, timeout };
         match request.send().await {
-            Ok(response) => Ok(Answered { response, about }),
+            Ok(response) => Ok(BackendResponse { response, about }),
             Err(error) => Err(about.failure(&error)),
         }
     }
 }
 
-struct About {
+struct BackendRequestInfo {
     to: String,
-    mask: Mask,
+    mask: SecretMask,
     timeout: Duration,
 }
 
-impl About {
-    fn failure(&self, error: &reqwest::Error) -> CallError {
+impl BackendRequestInfo {
+    fn failure(&self, error: &reqwest::Error) -> BackendCallError {
         let to = self.to.clone();
         if error.is_timeout() {
-            return CallError::TimedOut { to, after: self.timeout };
+            return BackendCallError::TimedOut { to, after: self.timeout };
         }
         let reason = root_of(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.quoted(&root));
-        CallError::Unreachable { to, reason }
+        BackendCallError::Unreachable { to, reason }
     }
 
     // For log lines: foreign text without credentials and control characters.
@@ -233,19 +252,19 @@ impl About {
     }
 }
 
-struct Answered {
+struct BackendResponse {
     response: Response,
-    about: About,
+    about: BackendRequestInfo,
 }
 
-impl Answered {
-    async fn json<T: DeserializeOwned + Send + 'static>(self, max: usize) -> Result<T, CallError> {
+impl BackendResponse {
+    async fn json<T: DeserializeOwned + Send + 'static>(self, max: usize) -> Result<T, BackendCallError> {
         let Self { mut response, about } = self;
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let retry_after = retry_after.and_then(|value| pause(value, Timestamp::now()));
         let to = about.to.clone();
-        let malformed = |reason: String| CallError::Malformed { to, reason };
+        let malformed = |reason: String| BackendCallError::Malformed { to, reason };
         let max = if status.is_success() { max } else { ANSWER_MAX };
         let body = match body(&mut response, max).await {
             Ok(Some(body)) => body,
@@ -256,7 +275,7 @@ impl Answered {
         if !status.is_success() {
             let said = serde_json::from_slice(&body).ok().map(|ErrorBody { error, .. }| about.quoted(&error));
             let said = said.or_else(|| status.is_redirection().then(|| "it is elsewhere; give its own URL".to_owned()));
-            return Err(CallError::Refused { to: about.to, status, said, retry_after });
+            return Err(BackendCallError::Refused { to: about.to, status, said, retry_after });
         }
         if body.len() < ANSWER_MAX {
             return serde_json::from_slice(&body).map_err(|error| malformed(about.quoted(&told(&error))));

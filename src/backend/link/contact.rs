@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::backend::wire::PollingMode;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Matter {
+pub(super) enum RequestPurpose {
     Registration,
     Commands,
     Configuration,
@@ -19,7 +19,7 @@ pub(super) enum Matter {
     Events,
 }
 
-impl Matter {
+impl RequestPurpose {
     fn as_str(self) -> &'static str {
         match self {
             Self::Registration => "registration",
@@ -38,14 +38,14 @@ impl Matter {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Contact(Mutex<State>);
+pub(super) struct BackendReachability(Mutex<ContactState>);
 
 #[derive(Debug, Default, Clone)]
-pub(super) struct State {
+pub(super) struct ContactState {
     pub(super) connected: bool,
     pub(super) last_contact: Option<Timestamp>,
     // Current error of each kind of request, and its time.
-    wrong: BTreeMap<Matter, (Timestamp, String)>,
+    wrong: BTreeMap<RequestPurpose, (Timestamp, String)>,
     // `None` before the first response.
     pub(super) mode: Option<PollingMode>,
     // True if polls fail.
@@ -54,15 +54,15 @@ pub(super) struct State {
     pub(super) config_hash: Option<String>,
 }
 
-impl State {
+impl ContactState {
     pub(super) fn last_error(&self) -> Option<String> {
         let (matter, (_, why)) = self.wrong.iter().max_by_key(|(_, (at, _))| *at)?;
         Some(format!("{}: {why}", matter.as_str()))
     }
 }
 
-impl Contact {
-    pub(super) fn went_well(&self, matter: Matter) {
+impl BackendReachability {
+    pub(super) fn went_well(&self, matter: RequestPurpose) {
         let mut state = self.state();
         state.last_contact = Some(Timestamp::now());
         state.connected |= matter.is_pulse();
@@ -72,7 +72,7 @@ impl Contact {
     }
 
     // `answered` is true if the backend sent a response.
-    pub(super) fn went_wrong(&self, matter: Matter, answered: bool, why: &str) {
+    pub(super) fn went_wrong(&self, matter: RequestPurpose, answered: bool, why: &str) {
         let mut state = self.state();
         let now = Timestamp::now();
         if answered {
@@ -95,11 +95,11 @@ impl Contact {
         self.state().config_hash = hash;
     }
 
-    pub(super) fn now(&self) -> State {
+    pub(super) fn now(&self) -> ContactState {
         self.state().clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ContactState> {
         // No call between changes can panic and leave the data inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

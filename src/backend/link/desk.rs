@@ -15,14 +15,14 @@ use serde_json::Map;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
-use super::contact::Matter;
-use super::done::Progress;
-use super::effect::{Task, bring_about};
-use super::orders::Unreadable;
-use super::poll::{LIMIT_MAX, Received, Shown};
-use super::rules::{Backoff, Lanes};
-use super::{Fleet, Shared};
-use crate::backend::wire::{Command, CommandResult, Outcome};
+use super::contact::RequestPurpose;
+use super::done::CommandProgress;
+use super::effect::{CommandAction, bring_about};
+use super::orders::InvalidCommand;
+use super::poll::{LIMIT_MAX, ReceivedCommands, ServerTimeReading};
+use super::rules::{Backoff, CommandLanes};
+use super::{LinkHost, LinkShared};
+use crate::backend::wire::{BackendCommand, CommandOutcome, CommandResult};
 
 // Commands that run concurrently.
 const BESIDE_MAX: usize = 32;
@@ -35,39 +35,39 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 
 // Ids are unique per satellite only, and this satellite may have been registered under another id before.
 #[derive(Debug, Clone)]
-struct Name {
+struct CommandKey {
     satellite_id: String,
     id: String,
     // Unique for all backends and satellites.
     whole: String,
 }
 
-impl Name {
-    fn new(link: &Shared, satellite_id: &str, id: &str) -> Self {
+impl CommandKey {
+    fn new(link: &LinkShared, satellite_id: &str, id: &str) -> Self {
         let whole = format!("{}/{satellite_id}/{id}", link.plan.url.trim_end_matches('/'));
         Self { satellite_id: satellite_id.to_owned(), id: id.to_owned(), whole }
     }
 }
 
-struct Order {
-    name: Name,
-    task: Task,
+struct QueuedCommand {
+    name: CommandKey,
+    task: CommandAction,
     expires_at: Option<Timestamp>,
-    shown: Shown,
+    shown: ServerTimeReading,
     // True if an earlier run of the satellite started the command.
     again: bool,
 }
 
-pub(super) async fn run(link: &Shared, fleet: &dyn Fleet, mut inbox: mpsc::Receiver<Received>) {
-    let mut desk = Desk {
+pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost, mut inbox: mpsc::Receiver<ReceivedCommands>) {
+    let mut desk = CommandExecutor {
         link,
-        lanes: Lanes::new(BESIDE_MAX),
+        lanes: CommandLanes::new(BESIDE_MAX),
         orders: HashMap::new(),
         telling: HashSet::new(),
         tellings: FuturesUnordered::new(),
         way: Arc::new(Semaphore::new(TELLING_MAX)),
     };
-    let mut running: FuturesUnordered<BoxFuture<'_, (Name, CommandResult)>> = FuturesUnordered::new();
+    let mut running: FuturesUnordered<BoxFuture<'_, (CommandKey, CommandResult)>> = FuturesUnordered::new();
     loop {
         while let Some(whole) = desk.lanes.begin() {
             let Some(order) = desk.orders.remove(&whole) else { continue };
@@ -91,10 +91,10 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet, mut inbox: mpsc::Recei
     }
 }
 
-struct Desk<'a> {
-    link: &'a Shared,
-    lanes: Lanes,
-    orders: HashMap<String, Order>,
+struct CommandExecutor<'a> {
+    link: &'a LinkShared,
+    lanes: CommandLanes,
+    orders: HashMap<String, QueuedCommand>,
     // Commands whose results are being sent.
     telling: HashSet<String>,
     tellings: FuturesUnordered<BoxFuture<'a, String>>,
@@ -102,10 +102,10 @@ struct Desk<'a> {
     way: Arc<Semaphore>,
 }
 
-impl Desk<'_> {
-    async fn take(&mut self, received: Received) {
-        let Received { satellite_id, commands, unreadable, shown } = received;
-        for Unreadable { id, why } in unreadable {
+impl CommandExecutor<'_> {
+    async fn take(&mut self, received: ReceivedCommands) {
+        let ReceivedCommands { satellite_id, commands, unreadable, shown } = received;
+        for InvalidCommand { id, why } in unreadable {
             if let Some((name, _)) = self.new_one(&satellite_id, &id).await {
                 self.settle(name, failed(why.to_owned())).await;
             }
@@ -118,32 +118,32 @@ impl Desk<'_> {
     }
 
     // The boolean is true if the command was started before.
-    async fn new_one(&mut self, satellite_id: &str, id: &str) -> Option<(Name, bool)> {
-        let name = Name::new(self.link, satellite_id, id);
+    async fn new_one(&mut self, satellite_id: &str, id: &str) -> Option<(CommandKey, bool)> {
+        let name = CommandKey::new(self.link, satellite_id, id);
         // A command is delivered again until its result has arrived.
         if self.lanes.holds(&name.whole) || self.telling.contains(&name.whole) || self.held() >= HELD_MAX {
             return None;
         }
         match self.link.done.progress(&name.whole).await {
-            Progress::Done(result) => {
+            CommandProgress::Done(result) => {
                 let lost = || failed("it was carried out before; what came of it is not known any more".to_owned());
                 self.tell(name, serde_json::from_str(&result).unwrap_or_else(|_| lost()));
                 None
             }
-            Progress::Begun => Some((name, true)),
-            Progress::Unknown => Some((name, false)),
+            CommandProgress::Begun => Some((name, true)),
+            CommandProgress::Unknown => Some((name, false)),
         }
     }
 
-    async fn take_one(&mut self, name: Name, again: bool, command: Command, shown: Shown) {
+    async fn take_one(&mut self, name: CommandKey, again: bool, command: BackendCommand, shown: ServerTimeReading) {
         if !again && shown.is_late(self.link, command.expires_at) {
             return self.settle(name, expired()).await;
         }
-        match Task::of(&command) {
+        match CommandAction::of(&command) {
             Ok(task) => {
                 self.lanes.push(&name.whole, task.scope(), command.priority);
                 let expires_at = command.expires_at;
-                self.orders.insert(name.whole.clone(), Order { name, task, expires_at, shown, again });
+                self.orders.insert(name.whole.clone(), QueuedCommand { name, task, expires_at, shown, again });
             }
             Err(why) => self.settle(name, failed(why)).await,
         }
@@ -154,18 +154,18 @@ impl Desk<'_> {
     }
 
     // For commands that are not executed.
-    async fn settle(&mut self, name: Name, result: CommandResult) {
+    async fn settle(&mut self, name: CommandKey, result: CommandResult) {
         note(self.link, &name, &result).await;
         self.tell(name, result);
     }
 
-    fn tell(&mut self, name: Name, result: CommandResult) {
+    fn tell(&mut self, name: CommandKey, result: CommandResult) {
         self.telling.insert(name.whole.clone());
         self.tellings.push(tell(self.link, self.way.clone(), name, result).boxed());
     }
 }
 
-async fn carry_out(link: &Shared, fleet: &dyn Fleet, order: Order) -> (Name, CommandResult) {
+async fn carry_out(link: &LinkShared, fleet: &dyn LinkHost, order: QueuedCommand) -> (CommandKey, CommandResult) {
     let name = order.name;
     // The command may have expired while it waited.
     if !order.again && order.shown.is_late(link, order.expires_at) {
@@ -187,13 +187,13 @@ async fn carry_out(link: &Shared, fleet: &dyn Fleet, order: Order) -> (Name, Com
     (name, result)
 }
 
-async fn note(link: &Shared, name: &Name, result: &CommandResult) {
+async fn note(link: &LinkShared, name: &CommandKey, result: &CommandResult) {
     // Serialization of this type does not fail.
     link.done.done(&name.whole, serde_json::to_string(result).unwrap_or_default()).await;
 }
 
-async fn tell(link: &Shared, way: Arc<Semaphore>, name: Name, result: CommandResult) -> String {
-    let Name { satellite_id, id, whole } = name;
+async fn tell(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: CommandResult) -> String {
+    let CommandKey { satellite_id, id, whole } = name;
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice(&id));
     loop {
         let key = link.key().await;
@@ -210,11 +210,11 @@ async fn tell(link: &Shared, way: Arc<Semaphore>, name: Name, result: CommandRes
             let _permit = way.acquire().await;
             link.backend.result(&key, &id, &result).await
         };
-        link.heard(Matter::Results, &key, &answer);
+        link.heard(RequestPurpose::Results, &key, &answer);
         let Err(error) = answer else { return whole };
         if error.status().is_some_and(|status| matches!(status.as_u16(), 400 | 404 | 405 | 409 | 410 | 413 | 422)) {
             // A backend that still needs the result delivers the command again.
-            link.contact.went_well(Matter::Results);
+            link.contact.went_well(RequestPurpose::Results);
             tracing::error!(command = id, %error, "the backend does not want the result of its command");
             return whole;
         }
@@ -226,10 +226,10 @@ async fn tell(link: &Shared, way: Arc<Semaphore>, name: Name, result: CommandRes
 }
 
 fn failed(error: String) -> CommandResult {
-    CommandResult { status: Outcome::Failed, result: Map::new(), error: Some(error), duration_ms: 0 }
+    CommandResult { status: CommandOutcome::Failed, result: Map::new(), error: Some(error), duration_ms: 0 }
 }
 
 fn expired() -> CommandResult {
     let error = "it came after its time, and nothing was done".to_owned();
-    CommandResult { status: Outcome::Expired, error: Some(error), ..failed(String::new()) }
+    CommandResult { status: CommandOutcome::Expired, error: Some(error), ..failed(String::new()) }
 }

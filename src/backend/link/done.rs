@@ -17,7 +17,7 @@ const KNOWN_MAX: usize = 10_000;
 
 /// Progress of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Progress {
+pub enum CommandProgress {
     /// The command was never started.
     Unknown,
     /// The command was started, but the satellite ended before the result was recorded.
@@ -27,9 +27,9 @@ pub enum Progress {
 }
 
 /// Persistent record of commands. An error means that the record is currently unavailable.
-pub trait Done: Send + Sync + 'static {
+pub trait CommandLog: Send + Sync + 'static {
     /// Returns the progress of the command `id`.
-    fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>>;
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>>;
     /// Records that the command `id` was started.
     fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>>;
     /// Records that the command `id` has finished with `result`, as JSON.
@@ -38,17 +38,17 @@ pub trait Done: Send + Sync + 'static {
 
 /// Record in memory, which ends with the satellite.
 #[derive(Debug, Default)]
-pub struct InMemory(Mutex<Known>);
+pub struct InMemoryCommandLog(Mutex<CommandLogEntries>);
 
 #[derive(Debug, Default)]
-struct Known {
-    progress: HashMap<String, Progress>,
+struct CommandLogEntries {
+    progress: HashMap<String, CommandProgress>,
     // Oldest first.
     order: VecDeque<String>,
 }
 
-impl Known {
-    fn note(&mut self, id: &str, progress: Progress) {
+impl CommandLogEntries {
+    fn note(&mut self, id: &str, progress: CommandProgress) {
         if self.progress.insert(id.to_owned(), progress).is_none() {
             self.order.push_back(id.to_owned());
         }
@@ -60,7 +60,7 @@ impl Known {
     }
 }
 
-impl InMemory {
+impl InMemoryCommandLog {
     fn forget(&self, id: &str) {
         let mut known = self.known();
         if known.progress.remove(id).is_some() {
@@ -68,37 +68,37 @@ impl InMemory {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, CommandLogEntries> {
         // No call between changes can panic and leave the data inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Done for InMemory {
-    fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>> {
-        let progress = self.known().progress.get(id).cloned().unwrap_or(Progress::Unknown);
+impl CommandLog for InMemoryCommandLog {
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>> {
+        let progress = self.known().progress.get(id).cloned().unwrap_or(CommandProgress::Unknown);
         ready(Ok(progress)).boxed()
     }
 
     fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
-        self.known().note(id, Progress::Begun);
+        self.known().note(id, CommandProgress::Begun);
         ready(Ok(())).boxed()
     }
 
     fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
-        self.known().note(id, Progress::Done(result));
+        self.known().note(id, CommandProgress::Done(result));
         ready(Ok(())).boxed()
     }
 }
 
-impl Done for Journal {
-    fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>> {
+impl CommandLog for Journal {
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>> {
         let id = id.to_owned();
         async move {
             match self.command(&id).await.map_err(|error| error.to_string())? {
-                None => Ok(Progress::Unknown),
-                Some(CommandRecord::Begun) => Ok(Progress::Begun),
-                Some(CommandRecord::Done(result)) => Ok(Progress::Done(result)),
+                None => Ok(CommandProgress::Unknown),
+                Some(CommandRecord::Begun) => Ok(CommandProgress::Begun),
+                Some(CommandRecord::Done(result)) => Ok(CommandProgress::Done(result)),
             }
         }
         .boxed()
@@ -116,24 +116,24 @@ impl Done for Journal {
 }
 
 // Keeps in memory only what the persistent record cannot store at the moment.
-pub(super) struct Both {
-    pub(super) lasting: std::sync::Arc<dyn Done>,
-    here: InMemory,
+pub(super) struct FallbackCommandLog {
+    pub(super) lasting: std::sync::Arc<dyn CommandLog>,
+    here: InMemoryCommandLog,
 }
 
-impl Both {
-    pub(super) fn new(lasting: std::sync::Arc<dyn Done>) -> Self {
-        Self { lasting, here: InMemory::default() }
+impl FallbackCommandLog {
+    pub(super) fn new(lasting: std::sync::Arc<dyn CommandLog>) -> Self {
+        Self { lasting, here: InMemoryCommandLog::default() }
     }
 
-    pub(super) async fn progress(&self, id: &str) -> Progress {
-        let here = self.here.progress(id).await.unwrap_or(Progress::Unknown);
-        if here != Progress::Unknown {
+    pub(super) async fn progress(&self, id: &str) -> CommandProgress {
+        let here = self.here.progress(id).await.unwrap_or(CommandProgress::Unknown);
+        if here != CommandProgress::Unknown {
             return here;
         }
         in_time(self.lasting.progress(id)).await.unwrap_or_else(|why| {
             tracing::warn!(command = id, why, "whether a command was carried out before cannot be read");
-            Progress::Unknown
+            CommandProgress::Unknown
         })
     }
 
@@ -174,12 +174,12 @@ mod tests {
 
     #[derive(Default)]
     struct Disk {
-        memory: InMemory,
+        memory: InMemoryCommandLog,
         is_full: std::sync::atomic::AtomicBool,
     }
 
-    impl Done for Disk {
-        fn progress(&self, id: &str) -> BoxFuture<'_, Result<Progress, String>> {
+    impl CommandLog for Disk {
+        fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>> {
             self.memory.progress(id)
         }
 
@@ -198,13 +198,13 @@ mod tests {
     #[tokio::test]
     async fn results_are_kept_in_memory_only_where_the_disk_does_not_take_them() {
         let disk = std::sync::Arc::new(Disk::default());
-        let both = Both::new(disk.clone());
+        let both = FallbackCommandLog::new(disk.clone());
         for (id, is_full, here) in [("a", false, 0), ("b", true, 1)] {
             disk.is_full.store(is_full, std::sync::atomic::Ordering::Relaxed);
             both.begun(id).await;
-            assert_eq!(both.progress(id).await, Progress::Begun);
+            assert_eq!(both.progress(id).await, CommandProgress::Begun);
             both.done(id, "{}".to_owned()).await;
-            assert_eq!(both.progress(id).await, Progress::Done("{}".to_owned()));
+            assert_eq!(both.progress(id).await, CommandProgress::Done("{}".to_owned()));
             let known = both.here.known();
             assert_eq!((known.progress.len(), known.order.len()), (here, here), "{id}");
         }
@@ -212,17 +212,17 @@ mod tests {
 
     #[test]
     fn the_memory_knows_how_far_a_command_is_and_forgets_the_oldest() {
-        let memory = InMemory::default();
-        assert_eq!(now(memory.progress("a")), Progress::Unknown);
+        let memory = InMemoryCommandLog::default();
+        assert_eq!(now(memory.progress("a")), CommandProgress::Unknown);
         now(memory.begun("a"));
-        assert_eq!(now(memory.progress("a")), Progress::Begun);
+        assert_eq!(now(memory.progress("a")), CommandProgress::Begun);
         now(memory.done("a", "{}".to_owned()));
-        assert_eq!(now(memory.progress("a")), Progress::Done("{}".to_owned()));
+        assert_eq!(now(memory.progress("a")), CommandProgress::Done("{}".to_owned()));
         for number in 0..KNOWN_MAX {
             now(memory.begun(&number.to_string()));
         }
-        assert_eq!(now(memory.progress("a")), Progress::Unknown);
-        assert_eq!(now(memory.progress("0")), Progress::Begun);
+        assert_eq!(now(memory.progress("a")), CommandProgress::Unknown);
+        assert_eq!(now(memory.progress("0")), CommandProgress::Begun);
         assert_eq!(memory.known().progress.len(), KNOWN_MAX);
     }
 }

@@ -5,26 +5,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Target as Reached};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget as Reached};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::{Kind, Message};
-use mcp_satellite_actors::rules::slot::Want;
-use mcp_satellite_actors::{Relay, RuntimeHandle};
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage};
+use mcp_satellite_actors::rules::slot::RequestedState;
+use mcp_satellite_actors::{ClientRelay, RuntimeHandle};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::document::{self, Look, Trouble};
-use super::rules::{Backoff, Effect, Scope, Seen, Verdict, verdict};
-use super::{Fleet, Shared};
+use super::document::{self, ConfigFetchError, ConfigFetchOutcome};
+use super::rules::{Backoff, CommandEffect, EffectProgress, InstanceScope, ObservedInstance, verdict};
+use super::{LinkHost, LinkShared};
 use crate::backend::wire::{
-    Command, CommandResult, CommandType, Configure, ConfigureEvent, HealthCheck, Outcome, Target,
+    BackendCommand, CommandOutcome, CommandResult, CommandTarget, CommandType, ConfigureEvent, ConfigurePayload,
+    HealthCheckPayload,
 };
 
 // For the tool list of one server.
@@ -37,18 +38,18 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LISTED_MAX: usize = 1000;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Task {
-    Configure(Configure),
-    Restart(Target),
-    Spawn(Target),
-    Kill(Target),
-    HealthCheck(HealthCheck),
+pub(super) enum CommandAction {
+    Configure(ConfigurePayload),
+    Restart(CommandTarget),
+    Spawn(CommandTarget),
+    Kill(CommandTarget),
+    HealthCheck(HealthCheckPayload),
 }
 
-impl Task {
+impl CommandAction {
     // The error describes the problem without the values.
-    pub(super) fn of(command: &Command) -> Result<Self, String> {
-        fn payload<T: DeserializeOwned>(command: &Command) -> Result<T, String> {
+    pub(super) fn of(command: &BackendCommand) -> Result<Self, String> {
+        fn payload<T: DeserializeOwned>(command: &BackendCommand) -> Result<T, String> {
             let given = Value::Object(command.payload.clone());
             serde_json::from_value(given)
                 .map_err(|_| "a member of its payload is missing or of the wrong type".to_owned())
@@ -61,7 +62,7 @@ impl Task {
             CommandType::Spawn => Self::Spawn(payload(command)?),
             CommandType::Kill => Self::Kill(payload(command)?),
             CommandType::HealthCheck => {
-                let check: HealthCheck = payload(command)?;
+                let check: HealthCheckPayload = payload(command)?;
                 if check.check_type.as_ref().is_some_and(|kind| kind != "credential_validation") {
                     return Err("this satellite knows no health check of this type".to_owned());
                 }
@@ -80,10 +81,10 @@ impl Task {
         }
     }
 
-    pub(super) fn scope(&self) -> Scope {
+    pub(super) fn scope(&self) -> InstanceScope {
         match self {
-            Self::Configure(Configure { installation_id, team_id, user_id, .. }) => {
-                Scope { installation: installation_id.clone(), team: team_id.clone(), user: user_id.clone() }
+            Self::Configure(ConfigurePayload { installation_id, team_id, user_id, .. }) => {
+                InstanceScope { installation: installation_id.clone(), team: team_id.clone(), user: user_id.clone() }
             }
             Self::Restart(target) | Self::Spawn(target) | Self::Kill(target) => target.clone().into(),
             Self::HealthCheck(check) => check.target.clone().into(),
@@ -91,7 +92,7 @@ impl Task {
     }
 }
 
-struct Became {
+struct InstanceOutcome {
     view: Arc<InstanceView>,
     // Reason why the effect is missing.
     wrong: Option<String>,
@@ -102,39 +103,42 @@ struct Became {
 /// Executes `task` and waits until its effect is visible, at most until `deadline`. `again` is true if the task may
 /// have been executed before; visible actions are then not repeated.
 pub(super) async fn bring_about(
-    link: &Shared,
-    fleet: &dyn Fleet,
-    task: &Task,
+    link: &LinkShared,
+    fleet: &dyn LinkHost,
+    task: &CommandAction,
     again: bool,
     deadline: Instant,
 ) -> CommandResult {
     let scope = task.scope();
-    let acting = Acting { link, fleet, runtime: fleet.runtime(), again, deadline };
+    let acting = CommandExecution { link, fleet, runtime: fleet.runtime(), again, deadline };
     let became = match task {
-        Task::Configure(configure) => acting.configure(configure, &scope).await,
-        Task::Restart(_) => acting.each(&scope, |view| acting.restart(view)).await,
-        Task::Spawn(_) => acting.each(&scope, |view| acting.spawn(view)).await,
-        Task::Kill(_) => acting.each(&scope, |view| acting.kill(view)).await,
-        Task::HealthCheck(_) => acting.each(&scope, |view| acting.validate(view)).await,
+        CommandAction::Configure(configure) => acting.configure(configure, &scope).await,
+        CommandAction::Restart(_) => acting.each(&scope, |view| acting.restart(view)).await,
+        CommandAction::Spawn(_) => acting.each(&scope, |view| acting.spawn(view)).await,
+        CommandAction::Kill(_) => acting.each(&scope, |view| acting.kill(view)).await,
+        CommandAction::HealthCheck(_) => acting.each(&scope, |view| acting.validate(view)).await,
     };
     match became {
         Ok(became) => summary(&became),
-        Err(error) => CommandResult { status: Outcome::Failed, result: Map::new(), error: Some(error), duration_ms: 0 },
+        Err(error) => {
+            CommandResult { status: CommandOutcome::Failed, result: Map::new(), error: Some(error), duration_ms: 0 }
+        }
     }
 }
 
-fn summary(became: &[Became]) -> CommandResult {
+fn summary(became: &[InstanceOutcome]) -> CommandResult {
     let of = became.len();
     // A user with missing values does not block commands for the other users.
-    let waits = |one: &Became| one.view.status == Status::AwaitingUserConfig;
+    let waits = |one: &InstanceOutcome| one.view.status == Status::AwaitingUserConfig;
     let all_wait = became.iter().all(waits);
-    let wrong: Vec<&Became> = became.iter().filter(|one| one.wrong.is_some() && (all_wait || !waits(one))).collect();
+    let wrong: Vec<&InstanceOutcome> =
+        became.iter().filter(|one| one.wrong.is_some() && (all_wait || !waits(one))).collect();
     let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.wrong.clone().unwrap_or_default()));
     let error = first.map(|(name, why)| match wrong.len() {
         1 => format!("{name}: {why}"),
         count => format!("{count} of {of}, the first is {name}: {why}"),
     });
-    let shown = |one: &Became| {
+    let shown = |one: &InstanceOutcome| {
         let view = &one.view;
         let mut shown = json!({
             "instance": *view.spec.name,
@@ -151,21 +155,21 @@ fn summary(became: &[Became]) -> CommandResult {
     if of > LISTED_MAX {
         result.insert("instances_in_all".to_owned(), of.into());
     }
-    let status = if error.is_some() { Outcome::Failed } else { Outcome::Completed };
+    let status = if error.is_some() { CommandOutcome::Failed } else { CommandOutcome::Completed };
     CommandResult { status, result, error, duration_ms: 0 }
 }
 
 #[derive(Clone, Copy)]
-struct Acting<'a> {
-    link: &'a Shared,
-    fleet: &'a dyn Fleet,
+struct CommandExecution<'a> {
+    link: &'a LinkShared,
+    fleet: &'a dyn LinkHost,
     runtime: &'a RuntimeHandle,
     again: bool,
     deadline: Instant,
 }
 
-impl Acting<'_> {
-    fn views(&self, scope: &Scope) -> Vec<Arc<InstanceView>> {
+impl CommandExecution<'_> {
+    fn views(&self, scope: &InstanceScope) -> Vec<Arc<InstanceView>> {
         let meant = |view: &&Arc<InstanceView>| {
             let id = &view.spec.id;
             scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str())
@@ -174,11 +178,11 @@ impl Acting<'_> {
     }
 
     // At least one instance must match.
-    async fn each<F: Future<Output = Became>>(
+    async fn each<F: Future<Output = InstanceOutcome>>(
         &self,
-        scope: &Scope,
+        scope: &InstanceScope,
         act: impl FnMut(Arc<InstanceView>) -> F,
-    ) -> Result<Vec<Became>, String> {
+    ) -> Result<Vec<InstanceOutcome>, String> {
         let views = self.views(scope);
         if views.is_empty() {
             return Err("there is no such instance on this satellite".to_owned());
@@ -186,7 +190,7 @@ impl Acting<'_> {
         Ok(join_all(views.into_iter().map(act)).await)
     }
 
-    async fn restart(self, view: Arc<InstanceView>) -> Became {
+    async fn restart(self, view: Arc<InstanceView>) -> InstanceOutcome {
         // The satellite has restarted since, and with it all instances.
         if !self.again
             && let Err(error) = self.in_time(self.runtime.restart(&view.spec.id)).await
@@ -194,36 +198,36 @@ impl Acting<'_> {
             return self.wrong(&view, error);
         }
         let before = if self.again { None } else { Some(&*view) };
-        self.seen(&view, Effect::Up, before, None).await
+        self.seen(&view, CommandEffect::Up, before, None).await
     }
 
-    async fn spawn(self, view: Arc<InstanceView>) -> Became {
+    async fn spawn(self, view: Arc<InstanceView>) -> InstanceOutcome {
         match self.in_time(self.runtime.start(&view.spec.id)).await {
-            Ok(()) => self.seen(&view, Effect::Up, None, None).await,
+            Ok(()) => self.seen(&view, CommandEffect::Up, None, None).await,
             Err(error) => self.wrong(&view, error),
         }
     }
 
-    async fn kill(self, view: Arc<InstanceView>) -> Became {
+    async fn kill(self, view: Arc<InstanceView>) -> InstanceOutcome {
         match self.in_time(self.runtime.stop(&view.spec.id)).await {
-            Ok(()) => self.seen(&view, Effect::Down, None, None).await,
+            Ok(()) => self.seen(&view, CommandEffect::Down, None, None).await,
             Err(error) => self.wrong(&view, error),
         }
     }
 
     // Lists the tools over the same path as every call.
-    async fn validate(self, view: Arc<InstanceView>) -> Became {
+    async fn validate(self, view: Arc<InstanceView>) -> InstanceOutcome {
         let id = &view.spec.id;
         let answer = async {
             let text = r#"{"jsonrpc":"2.0","id":"credential_validation","method":"tools/list"}"#;
-            let message = Message::read(text.into()).map_err(|_| "the satellite cannot ask".to_owned())?;
-            let origin = Origin { client: u64::MAX, call: 0 };
-            let relay = Relay { message, origin, repeatable: true, tool: None, era: Era::Sessions, client: None };
+            let message = RpcMessage::read(text.into()).map_err(|_| "the satellite cannot ask".to_owned())?;
+            let origin = CallOrigin { client: u64::MAX, call: 0 };
+            let relay = ClientRelay { message, origin, repeatable: true, tool: None, era: Era::Sessions, client: None };
             // Never cancelled.
             let (_kept, withdrawn) = oneshot::channel();
             let answer = self.runtime.relay(id, relay, Some(VALIDATION_TIMEOUT), withdrawn).await;
             match answer {
-                Ok(Some(message)) if message.kind() == Kind::Result => Ok(true),
+                Ok(Some(message)) if message.kind() == MessageKind::Result => Ok(true),
                 Ok(_) => Err("the server answers the list of its tools with an error".to_owned()),
                 Err(CallError::Refused { status: Status::RequiresReauth, .. }) => Ok(false),
                 Err(error) => Err(error.to_string()),
@@ -241,10 +245,14 @@ impl Acting<'_> {
             Ok(false) => ("refused", None),
             Err(why) => ("unknown", Some(why)),
         };
-        Became { view, wrong, more: Some(("credentials", credentials)) }
+        InstanceOutcome { view, wrong, more: Some(("credentials", credentials)) }
     }
 
-    async fn configure(&self, configure: &Configure, scope: &Scope) -> Result<Vec<Became>, String> {
+    async fn configure(
+        &self,
+        configure: &ConfigurePayload,
+        scope: &InstanceScope,
+    ) -> Result<Vec<InstanceOutcome>, String> {
         let before: &HashMap<InstanceId, Arc<InstanceView>> =
             &self.views(scope).into_iter().map(|view| (view.spec.id.clone(), view)).collect();
         let removed = match configure.event {
@@ -259,7 +267,7 @@ impl Acting<'_> {
             ConfigureEvent::McpInstallationCreated | ConfigureEvent::McpInstallationUpdated => {
                 let see = |view: Arc<InstanceView>| async move {
                     let wanted = wanted(&view).cloned();
-                    self.seen(&view, Effect::Configured, None, wanted.as_ref()).await
+                    self.seen(&view, CommandEffect::Configured, None, wanted.as_ref()).await
                 };
                 if scope.installation.is_some() {
                     return self.each(scope, see).await;
@@ -281,19 +289,19 @@ impl Acting<'_> {
                     if lost && let Err(error) = self.in_time(self.runtime.reconnect(&view.spec.id)).await {
                         return self.wrong(&view, error);
                     }
-                    self.seen(&view, Effect::Configured, None, None).await
+                    self.seen(&view, CommandEffect::Configured, None, None).await
                 })
                 .await
             }
             ConfigureEvent::McpRedeploy => {
                 self.each(scope, |view| async move {
                     let Some(before) = before.get(&view.spec.id) else {
-                        return self.seen(&view, Effect::Configured, None, None).await;
+                        return self.seen(&view, CommandEffect::Configured, None, None).await;
                     };
                     // A change that needs no restart does not replace the run.
                     let changed = wanted(&view).is_some_and(|wanted| !before.spec.can_go_on_as(wanted));
                     // A stop by a person is not undone.
-                    let stopped = view.want == Want::Stopped;
+                    let stopped = view.want == RequestedState::Stopped;
                     if !changed
                         && !stopped
                         && !self.again
@@ -303,7 +311,7 @@ impl Acting<'_> {
                     }
                     let before = (!self.again).then_some(&**before);
                     let wanted = wanted(&view).cloned();
-                    self.seen(&view, Effect::Configured, before, wanted.as_ref()).await
+                    self.seen(&view, CommandEffect::Configured, before, wanted.as_ref()).await
                 })
                 .await
             }
@@ -311,12 +319,12 @@ impl Acting<'_> {
     }
 
     // `removed` is the scope whose removal is expected.
-    async fn fetch(&self, removed: Option<&Scope>) -> Result<Look, String> {
+    async fn fetch(&self, removed: Option<&InstanceScope>) -> Result<ConfigFetchOutcome, String> {
         let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.dice("configure"));
         loop {
             let mut wait = None;
-            let again_in = |trouble: &Trouble| {
-                if let Trouble::Call(error) = trouble {
+            let again_in = |trouble: &ConfigFetchError| {
+                if let ConfigFetchError::Call(error) = trouble {
                     wait = Some(backoff.failed(error.retry_after()));
                 }
                 wait
@@ -330,7 +338,7 @@ impl Acting<'_> {
                 Ok(Err(trouble)) => trouble,
                 Err(_) => return Err("the configuration could not be taken on in time".to_owned()),
             };
-            let (Trouble::Call(error), Some(wait)) = (&trouble, wait) else { return Err(trouble.to_string()) };
+            let (ConfigFetchError::Call(error), Some(wait)) = (&trouble, wait) else { return Err(trouble.to_string()) };
             let next = Instant::now() + wait;
             if next >= self.deadline {
                 return Err(format!("the configuration could not be read: {error}"));
@@ -340,7 +348,7 @@ impl Acting<'_> {
     }
 
     /// Waits until no instance matches `scope`, then erases the data of the removed ones.
-    async fn gone(&self, scope: &Scope) -> Result<Vec<Became>, String> {
+    async fn gone(&self, scope: &InstanceScope) -> Result<Vec<InstanceOutcome>, String> {
         let mut watch = self.runtime.watch();
         let none = |snapshot: &Arc<mcp_satellite_actors::model::snapshot::Snapshot>| {
             !snapshot.iter().any(|view| {
@@ -352,7 +360,7 @@ impl Acting<'_> {
             self.fleet.erase(scope).await;
             return Ok(Vec::new());
         }
-        let still = |view| Became { view, wrong: Some("it is still there".to_owned()), more: None };
+        let still = |view| InstanceOutcome { view, wrong: Some("it is still there".to_owned()), more: None };
         Ok(self.views(scope).into_iter().map(still).collect())
     }
 
@@ -360,18 +368,18 @@ impl Acting<'_> {
     async fn seen(
         &self,
         view: &Arc<InstanceView>,
-        effect: Effect,
+        effect: CommandEffect,
         before: Option<&InstanceView>,
         wanted: Option<&InstanceSpec>,
-    ) -> Became {
+    ) -> InstanceOutcome {
         let id = &view.spec.id;
         let judge = |view: &InstanceView| {
             let another = before.is_none_or(|before| view.dormant || view.initialized_at != before.initialized_at);
             verdict(
                 effect,
-                Seen {
+                ObservedInstance {
                     status: view.status,
-                    wants_to_run: view.want == Want::Running,
+                    wants_to_run: view.want == RequestedState::Running,
                     has_process: view.pid.is_some(),
                     is_new: another && wanted.is_none_or(|wanted| *wanted == *view.spec),
                 },
@@ -382,9 +390,9 @@ impl Acting<'_> {
         let mut was_wanted = false;
         let settled = watch.wait_for(|snapshot| {
             snapshot.get(id).is_none_or(|view| {
-                let superseded = effect == Effect::Up && was_wanted && view.want == Want::Stopped;
-                was_wanted |= view.want == Want::Running;
-                superseded || judge(view) != Verdict::Coming
+                let superseded = effect == CommandEffect::Up && was_wanted && view.want == RequestedState::Stopped;
+                was_wanted |= view.want == RequestedState::Running;
+                superseded || judge(view) != EffectProgress::Coming
             })
         });
         // The snapshot that ended the wait is judged, not a later one.
@@ -393,22 +401,26 @@ impl Acting<'_> {
             Ok(Err(_)) | Err(_) => (self.runtime.status(id), false),
         };
         let Some(now) = now else {
-            return Became { view: view.clone(), wrong: Some("it was removed meanwhile".to_owned()), more: None };
+            return InstanceOutcome {
+                view: view.clone(),
+                wrong: Some("it was removed meanwhile".to_owned()),
+                more: None,
+            };
         };
         let wrong = match judge(&now) {
-            Verdict::There => None,
-            Verdict::Coming | Verdict::Never => {
+            EffectProgress::There => None,
+            EffectProgress::Coming | EffectProgress::Never => {
                 let message = now.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
                 let late = if in_time { "" } else { " when its time was over" };
                 Some(format!("it is {}{late}{message}", now.status))
             }
         };
-        Became { view: now, wrong, more: None }
+        InstanceOutcome { view: now, wrong, more: None }
     }
 
-    fn wrong(&self, view: &Arc<InstanceView>, error: String) -> Became {
+    fn wrong(&self, view: &Arc<InstanceView>, error: String) -> InstanceOutcome {
         let view = self.runtime.status(&view.spec.id).unwrap_or_else(|| view.clone());
-        Became { view, wrong: Some(error), more: None }
+        InstanceOutcome { view, wrong: Some(error), more: None }
     }
 
     async fn in_time<T, E: std::fmt::Display>(&self, act: impl Future<Output = Result<T, E>>) -> Result<(), String> {

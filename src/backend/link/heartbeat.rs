@@ -7,22 +7,22 @@ use jiff::Timestamp;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use tokio::time::Instant;
 
-use super::contact::Matter;
-use super::{Fleet, Shared};
-use crate::backend::wire::{Heartbeat, Process};
+use super::contact::RequestPurpose;
+use super::{LinkHost, LinkShared};
+use crate::backend::wire::{Heartbeat, HeartbeatInstance};
 use crate::disk::in_time;
 
 // The last heartbeat must not delay the end of the satellite for longer.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
-pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
+pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
     loop {
         let key = link.key().await;
         // Measured from the start of the request, so that slow responses do not reduce the rate.
         let next = Instant::now() + link.plan.heartbeat_interval;
         let body = make(link, fleet, "active").await;
         let answer = link.backend.heartbeat(&key, &body).await;
-        link.heard(Matter::Heartbeat, &key, &answer);
+        link.heard(RequestPurpose::Heartbeat, &key, &answer);
         tokio::select! {
             () = link.pause_until(next) => {}
             () = link.another_key(&key) => {}
@@ -30,7 +30,7 @@ pub(super) async fn run(link: &Shared, fleet: &dyn Fleet) {
     }
 }
 
-pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
+pub(super) async fn last(link: &LinkShared, fleet: &dyn LinkHost) {
     let Some(key) = link.key.borrow().clone().filter(|_| link.contact.now().connected) else { return };
     let said = async {
         let mut body = make(link, fleet, "stopping").await;
@@ -44,7 +44,7 @@ pub(super) async fn last(link: &Shared, fleet: &dyn Fleet) {
     }
 }
 
-async fn make(link: &Shared, fleet: &dyn Fleet, status: &str) -> Heartbeat {
+async fn make(link: &LinkShared, fleet: &dyn LinkHost, status: &str) -> Heartbeat {
     let metrics = link.metrics.clone();
     // The file system may hang; a heartbeat without metrics is better than none.
     let system = in_time(move || metrics.measure()).await.unwrap_or_default();
@@ -72,11 +72,11 @@ fn counts(snapshot: &Snapshot) -> BTreeMap<String, usize> {
 }
 
 // Complete: the backend removes instances that are not listed.
-fn processes(snapshot: &Snapshot) -> BTreeMap<String, Vec<Process>> {
-    let mut teams: BTreeMap<String, Vec<Process>> = BTreeMap::new();
+fn processes(snapshot: &Snapshot) -> BTreeMap<String, Vec<HeartbeatInstance>> {
+    let mut teams: BTreeMap<String, Vec<HeartbeatInstance>> = BTreeMap::new();
     for view in snapshot.iter() {
         let id = &view.spec.id;
-        teams.entry(id.team.to_string()).or_default().push(Process {
+        teams.entry(id.team.to_string()).or_default().push(HeartbeatInstance {
             instance: view.spec.name.to_string(),
             installation_id: id.installation.to_string(),
             user_id: id.user.to_string(),

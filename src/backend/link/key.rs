@@ -13,7 +13,7 @@ pub const KEY_FILE: &str = "backend.json";
 const KEY_MAX: u64 = 64 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Key {
+pub(super) struct SatelliteKey {
     // URL of the backend that issued the key.
     pub(super) url: String,
     pub(super) satellite_id: String,
@@ -21,44 +21,45 @@ pub(super) struct Key {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Stored {
+struct StoredKeyFile {
     url: String,
     satellite_id: String,
     api_key: String,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum StoredKey {
     Nothing,
-    Key(Key),
+    Key(SatelliteKey),
     // The key of another backend.
     Another { url: String },
     // The file cannot be used, for this reason.
     Damaged(String),
 }
 
-pub(super) fn load(data_dir: &DataDir, url: &str) -> Kept {
+pub(super) fn load(data_dir: &DataDir, url: &str) -> StoredKey {
     let text = match data_dir.read(KEY_FILE, KEY_MAX) {
         Ok(Some(text)) => text,
-        Ok(None) => return Kept::Nothing,
-        Err(error) => return Kept::Damaged(error.to_string()),
+        Ok(None) => return StoredKey::Nothing,
+        Err(error) => return StoredKey::Damaged(error.to_string()),
     };
     // The serde error would contain the value, which may be a secret.
-    let Ok(Stored { url: of, satellite_id, api_key }) = serde_json::from_slice(&text) else {
-        return Kept::Damaged("it does not hold what was stored there".to_owned());
+    let Ok(StoredKeyFile { url: of, satellite_id, api_key }) = serde_json::from_slice(&text) else {
+        return StoredKey::Damaged("it does not hold what was stored there".to_owned());
     };
     if of != url {
-        return Kept::Another { url: of };
+        return StoredKey::Another { url: of };
     }
     if !is_id(&satellite_id) || !is_sendable(&api_key) {
-        return Kept::Damaged("its id or its key cannot be sent".to_owned());
+        return StoredKey::Damaged("its id or its key cannot be sent".to_owned());
     }
-    Kept::Key(Key { url: of, satellite_id, secret: api_key.into() })
+    StoredKey::Key(SatelliteKey { url: of, satellite_id, secret: api_key.into() })
 }
 
-pub(super) fn store(data_dir: &DataDir, key: &Key) -> std::io::Result<()> {
-    let Key { url, satellite_id, secret } = key;
-    let stored = Stored { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
+pub(super) fn store(data_dir: &DataDir, key: &SatelliteKey) -> std::io::Result<()> {
+    let SatelliteKey { url, satellite_id, secret } = key;
+    let stored =
+        StoredKeyFile { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
     data_dir.replace(KEY_FILE, &serde_json::to_vec_pretty(&stored)?)
 }
 
@@ -92,21 +93,21 @@ mod tests {
 
     const URL: &str = "https://backend.example.com";
 
-    fn key() -> Key {
-        Key { url: URL.to_owned(), satellite_id: "sat-1".to_owned(), secret: "0123456789abcdef".into() }
+    fn key() -> SatelliteKey {
+        SatelliteKey { url: URL.to_owned(), satellite_id: "sat-1".to_owned(), secret: "0123456789abcdef".into() }
     }
 
     #[test]
     fn a_key_is_kept_for_its_owner_only_and_found_again_and_replaced() {
         let home = crate::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
-        assert_eq!(load(&dir, URL), Kept::Nothing);
+        assert_eq!(load(&dir, URL), StoredKey::Nothing);
         store(&dir, &key()).unwrap();
         let path = dir.path().join(KEY_FILE);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(load(&dir, URL), Kept::Key(key()));
-        store(&dir, &Key { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
-        assert!(matches!(load(&dir, URL), Kept::Key(key) if key.satellite_id == "sat-2"));
+        assert_eq!(load(&dir, URL), StoredKey::Key(key()));
+        store(&dir, &SatelliteKey { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
+        assert!(matches!(load(&dir, URL), StoredKey::Key(key) if key.satellite_id == "sat-2"));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
     }
 
@@ -116,7 +117,7 @@ mod tests {
         let dir = DataDir::open(home.path()).unwrap();
         store(&dir, &key()).unwrap();
         let other = load(&dir, "https://elsewhere.example.com");
-        assert_eq!(other, Kept::Another { url: URL.to_owned() });
+        assert_eq!(other, StoredKey::Another { url: URL.to_owned() });
     }
 
     #[test]
@@ -134,7 +135,7 @@ mod tests {
             long.as_str(),
         ] {
             dir.replace(KEY_FILE, text.as_bytes()).unwrap();
-            let Kept::Damaged(why) = load(&dir, URL) else { panic!("{text}") };
+            let StoredKey::Damaged(why) = load(&dir, URL) else { panic!("{text}") };
             assert!(!why.contains("secret"), "{why}");
         }
     }

@@ -9,13 +9,13 @@ use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, Sys
 use crate::backend::wire::{SystemInfo, SystemMetrics};
 
 // Processor load is measured since the previous call.
-pub(super) struct Metrics {
+pub(super) struct SystemMonitor {
     // `None` if the platform provides no metrics.
     system: Mutex<Option<System>>,
     data_dir: PathBuf,
 }
 
-impl Metrics {
+impl SystemMonitor {
     pub(super) fn new(data_dir: &Path) -> Arc<Self> {
         Arc::new(Self { system: Mutex::new(System::new().ok()), data_dir: data_dir.to_owned() })
     }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_numbers_of_this_machine_are_real() {
-        let metrics = Metrics::new(Path::new("/"));
+        let metrics = SystemMonitor::new(Path::new("/"));
         metrics.measure();
         let until = std::time::Instant::now() + sysinfo::MINIMUM_CPU_UPDATE_INTERVAL;
         while std::time::Instant::now() < until {

@@ -42,25 +42,25 @@ use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::rules::jitter::Dice;
+use mcp_satellite_actors::rules::jitter::JitterRng;
 use mcp_satellite_actors::seam::EventSink;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 pub use document::CONFIG_FILE;
-pub use done::{Done, InMemory, Progress};
+pub use done::{CommandLog, CommandProgress, InMemoryCommandLog};
 pub use key::KEY_FILE;
 
-use calls::{Backend, CallError};
-use contact::{Contact, Matter};
-use document::Taken;
-use done::Both;
-use key::Key;
-use metrics::Metrics;
-use rules::Scope;
+use calls::{BackendCallError, BackendClient};
+use contact::{BackendReachability, RequestPurpose};
+use document::AppliedConfig;
+use done::FallbackCommandLog;
+use key::SatelliteKey;
+use metrics::SystemMonitor;
+use rules::InstanceScope;
 
 use super::wire::{EventProgress, PollingMode};
-use crate::config::{BackendPlan, ConfigErrors, Document};
+use crate::config::{BackendDocument, BackendPlan, ConfigErrors};
 use crate::console::api::{BackendStatus, rfc3339};
 use crate::data_dir::DataDir;
 
@@ -71,10 +71,10 @@ const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
 const INBOX: usize = 4;
 
 /// Specs of all configured instances.
-pub type Specs = HashMap<InstanceId, InstanceSpec>;
+pub type SpecsById = HashMap<InstanceId, InstanceSpec>;
 
 /// Operations of the satellite that the link uses.
-pub trait Fleet: Send + Sync {
+pub trait LinkHost: Send + Sync {
     /// Returns the runtime of the satellite.
     fn runtime(&self) -> &RuntimeHandle;
     /// Applies the differences between the current and the new configuration and returns the resulting specs, which the
@@ -82,19 +82,19 @@ pub trait Fleet: Send + Sync {
     /// requested; `expected` is the scope whose removal a command announced.
     fn take_on<'a>(
         &'a self,
-        document: Document,
+        document: BackendDocument,
         since: std::time::Instant,
-        expected: Option<&'a Scope>,
-    ) -> BoxFuture<'a, Result<Arc<Specs>, ConfigErrors>>;
+        expected: Option<&'a InstanceScope>,
+    ) -> BoxFuture<'a, Result<Arc<SpecsById>, ConfigErrors>>;
     /// Erases the data of all instances in `removed` that are no longer configured, without waiting for their
     /// retention.
-    fn erase<'a>(&'a self, removed: &'a Scope) -> BoxFuture<'a, ()>;
+    fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()>;
     /// Returns the progress of the event delivery.
     fn events(&self) -> EventProgress;
 }
 
 /// Parameters of a link.
-pub struct Options {
+pub struct LinkOptions {
     /// Name of the satellite.
     pub name: String,
     /// Settings of the backend from the configuration file.
@@ -102,7 +102,7 @@ pub struct Options {
     /// Directory in which key and configuration are stored.
     pub data_dir: DataDir,
     /// Record of executed commands.
-    pub done: Arc<dyn Done>,
+    pub done: Arc<dyn CommandLog>,
     /// Seed of the random delays.
     pub seed: u64,
     /// Returns the time that the machine has spent suspended, from an arbitrary origin:
@@ -123,49 +123,49 @@ pub enum LinkError {
 
 /// Connection of a satellite to its backend. Cheap to clone.
 #[derive(Clone)]
-pub struct Link(Arc<Shared>);
+pub struct BackendLink(Arc<LinkShared>);
 
-struct Shared {
+struct LinkShared {
     name: String,
     plan: BackendPlan,
     data_dir: DataDir,
     seed: u64,
     suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
     started: std::time::Instant,
-    backend: Backend,
+    backend: BackendClient,
     token: watch::Sender<Option<Secret>>,
     // `None` until the satellite is registered.
-    key: watch::Sender<Option<Arc<Key>>>,
+    key: watch::Sender<Option<Arc<SatelliteKey>>>,
     // True if the backend has accepted the key.
     proven: AtomicBool,
     // The last rejected key, and the time of the rejection.
-    refused: Mutex<Option<(Instant, Arc<Key>)>>,
-    contact: Contact,
+    refused: Mutex<Option<(Instant, Arc<SatelliteKey>)>>,
+    contact: BackendReachability,
     // Locked while a configuration is fetched and applied.
-    taken: tokio::sync::Mutex<Taken>,
-    done: Both,
+    taken: tokio::sync::Mutex<AppliedConfig>,
+    done: FallbackCommandLog,
     // Commands that wait or run.
     in_hand: AtomicUsize,
     // Also counts commands whose results are being sent.
     held: AtomicUsize,
-    metrics: Arc<Metrics>,
+    metrics: Arc<SystemMonitor>,
     // Counts the suspends of the machine.
     wakes: watch::Sender<u64>,
     // Counts changes after which a rejected document may become valid.
     reasons: watch::Sender<u64>,
 }
 
-impl Link {
-    /// Creates a link. Requests start with [`Link::run`].
+impl BackendLink {
+    /// Creates a link. Requests start with [`BackendLink::run`].
     ///
     /// # Errors
     ///
     /// Returns an error if the URL or the HTTP client cannot be used.
-    pub fn new(options: Options) -> Result<Self, LinkError> {
-        let Options { name, plan, data_dir, done, seed, suspended } = options;
-        let backend = Backend::new(&plan.url, plan.request_timeout)?;
-        let metrics = Metrics::new(data_dir.path());
-        Ok(Self(Arc::new(Shared {
+    pub fn new(options: LinkOptions) -> Result<Self, LinkError> {
+        let LinkOptions { name, plan, data_dir, done, seed, suspended } = options;
+        let backend = BackendClient::new(&plan.url, plan.request_timeout)?;
+        let metrics = SystemMonitor::new(data_dir.path());
+        Ok(Self(Arc::new(LinkShared {
             name,
             token: watch::Sender::new(plan.token.clone()),
             plan,
@@ -177,9 +177,9 @@ impl Link {
             key: watch::Sender::new(None),
             proven: AtomicBool::new(false),
             refused: Mutex::new(None),
-            contact: Contact::default(),
+            contact: BackendReachability::default(),
             taken: tokio::sync::Mutex::default(),
-            done: Both::new(done),
+            done: FallbackCommandLog::new(done),
             in_hand: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             metrics,
@@ -190,18 +190,18 @@ impl Link {
 
     /// Loads the last valid configuration of the backend at `url`, for a start without the backend. Blocks on the file
     /// system.
-    pub fn remembered(data_dir: &DataDir, url: &str) -> Option<Document> {
+    pub fn remembered(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
         document::load(data_dir, url)
     }
 
     /// Records that the document with this hash is already applied.
     pub async fn has_taken_on(&self, hash: String) {
         self.0.contact.took_on(Some(hash.clone()));
-        *self.0.taken.lock().await = Taken::of(hash);
+        *self.0.taken.lock().await = AppliedConfig::of(hash);
     }
 
     /// Runs the link until it is dropped.
-    pub async fn run(&self, fleet: &dyn Fleet) {
+    pub async fn run(&self, fleet: &dyn LinkHost) {
         let link = &*self.0;
         loop {
             let (inbox, received) = mpsc::channel(INBOX);
@@ -224,7 +224,7 @@ impl Link {
     }
 
     /// Sends the last heartbeat when the satellite ends, with a timeout.
-    pub async fn end(&self, fleet: &dyn Fleet) {
+    pub async fn end(&self, fleet: &dyn LinkHost) {
         heartbeat::last(&self.0, fleet).await;
     }
 
@@ -250,7 +250,7 @@ impl Link {
 
     /// Returns a sink that sends events to the backend. It is unavailable until the satellite is registered.
     pub fn way(&self) -> Arc<dyn EventSink> {
-        way::Way::new(self.0.clone())
+        way::BackendEventSink::new(self.0.clone())
     }
 
     /// Returns the state of the link for `satellite status`.
@@ -281,15 +281,15 @@ impl Link {
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for BackendLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("url", &self.0.plan.url).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl LinkShared {
     /// Waits until the satellite is registered and returns its key.
-    async fn key(&self) -> Arc<Key> {
+    async fn key(&self) -> Arc<SatelliteKey> {
         let mut keys = self.key.subscribe();
         loop {
             if let Some(key) = &*keys.borrow_and_update() {
@@ -300,14 +300,14 @@ impl Shared {
         }
     }
 
-    async fn another_key(&self, key: &Arc<Key>) {
+    async fn another_key(&self, key: &Arc<SatelliteKey>) {
         let mut keys = self.key.subscribe();
-        let is_another = |now: &Option<Arc<Key>>| now.as_ref().is_some_and(|now| !Arc::ptr_eq(now, key));
+        let is_another = |now: &Option<Arc<SatelliteKey>>| now.as_ref().is_some_and(|now| !Arc::ptr_eq(now, key));
         // The sender is part of `self`, so this ends only with such a key.
         let _ = keys.wait_for(is_another).await;
     }
 
-    fn heard<T>(&self, matter: Matter, key: &Arc<Key>, answer: &Result<T, CallError>) {
+    fn heard<T>(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, answer: &Result<T, BackendCallError>) {
         match answer {
             Ok(_) => {
                 self.prove();
@@ -317,8 +317,8 @@ impl Shared {
         }
     }
 
-    fn missed(&self, matter: Matter, key: &Arc<Key>, error: &CallError) {
-        let answered = matches!(error, CallError::Refused { .. } | CallError::Malformed { .. });
+    fn missed(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, error: &BackendCallError) {
+        let answered = matches!(error, BackendCallError::Refused { .. } | BackendCallError::Malformed { .. });
         self.contact.went_wrong(matter, answered, &error.to_string());
         if error.is_unauthorized() {
             self.refuse(key);
@@ -342,8 +342,8 @@ impl Shared {
         self.held.load(Ordering::Relaxed)
     }
 
-    fn dice(&self, matter: &str) -> Dice {
-        Dice::new(self.seed, &format!("{}/{matter}", self.name))
+    fn dice(&self, matter: &str) -> JitterRng {
+        JitterRng::new(self.seed, &format!("{}/{matter}", self.name))
     }
 }
 

@@ -6,10 +6,10 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::key::is_id;
-use crate::backend::wire::{Command, Commands, PollingMode, Priority};
+use crate::backend::wire::{BackendCommand, CommandPriority, PollCommands, PollingMode};
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Given {
+pub(super) struct PollResponse {
     commands: Vec<Value>,
     // An unknown mode must not discard the commands.
     #[serde(default, deserialize_with = "known_or_default")]
@@ -21,28 +21,28 @@ pub(super) struct Given {
 }
 
 #[derive(Debug)]
-pub(super) struct Orders {
+pub(super) struct ParsedPollResponse {
     // Valid commands and the other members of the response.
-    pub(super) answer: Commands,
-    pub(super) unreadable: Vec<Unreadable>,
+    pub(super) answer: PollCommands,
+    pub(super) unreadable: Vec<InvalidCommand>,
     // Number of commands without a usable id, which cannot be answered.
     pub(super) nameless: usize,
 }
 
 // Invalid command with a valid id.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unreadable {
+pub(super) struct InvalidCommand {
     pub(super) id: String,
     // Without the values, which may be secrets.
     pub(super) why: &'static str,
 }
 
-impl Given {
+impl PollResponse {
     // A backend that ignores the limit may send more commands.
-    pub(super) fn read(self, limit: usize) -> Orders {
+    pub(super) fn read(self, limit: usize) -> ParsedPollResponse {
         let Self { commands, polling_mode, next_poll_interval, server_time } = self;
-        let answer = Commands { commands: Vec::new(), polling_mode, next_poll_interval, server_time };
-        let mut orders = Orders { answer, unreadable: Vec::new(), nameless: 0 };
+        let answer = PollCommands { commands: Vec::new(), polling_mode, next_poll_interval, server_time };
+        let mut orders = ParsedPollResponse { answer, unreadable: Vec::new(), nameless: 0 };
         for command in commands.into_iter().take(limit) {
             match command {
                 Value::Object(members) => match members.get("id").and_then(Value::as_str).filter(|id| is_id(id)) {
@@ -56,22 +56,22 @@ impl Given {
     }
 }
 
-impl Orders {
+impl ParsedPollResponse {
     fn add(&mut self, id: String, mut members: Map<String, Value>) {
         // Members that are null count as absent.
         members.retain(|_, value| !value.is_null());
-        if members.get("priority").is_some_and(|word| Priority::deserialize(word).is_err()) {
+        if members.get("priority").is_some_and(|word| CommandPriority::deserialize(word).is_err()) {
             members.remove("priority");
         }
         let is_late_at_a_time = members.get("expires_at").is_none_or(|time| Timestamp::deserialize(time).is_ok());
-        match serde_json::from_value::<Command>(Value::Object(members)) {
+        match serde_json::from_value::<BackendCommand>(Value::Object(members)) {
             Ok(command) => self.answer.commands.push(command),
             Err(_) if !is_late_at_a_time => {
                 self.unreadable
-                    .push(Unreadable { id, why: "its `expires_at` is no time, so it may be too late for it" });
+                    .push(InvalidCommand { id, why: "its `expires_at` is no time, so it may be too late for it" });
             }
             Err(_) => {
-                self.unreadable.push(Unreadable { id, why: "a member of it is missing or of the wrong type" });
+                self.unreadable.push(InvalidCommand { id, why: "a member of it is missing or of the wrong type" });
             }
         }
     }
@@ -88,8 +88,8 @@ mod tests {
 
     use super::*;
 
-    fn read(answer: Value, limit: usize) -> Orders {
-        serde_json::from_value::<Given>(answer).unwrap().read(limit)
+    fn read(answer: Value, limit: usize) -> ParsedPollResponse {
+        serde_json::from_value::<PollResponse>(answer).unwrap().read(limit)
     }
 
     #[test]
@@ -109,7 +109,10 @@ mod tests {
             100,
         );
         let ids: Vec<_> = orders.answer.commands.iter().map(|command| (&*command.id, command.priority)).collect();
-        assert_eq!(ids, [("good", Priority::Normal), ("null", Priority::Normal), ("word", Priority::Normal)]);
+        assert_eq!(
+            ids,
+            [("good", CommandPriority::Normal), ("null", CommandPriority::Normal), ("word", CommandPriority::Normal)]
+        );
         let unreadable: Vec<_> = orders.unreadable.iter().map(|one| (&*one.id, one.why.contains("time"))).collect();
         assert_eq!(unreadable, [("no-type", false), ("wrong", false), ("late", true)]);
         assert_eq!((orders.nameless, orders.answer.polling_mode), (3, PollingMode::Normal));

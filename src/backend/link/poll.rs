@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Shared;
-use super::contact::Matter;
-use super::orders::{Orders, Unreadable};
-use super::rules::{Pace, is_expired};
-use crate::backend::wire::Command;
+use super::LinkShared;
+use super::contact::RequestPurpose;
+use super::orders::{InvalidCommand, ParsedPollResponse};
+use super::rules::{PollPacer, is_expired};
+use crate::backend::wire::BackendCommand;
 
 // New commands per response.
 const LIMIT: usize = 10;
@@ -21,33 +21,33 @@ pub(super) const LIMIT_MAX: usize = 100;
 const HOLD_MAX: Duration = Duration::from_secs(25);
 
 #[derive(Debug)]
-pub(super) struct Received {
+pub(super) struct ReceivedCommands {
     // Satellite to which the commands belong.
     pub(super) satellite_id: String,
-    pub(super) commands: Vec<Command>,
+    pub(super) commands: Vec<BackendCommand>,
     // Commands that can only be answered with a failure.
-    pub(super) unreadable: Vec<Unreadable>,
-    pub(super) shown: Shown,
+    pub(super) unreadable: Vec<InvalidCommand>,
+    pub(super) shown: ServerTimeReading,
 }
 
 /// Time of the backend's clock, and the moment at which it was read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shown {
+pub(super) struct ServerTimeReading {
     server_time: Timestamp,
     at: Instant,
     // `Instant` does not count the time that the machine was suspended.
     suspended: Duration,
 }
 
-impl Shown {
-    pub(super) fn is_late(&self, link: &Shared, expires_at: Option<Timestamp>) -> bool {
+impl ServerTimeReading {
+    pub(super) fn is_late(&self, link: &LinkShared, expires_at: Option<Timestamp>) -> bool {
         let suspended = (link.suspended)().saturating_sub(self.suspended);
         is_expired(expires_at, self.server_time, self.at.elapsed() + suspended)
     }
 }
 
-pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
-    let mut pace = Pace::new(link.plan.poll, link.plan.backoff_max, link.dice("commands"));
+pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>) {
+    let mut pace = PollPacer::new(link.plan.poll, link.plan.backoff_max, link.dice("commands"));
     let mut last_poll = None;
     let mut passed_over = 0;
     // A backend that holds polls back delivers an urgent command at once instead of at the next poll.
@@ -72,10 +72,10 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
         };
         let asked_to_hold = hold >= Duration::from_secs(1);
         let was_held = asked_to_hold && began.elapsed() >= hold / 2;
-        link.heard(Matter::Commands, &key, &answer);
+        link.heard(RequestPurpose::Commands, &key, &answer);
         let wait = match answer {
             Ok(given) => {
-                let Orders { answer, unreadable, nameless } = given.read(limit);
+                let ParsedPollResponse { answer, unreadable, nameless } = given.read(limit);
                 if nameless > passed_over {
                     let count = nameless;
                     tracing::warn!(count, "the backend sends commands without an id that can be in a URL: passed over");
@@ -83,13 +83,17 @@ pub(super) async fn run(link: &Shared, inbox: mpsc::Sender<Received>) {
                 passed_over = nameless;
                 let wait = pace.answered(&answer, limit);
                 let shown = match answer.server_time {
-                    Some(server_time) => Shown { server_time, at: Instant::now(), suspended: before },
-                    None => Shown { server_time: Timestamp::now(), at: Instant::now(), suspended: (link.suspended)() },
+                    Some(server_time) => ServerTimeReading { server_time, at: Instant::now(), suspended: before },
+                    None => ServerTimeReading {
+                        server_time: Timestamp::now(),
+                        at: Instant::now(),
+                        suspended: (link.suspended)(),
+                    },
                 };
                 last_poll = Some(shown.server_time);
                 let (satellite_id, commands) = (key.satellite_id.clone(), answer.commands);
                 let is_empty = commands.is_empty() && unreadable.is_empty();
-                let received = Received { satellite_id, commands, unreadable, shown };
+                let received = ReceivedCommands { satellite_id, commands, unreadable, shown };
                 if !is_empty && inbox.send(received).await.is_err() {
                     return;
                 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use mcp_satellite_actors::model::secret::Secret;
 use tokio::time::Instant;
 
-use super::calls::CallError;
-use super::contact::Matter;
-use super::key::{self, Kept, Key};
+use super::calls::BackendCallError;
+use super::contact::RequestPurpose;
+use super::key::{self, SatelliteKey, StoredKey};
 use super::rules::Backoff;
-use super::{Shared, metrics};
-use crate::backend::wire::{Registered, Registration};
+use super::{LinkShared, metrics};
+use crate::backend::wire::{Registration, RegistrationResponse};
 use crate::disk::in_time;
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
@@ -24,7 +24,7 @@ const REFUSED: &str = "; a registration token works once: make a new one there, 
                        (SIGHUP) or start again";
 
 // Never returns.
-pub(super) async fn run(link: &Shared) {
+pub(super) async fn run(link: &LinkShared) {
     let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("registration"));
     let mut keys = link.key.subscribe();
     let mut tokens = link.token.subscribe();
@@ -51,9 +51,9 @@ pub(super) async fn run(link: &Shared) {
             let token = tokens.borrow_and_update().clone();
             let (answered, why, wait) = match register(link, token.as_ref()).await {
                 Ok(()) => break,
-                Err(Trouble::NoToken) => (false, NO_TOKEN.to_owned(), None),
-                Err(Trouble::Here(why)) => (false, why, None),
-                Err(Trouble::There(error)) => {
+                Err(RegistrationError::NoToken) => (false, NO_TOKEN.to_owned(), None),
+                Err(RegistrationError::Here(why)) => (false, why, None),
+                Err(RegistrationError::There(error)) => {
                     let hint = if error
                         .status()
                         .is_some_and(|status| matches!(status.as_u16(), 400 | 401 | 403 | 404 | 409 | 410 | 422))
@@ -65,7 +65,7 @@ pub(super) async fn run(link: &Shared) {
                     (error.status().is_some(), format!("{error}{hint}"), error.retry_after())
                 }
             };
-            link.contact.went_wrong(Matter::Registration, answered, &why);
+            link.contact.went_wrong(RequestPurpose::Registration, answered, &why);
             let wait = backoff.failed(wait);
             let next = Instant::now() + wait;
             link.contact.polled(crate::backend::wire::PollingMode::default(), true, next);
@@ -81,8 +81,8 @@ pub(super) async fn run(link: &Shared) {
                 && is_taken(link, key).await
             {
                 tracing::info!(satellite_id = key.satellite_id, "the backend takes the key again");
-                link.contact.went_well(Matter::Registration);
-                link.has_key(Key::clone(key));
+                link.contact.went_well(RequestPurpose::Registration);
+                link.has_key(SatelliteKey::clone(key));
                 break;
             }
         }
@@ -91,40 +91,40 @@ pub(super) async fn run(link: &Shared) {
 
 /// Checks whether a rejected key is accepted again: something in front of the backend may have rejected it. Delivered
 /// commands come again with the next poll.
-async fn is_taken(link: &Shared, key: &Key) -> bool {
+async fn is_taken(link: &LinkShared, key: &SatelliteKey) -> bool {
     link.backend.commands(key, None, 1, Duration::ZERO).await.is_ok()
 }
 
-async fn look(link: &Shared) {
+async fn look(link: &LinkShared) {
     if link.key.borrow().is_some() {
         return;
     }
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
     let Ok(kept) = tokio::task::spawn_blocking(move || key::load(&data_dir, &url)).await else { return };
     match kept {
-        Kept::Nothing => {}
-        Kept::Key(key) => link.has_key(key),
-        Kept::Another { url } => {
+        StoredKey::Nothing => {}
+        StoredKey::Key(key) => link.has_key(key),
+        StoredKey::Another { url } => {
             tracing::warn!(of = url, "the key in the data directory is of another backend and is not used");
         }
-        Kept::Damaged(why) => tracing::error!(why, "the key in the data directory cannot be used"),
+        StoredKey::Damaged(why) => tracing::error!(why, "the key in the data directory cannot be used"),
     }
 }
 
-enum Trouble {
+enum RegistrationError {
     NoToken,
     Here(String),
-    There(CallError),
+    There(BackendCallError),
 }
 
-async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> {
-    let token = token.ok_or(Trouble::NoToken)?;
+async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), RegistrationError> {
+    let token = token.ok_or(RegistrationError::NoToken)?;
     let data_dir = link.data_dir.clone();
     // A rejected key stays on the disk until another one replaces it.
     let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir));
     let unkept = |error: &dyn std::fmt::Display| {
         let dir = link.data_dir.path().display();
-        Trouble::Here(format!("a key could not be kept in `{dir}`, and the token works only once: {error}"))
+        RegistrationError::Here(format!("a key could not be kept in `{dir}`, and the token works only once: {error}"))
     };
     ready.await.map_err(|error| unkept(&error))?.map_err(|error| unkept(&error))?;
     let system = tokio::task::spawn_blocking(metrics::system).await.unwrap_or_default();
@@ -134,12 +134,13 @@ async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> 
         capabilities: ["stdio", "http", "sse"].map(str::to_owned).to_vec(),
         system,
     };
-    let Registered { satellite_id, api_key } = link.backend.register(token, &body).await.map_err(Trouble::There)?;
+    let RegistrationResponse { satellite_id, api_key } =
+        link.backend.register(token, &body).await.map_err(RegistrationError::There)?;
     if !key::is_id(&satellite_id) || !key::is_sendable(&api_key) || api_key.len() < API_KEY_MIN {
         let reason = "an id or a key that cannot be used".to_owned();
-        return Err(Trouble::There(CallError::Malformed { to: link.plan.url.clone(), reason }));
+        return Err(RegistrationError::There(BackendCallError::Malformed { to: link.plan.url.clone(), reason }));
     }
-    let key = Key { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
+    let key = SatelliteKey { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
     let (data_dir, kept) = (link.data_dir.clone(), key.clone());
     let stored = in_time(move || key::store(&data_dir, &kept)).await;
     if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
@@ -147,20 +148,20 @@ async fn register(link: &Shared, token: Option<&Secret>) -> Result<(), Trouble> 
                                  registration token is needed then");
     }
     tracing::info!(satellite_id = key.satellite_id, url = key.url, "registered with the backend");
-    link.contact.went_well(Matter::Registration);
+    link.contact.went_well(RequestPurpose::Registration);
     link.has_key(key);
     Ok(())
 }
 
-impl Shared {
-    fn has_key(&self, key: Key) {
+impl LinkShared {
+    fn has_key(&self, key: SatelliteKey) {
         self.proven.store(false, std::sync::atomic::Ordering::Relaxed);
         self.key.send_replace(Some(Arc::new(key)));
     }
 
     // A newer key stays in use.
-    pub(super) fn refuse(&self, refused: &Arc<Key>) {
-        let is_current = |key: &Option<Arc<Key>>| key.as_ref().is_some_and(|key| Arc::ptr_eq(key, refused));
+    pub(super) fn refuse(&self, refused: &Arc<SatelliteKey>) {
+        let is_current = |key: &Option<Arc<SatelliteKey>>| key.as_ref().is_some_and(|key| Arc::ptr_eq(key, refused));
         let forgotten = self.key.send_if_modified(|key| {
             let current = is_current(key);
             if current {
@@ -183,7 +184,7 @@ impl Shared {
         self.proven.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    fn take_refused(&self) -> Option<(Instant, Arc<Key>)> {
+    fn take_refused(&self) -> Option<(Instant, Arc<SatelliteKey>)> {
         self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::jitter::Dice;
+use mcp_satellite_actors::rules::jitter::JitterRng;
 
-use crate::backend::wire::{Commands, PollingMode, Priority, Target};
+use crate::backend::wire::{CommandPriority, CommandTarget, PollCommands, PollingMode};
 use crate::config::PollIntervals;
 
 // Spreads the retries of many satellites.
@@ -24,12 +24,12 @@ pub struct Backoff {
     first: Duration,
     max: Duration,
     failures: u32,
-    dice: Dice,
+    dice: JitterRng,
 }
 
 impl Backoff {
     /// Creates a backoff whose delay doubles from `first` to `max`.
-    pub fn new(first: Duration, max: Duration, dice: Dice) -> Self {
+    pub fn new(first: Duration, max: Duration, dice: JitterRng) -> Self {
         Self { first, max, failures: 0, dice }
     }
 
@@ -59,17 +59,17 @@ fn doubled(first: Duration, times: u32, max: Duration) -> Duration {
 
 /// Interval between polls for commands.
 #[derive(Debug, Clone)]
-pub struct Pace {
+pub struct PollPacer {
     intervals: PollIntervals,
     max: Duration,
     mode: PollingMode,
     failures: u32,
-    dice: Dice,
+    dice: JitterRng,
 }
 
-impl Pace {
+impl PollPacer {
     /// Creates a pace in the default mode. `max` is the longest delay after errors.
-    pub fn new(intervals: PollIntervals, max: Duration, dice: Dice) -> Self {
+    pub fn new(intervals: PollIntervals, max: Duration, dice: JitterRng) -> Self {
         Self { intervals, max, mode: PollingMode::default(), failures: 0, dice }
     }
 
@@ -84,15 +84,15 @@ impl Pace {
     }
 
     /// Returns the delay after a response. `limit` is the maximum number of commands in a response.
-    pub fn answered(&mut self, answer: &Commands, limit: usize) -> Duration {
+    pub fn answered(&mut self, answer: &PollCommands, limit: usize) -> Duration {
         self.failures = 0;
         self.mode = answer.polling_mode;
         let asked = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let usual = asked.map_or_else(|| self.interval(self.mode), |asked| asked.clamp(ASKED_MIN, ASKED_MAX));
         let urgent = answer.commands.iter().filter_map(|command| match command.priority {
-            Priority::Immediate => Some(self.intervals.immediate),
-            Priority::High => Some(self.intervals.high),
-            Priority::Normal | Priority::Low => None,
+            CommandPriority::Immediate => Some(self.intervals.immediate),
+            CommandPriority::High => Some(self.intervals.high),
+            CommandPriority::Normal | CommandPriority::Low => None,
         });
         // A full response may not contain all waiting commands.
         let full = (answer.commands.len() >= limit).then_some(self.intervals.immediate);
@@ -127,13 +127,13 @@ pub fn is_expired(expires_at: Option<Timestamp>, server_time: Timestamp, since: 
 /// Selection of instances by parts of their id. An absent part matches all instances.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "parts of an instance's id")]
-pub struct Scope {
+pub struct InstanceScope {
     pub installation: Option<String>,
     pub team: Option<String>,
     pub user: Option<String>,
 }
 
-impl Scope {
+impl InstanceScope {
     /// Returns true if an instance can match both scopes.
     pub fn overlaps(&self, other: &Self) -> bool {
         let may_be = |one: &Option<String>, other: &Option<String>| match (one, other) {
@@ -152,8 +152,8 @@ impl Scope {
     }
 }
 
-impl From<Target> for Scope {
-    fn from(target: Target) -> Self {
+impl From<CommandTarget> for InstanceScope {
+    fn from(target: CommandTarget) -> Self {
         Self { installation: Some(target.installation_id), team: target.team_id, user: target.user_id }
     }
 }
@@ -161,21 +161,21 @@ impl From<Target> for Scope {
 /// Queue of commands. Commands with overlapping scopes run one after the other, most urgent first; others run
 /// concurrently. An `immediate` command waits only for other immediate ones and ignores the limit.
 #[derive(Debug)]
-pub struct Lanes {
+pub struct CommandLanes {
     beside_max: usize,
     // Most urgent first; equal priorities in order of arrival.
-    waiting: Vec<Entry>,
-    running: Vec<Entry>,
+    waiting: Vec<CommandLaneEntry>,
+    running: Vec<CommandLaneEntry>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CommandLaneEntry {
     id: String,
-    scope: Scope,
-    priority: Priority,
+    scope: InstanceScope,
+    priority: CommandPriority,
 }
 
-impl Lanes {
+impl CommandLanes {
     /// Creates a queue that runs at most `beside_max` commands at a time.
     pub fn new(beside_max: usize) -> Self {
         Self { beside_max, waiting: Vec::new(), running: Vec::new() }
@@ -197,9 +197,9 @@ impl Lanes {
     }
 
     /// Adds a waiting command.
-    pub fn push(&mut self, id: &str, scope: Scope, priority: Priority) {
+    pub fn push(&mut self, id: &str, scope: InstanceScope, priority: CommandPriority) {
         let at = self.waiting.partition_point(|entry| entry.priority <= priority);
-        self.waiting.insert(at, Entry { id: id.to_owned(), scope, priority });
+        self.waiting.insert(at, CommandLaneEntry { id: id.to_owned(), scope, priority });
     }
 
     /// Moves the next command that may run to the running ones and returns its id.
@@ -207,8 +207,9 @@ impl Lanes {
         let full = self.running.len() >= self.beside_max;
         let free = |at: &usize| {
             let entry = &self.waiting[*at];
-            let immediate = entry.priority == Priority::Immediate;
-            let running = self.running.iter().filter(|other| !immediate || other.priority == Priority::Immediate);
+            let immediate = entry.priority == CommandPriority::Immediate;
+            let running =
+                self.running.iter().filter(|other| !immediate || other.priority == CommandPriority::Immediate);
             let mut before = self.waiting[..*at].iter().chain(running);
             (immediate || !full) && !before.any(|other| other.scope.overlaps(&entry.scope))
         };
@@ -227,7 +228,7 @@ impl Lanes {
 
 /// Desired effect of a command on an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum CommandEffect {
     /// The instance is online.
     Up,
     /// As configured: online, stopped by a person, or waiting for values of its user.
@@ -239,7 +240,7 @@ pub enum Effect {
 /// Observed state of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "of the snapshot, by name")]
-pub struct Seen {
+pub struct ObservedInstance {
     pub status: Status,
     pub wants_to_run: bool,
     pub has_process: bool,
@@ -249,7 +250,7 @@ pub struct Seen {
 
 /// Progress of an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum EffectProgress {
     /// The effect is visible.
     There,
     /// The effect may still follow.
@@ -259,19 +260,19 @@ pub enum Verdict {
 }
 
 /// Compares the observed state with the desired effect.
-pub fn verdict(effect: Effect, seen: Seen) -> Verdict {
+pub fn verdict(effect: CommandEffect, seen: ObservedInstance) -> EffectProgress {
     match (effect, seen.status) {
-        (Effect::Down, _) if !seen.wants_to_run && !seen.has_process => Verdict::There,
-        (Effect::Down, _) => Verdict::Coming,
-        (Effect::Configured, _) if !seen.wants_to_run => Verdict::There,
-        (Effect::Configured, Status::AwaitingUserConfig) => Verdict::There,
-        (Effect::Up | Effect::Configured, Status::Online) if seen.is_new => Verdict::There,
-        (Effect::Up | Effect::Configured, Status::Online) => Verdict::Coming,
+        (CommandEffect::Down, _) if !seen.wants_to_run && !seen.has_process => EffectProgress::There,
+        (CommandEffect::Down, _) => EffectProgress::Coming,
+        (CommandEffect::Configured, _) if !seen.wants_to_run => EffectProgress::There,
+        (CommandEffect::Configured, Status::AwaitingUserConfig) => EffectProgress::There,
+        (CommandEffect::Up | CommandEffect::Configured, Status::Online) if seen.is_new => EffectProgress::There,
+        (CommandEffect::Up | CommandEffect::Configured, Status::Online) => EffectProgress::Coming,
         // Only a person or another configuration changes this status.
-        (Effect::Up, Status::AwaitingUserConfig) => Verdict::Never,
-        (Effect::Up | Effect::Configured, Status::PermanentlyFailed | Status::RequiresReauth) => Verdict::Never,
+        (CommandEffect::Up, Status::AwaitingUserConfig) => EffectProgress::Never,
+        (CommandEffect::Up | CommandEffect::Configured, Status::PermanentlyFailed | Status::RequiresReauth) => EffectProgress::Never,
         (
-            Effect::Up | Effect::Configured,
+            CommandEffect::Up | CommandEffect::Configured,
             Status::Provisioning
             | Status::CommandReceived
             | Status::Connecting
@@ -281,25 +282,25 @@ pub fn verdict(effect: Effect, seen: Seen) -> Verdict {
             // The supervisor retries these, where the policy allows it.
             | Status::Offline
             | Status::Error,
-        ) => Verdict::Coming,
+        ) => EffectProgress::Coming,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::wire::Command;
+    use crate::backend::wire::BackendCommand;
 
-    fn dice() -> Dice {
-        Dice::new(1, "satellite-0001")
+    fn dice() -> JitterRng {
+        JitterRng::new(1, "satellite-0001")
     }
 
-    fn pace() -> Pace {
-        Pace::new(PollIntervals::default(), Duration::from_secs(300), dice())
+    fn pace() -> PollPacer {
+        PollPacer::new(PollIntervals::default(), Duration::from_secs(300), dice())
     }
 
-    fn command(id: &str, priority: Priority) -> Command {
-        Command {
+    fn command(id: &str, priority: CommandPriority) -> BackendCommand {
+        BackendCommand {
             id: id.to_owned(),
             command_type: "restart".to_owned(),
             priority,
@@ -308,9 +309,13 @@ mod tests {
         }
     }
 
-    fn answer(polling_mode: PollingMode, next_poll_interval: Option<f64>, priorities: &[Priority]) -> Commands {
+    fn answer(
+        polling_mode: PollingMode,
+        next_poll_interval: Option<f64>,
+        priorities: &[CommandPriority],
+    ) -> PollCommands {
         let commands = priorities.iter().map(|priority| command("c", *priority)).collect();
-        Commands { commands, polling_mode, next_poll_interval, server_time: None }
+        PollCommands { commands, polling_mode, next_poll_interval, server_time: None }
     }
 
     fn milliseconds(duration: Duration) -> u128 {
@@ -342,7 +347,7 @@ mod tests {
 
     #[test]
     fn urgent_commands_and_full_answers_bring_the_next_poll_forward() {
-        use Priority::{High, Immediate, Low, Normal};
+        use CommandPriority::{High, Immediate, Low, Normal};
         for (priorities, limit, wanted) in [
             (&[Low, Normal][..], 10, 60),
             (&[Low, High], 10, 10),
@@ -418,9 +423,9 @@ mod tests {
         assert!(is_expired(Some(Timestamp::MAX), at(0), Duration::MAX));
     }
 
-    fn scope(installation: &str, team: &str, user: &str) -> Scope {
+    fn scope(installation: &str, team: &str, user: &str) -> InstanceScope {
         let given = |part: &str| (!part.is_empty()).then(|| part.to_owned());
-        Scope { installation: given(installation), team: given(team), user: given(user) }
+        InstanceScope { installation: given(installation), team: given(team), user: given(user) }
     }
 
     #[test]
@@ -439,15 +444,15 @@ mod tests {
         assert!(scope("a", "t", "").admits("a", "t", "u") && !scope("a", "t", "v").admits("a", "t", "u"));
     }
 
-    fn begun(lanes: &mut Lanes) -> Vec<String> {
+    fn begun(lanes: &mut CommandLanes) -> Vec<String> {
         std::iter::from_fn(|| lanes.begin()).collect()
     }
 
     #[test]
     fn what_is_about_one_instance_runs_one_after_the_other_and_the_rest_beside_it() {
-        let mut lanes = Lanes::new(8);
+        let mut lanes = CommandLanes::new(8);
         for (id, installation) in [("1", "a"), ("2", "a"), ("3", "b"), ("4", "a")] {
-            lanes.push(id, scope(installation, "", ""), Priority::Normal);
+            lanes.push(id, scope(installation, "", ""), CommandPriority::Normal);
         }
         assert_eq!(begun(&mut lanes), ["1", "3"]);
         lanes.end("3");
@@ -463,8 +468,8 @@ mod tests {
 
     #[test]
     fn the_most_urgent_runs_first_and_equals_in_the_order_in_which_they_came() {
-        use Priority::{High, Immediate, Low, Normal};
-        let mut lanes = Lanes::new(1);
+        use CommandPriority::{High, Immediate, Low, Normal};
+        let mut lanes = CommandLanes::new(1);
         for (id, priority) in [("l", Low), ("n1", Normal), ("n2", Normal), ("i", Immediate), ("h", High)] {
             lanes.push(id, scope(id, "", ""), priority);
         }
@@ -479,12 +484,12 @@ mod tests {
 
     #[test]
     fn an_immediate_command_waits_for_no_running_command_that_is_less_urgent() {
-        let mut lanes = Lanes::new(1);
-        lanes.push("spawn", scope("a", "", ""), Priority::Normal);
+        let mut lanes = CommandLanes::new(1);
+        lanes.push("spawn", scope("a", "", ""), CommandPriority::Normal);
         assert_eq!(begun(&mut lanes), ["spawn"]);
-        lanes.push("restart", scope("a", "", ""), Priority::High);
-        lanes.push("kill", scope("a", "", ""), Priority::Immediate);
-        lanes.push("kill again", scope("a", "", ""), Priority::Immediate);
+        lanes.push("restart", scope("a", "", ""), CommandPriority::High);
+        lanes.push("kill", scope("a", "", ""), CommandPriority::Immediate);
+        lanes.push("kill again", scope("a", "", ""), CommandPriority::Immediate);
         assert_eq!(begun(&mut lanes), ["kill"], "immediate commands for one instance keep their order");
         lanes.end("kill");
         assert_eq!(begun(&mut lanes), ["kill again"]);
@@ -495,10 +500,10 @@ mod tests {
 
     #[test]
     fn what_is_about_everything_waits_for_all_before_it_and_holds_back_all_after_it() {
-        let mut lanes = Lanes::new(8);
-        lanes.push("1", scope("a", "", ""), Priority::Normal);
-        lanes.push("all", scope("", "", ""), Priority::Normal);
-        lanes.push("2", scope("b", "", ""), Priority::Normal);
+        let mut lanes = CommandLanes::new(8);
+        lanes.push("1", scope("a", "", ""), CommandPriority::Normal);
+        lanes.push("all", scope("", "", ""), CommandPriority::Normal);
+        lanes.push("2", scope("b", "", ""), CommandPriority::Normal);
         assert_eq!(begun(&mut lanes), ["1"]);
         lanes.end("1");
         assert_eq!(begun(&mut lanes), ["all"]);
@@ -509,17 +514,33 @@ mod tests {
     #[test]
     fn every_status_is_or_is_not_the_effect_of_every_command() {
         let row = |status: Status| {
-            let seen = Seen { status, wants_to_run: true, has_process: false, is_new: true };
+            let seen = ObservedInstance { status, wants_to_run: true, has_process: false, is_new: true };
             let [up, configured, down] =
-                [Effect::Up, Effect::Configured, Effect::Down].map(|effect| verdict(effect, seen));
+                [CommandEffect::Up, CommandEffect::Configured, CommandEffect::Down].map(|effect| verdict(effect, seen));
             format!("{status:>20}  Up {up:?}  Configured {configured:?}  Down {down:?}")
         };
         insta::assert_snapshot!(Status::ALL.map(row).join("\n"));
-        let seen =
-            |wants_to_run, has_process, is_new| Seen { status: Status::Online, wants_to_run, has_process, is_new };
-        assert_eq!(verdict(Effect::Up, seen(true, true, false)), Verdict::Coming, "still the run of before");
-        assert_eq!(verdict(Effect::Down, seen(false, true, true)), Verdict::Coming, "its process is still there");
-        assert_eq!(verdict(Effect::Down, seen(false, false, true)), Verdict::There);
-        assert_eq!(verdict(Effect::Configured, seen(false, false, false)), Verdict::There, "a person has stopped it");
+        let seen = |wants_to_run, has_process, is_new| ObservedInstance {
+            status: Status::Online,
+            wants_to_run,
+            has_process,
+            is_new,
+        };
+        assert_eq!(
+            verdict(CommandEffect::Up, seen(true, true, false)),
+            EffectProgress::Coming,
+            "still the run of before"
+        );
+        assert_eq!(
+            verdict(CommandEffect::Down, seen(false, true, true)),
+            EffectProgress::Coming,
+            "its process is still there"
+        );
+        assert_eq!(verdict(CommandEffect::Down, seen(false, false, true)), EffectProgress::There);
+        assert_eq!(
+            verdict(CommandEffect::Configured, seen(false, false, false)),
+            EffectProgress::There,
+            "a person has stopped it"
+        );
     }
 }

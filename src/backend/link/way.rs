@@ -4,21 +4,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use mcp_satellite_actors::seam::{Answer, Batch, EventSink};
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 
-use super::Shared;
-use super::contact::Matter;
-use super::key::Key;
+use super::LinkShared;
+use super::contact::RequestPurpose;
+use super::key::SatelliteKey;
 use crate::sink::http::HttpSink;
 
-pub(super) struct Way {
-    link: Arc<Shared>,
+pub(super) struct BackendEventSink {
+    link: Arc<LinkShared>,
     // Sink for the key that was used last.
-    sink: Mutex<Option<(Arc<Key>, HttpSink)>>,
+    sink: Mutex<Option<(Arc<SatelliteKey>, HttpSink)>>,
 }
 
-impl Way {
-    pub(super) fn new(link: Arc<Shared>) -> Arc<Self> {
+impl BackendEventSink {
+    pub(super) fn new(link: Arc<LinkShared>) -> Arc<Self> {
         Arc::new(Self { link, sink: Mutex::default() })
     }
 
@@ -37,27 +37,27 @@ impl Way {
     }
 }
 
-impl EventSink for Way {
-    fn send(&self, batch: Arc<Batch>) -> BoxFuture<'static, Answer> {
+impl EventSink for BackendEventSink {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let (link, sink) = (self.link.clone(), self.sink());
         async move {
             let sink = match sink {
                 Ok(sink) => sink,
-                Err(why) => return Answer::Unavailable(why),
+                Err(why) => return SinkAnswer::Unavailable(why),
             };
             let answer = sink.send(batch).await;
             match &answer {
-                Answer::Unauthorized => {
+                SinkAnswer::Unauthorized => {
                     // The next poll or heartbeat shows whether the key itself is rejected.
-                    link.contact.went_wrong(Matter::Events, true, "the backend refused our credentials");
+                    link.contact.went_wrong(RequestPurpose::Events, true, "the backend refused our credentials");
                 }
-                Answer::Unavailable(why) => link.contact.went_wrong(Matter::Events, false, why),
-                Answer::Throttled(_) => {
-                    link.contact.went_wrong(Matter::Events, true, "the backend wants fewer requests (429)");
+                SinkAnswer::Unavailable(why) => link.contact.went_wrong(RequestPurpose::Events, false, why),
+                SinkAnswer::Throttled(_) => {
+                    link.contact.went_wrong(RequestPurpose::Events, true, "the backend wants fewer requests (429)");
                 }
-                Answer::Accepted | Answer::Partial(_) | Answer::Invalid(..) | Answer::TooLarge => {
+                SinkAnswer::Accepted | SinkAnswer::Partial(_) | SinkAnswer::Invalid(..) | SinkAnswer::TooLarge => {
                     link.prove();
-                    link.contact.went_well(Matter::Events);
+                    link.contact.went_well(RequestPurpose::Events);
                 }
             }
             answer

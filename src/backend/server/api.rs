@@ -29,11 +29,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::backend::wire::{Command, CommandResult, Heartbeat, Priority, SystemInfo};
+use crate::backend::wire::{BackendCommand, CommandPriority, CommandResult, Heartbeat, SystemInfo};
 
 /// Request for a registration token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct TokenWanted {
+pub struct TokenRequest {
     /// Lifetime of an unused token in seconds: one day by default, 30 days at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_592_000))]
@@ -50,7 +50,7 @@ pub struct TokenWanted {
 
 /// Registration token. The backend returns it only once.
 #[derive(Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct TokenMade {
+pub struct IssuedToken {
     /// Token for a single registration.
     pub token: String,
     /// Time after which the token is invalid.
@@ -58,15 +58,15 @@ pub struct TokenMade {
     pub expires_at: Timestamp,
 }
 
-impl fmt::Debug for TokenMade {
+impl fmt::Debug for IssuedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenMade").field("expires_at", &self.expires_at).finish_non_exhaustive()
     }
 }
 
-/// Configuration without its hash, which the backend computes: see [`Config`](crate::backend::wire::Config).
+/// Configuration without its hash, which the backend computes: see [`SatelliteConfig`](crate::backend::wire::SatelliteConfig).
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct ConfigWanted {
+pub struct ConfigUpdate {
     /// Server templates: `[servers.SLUG]`.
     #[serde(default)]
     pub servers: BTreeMap<String, Map<String, Value>>,
@@ -76,7 +76,7 @@ pub struct ConfigWanted {
 }
 
 // Prints only counts: servers and teams may contain credentials.
-impl fmt::Debug for ConfigWanted {
+impl fmt::Debug for ConfigUpdate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (servers, teams) = (self.servers.len(), self.teams.len());
         f.debug_struct("ConfigWanted").field("servers", &servers).field("teams", &teams).finish()
@@ -85,7 +85,7 @@ impl fmt::Debug for ConfigWanted {
 
 /// Result of a change to a configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct ConfigKept {
+pub struct ConfigUpdateResult {
     /// Hash of the configuration that is now in effect.
     pub hash: String,
     /// True if the configuration has changed.
@@ -96,14 +96,14 @@ pub struct ConfigKept {
 
 /// List of all satellites.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Satellites {
+pub struct SatelliteList {
     /// Satellites in order of name.
-    pub satellites: Vec<Satellite>,
+    pub satellites: Vec<SatelliteView>,
 }
 
 /// Registered satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Satellite {
+pub struct SatelliteView {
     /// Identifier of the satellite in URLs.
     pub satellite_id: String,
     /// Name of the satellite for people.
@@ -149,7 +149,7 @@ pub struct Satellite {
 
 /// Request to queue a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct CommandWanted {
+pub struct CommandRequest {
     /// Identifier of the command; the backend chooses one by default. A known identifier is not queued twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
@@ -159,7 +159,7 @@ pub struct CommandWanted {
     pub command_type: String,
     /// Urgency of the command.
     #[serde(default)]
-    pub priority: Priority,
+    pub priority: CommandPriority,
     /// Arguments of the command.
     #[serde(default)]
     pub payload: Map<String, Value>,
@@ -175,19 +175,19 @@ pub struct CommandWanted {
 
 /// Commands of a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct CommandStates {
+pub struct CommandList {
     /// Commands, latest first.
-    pub commands: Vec<CommandState>,
+    pub commands: Vec<CommandRecordView>,
 }
 
 /// Command with its progress and result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct CommandState {
+pub struct CommandRecordView {
     /// Command as delivered to the satellite.
     #[serde(flatten)]
-    pub command: Command,
+    pub command: BackendCommand,
     /// Progress of the command.
-    pub state: Stage,
+    pub state: CommandStage,
     /// Time at which the command was queued.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub created_at: Timestamp,
@@ -206,10 +206,10 @@ pub struct CommandState {
     pub finished_at: Option<Timestamp>,
 }
 
-/// Values of [`CommandState::state`].
+/// Values of [`CommandRecordView::state`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum CommandStage {
     /// Not delivered yet.
     Queued,
     /// Delivered, without a result yet.
@@ -224,7 +224,7 @@ pub enum Stage {
 
 /// Stored events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct StoredEvents {
+pub struct StoredEventList {
     /// Events in order of their ids; with `since`, in order of `seq`.
     pub events: Vec<StoredEvent>,
 }
@@ -253,14 +253,14 @@ pub struct StoredEvent {
 
 /// Instances of all satellites.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Instances {
+pub struct InstanceList {
     /// Instances in order of satellite and name.
-    pub instances: Vec<Instance>,
+    pub instances: Vec<InstanceState>,
 }
 
 /// State of an instance according to its last status event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Instance {
+pub struct InstanceState {
     /// Id of the satellite that runs the instance.
     pub satellite_id: String,
     /// Full name of the instance.

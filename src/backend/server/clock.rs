@@ -7,9 +7,9 @@ use jiff::Timestamp;
 
 /// Clock by which the backend decides about expiry.
 #[derive(Clone)]
-pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+pub struct BackendClock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
-impl Clock {
+impl BackendClock {
     /// Creates a clock that reads the time from `now`.
     pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
@@ -20,13 +20,13 @@ impl Clock {
     }
 }
 
-impl Default for Clock {
+impl Default for BackendClock {
     fn default() -> Self {
         Self::new(Timestamp::now)
     }
 }
 
-impl fmt::Debug for Clock {
+impl fmt::Debug for BackendClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Clock({})", self.now())
     }

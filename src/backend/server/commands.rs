@@ -12,16 +12,17 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::App;
-use super::access::{Admin, Asked, Caller, Names};
-use super::api::{CommandState, CommandStates, CommandWanted, Stage};
+use super::BackendState;
+use super::access::{AdminAccess, AuthenticatedSatellite, PathParams, QueryParams};
+use super::api::{CommandList, CommandRecordView, CommandRequest, CommandStage};
 use super::body::{self, SMALL_MAX};
 use super::clock::{restored, stored};
-use super::refusal::Refusal;
-use super::schema::{Form, Schemas};
+use super::refusal::ApiError;
+use super::schema::{MessageSchema, SchemaValidators};
 use super::{keys, satellites};
 use crate::backend::wire::{
-    Command, CommandResult, Commands, Configure, ConfigureEvent, Outcome, PollingMode, Priority, Received,
+    BackendCommand, CommandOutcome, CommandPriority, CommandResult, ConfigureEvent, ConfigurePayload, EmptyResponse,
+    PollCommands, PollingMode,
 };
 
 // Default number of commands per poll.
@@ -53,7 +54,7 @@ const IDLE_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
 #[derive(Debug, Deserialize)]
 #[expect(clippy::struct_field_names, reason = "the query's own names")]
-pub(super) struct Poll {
+pub(super) struct PollQuery {
     last_poll: Option<Timestamp>,
     limit: Option<usize>,
     // Seconds for which the poll may be held until a command arrives, at most `HOLD_MAX`.
@@ -62,13 +63,13 @@ pub(super) struct Poll {
 }
 
 pub(super) async fn poll(
-    State(app): State<Arc<App>>,
-    Caller { id }: Caller,
-    Asked(Poll { last_poll, limit, wait }): Asked<Poll>,
-) -> Result<Json<Commands>, Refusal> {
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
+    QueryParams(PollQuery { last_poll, limit, wait }): QueryParams<PollQuery>,
+) -> Result<Json<PollCommands>, ApiError> {
     let limit = limit.unwrap_or(LIMIT);
     if !(1..=LIMIT_MAX).contains(&limit) {
-        return Err(Refusal::bad(format!("limit must be from 1 to {LIMIT_MAX}")));
+        return Err(ApiError::bad(format!("limit must be from 1 to {LIMIT_MAX}")));
     }
     tracing::trace!(satellite = id, ?last_poll, limit, wait, "a satellite polls");
     // Subscribed before the first query, so that no command is missed between query and wait.
@@ -91,16 +92,21 @@ pub(super) async fn poll(
         }
     };
     let next_poll_interval = Some(app.settings.poll_interval.unwrap_or_else(|| seconds(polling_mode)));
-    Ok(Json(Commands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
+    Ok(Json(PollCommands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
 }
 
-async fn take(app: &App, id: &str, limit: usize, now: Timestamp) -> Result<(Vec<Command>, PollingMode), Refusal> {
+async fn take(
+    app: &BackendState,
+    id: &str,
+    limit: usize,
+    now: Timestamp,
+) -> Result<(Vec<BackendCommand>, PollingMode), ApiError> {
     let id = id.to_owned();
     app.database
         .run(move |db| {
             let select = format!("SELECT * FROM commands WHERE {OPEN} ORDER BY priority, number LIMIT ?3");
             let mut select = db.prepare_cached(&select)?;
-            let waiting = select.query_map(params![id, stored(now), i64::try_from(limit).unwrap_or(i64::MAX)], Kept::read)?;
+            let waiting = select.query_map(params![id, stored(now), i64::try_from(limit).unwrap_or(i64::MAX)], CommandRow::read)?;
             let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
             let mut sent = db.prepare_cached(
                 "UPDATE commands SET times_sent = times_sent + 1, first_sent_at = coalesce(first_sent_at, ?2) WHERE number = ?1",
@@ -109,13 +115,13 @@ async fn take(app: &App, id: &str, limit: usize, now: Timestamp) -> Result<(Vec<
                 sent.execute(params![kept.number, stored(now)])?;
             }
             let mode = mode(db, &id, waiting.first().map(|kept| kept.priority), now)?;
-            Ok((waiting.into_iter().map(Kept::command).collect::<Result<_, _>>()?, mode))
+            Ok((waiting.into_iter().map(CommandRow::command).collect::<Result<_, _>>()?, mode))
         })
         .await
 }
 
-fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timestamp) -> Result<PollingMode, Refusal> {
-    let last_of = |priority: i64| -> Result<Option<i64>, Refusal> {
+fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timestamp) -> Result<PollingMode, ApiError> {
+    let last_of = |priority: i64| -> Result<Option<i64>, ApiError> {
         let mut last = db.prepare_cached(LAST)?;
         let mut latest = None;
         for priority in 0..=priority {
@@ -124,15 +130,17 @@ fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timest
         Ok(latest)
     };
     let since = |at: Option<i64>| at.map_or(SignedDuration::MAX, |at| now.duration_since(restored(at)));
-    if waiting == Some(number(Priority::Immediate)) || since(last_of(number(Priority::Immediate))?) < IMMEDIATE_AFTER {
+    if waiting == Some(number(CommandPriority::Immediate))
+        || since(last_of(number(CommandPriority::Immediate))?) < IMMEDIATE_AFTER
+    {
         return Ok(PollingMode::Immediate);
     }
-    if waiting == Some(number(Priority::High)) || since(last_of(number(Priority::High))?) < HIGH_AFTER {
+    if waiting == Some(number(CommandPriority::High)) || since(last_of(number(CommandPriority::High))?) < HIGH_AFTER {
         return Ok(PollingMode::High);
     }
     let registered_at =
         db.query_row("SELECT registered_at FROM satellites WHERE id = ?1", [satellite], |row| row.get(0))?;
-    let begun = since(Some(registered_at)).min(since(last_of(number(Priority::Low))?));
+    let begun = since(Some(registered_at)).min(since(last_of(number(CommandPriority::Low))?));
     Ok(if waiting.is_some() || begun < IDLE_AFTER { PollingMode::Normal } else { PollingMode::Idle })
 }
 
@@ -146,12 +154,12 @@ fn seconds(mode: PollingMode) -> f64 {
 }
 
 pub(super) async fn result(
-    State(app): State<Arc<App>>,
-    Caller { id }: Caller,
-    names: Names,
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
+    names: PathParams,
     body: Body,
-) -> Result<Json<Received>, Refusal> {
-    let result: CommandResult = body::take(body, LARGE_RESULT_MAX, Form::CommandResult, &app.schemas).await?;
+) -> Result<Json<EmptyResponse>, ApiError> {
+    let result: CommandResult = body::take(body, LARGE_RESULT_MAX, MessageSchema::CommandResult, &app.schemas).await?;
     let (now, command) = (app.now(), names.of("command"));
     app.database
         .run(move |db| {
@@ -163,7 +171,7 @@ pub(super) async fn result(
             )?;
             let known = "SELECT 1 FROM commands WHERE satellite = ?1 AND id = ?2";
             if taken == 0 && !db.prepare_cached(known)?.exists(params![id, command])? {
-                return Err(Refusal::unknown("command"));
+                return Err(ApiError::unknown("command"));
             }
             if taken > 0 {
                 tracing::info!(satellite = id, command, status = ?result.status, "the result of a command has come");
@@ -171,19 +179,19 @@ pub(super) async fn result(
             Ok(())
         })
         .await?;
-    Ok(Json(Received { success: true }))
+    Ok(Json(EmptyResponse { success: true }))
 }
 
 // A result lists all instances of its target.
 const LARGE_RESULT_MAX: usize = 4 * 1024 * 1024;
 
 pub(super) async fn queue(
-    _: Admin,
-    State(app): State<Arc<App>>,
-    names: Names,
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
     body: Body,
-) -> Result<(StatusCode, Json<CommandState>), Refusal> {
-    let wanted: CommandWanted = body::take(body, SMALL_MAX, Form::CommandWanted, &app.schemas).await?;
+) -> Result<(StatusCode, Json<CommandRecordView>), ApiError> {
+    let wanted: CommandRequest = body::take(body, SMALL_MAX, MessageSchema::CommandWanted, &app.schemas).await?;
     check_payload(&app.schemas, &wanted)?;
     let now = app.now();
     let later =
@@ -191,7 +199,7 @@ pub(super) async fn queue(
     let later = later.map(|later| now.saturating_add(later).unwrap_or(Timestamp::MAX));
     let expires_at = match (later, wanted.expires_at) {
         (Some(_), Some(_)) => {
-            return Err(Refusal::bad("expires_in_seconds and expires_at are two answers to one question"));
+            return Err(ApiError::bad("expires_in_seconds and expires_at are two answers to one question"));
         }
         (one, other) => one.or(other),
     };
@@ -199,7 +207,7 @@ pub(super) async fn queue(
         Some(id) => (id, true),
         None => (keys::unique("cmd-")?, false),
     };
-    let command = Command {
+    let command = BackendCommand {
         id,
         command_type: wanted.command_type,
         priority: wanted.priority,
@@ -214,7 +222,7 @@ pub(super) async fn queue(
                 return Ok((kept.state(now)?, false));
             }
             insert(db, &satellite, &command, now, false)?;
-            let kept = kept(db, &satellite, &command.id)?.ok_or_else(|| Refusal::unknown("command"))?;
+            let kept = kept(db, &satellite, &command.id)?.ok_or_else(|| ApiError::unknown("command"))?;
             tracing::info!(satellite, command = command.id, kind = command.command_type, "a command was queued");
             Ok((kept.state(now)?, true))
         })
@@ -224,67 +232,71 @@ pub(super) async fn queue(
 }
 
 /// Rejects payloads that the satellite would answer with a failure.
-fn check_payload(schemas: &Schemas, wanted: &CommandWanted) -> Result<(), Refusal> {
+fn check_payload(schemas: &SchemaValidators, wanted: &CommandRequest) -> Result<(), ApiError> {
     let form = match &*wanted.command_type {
-        "configure" => Form::Configure,
-        "restart" | "spawn" | "kill" => Form::Target,
-        "health_check" => Form::HealthCheck,
+        "configure" => MessageSchema::Configure,
+        "restart" | "spawn" | "kill" => MessageSchema::Target,
+        "health_check" => MessageSchema::HealthCheck,
         _ => return Ok(()),
     };
     let checked = schemas.check(form, &Value::Object(wanted.payload.clone()));
     checked.map_err(|invalid| {
-        Refusal::bad(format!("/payload{}: {} (schemas/{})", invalid.place, invalid.why, form.file()))
+        ApiError::bad(format!("/payload{}: {} (schemas/{})", invalid.place, invalid.why, form.file()))
     })
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Listed {
+pub(super) struct CommandListQuery {
     limit: Option<usize>,
 }
 
 pub(super) async fn list(
-    _: Admin,
-    State(app): State<Arc<App>>,
-    names: Names,
-    Asked(Listed { limit }): Asked<Listed>,
-) -> Result<Json<CommandStates>, Refusal> {
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+    QueryParams(CommandListQuery { limit }): QueryParams<CommandListQuery>,
+) -> Result<Json<CommandList>, ApiError> {
     let limit = i64::try_from(limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
     let now = app.now();
     let commands = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
         let mut select =
             db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 ORDER BY number DESC LIMIT ?2")?;
-        let found = select.query_map(params![satellite, limit], Kept::read)?.collect::<Result<Vec<_>, _>>()?;
+        let found = select.query_map(params![satellite, limit], CommandRow::read)?.collect::<Result<Vec<_>, _>>()?;
         found.into_iter().map(|kept| kept.state(now)).collect::<Result<_, _>>()
     });
-    Ok(Json(CommandStates { commands: commands.await? }))
+    Ok(Json(CommandList { commands: commands.await? }))
 }
 
-pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<CommandState>, Refusal> {
+pub(super) async fn show(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+) -> Result<Json<CommandRecordView>, ApiError> {
     let now = app.now();
     let state = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
         let kept = kept(db, &satellite, &names.of("command"))?;
-        kept.ok_or_else(|| Refusal::unknown("command"))?.state(now)
+        kept.ok_or_else(|| ApiError::unknown("command"))?.state(now)
     });
     state.await.map(Json)
 }
 
 /// Queues a `configure` command unless an undelivered one is already in the queue.
-pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), Refusal> {
+pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), ApiError> {
     let told = "SELECT 1 FROM commands WHERE satellite = ?1 AND by_itself AND times_sent = 0 AND finished_at IS NULL";
     if db.prepare_cached(told)?.exists([satellite])? {
         return Ok(());
     }
     let event = ConfigureEvent::McpInstallationUpdated;
-    let payload = Configure { event, installation_id: None, team_id: None, user_id: None };
+    let payload = ConfigurePayload { event, installation_id: None, team_id: None, user_id: None };
     let Value::Object(payload) = serde_json::to_value(payload)? else { return Ok(()) };
     let (id, command_type) = (keys::unique("cfg-")?, "configure".to_owned());
-    let command = Command { id, command_type, priority: Priority::Immediate, payload, expires_at: None };
+    let command = BackendCommand { id, command_type, priority: CommandPriority::Immediate, payload, expires_at: None };
     insert(db, satellite, &command, now, true)
 }
 
-pub(super) fn waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<usize, Refusal> {
+pub(super) fn waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<usize, ApiError> {
     let mut select = db.prepare_cached(&format!("SELECT count(*) FROM commands WHERE {OPEN}"))?;
     Ok(select.query_row(params![satellite, stored(now)], |row| row.get(0))?)
 }
@@ -292,13 +304,13 @@ pub(super) fn waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> 
 fn insert(
     db: &Transaction<'_>,
     satellite: &str,
-    command: &Command,
+    command: &BackendCommand,
     now: Timestamp,
     by_itself: bool,
-) -> Result<(), Refusal> {
+) -> Result<(), ApiError> {
     if waiting(db, satellite, now)? >= WAITING_MAX && !by_itself {
         let why = format!("{WAITING_MAX} commands wait for this satellite, and no more may");
-        return Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, why));
+        return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, why));
     }
     db.execute(
         "INSERT INTO commands (satellite, id, command_type, priority, payload, expires_at, created_at, by_itself)
@@ -317,30 +329,30 @@ fn insert(
     Ok(())
 }
 
-fn number(priority: Priority) -> i64 {
+fn number(priority: CommandPriority) -> i64 {
     match priority {
-        Priority::Immediate => 0,
-        Priority::High => 1,
-        Priority::Normal => 2,
-        Priority::Low => 3,
+        CommandPriority::Immediate => 0,
+        CommandPriority::High => 1,
+        CommandPriority::Normal => 2,
+        CommandPriority::Low => 3,
     }
 }
 
-fn priority(number: i64) -> Priority {
+fn priority(number: i64) -> CommandPriority {
     match number {
-        0 => Priority::Immediate,
-        1 => Priority::High,
-        3 => Priority::Low,
-        _ => Priority::Normal,
+        0 => CommandPriority::Immediate,
+        1 => CommandPriority::High,
+        3 => CommandPriority::Low,
+        _ => CommandPriority::Normal,
     }
 }
 
-fn kept(db: &Transaction<'_>, satellite: &str, id: &str) -> Result<Option<Kept>, Refusal> {
+fn kept(db: &Transaction<'_>, satellite: &str, id: &str) -> Result<Option<CommandRow>, ApiError> {
     let mut select = db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 AND id = ?2")?;
-    Ok(select.query_row(params![satellite, id], Kept::read).optional()?)
+    Ok(select.query_row(params![satellite, id], CommandRow::read).optional()?)
 }
 
-struct Kept {
+struct CommandRow {
     number: i64,
     id: String,
     command_type: String,
@@ -354,7 +366,7 @@ struct Kept {
     finished_at: Option<i64>,
 }
 
-impl Kept {
+impl CommandRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             number: row.get("number")?,
@@ -371,8 +383,8 @@ impl Kept {
         })
     }
 
-    fn command(self) -> Result<Command, Refusal> {
-        Ok(Command {
+    fn command(self) -> Result<BackendCommand, ApiError> {
+        Ok(BackendCommand {
             payload: serde_json::from_str::<Map<String, Value>>(&self.payload)?,
             id: self.id,
             command_type: self.command_type,
@@ -381,18 +393,18 @@ impl Kept {
         })
     }
 
-    fn state(self, now: Timestamp) -> Result<CommandState, Refusal> {
+    fn state(self, now: Timestamp) -> Result<CommandRecordView, ApiError> {
         let result = self.result.as_deref().map(serde_json::from_str::<CommandResult>).transpose()?;
         let state = match &result {
-            Some(CommandResult { status: Outcome::Completed, .. }) => Stage::Completed,
-            Some(CommandResult { status: Outcome::Failed, .. }) => Stage::Failed,
-            Some(CommandResult { status: Outcome::Expired, .. }) => Stage::Expired,
+            Some(CommandResult { status: CommandOutcome::Completed, .. }) => CommandStage::Completed,
+            Some(CommandResult { status: CommandOutcome::Failed, .. }) => CommandStage::Failed,
+            Some(CommandResult { status: CommandOutcome::Expired, .. }) => CommandStage::Expired,
             // The satellite may have executed a delivered command, so only its result ends the state.
-            None if self.times_sent > 0 => Stage::Sent,
-            None if self.expires_at.is_some_and(|at| restored(at) <= now) => Stage::Expired,
-            None => Stage::Queued,
+            None if self.times_sent > 0 => CommandStage::Sent,
+            None if self.expires_at.is_some_and(|at| restored(at) <= now) => CommandStage::Expired,
+            None => CommandStage::Queued,
         };
-        Ok(CommandState {
+        Ok(CommandRecordView {
             state,
             created_at: restored(self.created_at),
             times_sent: u64::try_from(self.times_sent).unwrap_or_default(),

@@ -11,24 +11,24 @@ use jiff::Timestamp;
 use ring::hmac;
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
-use super::App;
-use super::access::{Admin, Caller, Names};
-use super::api::{ConfigKept, ConfigWanted};
+use super::BackendState;
+use super::access::{AdminAccess, AuthenticatedSatellite, PathParams};
+use super::api::{ConfigUpdate, ConfigUpdateResult};
 use super::body::{self, LARGE_MAX};
 use super::clock::stored;
-use super::refusal::Refusal;
-use super::schema::Form;
+use super::refusal::ApiError;
+use super::schema::MessageSchema;
 use super::{commands, keys, satellites};
-use crate::backend::wire::Config;
+use crate::backend::wire::SatelliteConfig;
 
 // Scope of the shared configuration.
 const FOR_ALL: &str = "";
 
 pub(super) async fn fetch(
-    State(app): State<Arc<App>>,
-    Caller { id }: Caller,
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
     headers: HeaderMap,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let config = app.database.run(move |db| of_satellite(db, &id)?.ok_or_else(none_yet)).await?;
     let tag = format!("\"{}\"", config.hash);
     let known = headers.get_all(header::IF_NONE_MATCH).iter().any(|value| names(value, &config.hash));
@@ -48,38 +48,45 @@ fn names(value: &HeaderValue, hash: &str) -> bool {
 }
 
 /// Returns the satellite's own configuration, otherwise the shared one.
-pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Option<Config>, Refusal> {
+pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Option<SatelliteConfig>, ApiError> {
     let own = kept(db, satellite)?;
     Ok(if own.is_some() { own } else { kept(db, FOR_ALL)? })
 }
 
 // Not an empty configuration: if the backend has lost its data, an empty one would stop all servers of the fleet.
-fn none_yet() -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, "no configuration has been put for this satellite yet")
+fn none_yet() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "no configuration has been put for this satellite yet")
 }
 
-fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<Config>, Refusal> {
+fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<SatelliteConfig>, ApiError> {
     let mut select = db.prepare_cached("SELECT body FROM configs WHERE scope = ?1")?;
     let body: Option<String> = select.query_row([scope], |row| row.get(0)).optional()?;
     Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
 // Adds the hash: an HMAC with a secret key, because short credentials could be guessed from a plain digest.
-fn meant(db: &Transaction<'_>, wanted: ConfigWanted) -> Result<Config, Refusal> {
+fn meant(db: &Transaction<'_>, wanted: ConfigUpdate) -> Result<SatelliteConfig, ApiError> {
     let key: Vec<u8> =
         db.prepare_cached("SELECT value FROM keys WHERE name = 'config'")?.query_row([], |row| row.get(0))?;
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), &serde_json::to_vec(&wanted)?);
-    let ConfigWanted { servers, teams } = wanted;
-    Ok(Config { hash: keys::hexadecimal(tag.as_ref()), servers, teams })
+    let ConfigUpdate { servers, teams } = wanted;
+    Ok(SatelliteConfig { hash: keys::hexadecimal(tag.as_ref()), servers, teams })
 }
 
-pub(super) async fn show_for_all(_: Admin, State(app): State<Arc<App>>) -> Result<Json<Config>, Refusal> {
+pub(super) async fn show_for_all(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+) -> Result<Json<SatelliteConfig>, ApiError> {
     // No satellite has an empty id, so this returns the shared configuration.
-    let none = || Refusal::new(StatusCode::NOT_FOUND, "no configuration has been put for all satellites yet");
+    let none = || ApiError::new(StatusCode::NOT_FOUND, "no configuration has been put for all satellites yet");
     app.database.run(move |db| of_satellite(db, FOR_ALL)?.ok_or_else(none)).await.map(Json)
 }
 
-pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Config>, Refusal> {
+pub(super) async fn show(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+) -> Result<Json<SatelliteConfig>, ApiError> {
     let config = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
         of_satellite(db, &satellite)?.ok_or_else(none_yet)
@@ -88,11 +95,11 @@ pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) ->
 }
 
 pub(super) async fn put_for_all(
-    _: Admin,
-    State(app): State<Arc<App>>,
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
     body: Body,
-) -> Result<Json<ConfigKept>, Refusal> {
-    let wanted: ConfigWanted = body::take(body, LARGE_MAX, Form::ConfigWanted, &app.schemas).await?;
+) -> Result<Json<ConfigUpdateResult>, ApiError> {
+    let wanted: ConfigUpdate = body::take(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
     let now = app.now();
     let kept = app.database.run(move |db| {
         let (before, config) = (of_satellite(db, FOR_ALL)?, meant(db, wanted)?);
@@ -113,12 +120,12 @@ pub(super) async fn put_for_all(
 }
 
 pub(super) async fn put(
-    _: Admin,
-    State(app): State<Arc<App>>,
-    names: Names,
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
     body: Body,
-) -> Result<Json<ConfigKept>, Refusal> {
-    let wanted: ConfigWanted = body::take(body, LARGE_MAX, Form::ConfigWanted, &app.schemas).await?;
+) -> Result<Json<ConfigUpdateResult>, ApiError> {
+    let wanted: ConfigUpdate = body::take(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
     let now = app.now();
     let kept = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
@@ -132,13 +139,17 @@ pub(super) async fn put(
     Ok(Json(kept))
 }
 
-pub(super) async fn forget(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<ConfigKept>, Refusal> {
+pub(super) async fn forget(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+) -> Result<Json<ConfigUpdateResult>, ApiError> {
     let now = app.now();
     let kept = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
         let Some(config) = kept(db, FOR_ALL)? else {
             let why = "there is no configuration for all that this satellite could run instead; put one first";
-            return Err(Refusal::new(StatusCode::CONFLICT, why));
+            return Err(ApiError::new(StatusCode::CONFLICT, why));
         };
         let before = of_satellite(db, &satellite)?;
         db.execute("DELETE FROM configs WHERE scope = ?1", [&satellite])?;
@@ -149,7 +160,7 @@ pub(super) async fn forget(_: Admin, State(app): State<Arc<App>>, names: Names) 
     Ok(Json(kept))
 }
 
-fn keep(db: &Transaction<'_>, scope: &str, config: &Config, now: Timestamp) -> Result<(), Refusal> {
+fn keep(db: &Transaction<'_>, scope: &str, config: &SatelliteConfig, now: Timestamp) -> Result<(), ApiError> {
     db.execute(
         "INSERT INTO configs (scope, hash, body, updated_at) VALUES (?1, ?2, ?3, ?4)
          ON CONFLICT (scope) DO UPDATE SET hash = excluded.hash, body = excluded.body, updated_at = excluded.updated_at",
@@ -161,14 +172,14 @@ fn keep(db: &Transaction<'_>, scope: &str, config: &Config, now: Timestamp) -> R
 fn tell(
     db: &Transaction<'_>,
     satellites: Vec<String>,
-    before: Option<&Config>,
-    config: Config,
+    before: Option<&SatelliteConfig>,
+    config: SatelliteConfig,
     now: Timestamp,
-) -> Result<ConfigKept, Refusal> {
+) -> Result<ConfigUpdateResult, ApiError> {
     let changed = before.is_none_or(|before| before.hash != config.hash);
     let told = if changed { satellites } else { Vec::new() };
     for satellite in &told {
         commands::configure(db, satellite, now)?;
     }
-    Ok(ConfigKept { hash: config.hash, changed, told })
+    Ok(ConfigUpdateResult { hash: config.hash, changed, told })
 }

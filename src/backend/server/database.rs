@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use rusqlite::{Connection, OpenFlags, Transaction};
 use tokio::sync::oneshot;
 
-use super::refusal::Refusal;
+use super::refusal::ApiError;
 
 // Further requests are rejected as unavailable.
 const QUEUE_MAX: usize = 1024;
@@ -18,17 +18,17 @@ const QUEUE_MAX: usize = 1024;
 const MIGRATIONS: [&str; 3] =
     [include_str!("version_1.sql"), include_str!("version_2.sql"), include_str!("version_3.sql")];
 
-type Job = Box<dyn FnOnce(&mut Connection) + Send>;
+type DatabaseJob = Box<dyn FnOnce(&mut Connection) + Send>;
 
 // On drop, the queued jobs still run.
 #[derive(Debug)]
 pub(super) struct Database {
-    at_work: Mutex<Option<AtWork>>,
+    at_work: Mutex<Option<DatabaseThread>>,
 }
 
 #[derive(Debug)]
-struct AtWork {
-    jobs: mpsc::SyncSender<Job>,
+struct DatabaseThread {
+    jobs: mpsc::SyncSender<DatabaseJob>,
     thread: JoinHandle<()>,
 }
 
@@ -75,7 +75,7 @@ impl Database {
         for (step, migration) in missing.iter().enumerate() {
             migrate(&mut connection, migration, version + step + 1).map_err(|why| failed(path, why))?;
         }
-        let (jobs, inbox) = mpsc::sync_channel::<Job>(QUEUE_MAX);
+        let (jobs, inbox) = mpsc::sync_channel::<DatabaseJob>(QUEUE_MAX);
         let thread = thread::Builder::new()
             .name("backend-database".into())
             .spawn(move || {
@@ -84,19 +84,19 @@ impl Database {
                 }
             })
             .map_err(|why| failed(path, why))?;
-        Ok(Self { at_work: Mutex::new(Some(AtWork { jobs, thread })) })
+        Ok(Self { at_work: Mutex::new(Some(DatabaseThread { jobs, thread })) })
     }
 
     /// Runs `act` in one transaction, which is rolled back on an error. A started job finishes even if its caller has
     /// gone.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        act: impl FnOnce(&Transaction<'_>) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
+        act: impl FnOnce(&Transaction<'_>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let (reply, answer) = oneshot::channel();
-        let job: Job = Box::new(move |connection| {
+        let job: DatabaseJob = Box::new(move |connection| {
             let outcome = catch_unwind(AssertUnwindSafe(|| in_transaction(connection, act)));
-            let outcome = outcome.unwrap_or_else(|_| Err(Refusal::unavailable("the backend has failed; try again")));
+            let outcome = outcome.unwrap_or_else(|_| Err(ApiError::unavailable("the backend has failed; try again")));
             // The caller may have gone; it will send the request again.
             let _ = reply.send(outcome);
         });
@@ -105,15 +105,15 @@ impl Database {
             None => false,
         };
         if !taken {
-            return Err(Refusal::unavailable("the backend has too much to do, or is ending; try again"));
+            return Err(ApiError::unavailable("the backend has too much to do, or is ending; try again"));
         }
-        answer.await.unwrap_or_else(|_| Err(Refusal::unavailable("the backend is ending; try again")))
+        answer.await.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is ending; try again")))
     }
 
     /// Runs the queued jobs and ends the thread, which also closes the write-ahead log.
     pub(super) fn close(&self) {
         let at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(AtWork { jobs, thread }) = at_work {
+        if let Some(DatabaseThread { jobs, thread }) = at_work {
             drop(jobs);
             // An error means that the thread panicked, so it has ended too.
             let _ = thread.join();
@@ -143,8 +143,8 @@ fn migrate(connection: &mut Connection, migration: &str, version: usize) -> rusq
 
 fn in_transaction<T>(
     connection: &mut Connection,
-    act: impl FnOnce(&Transaction<'_>) -> Result<T, Refusal>,
-) -> Result<T, Refusal> {
+    act: impl FnOnce(&Transaction<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
     let transaction = connection.transaction()?;
     // Without a commit, dropping the transaction rolls it back.
     let outcome = act(&transaction)?;
@@ -198,12 +198,12 @@ mod tests {
         let refused = database
             .run(move |db| {
                 db.execute(insert, [])?;
-                Err::<(), _>(Refusal::bad("no"))
+                Err::<(), _>(ApiError::bad("no"))
             })
             .await;
         assert!(refused.is_err());
         let panicked = database
-            .run(move |db| -> Result<(), Refusal> {
+            .run(move |db| -> Result<(), ApiError> {
                 db.execute(insert, [])?;
                 panic!("on purpose");
             })

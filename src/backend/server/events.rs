@@ -13,14 +13,14 @@ use rusqlite::{OptionalExtension as _, Transaction, params};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::App;
-use super::access::{Admin, Asked, Caller};
-use super::api::{StoredEvent, StoredEvents};
+use super::BackendState;
+use super::access::{AdminAccess, AuthenticatedSatellite, QueryParams};
+use super::api::{StoredEvent, StoredEventList};
 use super::clock::{restored, stored};
-use super::refusal::Refusal;
-use super::schema::{Form, Schemas};
+use super::refusal::ApiError;
+use super::schema::{MessageSchema, SchemaValidators};
 use super::{body, instances, satellites};
-use crate::backend::wire::{EventEnvelope, EventFailure, Events, EventsTaken};
+use crate::backend::wire::{EventBatch, EventBatchResult, EventEnvelope, RejectedEvent};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const KEY_MAX: usize = 128;
@@ -29,17 +29,17 @@ const LIST: usize = 100;
 const LIST_MAX: usize = 1000;
 
 pub(super) async fn take(
-    State(app): State<Arc<App>>,
-    Caller { id }: Caller,
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<EventsTaken>, Refusal> {
+) -> Result<Json<EventBatchResult>, ApiError> {
     let key = key(&headers)?;
     let bytes = body::read(body, app.settings.events_body_max).await?;
     let schemas = app.schemas.clone();
     let (batch, fingerprint) = body::apart(move || {
         let fingerprint = digest(&SHA256, &bytes).as_ref().to_vec();
-        let Events { events } = body::understand(&bytes, Form::Events, &schemas)?;
+        let EventBatch { events } = body::understand(&bytes, MessageSchema::Events, &schemas)?;
         let judged = events.into_iter().map(|envelope| judged(&schemas, envelope));
         Ok((judged.collect::<Vec<_>>(), fingerprint))
     })
@@ -83,20 +83,20 @@ pub(super) async fn take(
     Ok(Json(taken))
 }
 
-fn key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
+fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     let key = key.to_str().ok().filter(|key| (1..=KEY_MAX).contains(&key.len()));
-    let wrong = || Refusal::bad(format!("Idempotency-Key must have 1 to {KEY_MAX} printable characters"));
+    let wrong = || ApiError::bad(format!("Idempotency-Key must have 1 to {KEY_MAX} printable characters"));
     key.map(|key| Some(key.to_owned())).ok_or_else(wrong)
 }
 
 // Event with its decoded form, or the reason why it is invalid.
-struct Judged {
+struct ValidatedEvent {
     envelope: EventEnvelope,
     meaning: Result<Event, String>,
 }
 
-fn judged(schemas: &Schemas, envelope: EventEnvelope) -> Judged {
+fn judged(schemas: &SchemaValidators, envelope: EventEnvelope) -> ValidatedEvent {
     let data = Value::Object(envelope.data.clone());
     let meaning = match schemas.check_event(&envelope.kind, &data) {
         Err(invalid) => Err(invalid.to_string()),
@@ -105,10 +105,15 @@ fn judged(schemas: &Schemas, envelope: EventEnvelope) -> Judged {
             "this is not what schemas/event.json means".to_owned()
         }),
     };
-    Judged { envelope, meaning }
+    ValidatedEvent { envelope, meaning }
 }
 
-fn answered(db: &Transaction<'_>, satellite: &str, key: &str, digest: &[u8]) -> Result<Option<EventsTaken>, Refusal> {
+fn answered(
+    db: &Transaction<'_>,
+    satellite: &str,
+    key: &str,
+    digest: &[u8],
+) -> Result<Option<EventBatchResult>, ApiError> {
     let mut select =
         db.prepare_cached("SELECT answer FROM batches WHERE satellite = ?1 AND key = ?2 AND digest = ?3")?;
     let answer: Option<String> = select.query_row(params![satellite, key, digest], |row| row.get(0)).optional()?;
@@ -119,13 +124,13 @@ fn answered(db: &Transaction<'_>, satellite: &str, key: &str, digest: &[u8]) -> 
 fn store(
     db: &Transaction<'_>,
     satellite: &str,
-    batch: Vec<Judged>,
+    batch: Vec<ValidatedEvent>,
     now: Timestamp,
-) -> Result<(EventsTaken, bool), Refusal> {
-    let (mut taken, mut changed) = (EventsTaken::default(), false);
-    for (index, Judged { envelope, meaning }) in batch.into_iter().enumerate() {
+) -> Result<(EventBatchResult, bool), ApiError> {
+    let (mut taken, mut changed) = (EventBatchResult::default(), false);
+    for (index, ValidatedEvent { envelope, meaning }) in batch.into_iter().enumerate() {
         match meaning {
-            Err(error) => taken.failures.push(EventFailure { index, kind: envelope.kind, error }),
+            Err(error) => taken.failures.push(RejectedEvent { index, kind: envelope.kind, error }),
             Ok(event) => {
                 let (id, new) = insert(db, satellite, &envelope, now)?;
                 taken.event_ids.push(id.to_string());
@@ -147,7 +152,7 @@ fn insert(
     satellite: &str,
     event: &EventEnvelope,
     now: Timestamp,
-) -> Result<(i64, bool), Refusal> {
+) -> Result<(i64, bool), ApiError> {
     let timestamp = event.timestamp.to_string();
     let new = db
         .prepare_cached(
@@ -172,7 +177,7 @@ fn insert(
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Listed {
+pub(super) struct EventListQuery {
     // Events with a higher id of the backend.
     after: Option<i64>,
     satellite: Option<String>,
@@ -184,12 +189,14 @@ pub(super) struct Listed {
 }
 
 pub(super) async fn list(
-    _: Admin,
-    State(app): State<Arc<App>>,
-    Asked(listed): Asked<Listed>,
-) -> Result<Json<StoredEvents>, Refusal> {
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    QueryParams(listed): QueryParams<EventListQuery>,
+) -> Result<Json<StoredEventList>, ApiError> {
     if listed.since.is_some() && (listed.satellite.is_none() || listed.after.is_some()) {
-        return Err(Refusal::bad("since is a seq, which counts for one satellite: give satellite, too, and not after"));
+        return Err(ApiError::bad(
+            "since is a seq, which counts for one satellite: give satellite, too, and not after",
+        ));
     }
     let order = if listed.since.is_some() { "seq, id" } else { "id" };
     let limit = i64::try_from(listed.limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
@@ -217,5 +224,5 @@ pub(super) async fn list(
         }
         Ok(events)
     });
-    Ok(Json(StoredEvents { events: events.await? }))
+    Ok(Json(StoredEventList { events: events.await? }))
 }

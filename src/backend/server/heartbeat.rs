@@ -8,24 +8,24 @@ use axum::body::Body;
 use axum::extract::State;
 use rusqlite::params;
 
-use super::App;
-use super::access::Caller;
+use super::BackendState;
+use super::access::AuthenticatedSatellite;
 use super::body::{self, LARGE_MAX};
 use super::clock::stored;
 use super::instances;
-use super::refusal::Refusal;
-use super::schema::Form;
-use crate::backend::wire::{Heartbeat, Received};
+use super::refusal::ApiError;
+use super::schema::MessageSchema;
+use crate::backend::wire::{EmptyResponse, Heartbeat};
 
 // Status of the last heartbeat before a satellite ends.
 pub(super) const STOPPING: &str = "stopping";
 
 pub(super) async fn take(
-    State(app): State<Arc<App>>,
-    Caller { id }: Caller,
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
     body: Body,
-) -> Result<Json<Received>, Refusal> {
-    let heartbeat: Heartbeat = body::take(body, LARGE_MAX, Form::Heartbeat, &app.schemas).await?;
+) -> Result<Json<EmptyResponse>, ApiError> {
+    let heartbeat: Heartbeat = body::take(body, LARGE_MAX, MessageSchema::Heartbeat, &app.schemas).await?;
     let now = app.now();
     let changed = app.database.run(move |db| {
         db.execute(
@@ -38,7 +38,7 @@ pub(super) async fn take(
     if changed.await? {
         app.instances_changed();
     }
-    Ok(Json(Received { success: true }))
+    Ok(Json(EmptyResponse { success: true }))
 }
 
 /// Returns the names of all instances, or `None` if the list may be incomplete: counts differ, events are pending, or

@@ -8,12 +8,12 @@ use mcp_satellite_actors::model::secret::Secret;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::api::TokenWanted;
-use super::keys::{self, Purpose};
+use super::api::TokenRequest;
+use super::keys::{self, CredentialKind};
 use super::registration::{self, TOKEN_AGE_MAX};
-use super::{App, OpenError};
+use super::{BackendOpenError, BackendState};
 use crate::config::TokenHash;
-use crate::data_dir::{Access, DataDir};
+use crate::data_dir::{DataDir, OpenMode};
 
 const DATABASE: &str = "backend.db";
 const ADMIN_TOKEN: &str = "admin-token";
@@ -24,13 +24,13 @@ const LOCK: &str = "lock";
 const CREDENTIAL_MAX: u64 = 4096;
 
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct BackendDataDir {
     dir: DataDir,
 }
 
-impl Home {
-    pub(super) fn new(dir: &Path) -> Result<Self, OpenError> {
-        let failed = |why| OpenError::DataDir { what: "use the directory", path: dir.to_owned(), why };
+impl BackendDataDir {
+    pub(super) fn new(dir: &Path) -> Result<Self, BackendOpenError> {
+        let failed = |why| BackendOpenError::DataDir { what: "use the directory", path: dir.to_owned(), why };
         let dir = DataDir::create(dir).map_err(failed)?;
         dir.inspect().map_err(failed)?;
         Ok(Self { dir })
@@ -41,15 +41,15 @@ impl Home {
     }
 
     // Creates an empty file, readable only by its owner, if there is none.
-    pub(super) fn database(&self) -> Result<PathBuf, OpenError> {
+    pub(super) fn database(&self) -> Result<PathBuf, BackendOpenError> {
         let made =
-            self.dir.stat(DATABASE).map_or_else(|| self.dir.open_file(DATABASE, Access::Write).map(drop), |_| Ok(()));
+            self.dir.stat(DATABASE).map_or_else(|| self.dir.open_file(DATABASE, OpenMode::Write).map(drop), |_| Ok(()));
         let path = made.and_then(|()| self.dir.database(DATABASE));
         path.map_err(|why| self.failed("open", DATABASE, why))
     }
 
-    fn failed(&self, what: &'static str, name: &str, why: io::Error) -> OpenError {
-        OpenError::DataDir { what, path: self.dir.path().join(name), why }
+    fn failed(&self, what: &'static str, name: &str, why: io::Error) -> BackendOpenError {
+        BackendOpenError::DataDir { what, path: self.dir.path().join(name), why }
     }
 
     pub(super) fn curl_file(&self) -> PathBuf {
@@ -60,31 +60,31 @@ impl Home {
         self.dir.path().join(REGISTRATION_TOKEN)
     }
 
-    pub(super) fn lock(&self) -> Result<Flock<File>, OpenError> {
-        let file = self.dir.open_file(LOCK, Access::Write).map_err(|why| self.failed("open", LOCK, why))?;
+    pub(super) fn lock(&self) -> Result<Flock<File>, BackendOpenError> {
+        let file = self.dir.open_file(LOCK, OpenMode::Write).map_err(|why| self.failed("open", LOCK, why))?;
         Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-            Errno::EWOULDBLOCK => OpenError::InUse(self.dir.path().to_owned()),
+            Errno::EWOULDBLOCK => BackendOpenError::InUse(self.dir.path().to_owned()),
             errno => self.failed("lock", LOCK, errno.into()),
         })
     }
 
-    pub(super) fn admin_token(&self) -> Result<Secret, OpenError> {
+    pub(super) fn admin_token(&self) -> Result<Secret, BackendOpenError> {
         if let Some(token) = kept(&self.dir, ADMIN_TOKEN).map_err(|why| self.failed("read", ADMIN_TOKEN, why))? {
             return Ok(token);
         }
-        let token = keys::credential(Purpose::Admin).map_err(|why| self.failed("make", ADMIN_TOKEN, why))?;
+        let token = keys::credential(CredentialKind::Admin).map_err(|why| self.failed("make", ADMIN_TOKEN, why))?;
         keep(&self.dir, ADMIN_TOKEN, &token).map_err(|why| self.failed("write", ADMIN_TOKEN, why))?;
         Ok(token)
     }
 
     // In a file, because other processes can read the arguments of `curl`.
-    pub(super) fn offer_curl(&self, admin: &Secret) -> Result<(), OpenError> {
+    pub(super) fn offer_curl(&self, admin: &Secret) -> Result<(), BackendOpenError> {
         let line = Secret::from(format!("header = \"Authorization: Bearer {}\"", admin.expose()));
         keep(&self.dir, ADMIN_CURL, &line).map_err(|why| self.failed("write", ADMIN_CURL, why))
     }
 
     /// Ensures that the file contains a valid registration token, so that a first satellite can register.
-    pub(super) async fn offer_token(&self, app: &App) -> Result<(), OpenError> {
+    pub(super) async fn offer_token(&self, app: &BackendState) -> Result<(), BackendOpenError> {
         let now = app.now();
         let offered = kept(&self.dir, REGISTRATION_TOKEN).ok().flatten().map(|token| TokenHash::of(token.expose()));
         let token = app.database.run(move |db| {
@@ -94,11 +94,11 @@ impl Home {
                 return Ok(None);
             }
             let note = Some("the file registration-token".to_owned());
-            let wanted = TokenWanted { note, ..TokenWanted::default() };
+            let wanted = TokenRequest { note, ..TokenRequest::default() };
             let (token, _) = registration::new_token(db, now, TOKEN_AGE_MAX, &wanted)?;
             Ok(Some(token))
         });
-        let Some(token) = token.await.map_err(|_| OpenError::Token)? else { return Ok(()) };
+        let Some(token) = token.await.map_err(|_| BackendOpenError::Token)? else { return Ok(()) };
         keep(&self.dir, REGISTRATION_TOKEN, &token).map_err(|why| self.failed("write", REGISTRATION_TOKEN, why))
     }
 }

@@ -14,18 +14,18 @@ use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures::stream::{self, Stream};
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Event, StopKind, Subject};
+use mcp_satellite_actors::model::event::{Event, EventSubject, StopKind};
 use mcp_satellite_actors::model::status::Status;
 use rusqlite::{OptionalExtension as _, Row, Transaction, params, params_from_iter};
 use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::Duration;
 
-use super::App;
-use super::access::{Admin, Asked, Names};
-use super::api::{Instance, Instances};
+use super::BackendState;
+use super::access::{AdminAccess, PathParams, QueryParams};
+use super::api::{InstanceList, InstanceState};
 use super::clock::stored;
-use super::refusal::Refusal;
+use super::refusal::ApiError;
 use super::satellites;
 
 // Changes per query of a stream.
@@ -41,7 +41,7 @@ pub(super) fn told(
     seq: u64,
     at: Timestamp,
     now: Timestamp,
-) -> Result<bool, Refusal> {
+) -> Result<bool, ApiError> {
     match event {
         Event::StatusChanged { of, status, status_message, .. } => {
             if is_old(db, satellite, &of.process_id, seq, at)? {
@@ -70,13 +70,13 @@ pub(super) fn told(
 
 fn instance(
     satellite: &str,
-    of: &Subject,
+    of: &EventSubject,
     status: Status,
     status_message: Option<String>,
     seq: u64,
     since: Timestamp,
-) -> Instance {
-    Instance {
+) -> InstanceState {
+    InstanceState {
         satellite_id: satellite.to_owned(),
         instance: of.process_id.to_string(),
         installation_id: of.installation_id.to_string(),
@@ -92,7 +92,7 @@ fn instance(
 
 /// Returns true if a later event is known. `seq` restarts at 1 if a satellite loses its journal, and its clock may be
 /// set back, so an event is old only if both are lower.
-fn is_old(db: &Transaction<'_>, satellite: &str, instance: &str, seq: u64, at: Timestamp) -> Result<bool, Refusal> {
+fn is_old(db: &Transaction<'_>, satellite: &str, instance: &str, seq: u64, at: Timestamp) -> Result<bool, ApiError> {
     let known: Option<(u64, String)> = db
         .prepare_cached("SELECT seq, since FROM instances WHERE satellite = ?1 AND instance = ?2")?
         .query_row(params![satellite, instance], |row| Ok((row.get(0)?, row.get(1)?)))
@@ -100,7 +100,7 @@ fn is_old(db: &Transaction<'_>, satellite: &str, instance: &str, seq: u64, at: T
     Ok(known.is_some_and(|(known, since)| seq < known && since.parse::<Timestamp>().is_ok_and(|since| at <= since)))
 }
 
-fn remove(db: &Transaction<'_>, satellite: &str, instance: &str, now: Timestamp) -> Result<bool, Refusal> {
+fn remove(db: &Transaction<'_>, satellite: &str, instance: &str, now: Timestamp) -> Result<bool, ApiError> {
     let body: Option<String> = db
         .prepare_cached("DELETE FROM instances WHERE satellite = ?1 AND instance = ?2 RETURNING body")?
         .query_row(params![satellite, instance], |row| row.get(0))
@@ -118,7 +118,7 @@ fn change(
     removed: bool,
     body: &str,
     now: Timestamp,
-) -> Result<i64, Refusal> {
+) -> Result<i64, ApiError> {
     db.prepare_cached("INSERT INTO changes (satellite, instance, removed, body, at) VALUES (?1, ?2, ?3, ?4, ?5)")?
         .execute(params![satellite, instance, removed, body, stored(now)])?;
     Ok(db.last_insert_rowid())
@@ -132,7 +132,7 @@ pub(super) fn keep_only(
     names: &BTreeSet<String>,
     seen: Timestamp,
     now: Timestamp,
-) -> Result<bool, Refusal> {
+) -> Result<bool, ApiError> {
     let mut select = db.prepare_cached("SELECT instance, since FROM instances WHERE satellite = ?1")?;
     let known = select.query_map([satellite], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
     let mut changed = false;
@@ -144,20 +144,20 @@ pub(super) fn keep_only(
     Ok(changed)
 }
 
-pub(super) fn remove_all(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<bool, Refusal> {
+pub(super) fn remove_all(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<bool, ApiError> {
     keep_only(db, satellite, &BTreeSet::new(), Timestamp::MAX, now)
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct InstanceFilter {
     satellite: Option<String>,
     team: Option<String>,
     user: Option<String>,
     instance: Option<String>,
 }
 
-impl Wanted {
-    fn resolved(mut self, db: &Transaction<'_>) -> Result<Self, Refusal> {
+impl InstanceFilter {
+    fn resolved(mut self, db: &Transaction<'_>) -> Result<Self, ApiError> {
         self.satellite = self.satellite.map(|name| satellites::find(db, &name)).transpose()?;
         Ok(self)
     }
@@ -177,7 +177,7 @@ impl Wanted {
         (format!("SELECT body FROM instances {only}ORDER BY satellite, instance"), wanted)
     }
 
-    fn matches(&self, instance: &Instance) -> bool {
+    fn matches(&self, instance: &InstanceState) -> bool {
         let is = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
         is(&self.satellite, &instance.satellite_id)
             && is(&self.team, &instance.team_id)
@@ -187,10 +187,10 @@ impl Wanted {
 }
 
 pub(super) async fn list(
-    _: Admin,
-    State(app): State<Arc<App>>,
-    Asked(wanted): Asked<Wanted>,
-) -> Result<Json<Instances>, Refusal> {
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    QueryParams(wanted): QueryParams<InstanceFilter>,
+) -> Result<Json<InstanceList>, ApiError> {
     let instances = app.database.run(move |db| {
         let wanted = wanted.resolved(db)?;
         let (select, asked) = wanted.select();
@@ -200,35 +200,39 @@ pub(super) async fn list(
     });
     // Decoded here, not on the thread of the database.
     let instances = instances.await?.iter().map(|body| serde_json::from_str(body)).collect::<Result<_, _>>()?;
-    Ok(Json(Instances { instances }))
+    Ok(Json(InstanceList { instances }))
 }
 
-pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Instance>, Refusal> {
+pub(super) async fn show(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+) -> Result<Json<InstanceState>, ApiError> {
     let instance = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
         let mut select = db.prepare_cached("SELECT body FROM instances WHERE satellite = ?1 AND instance = ?2")?;
         let body = select.query_row([satellite, names.of("instance")], |row| row.get::<_, String>(0)).optional()?;
-        Ok(serde_json::from_str(&body.ok_or_else(|| Refusal::unknown("instance"))?)?)
+        Ok(serde_json::from_str(&body.ok_or_else(|| ApiError::unknown("instance"))?)?)
     });
     instance.await.map(Json)
 }
 
 pub(super) async fn follow(
-    _: Admin,
-    State(app): State<Arc<App>>,
-    Asked(wanted): Asked<Wanted>,
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    QueryParams(wanted): QueryParams<InstanceFilter>,
     headers: HeaderMap,
-) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Refusal> {
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, ApiError> {
     let seen = match headers.get("last-event-id") {
         None => None,
         Some(id) => {
             let id = id.to_str().ok().and_then(|id| id.parse::<i64>().ok()).filter(|id| *id >= 0);
-            Some(id.ok_or_else(|| Refusal::bad("Last-Event-ID must be the id of an event of this stream"))?)
+            Some(id.ok_or_else(|| ApiError::bad("Last-Event-ID must be the id of an event of this stream"))?)
         }
     };
     let wanted = app.database.run(move |db| wanted.resolved(db)).await?;
     let news = app.changes.subscribe();
-    let follower = Follower { app, wanted, seen, waiting: VecDeque::new(), news };
+    let follower = ChangeStream { app, wanted, seen, waiting: VecDeque::new(), news };
     let events = stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await?;
         Some((Ok(event), follower))
@@ -237,22 +241,22 @@ pub(super) async fn follow(
 }
 
 // Changes are read from the database on demand, so a slow reader does not accumulate memory.
-struct Follower {
-    app: Arc<App>,
-    wanted: Wanted,
+struct ChangeStream {
+    app: Arc<BackendState>,
+    wanted: InstanceFilter,
     // Number of the last change that was read; `None` before the current state was sent.
     seen: Option<i64>,
-    waiting: VecDeque<Change>,
+    waiting: VecDeque<InstanceChange>,
     news: watch::Receiver<()>,
 }
 
-struct Change {
+struct InstanceChange {
     id: i64,
     removed: bool,
     body: String,
 }
 
-impl Change {
+impl InstanceChange {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self { id: row.get(0)?, removed: row.get(1)?, body: row.get(2)? })
     }
@@ -266,13 +270,13 @@ impl Change {
     }
 }
 
-impl Follower {
+impl ChangeStream {
     /// Returns the next event, or `None` if the backend ends or the database fails; the reader then reconnects.
     async fn next(&mut self) -> Option<sse::Event> {
         let ending = self.app.ending.clone();
         loop {
             while let Some(change) = self.waiting.pop_front() {
-                let instance: Instance = serde_json::from_str(&change.body).ok()?;
+                let instance: InstanceState = serde_json::from_str(&change.body).ok()?;
                 if self.wanted.matches(&instance) {
                     return Some(change.event());
                 }
@@ -280,7 +284,7 @@ impl Follower {
             // Marked as seen before the query, so that a change after it wakes the stream again.
             self.news.borrow_and_update();
             let seen = self.seen;
-            let Read { changes, through, reset } = self.app.database.run(move |db| read(db, seen)).await.ok()?;
+            let ChangePage { changes, through, reset } = self.app.database.run(move |db| read(db, seen)).await.ok()?;
             self.seen = Some(through);
             if reset {
                 self.waiting = changes.into();
@@ -298,8 +302,8 @@ impl Follower {
     }
 }
 
-struct Read {
-    changes: Vec<Change>,
+struct ChangePage {
+    changes: Vec<InstanceChange>,
     // Number of the last change that these cover.
     through: i64,
     // True if the reader must discard its state.
@@ -307,7 +311,7 @@ struct Read {
 }
 
 /// Returns the changes after `seen`, or the current state if they are not available.
-fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<Read, Refusal> {
+fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<ChangePage, ApiError> {
     let (first, last): (Option<i64>, i64) = db
         .prepare_cached("SELECT min(id), coalesce(max(id), 0) FROM changes")?
         .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -316,13 +320,13 @@ fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<Read, Refusal> {
     if let Some(seen) = gap_free {
         let mut select =
             db.prepare_cached("SELECT id, removed, body FROM changes WHERE id > ?1 ORDER BY id LIMIT ?2")?;
-        let changes = select.query_map(params![seen, PAGE], Change::read)?.collect::<Result<Vec<_>, _>>()?;
+        let changes = select.query_map(params![seen, PAGE], InstanceChange::read)?.collect::<Result<Vec<_>, _>>()?;
         let through = changes.last().map_or(seen, |change| change.id);
-        return Ok(Read { changes, through, reset: false });
+        return Ok(ChangePage { changes, through, reset: false });
     }
     let mut select = db.prepare_cached("SELECT change, 0, body FROM instances ORDER BY change")?;
-    let changes = select.query_map([], Change::read)?.collect::<Result<Vec<_>, _>>()?;
-    Ok(Read { changes, through: last, reset: seen.is_some() })
+    let changes = select.query_map([], InstanceChange::read)?.collect::<Result<Vec<_>, _>>()?;
+    Ok(ChangePage { changes, through: last, reset: seen.is_some() })
 }
 
 #[cfg(test)]
@@ -336,7 +340,7 @@ mod tests {
         let database = Database::open(&dir.path().join("backend.db")).unwrap();
         for asked in 0..16_u8 {
             let wanted = |bit: u8| (asked & bit != 0).then(|| "x".to_owned());
-            let wanted = Wanted { satellite: wanted(1), team: wanted(2), user: wanted(4), instance: wanted(8) };
+            let wanted = InstanceFilter { satellite: wanted(1), team: wanted(2), user: wanted(4), instance: wanted(8) };
             let plan = database.run(move |db| {
                 let (select, asked) = wanted.select();
                 let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {select}"))?;

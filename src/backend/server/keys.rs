@@ -11,13 +11,13 @@ use crate::config::TokenHash;
 
 // The purpose determines the prefix of a credential, so that a leaked one can be recognized.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Purpose {
+pub(super) enum CredentialKind {
     Satellite,
     Registration,
     Admin,
 }
 
-impl Purpose {
+impl CredentialKind {
     fn prefix(self) -> &'static str {
         match self {
             Self::Satellite => "sbk_",
@@ -27,7 +27,7 @@ impl Purpose {
     }
 }
 
-pub(super) fn credential(purpose: Purpose) -> io::Result<Secret> {
+pub(super) fn credential(purpose: CredentialKind) -> io::Result<Secret> {
     Ok(format!("{}{}", purpose.prefix(), random_digits::<32>()?).into())
 }
 

@@ -35,28 +35,21 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use axum_server::Handle;
-use axum_server::accept::NoDelayAcceptor;
-use hyper_util::rt::TokioTimer;
 use jiff::Timestamp;
 use nix::fcntl::Flock;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::clock::Clock;
+pub use self::clock::BackendClock;
 use self::database::Database;
 pub use self::database::DatabaseError;
-use self::refusal::Refusal;
-use self::schema::{BrokenSchema, Schemas};
+use self::refusal::ApiError;
+use self::schema::{PublishedSchemaError, SchemaValidators};
 use crate::config::TokenHash;
+use crate::http_server::{AdmitAll, HttpServer};
 
-// Covers the head of a request and the idle time before it.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
-const HEADERS_MAX: usize = 64;
-const READ_AHEAD: usize = 64 * 1024;
 // From the head of a request to the head of its response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 // Requests in progress. A stream counts until its response begins.
@@ -72,7 +65,7 @@ pub const EVENTS_MAX: usize = 10_000_000;
 
 /// Settings of a backend.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct BackendSettings {
     /// Directory of the database, the admin token and a registration token.
     pub data_dir: PathBuf,
     /// Seconds between the polls of satellites; without it 2, 10, 30 or 60.
@@ -82,13 +75,13 @@ pub struct Settings {
     /// Number of stored events of all satellites. Beyond it the oldest are deleted, even before they are 30 days old.
     pub events_max: usize,
     /// Clock of the backend.
-    pub clock: Clock,
+    pub clock: BackendClock,
 }
 
-impl Settings {
+impl BackendSettings {
     /// Returns the default settings for `data_dir`.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        let (poll_interval, clock) = (None, Clock::default());
+        let (poll_interval, clock) = (None, BackendClock::default());
         Self {
             data_dir: data_dir.into(),
             poll_interval,
@@ -101,7 +94,7 @@ impl Settings {
 
 /// Error that prevents a backend from starting.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum BackendOpenError {
     /// Another backend uses the data directory.
     #[error("a backend is already running on `{0}`; stop it first, or give this one another --data-dir")]
     InUse(PathBuf),
@@ -120,16 +113,16 @@ pub enum OpenError {
     Database(#[from] DatabaseError),
     /// A published schema cannot be used.
     #[error(transparent)]
-    Schema(#[from] BrokenSchema),
+    Schema(#[from] PublishedSchemaError),
     /// The first registration token cannot be created.
     #[error("cannot make a registration token; the log says why")]
     Token,
 }
 
-struct App {
-    settings: Settings,
+struct BackendState {
+    settings: BackendSettings,
     database: Database,
-    schemas: Arc<Schemas>,
+    schemas: Arc<SchemaValidators>,
     admin: TokenHash,
     // Last request of each satellite since the start.
     heard: Mutex<BTreeMap<String, Timestamp>>,
@@ -143,7 +136,7 @@ struct App {
     held: Semaphore,
 }
 
-impl App {
+impl BackendState {
     fn now(&self) -> Timestamp {
         self.settings.clock.now()
     }
@@ -167,27 +160,27 @@ impl App {
 }
 
 /// Opened backend, ready to serve.
-pub struct Backend {
-    app: Arc<App>,
-    home: home::Home,
+pub struct BackendServer {
+    app: Arc<BackendState>,
+    home: home::BackendDataDir,
     // Lock on the data directory.
     lock: Flock<File>,
 }
 
-impl Backend {
+impl BackendServer {
     /// Opens the data directory in `settings` and creates what is missing.
     ///
     /// # Errors
     ///
     /// Returns an error if another backend uses the directory, or if files, database or schemas cannot be used.
-    pub async fn open(settings: Settings) -> Result<Self, OpenError> {
-        let home = home::Home::new(&settings.data_dir)?;
+    pub async fn open(settings: BackendSettings) -> Result<Self, BackendOpenError> {
+        let home = home::BackendDataDir::new(&settings.data_dir)?;
         let lock = home.lock()?;
-        let schemas = Arc::new(Schemas::new()?);
+        let schemas = Arc::new(SchemaValidators::new()?);
         let database = Database::open(&home.database()?)?;
         let admin = home.admin_token()?;
         home.offer_curl(&admin)?;
-        let app = App {
+        let app = BackendState {
             database,
             schemas,
             admin: TokenHash::of(admin.expose()),
@@ -223,35 +216,25 @@ impl Backend {
     /// # Errors
     ///
     /// Returns an error if the listener cannot be used.
-    pub fn serve(self, listener: TcpListener) -> io::Result<Serving> {
+    pub fn serve(self, listener: TcpListener) -> io::Result<RunningBackend> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let handle = Handle::new();
-        let mut server = axum_server::from_tcp(listener)?.handle(handle.clone()).acceptor(NoDelayAcceptor::new());
-        server
-            .http_builder()
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_headers(HEADERS_MAX)
-            .max_buf_size(READ_AHEAD);
-        let serving = server.http1_only().serve(router(self.app.clone()).into_make_service());
+        let server = HttpServer::start(listener, AdmitAll, router(self.app.clone()))?;
         let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::keep_up(self.app.clone())));
-        Ok(Serving { address, app: self.app, handle, task: tokio::spawn(serving), _upkeep: upkeep, _lock: self.lock })
+        Ok(RunningBackend { address, app: self.app, server, _upkeep: upkeep, _lock: self.lock })
     }
 }
 
 /// Running backend. Dropping it stops the server at once.
-pub struct Serving {
+pub struct RunningBackend {
     address: SocketAddr,
-    app: Arc<App>,
-    handle: Handle<SocketAddr>,
-    task: JoinHandle<io::Result<()>>,
+    app: Arc<BackendState>,
+    server: HttpServer,
     _upkeep: AbortOnDropHandle<()>,
     _lock: Flock<File>,
 }
 
-impl Serving {
+impl RunningBackend {
     /// Returns the local address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -259,34 +242,24 @@ impl Serving {
 
     /// Waits until the server ends without a shutdown, and returns the cause.
     pub async fn ended(&mut self) -> io::Error {
-        match (&mut self.task).await {
-            Ok(Ok(())) => io::Error::other("it has ended"),
-            Ok(Err(error)) => error,
-            Err(error) => io::Error::other(error),
-        }
+        self.server.wait_ended().await
     }
 
     /// Stops the server: requests in progress have 5 s to finish, and streams end.
     pub async fn shut_down(mut self) {
         self.app.ending.cancel();
-        self.handle.graceful_shutdown(Some(LAST_ANSWERS));
-        if !self.task.is_finished() {
-            // An error means that the task panicked, so it has ended too.
-            let _ = (&mut self.task).await;
-        }
+        self.server.close(LAST_ANSWERS).await;
         self.app.database.close();
     }
 }
 
-impl Drop for Serving {
+impl Drop for RunningBackend {
     fn drop(&mut self) {
         self.app.ending.cancel();
-        self.handle.shutdown();
-        self.task.abort();
     }
 }
 
-fn router(app: Arc<App>) -> Router {
+fn router(app: Arc<BackendState>) -> Router {
     let satellites = Router::new()
         .route("/register", post(registration::register))
         .route("/{satellite}/commands", get(commands::poll))
@@ -310,21 +283,21 @@ fn router(app: Arc<App>) -> Router {
         .route("/health", get(|| async { Json(serde_json::json!({"status": "ok"})) }))
         .nest("/api/satellites", satellites)
         .nest("/api/admin", admin)
-        .fallback(|| async { Refusal::unknown("path") })
+        .fallback(|| async { ApiError::unknown("path") })
         .method_not_allowed_fallback(|| async {
-            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not for this path")
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not for this path")
         })
         .layer(middleware::from_fn_with_state(app.clone(), within_limits))
         .with_state(app)
 }
 
-async fn within_limits(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn within_limits(State(app): State<Arc<BackendState>>, request: Request, next: Next) -> Response {
     let Ok(_place) = app.requests.try_acquire() else {
-        return Refusal::unavailable("too many requests are being answered; try again").into_response();
+        return ApiError::unavailable("too many requests are being answered; try again").into_response();
     };
     let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());
     let answer = timeout(ANSWER_TIMEOUT, next.run(request)).await;
-    let late = |_| Refusal::unavailable("the request took too long; try again").into_response();
+    let late = |_| ApiError::unavailable("the request took too long; try again").into_response();
     let answer = answer.unwrap_or_else(late);
     tracing::debug!(%method, path, status = answer.status().as_u16(), took = ?began.elapsed(), "answered");
     answer

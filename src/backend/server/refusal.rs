@@ -9,12 +9,12 @@ use axum::response::{IntoResponse, Response};
 use crate::backend::wire::ErrorBody;
 
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct ApiError {
     status: StatusCode,
     body: ErrorBody,
 }
 
-impl Refusal {
+impl ApiError {
     pub(super) fn new(status: StatusCode, why: impl Into<String>) -> Self {
         Self { status, body: ErrorBody { error: why.into(), index: None } }
     }
@@ -41,7 +41,7 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body)).into_response();
         let headers = response.headers_mut();
@@ -59,21 +59,21 @@ impl IntoResponse for Refusal {
 }
 
 // The database error is only logged: it may name tables and paths, and the client cannot act on it.
-impl From<rusqlite::Error> for Refusal {
+impl From<rusqlite::Error> for ApiError {
     fn from(error: rusqlite::Error) -> Self {
         tracing::error!(%error, "the backend's database failed; nothing of the request was done");
         Self::unavailable("the backend's database failed; nothing was done; try again")
     }
 }
 
-impl From<io::Error> for Refusal {
+impl From<io::Error> for ApiError {
     fn from(error: io::Error) -> Self {
         tracing::error!(%error, "the machine failed; nothing of the request was done");
         Self::unavailable("the backend's machine failed; nothing was done; try again")
     }
 }
 
-impl From<serde_json::Error> for Refusal {
+impl From<serde_json::Error> for ApiError {
     fn from(error: serde_json::Error) -> Self {
         tracing::error!(%error, "what is stored cannot be read or written as JSON");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "what the backend has stored cannot be read; its log says why")

@@ -10,16 +10,16 @@ use jiff::{SignedDuration, Timestamp};
 use mcp_satellite_actors::model::secret::Secret;
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
-use super::App;
-use super::access::{Admin, bearer};
-use super::api::{TokenMade, TokenWanted};
+use super::BackendState;
+use super::access::{AdminAccess, bearer};
+use super::api::{IssuedToken, TokenRequest};
 use super::body::{self, SMALL_MAX};
 use super::clock::stored;
-use super::keys::{self, Purpose};
-use super::refusal::Refusal;
+use super::keys::{self, CredentialKind};
+use super::refusal::ApiError;
 use super::satellites;
-use super::schema::Form;
-use crate::backend::wire::{Registered, Registration};
+use super::schema::MessageSchema;
+use crate::backend::wire::{Registration, RegistrationResponse};
 use crate::config::TokenHash;
 
 // Default lifetime of an unused token.
@@ -32,19 +32,19 @@ const TAKEN: &str = "a satellite of this name is connected; take another name, s
     connected for 90 s), or ask for a token that was made for this name";
 
 pub(super) async fn register(
-    State(app): State<Arc<App>>,
+    State(app): State<Arc<BackendState>>,
     headers: HeaderMap,
     body: Body,
-) -> Result<(StatusCode, Json<Registered>), Refusal> {
+) -> Result<(StatusCode, Json<RegistrationResponse>), ApiError> {
     let token = TokenHash::of(bearer(&headers)?.expose());
     let now = app.now();
     // Without a valid token, a caller learns nothing about the schema.
     app.database
-        .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(Refusal::unauthorized(NOT_VALID)) })
+        .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(ApiError::unauthorized(NOT_VALID)) })
         .await?;
     let heard = app.heard();
-    let wanted: Registration = body::take(body, SMALL_MAX, Form::Registration, &app.schemas).await?;
-    let (key, new_id) = (keys::credential(Purpose::Satellite)?, keys::unique("sat-")?);
+    let wanted: Registration = body::take(body, SMALL_MAX, MessageSchema::Registration, &app.schemas).await?;
+    let (key, new_id) = (keys::credential(CredentialKind::Satellite)?, keys::unique("sat-")?);
     let hash = TokenHash::of(key.expose());
     let name = wanted.name.clone();
     let (id, again) = app
@@ -52,18 +52,18 @@ pub(super) async fn register(
         .run(move |db| {
             // Checked again: another request may have used the token meanwhile.
             if !is_valid(db, token, now)? {
-                return Err(Refusal::unauthorized(NOT_VALID));
+                return Err(ApiError::unauthorized(NOT_VALID));
             }
             let made_for = "SELECT name FROM registration_tokens WHERE hash = ?1";
             let made_for: Option<String> = db.query_row(made_for, [token.0], |row| row.get(0))?;
             match made_for {
                 Some(name) if name != wanted.name => {
-                    return Err(Refusal::new(StatusCode::FORBIDDEN, "this registration token was made for another name"));
+                    return Err(ApiError::new(StatusCode::FORBIDDEN, "this registration token was made for another name"));
                 }
                 Some(_) => {}
                 // A token for a new satellite must not replace a connected one.
                 None if satellites::is_connected(db, &wanted.name, now, &heard)? => {
-                    return Err(Refusal::new(StatusCode::CONFLICT, TAKEN));
+                    return Err(ApiError::new(StatusCode::CONFLICT, TAKEN));
                 }
                 None => {}
             }
@@ -87,30 +87,30 @@ pub(super) async fn register(
         .await?;
     app.heard_of(&id);
     tracing::info!(satellite = id, name, again, "a satellite has registered");
-    Ok((StatusCode::CREATED, Json(Registered { satellite_id: id, api_key: key.expose().to_owned() })))
+    Ok((StatusCode::CREATED, Json(RegistrationResponse { satellite_id: id, api_key: key.expose().to_owned() })))
 }
 
 pub(super) async fn make_token(
-    _: Admin,
-    State(app): State<Arc<App>>,
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
     body: Body,
-) -> Result<(StatusCode, Json<TokenMade>), Refusal> {
-    let wanted: TokenWanted = body::take(body, SMALL_MAX, Form::TokenWanted, &app.schemas).await?;
+) -> Result<(StatusCode, Json<IssuedToken>), ApiError> {
+    let wanted: TokenRequest = body::take(body, SMALL_MAX, MessageSchema::TokenWanted, &app.schemas).await?;
     let age = wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
     let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
     let now = app.now();
     let (token, expires_at) = app.database.run(move |db| new_token(db, now, age, &wanted)).await?;
     tracing::info!(%expires_at, "a registration token was made");
-    Ok((StatusCode::CREATED, Json(TokenMade { token: token.expose().to_owned(), expires_at })))
+    Ok((StatusCode::CREATED, Json(IssuedToken { token: token.expose().to_owned(), expires_at })))
 }
 
 pub(super) fn new_token(
     db: &Transaction<'_>,
     now: Timestamp,
     age: SignedDuration,
-    wanted: &TokenWanted,
-) -> Result<(Secret, Timestamp), Refusal> {
-    let token = keys::credential(Purpose::Registration)?;
+    wanted: &TokenRequest,
+) -> Result<(Secret, Timestamp), ApiError> {
+    let token = keys::credential(CredentialKind::Registration)?;
     let expires_at = now.saturating_add(age).unwrap_or(Timestamp::MAX);
     db.execute(
         "INSERT INTO registration_tokens (hash, note, name, created_at, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -119,7 +119,7 @@ pub(super) fn new_token(
     Ok((token, expires_at))
 }
 
-pub(super) fn is_valid(db: &Transaction<'_>, token: TokenHash, now: Timestamp) -> Result<bool, Refusal> {
+pub(super) fn is_valid(db: &Transaction<'_>, token: TokenHash, now: Timestamp) -> Result<bool, ApiError> {
     let kept: Option<Vec<u8>> = db
         .prepare_cached("SELECT hash FROM registration_tokens WHERE hash = ?1 AND used_at IS NULL AND expires_at > ?2")?
         .query_row(params![token.0, stored(now)], |row| row.get(0))

@@ -8,14 +8,14 @@ use axum::extract::State;
 use jiff::{SignedDuration, Timestamp};
 use rusqlite::{OptionalExtension as _, Row, Transaction};
 
-use super::App;
-use super::access::{Admin, Names};
-use super::api::{Satellite, Satellites};
+use super::BackendState;
+use super::access::{AdminAccess, PathParams};
+use super::api::{SatelliteList, SatelliteView};
 use super::clock::{restored, stored};
 use super::heartbeat::STOPPING;
-use super::refusal::Refusal;
+use super::refusal::ApiError;
 use super::{commands, config, instances};
-use crate::backend::wire::{Heartbeat, Received, Registration};
+use crate::backend::wire::{EmptyResponse, Heartbeat, Registration};
 
 pub(super) const COUNTS: &str =
     "SELECT body ->> 'status', count(*) FROM instances WHERE satellite = ?1 GROUP BY body ->> 'status'";
@@ -24,33 +24,44 @@ pub(super) const COUNTS: &str =
 const SILENCE_MAX: SignedDuration = SignedDuration::from_secs(90);
 
 // By id or name.
-pub(super) fn find(db: &Transaction<'_>, name: &str) -> Result<String, Refusal> {
+pub(super) fn find(db: &Transaction<'_>, name: &str) -> Result<String, ApiError> {
     let mut select =
         db.prepare_cached("SELECT id FROM satellites WHERE id = ?1 OR name = ?1 ORDER BY id <> ?1 LIMIT 1")?;
-    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| Refusal::unknown("satellite"))
+    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| ApiError::unknown("satellite"))
 }
 
-pub(super) async fn list(_: Admin, State(app): State<Arc<App>>) -> Result<Json<Satellites>, Refusal> {
+pub(super) async fn list(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+) -> Result<Json<SatelliteList>, ApiError> {
     let (now, heard) = (app.now(), app.heard());
     let satellites = app.database.run(move |db| {
         let mut select = db.prepare_cached("SELECT * FROM satellites ORDER BY name")?;
-        let rows = select.query_map([], Kept::read)?.collect::<Result<Vec<_>, _>>()?;
+        let rows = select.query_map([], SatelliteRow::read)?.collect::<Result<Vec<_>, _>>()?;
         rows.into_iter().map(|kept| kept.seen(db, now, &heard, false)).collect::<Result<_, _>>()
     });
-    Ok(Json(Satellites { satellites: satellites.await? }))
+    Ok(Json(SatelliteList { satellites: satellites.await? }))
 }
 
-pub(super) async fn show(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Satellite>, Refusal> {
+pub(super) async fn show(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+) -> Result<Json<SatelliteView>, ApiError> {
     let (now, heard) = (app.now(), app.heard());
     let satellite = app.database.run(move |db| {
         let id = find(db, &names.of("satellite"))?;
-        let kept = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], Kept::read)?;
+        let kept = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], SatelliteRow::read)?;
         kept.seen(db, now, &heard, true)
     });
     satellite.await.map(Json)
 }
 
-pub(super) async fn delete(_: Admin, State(app): State<Arc<App>>, names: Names) -> Result<Json<Received>, Refusal> {
+pub(super) async fn delete(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+) -> Result<Json<EmptyResponse>, ApiError> {
     let now = app.now();
     let id = app.database.run(move |db| {
         let id = find(db, &names.of("satellite"))?;
@@ -62,7 +73,7 @@ pub(super) async fn delete(_: Admin, State(app): State<Arc<App>>, names: Names) 
     let id = id.await?;
     tracing::info!(satellite = id, "a satellite was deleted; its key is worth nothing any more");
     app.instances_changed();
-    Ok(Json(Received { success: true }))
+    Ok(Json(EmptyResponse { success: true }))
 }
 
 pub(super) fn is_connected(
@@ -70,9 +81,9 @@ pub(super) fn is_connected(
     name: &str,
     now: Timestamp,
     heard: &BTreeMap<String, Timestamp>,
-) -> Result<bool, Refusal> {
+) -> Result<bool, ApiError> {
     let select = "SELECT * FROM satellites WHERE name = ?1";
-    let kept = db.prepare_cached(select)?.query_row([name], Kept::read).optional()?;
+    let kept = db.prepare_cached(select)?.query_row([name], SatelliteRow::read).optional()?;
     kept.map_or(Ok(false), |kept| Ok(kept.seen(db, now, heard, false)?.connected))
 }
 
@@ -88,7 +99,7 @@ fn connected(
     !stopping && last_contact.is_some_and(|last| now.duration_since(last) < SILENCE_MAX)
 }
 
-struct Kept {
+struct SatelliteRow {
     id: String,
     registration: String,
     registered_at: i64,
@@ -97,7 +108,7 @@ struct Kept {
     events: usize,
 }
 
-impl Kept {
+impl SatelliteRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             id: row.get("id")?,
@@ -115,14 +126,14 @@ impl Kept {
         now: Timestamp,
         heard: &BTreeMap<String, Timestamp>,
         whole: bool,
-    ) -> Result<Satellite, Refusal> {
+    ) -> Result<SatelliteView, ApiError> {
         let Registration { name, version, capabilities, system } = serde_json::from_str(&self.registration)?;
         let heartbeat = self.heartbeat.as_deref().map(serde_json::from_str::<Heartbeat>).transpose()?;
         let last_heartbeat = self.heartbeat_at.map(restored);
         let last_contact = heard.get(&self.id).copied().max(last_heartbeat);
         let last_seq = "SELECT max(seq) FROM events WHERE satellite = ?1";
         let last_seq = db.prepare_cached(last_seq)?.query_row([&self.id], |row| row.get(0))?;
-        Ok(Satellite {
+        Ok(SatelliteView {
             config_hash: config::of_satellite(db, &self.id)?.map(|config| config.hash),
             instances: count(db, &self.id)?,
             connected: connected(heartbeat.as_ref(), last_heartbeat, last_contact, now),
@@ -143,7 +154,7 @@ impl Kept {
     }
 }
 
-fn count(db: &Transaction<'_>, satellite: &str) -> Result<BTreeMap<String, usize>, Refusal> {
+fn count(db: &Transaction<'_>, satellite: &str) -> Result<BTreeMap<String, usize>, ApiError> {
     // The expression must equal that of the index.
     let mut select = db.prepare_cached(COUNTS)?;
     let counts = select.query_map([satellite], |row| Ok((row.get(0)?, row.get(1)?)))?;

@@ -17,11 +17,11 @@ macro_rules! forms {
     ($($(#[$doc:meta])* $form:ident, $name:literal, $type:ty;)*) => {
         /// Messages that have a schema file.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Form {
+        pub enum MessageSchema {
             $($(#[$doc])* $form,)*
         }
 
-        impl Form {
+        impl MessageSchema {
             /// Forms in order of declaration.
             pub const ALL: &[Self] = &[$(Self::$form,)*];
 
@@ -53,67 +53,67 @@ forms! {
     /// Registration of a satellite.
     Registration, "registration", wire::Registration;
     /// Response to a registration.
-    Registered, "registered", wire::Registered;
+    Registered, "registered", wire::RegistrationResponse;
     /// Commands for a satellite.
-    Commands, "commands", wire::Commands;
+    Commands, "commands", wire::PollCommands;
     /// Payload of `restart`, `spawn` and `kill`.
-    Target, "payload-target", wire::Target;
+    Target, "payload-target", wire::CommandTarget;
     /// Payload of `configure`.
-    Configure, "payload-configure", wire::Configure;
+    Configure, "payload-configure", wire::ConfigurePayload;
     /// Payload of `health_check`.
-    HealthCheck, "payload-health-check", wire::HealthCheck;
+    HealthCheck, "payload-health-check", wire::HealthCheckPayload;
     /// Result of a command.
     CommandResult, "command-result", wire::CommandResult;
     /// Response without data.
-    Received, "received", wire::Received;
+    Received, "received", wire::EmptyResponse;
     /// Configuration of a satellite.
-    Config, "config", wire::Config;
+    Config, "config", wire::SatelliteConfig;
     /// Batch of events.
-    Events, "events", wire::Events;
+    Events, "events", wire::EventBatch;
     /// Single event with its data, by type.
     Event, "event", Envelope;
     /// Response to a batch of events.
-    EventsTaken, "events-taken", wire::EventsTaken;
+    EventsTaken, "events-taken", wire::EventBatchResult;
     /// Heartbeat of a satellite.
     Heartbeat, "heartbeat", wire::Heartbeat;
     /// Error response.
     Error, "error", wire::ErrorBody;
     /// Request for a registration token.
-    TokenWanted, "admin-token-wanted", api::TokenWanted;
+    TokenWanted, "admin-token-wanted", api::TokenRequest;
     /// New registration token.
-    TokenMade, "admin-token-made", api::TokenMade;
+    TokenMade, "admin-token-made", api::IssuedToken;
     /// New configuration.
-    ConfigWanted, "admin-config-wanted", api::ConfigWanted;
+    ConfigWanted, "admin-config-wanted", api::ConfigUpdate;
     /// Response to a new configuration.
-    ConfigKept, "admin-config-kept", api::ConfigKept;
+    ConfigKept, "admin-config-kept", api::ConfigUpdateResult;
     /// List of satellites.
-    Satellites, "admin-satellites", api::Satellites;
+    Satellites, "admin-satellites", api::SatelliteList;
     /// Single satellite.
-    Satellite, "admin-satellite", api::Satellite;
+    Satellite, "admin-satellite", api::SatelliteView;
     /// Command to queue.
-    CommandWanted, "admin-command-wanted", api::CommandWanted;
+    CommandWanted, "admin-command-wanted", api::CommandRequest;
     /// Single command with its state.
-    CommandState, "admin-command", api::CommandState;
+    CommandState, "admin-command", api::CommandRecordView;
     /// List of commands with their states.
-    CommandStates, "admin-commands", api::CommandStates;
+    CommandStates, "admin-commands", api::CommandList;
     /// List of stored events.
-    StoredEvents, "admin-events", api::StoredEvents;
+    StoredEvents, "admin-events", api::StoredEventList;
     /// List of instances.
-    Instances, "admin-instances", api::Instances;
+    Instances, "admin-instances", api::InstanceList;
     /// Single instance.
-    Instance, "admin-instance", api::Instance;
+    Instance, "admin-instance", api::InstanceState;
 }
 
 fn of<T: JsonSchema>() -> Schema {
-    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(Ranges));
-    settings.with_transform(RecursiveTransform(Plain)).into_generator().into_root_schema_for::<T>()
+    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(IntegerRangeTransform));
+    settings.with_transform(RecursiveTransform(DocLinkTransform)).into_generator().into_root_schema_for::<T>()
 }
 
 // Replaces doc links in descriptions by plain names: link targets exist only in the code.
 #[derive(Debug, Clone)]
-struct Plain;
+struct DocLinkTransform;
 
-impl Transform for Plain {
+impl Transform for DocLinkTransform {
     fn transform(&mut self, schema: &mut Schema) {
         if let Some(Value::String(text)) = schema.get_mut("description") {
             while let Some((before, rest)) = text.split_once("[`")
@@ -133,9 +133,9 @@ fn text(schema: &Schema) -> String {
 
 // Adds the range of integer formats that do not imply one in JSON Schema.
 #[derive(Debug, Clone)]
-struct Ranges;
+struct IntegerRangeTransform;
 
-impl Transform for Ranges {
+impl Transform for IntegerRangeTransform {
     fn transform(&mut self, schema: &mut Schema) {
         let (min, max) = match schema.get("format").and_then(Value::as_str) {
             Some("uint" | "uint64") => (json!(0), json!(u64::MAX)),
@@ -153,8 +153,8 @@ impl Transform for Ranges {
 
 /// Compiled validators of all schemas.
 #[derive(Debug)]
-pub struct Schemas {
-    // In the order of `Form::ALL`.
+pub struct SchemaValidators {
+    // In the order of `MessageSchema::ALL`.
     forms: Vec<Validator>,
     // Validators of the event data by type of event.
     data: Vec<(String, Validator)>,
@@ -162,14 +162,14 @@ pub struct Schemas {
 
 /// Violation of a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Invalid {
+pub struct SchemaViolation {
     /// JSON pointer to the invalid value; empty for the whole document.
     pub place: String,
     /// Description of the violation without the value.
     pub why: String,
 }
 
-impl Invalid {
+impl SchemaViolation {
     fn of(error: &ValidationError<'_>) -> Self {
         let why = error.masked().to_string().chars().take(REASON_MAX).collect();
         Self { place: error.instance_path().as_str().to_owned(), why }
@@ -182,7 +182,7 @@ impl Invalid {
     }
 }
 
-impl std::fmt::Display for Invalid {
+impl std::fmt::Display for SchemaViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &*self.place {
             "" => f.write_str(&self.why),
@@ -194,30 +194,32 @@ impl std::fmt::Display for Invalid {
 /// Error in a published schema.
 #[derive(Debug, thiserror::Error)]
 #[error("the schema {file} cannot be used: {why}")]
-pub struct BrokenSchema {
+pub struct PublishedSchemaError {
     file: &'static str,
     why: String,
 }
 
-impl Schemas {
+impl SchemaValidators {
     /// Compiles the published schemas.
     ///
     /// # Errors
     ///
     /// Returns an error if a published schema is invalid.
-    pub fn new() -> Result<Self, BrokenSchema> {
-        let broken =
-            |form: Form| move |why: &dyn std::fmt::Display| BrokenSchema { file: form.file(), why: why.to_string() };
-        let read = |form: Form| serde_json::from_str::<Value>(form.published()).map_err(|why| broken(form)(&why));
-        let forms = Form::ALL.iter().map(|form| validator(&read(*form)?).map_err(|why| broken(*form)(&why)));
+    pub fn new() -> Result<Self, PublishedSchemaError> {
+        let broken = |form: MessageSchema| {
+            move |why: &dyn std::fmt::Display| PublishedSchemaError { file: form.file(), why: why.to_string() }
+        };
+        let read =
+            |form: MessageSchema| serde_json::from_str::<Value>(form.published()).map_err(|why| broken(form)(&why));
+        let forms = MessageSchema::ALL.iter().map(|form| validator(&read(*form)?).map_err(|why| broken(*form)(&why)));
         let forms = forms.collect::<Result<_, _>>()?;
-        let event = read(Form::Event)?;
+        let event = read(MessageSchema::Event)?;
         let types = event["oneOf"].as_array().map_or(&[][..], Vec::as_slice);
         let data = types.iter().filter_map(|of| {
             let kind = of["properties"]["type"]["const"].as_str()?;
             let mut schema = of["properties"]["data"].as_object()?.clone();
             schema.insert("$defs".into(), event["$defs"].clone());
-            let data = validator(&Value::Object(schema)).map_err(|why| broken(Form::Event)(&why));
+            let data = validator(&Value::Object(schema)).map_err(|why| broken(MessageSchema::Event)(&why));
             Some(data.map(|data| (kind.to_owned(), data)))
         });
         Ok(Self { forms, data: data.collect::<Result<_, _>>()? })
@@ -228,8 +230,8 @@ impl Schemas {
     /// # Errors
     ///
     /// Returns the first violation.
-    pub fn check(&self, form: Form, value: &Value) -> Result<(), Invalid> {
-        self.forms[form as usize].validate(value).map_err(|error| Invalid::of(&error))
+    pub fn check(&self, form: MessageSchema, value: &Value) -> Result<(), SchemaViolation> {
+        self.forms[form as usize].validate(value).map_err(|error| SchemaViolation::of(&error))
     }
 
     /// Validates the data of an event of type `kind`.
@@ -237,13 +239,13 @@ impl Schemas {
     /// # Errors
     ///
     /// Returns the first violation, or an error if the type is unknown.
-    pub fn check_event(&self, kind: &str, data: &Value) -> Result<(), Invalid> {
+    pub fn check_event(&self, kind: &str, data: &Value) -> Result<(), SchemaViolation> {
         let Some((_, validator)) = self.data.iter().find(|(name, _)| name == kind) else {
-            return Err(Invalid { place: String::new(), why: "events of this type are not known".to_owned() });
+            return Err(SchemaViolation { place: String::new(), why: "events of this type are not known".to_owned() });
         };
         validator.validate(data).map_err(|error| {
-            let Invalid { place, why } = Invalid::of(&error);
-            Invalid { place: format!("/data{place}"), why }
+            let SchemaViolation { place, why } = SchemaViolation::of(&error);
+            SchemaViolation { place: format!("/data{place}"), why }
         })
     }
 

@@ -6,10 +6,10 @@ use jiff::SignedDuration;
 use rusqlite::params;
 use tokio::time::{Duration, MissedTickBehavior, interval};
 
-use super::App;
+use super::BackendState;
 use super::clock::stored;
 use super::database::Database;
-use super::refusal::Refusal;
+use super::refusal::ApiError;
 
 const INTERVAL: Duration = Duration::from_secs(3600);
 // Of events, finished or expired commands, and used or expired tokens.
@@ -34,7 +34,7 @@ const OLD_TOKENS: &str = "DELETE FROM registration_tokens WHERE hash IN
 const MANY_CHANGES: &str = "DELETE FROM changes WHERE id IN
     (SELECT id FROM changes WHERE id <= (SELECT max(id) FROM changes) - ?1 LIMIT ?2)";
 
-pub(super) async fn keep_up(app: Arc<App>) {
+pub(super) async fn keep_up(app: Arc<BackendState>) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -61,7 +61,7 @@ pub(super) async fn keep_up(app: Arc<App>) {
 }
 
 // Other requests use the database between the steps.
-async fn forget(database: &Database, delete: &'static str, bound: i64) -> Result<(), Refusal> {
+async fn forget(database: &Database, delete: &'static str, bound: i64) -> Result<(), ApiError> {
     while database.run(move |db| Ok(db.execute(delete, params![bound, CHUNK])?)).await? >= CHUNK {}
     Ok(())
 }

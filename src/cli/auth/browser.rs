@@ -14,7 +14,7 @@ pub(super) const CALLBACK: &str = "/callback";
 const GOODBYE: &str =
     "<!doctype html><meta charset=utf-8><title>satellite</title><p>The satellite has it. You can close this page.";
 
-pub(super) enum Came {
+pub(super) enum BrowserResponse {
     /// Address of the browser's redirect.
     Back(String),
     /// Address or code that was pasted into the terminal.
@@ -23,7 +23,7 @@ pub(super) enum Came {
 
 /// Waits for the browser's redirect. A request without the right `state` is rejected, such as one from a page that
 /// guesses the port.
-pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Came>) -> AbortOnDropHandle<()> {
+pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<BrowserResponse>) -> AbortOnDropHandle<()> {
     let port = listener.local_addr().map(|address| address.port()).unwrap_or_default();
     let state = state_of(page);
     let came = move |uri: Uri| {
@@ -32,7 +32,7 @@ pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Came>
         let is_it = said.is_some() && said == state;
         if is_it {
             // The channel holds one message: later redirects are the same and are dropped.
-            let _ = back.try_send(Came::Back(address));
+            let _ = back.try_send(BrowserResponse::Back(address));
         }
         async move {
             if is_it {
@@ -55,12 +55,12 @@ fn state_of(address: &str) -> Option<String> {
 }
 
 /// Reads a line from stdin, on a thread that is left behind if the browser answers first.
-pub(super) fn read(back: mpsc::Sender<Came>) {
+pub(super) fn read(back: mpsc::Sender<BrowserResponse>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let text = line.trim();
             if !text.is_empty() {
-                let _ = back.blocking_send(Came::Typed(text.to_owned()));
+                let _ = back.blocking_send(BrowserResponse::Typed(text.to_owned()));
                 return;
             }
         }

@@ -7,89 +7,95 @@ use std::sync::Arc;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use nix::fcntl::Flock;
 
-use super::super::check::Sources;
-use super::super::{BAD_INPUT, FAILED, Failed};
-use crate::connect::remote::Clients;
-use crate::console::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, InstanceStatus, Selector};
-use crate::console::client::{Client, ClientError};
+use super::super::check::ConfigSources;
+use super::super::{BAD_INPUT, CommandFailure, FAILED};
+use crate::connect::remote::HttpClients;
+use crate::console::api::{
+    AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector, InstanceStatus,
+};
+use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::find;
-use crate::known_dirs::Location;
-use crate::oauth::{Answered, Grants, Trouble, Wanted};
+use crate::known_dirs::DataDirLocation;
+use crate::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
 use crate::satellite::{StartError, own};
-use crate::values::Values;
+use crate::values::UserValues;
 
-pub(super) enum Desk {
-    Running(Client),
+pub(super) enum AuthBackend {
+    Running(ConsoleClient),
     /// No satellite is running; this process has locked the data directory.
-    Alone(Box<Alone>),
+    Alone(Box<OfflineAuth>),
 }
 
-pub(super) struct Alone {
+pub(super) struct OfflineAuth {
     grants: Grants,
     specs: Vec<InstanceSpec>,
     _lock: Flock<File>,
 }
 
-impl Desk {
+impl AuthBackend {
     /// Connects to the satellite that `client` reaches. If none is running and `sources` are given, this process locks
     /// the data directory and does the work.
-    pub(super) async fn open(client: Client, sources: &Sources, location: &Location) -> Result<Self, Failed> {
-        let anything = Selector { server: String::new(), team: None, user: None };
+    pub(super) async fn open(
+        client: ConsoleClient,
+        sources: &ConfigSources,
+        location: &DataDirLocation,
+    ) -> Result<Self, CommandFailure> {
+        let anything = InstanceSelector { server: String::new(), team: None, user: None };
         match client.post::<InstanceStatus>("/v1/resolve", &anything).await {
             Err(error @ ClientError::NotRunning { .. }) => {
                 if !sources.are_given() {
-                    let failed = Failed::from(error);
+                    let failed = CommandFailure::from(error);
                     let message = format!("{}; or say here which servers there are: --config FILE", failed.message);
-                    return Err(Failed { message, ..failed });
+                    return Err(CommandFailure { message, ..failed });
                 }
-                Ok(Self::Alone(Box::new(Alone::open(sources, location).await?)))
+                Ok(Self::Alone(Box::new(OfflineAuth::open(sources, location).await?)))
             }
             // Any other response, such as "not found", means that the satellite is running.
             _ => Ok(Self::Running(client)),
         }
     }
 
-    pub(super) async fn begin(&self, request: AuthRequest) -> Result<AuthBegun, Failed> {
+    pub(super) async fn begin(&self, request: AuthRequest) -> Result<AuthFlow, CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/begin", &request).await?),
             Self::Alone(alone) => {
                 let spec = alone.find(&request.selector)?;
                 let AuthRequest { redirect_uri, device, scopes, .. } = request;
-                let wanted = Wanted { redirect_uri, device, scopes };
+                let wanted = FlowRequest { redirect_uri, device, scopes };
                 let begun = alone.grants.begin_flow(spec, wanted).await.map_err(|trouble| failed(spec, &trouble))?;
-                Ok(AuthBegun::of(&spec.name, begun))
+                Ok(AuthFlow::of(&spec.name, begun))
             }
         }
     }
 
-    pub(super) async fn finish(&self, finish: AuthFinish) -> Result<(), Failed> {
+    pub(super) async fn finish(&self, finish: AuthFinishRequest) -> Result<(), CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/finish", &finish).await?),
             Self::Alone(alone) => {
-                let finished = alone.grants.finish_flow(finish.flow, Answered::from(finish)).await;
-                finished.map(drop).map_err(|trouble| Failed::new(FAILED, trouble.to_string()))
+                let finished = alone.grants.finish_flow(finish.flow, FlowCompletion::from(finish)).await;
+                finished.map(drop).map_err(|trouble| CommandFailure::new(FAILED, trouble.to_string()))
             }
         }
     }
 
-    pub(super) async fn revoke(&self, selector: &Selector) -> Result<AuthRevoked, Failed> {
+    pub(super) async fn revoke(&self, selector: &InstanceSelector) -> Result<AuthRevokeResult, CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/revoke", selector).await?),
             Self::Alone(alone) => {
                 let spec = alone.find(selector)?;
-                Ok(AuthRevoked::of(&spec.name, alone.grants.give_up(&spec.id).await))
+                Ok(AuthRevokeResult::of(&spec.name, alone.grants.give_up(&spec.id).await))
             }
         }
     }
 
     /// Returns the status of an instance, or `None` if no satellite is running.
-    pub(super) async fn row(&self, instance: &str) -> Result<Option<InstanceStatus>, Failed> {
+    pub(super) async fn row(&self, instance: &str) -> Result<Option<InstanceStatus>, CommandFailure> {
         let Self::Running(client) = self else { return Ok(None) };
-        let selector = Selector { server: instance.to_owned(), team: None, user: None };
+        let selector = InstanceSelector { server: instance.to_owned(), team: None, user: None };
         Ok(Some(client.post("/v1/resolve", &selector).await?))
     }
 
-    pub(super) fn client(&self) -> Option<&Client> {
+    pub(super) fn client(&self) -> Option<&ConsoleClient> {
         match self {
             Self::Running(client) => Some(client),
             Self::Alone(_) => None,
@@ -97,26 +103,26 @@ impl Desk {
     }
 }
 
-impl Alone {
-    async fn open(sources: &Sources, location: &Location) -> Result<Self, Failed> {
+impl OfflineAuth {
+    async fn open(sources: &ConfigSources, location: &DataDirLocation) -> Result<Self, CommandFailure> {
         let plan = sources.load(None)?;
         let (data_dir, lock) = own(location).await.map_err(|error| {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
-            Failed::new(code, error.to_string())
+            CommandFailure::new(code, error.to_string())
         })?;
         crate::http::install_tls_provider();
-        let grants = Grants::open(&data_dir, Arc::new(Clients::new()?))?;
-        let (_, specs) = Values::open(&data_dir).merge(plan.instances);
+        let grants = Grants::open(&data_dir, Arc::new(HttpClients::new()?))?;
+        let (_, specs) = UserValues::open(&data_dir).merge(plan.instances);
         // The backend's document is unknown here, so no instance counts as removed.
         grants.take_on(&specs, plan.oauth, false);
         Ok(Self { grants, specs, _lock: lock })
     }
 
-    fn find(&self, selector: &Selector) -> Result<&InstanceSpec, Failed> {
+    fn find(&self, selector: &InstanceSelector) -> Result<&InstanceSpec, CommandFailure> {
         find(&self.specs, |spec| spec, selector).map_err(|failure| ClientError::Refused(failure).into())
     }
 }
 
-fn failed(spec: &InstanceSpec, trouble: &Trouble) -> Failed {
-    Failed::new(FAILED, format!("cannot authorize `{}`: {trouble}", spec.name))
+fn failed(spec: &InstanceSpec, trouble: &OAuthError) -> CommandFailure {
+    CommandFailure::new(FAILED, format!("cannot authorize `{}`: {trouble}", spec.name))
 }

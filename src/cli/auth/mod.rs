@@ -8,13 +8,13 @@ use mcp_satellite_actors::model::status::Status;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use self::browser::{CALLBACK, Came, listen, open, read};
-use self::desk::Desk;
-use super::check::Sources;
+use self::browser::{BrowserResponse, CALLBACK, listen, open, read};
+use self::desk::AuthBackend;
+use super::check::ConfigSources;
 use super::control::{in_words, settled};
-use super::{BAD_INPUT, DONE, DataDirArg, FAILED, Failed, Target, complain, printable, say};
-use crate::console::api::{AuthBegun, AuthFinish, AuthRequest, AuthRevoked, Selector};
-use crate::console::client::Client;
+use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, complain, printable, say};
+use crate::console::api::{AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector};
+use crate::console::client::ConsoleClient;
 
 /// Authorize a remote server by OAuth, or revoke the authorization.
 ///
@@ -31,9 +31,9 @@ Where there is no browser, or one on another machine only:
   satellite auth notes --revoke               gives it up, here and there
 
 A client that is registered by hand, scopes, and client credentials, which need no person, are configured: oauth = { … }.")]
-pub(super) struct Auth {
+pub(super) struct AuthCommand {
     #[command(flatten)]
-    target: Target,
+    target: InstanceArg,
     /// Request this scope; may be repeated
     #[arg(long, value_name = "SCOPE")]
     scope: Vec<String>,
@@ -51,25 +51,26 @@ pub(super) struct Auth {
     no_wait: bool,
     /// Configuration to use if no satellite is running
     #[command(flatten)]
-    sources: Sources,
+    sources: ConfigSources,
     #[command(flatten)]
     data_dir: DataDirArg,
 }
 
-impl Auth {
-    pub(super) async fn run(self) -> Result<u8, Failed> {
+impl AuthCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let location = self.data_dir.location();
         // If configuration files are given, only a satellite on this data directory is used, not one elsewhere.
-        let client = if self.sources.are_given() { Client::new(&location.path)? } else { self.data_dir.client()? };
-        let desk = Desk::open(client, &self.sources, &location).await?;
-        let selector = Selector::from(self.target.clone());
+        let client =
+            if self.sources.are_given() { ConsoleClient::new(&location.path)? } else { self.data_dir.client()? };
+        let desk = AuthBackend::open(client, &self.sources, &location).await?;
+        let selector = InstanceSelector::from(self.target.clone());
         if self.revoke {
             return revoke(&desk, &selector).await;
         }
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let redirect_uri = format!("http://{}{CALLBACK}", listener.local_addr()?);
         let request = AuthRequest { selector, redirect_uri, device: self.device, scopes: self.scope.clone() };
-        let AuthBegun { instance, flow, page, page_with_code, user_code, .. } = desk.begin(request).await?;
+        let AuthFlow { instance, flow, page, page_with_code, user_code, .. } = desk.begin(request).await?;
         match (flow, page, user_code) {
             (Some(flow), Some(page), Some(code)) => {
                 let page = page_with_code.unwrap_or(page);
@@ -78,7 +79,7 @@ impl Auth {
                     printable(&page),
                     printable(&code)
                 ));
-                desk.finish(AuthFinish { flow, redirect: None, code: None }).await?;
+                desk.finish(AuthFinishRequest { flow, redirect: None, code: None }).await?;
             }
             (Some(flow), Some(page), None) => self.by_page(&desk, listener, flow, &page).await?,
             // The satellite was authorized by client credentials, without a person.
@@ -95,7 +96,13 @@ impl Auth {
         Ok(FAILED)
     }
 
-    async fn by_page(&self, desk: &Desk, listener: TcpListener, flow: u64, page: &str) -> Result<(), Failed> {
+    async fn by_page(
+        &self,
+        desk: &AuthBackend,
+        listener: TcpListener,
+        flow: u64,
+        page: &str,
+    ) -> Result<(), CommandFailure> {
         let (back, mut came) = mpsc::channel(1);
         let _listening = listen(listener, page, back.clone());
         let opened = !self.no_browser && open(page);
@@ -106,17 +113,17 @@ impl Auth {
             read(back);
         }
         let (redirect, code) = match came.recv().await {
-            Some(Came::Back(url)) => (Some(url), None),
-            Some(Came::Typed(text)) if text.contains("://") => (Some(text), None),
-            Some(Came::Typed(text)) => (None, Some(text)),
-            None => return Err(Failed::new(BAD_INPUT, "nothing came back; nothing was authorized")),
+            Some(BrowserResponse::Back(url)) => (Some(url), None),
+            Some(BrowserResponse::Typed(text)) if text.contains("://") => (Some(text), None),
+            Some(BrowserResponse::Typed(text)) => (None, Some(text)),
+            None => return Err(CommandFailure::new(BAD_INPUT, "nothing came back; nothing was authorized")),
         };
-        desk.finish(AuthFinish { flow, redirect, code }).await
+        desk.finish(AuthFinishRequest { flow, redirect, code }).await
     }
 }
 
-async fn revoke(desk: &Desk, selector: &Selector) -> Result<u8, Failed> {
-    let AuthRevoked { instance, was_there, not_told } = desk.revoke(selector).await?;
+async fn revoke(desk: &AuthBackend, selector: &InstanceSelector) -> Result<u8, CommandFailure> {
+    let AuthRevokeResult { instance, was_there, not_told } = desk.revoke(selector).await?;
     let any_more = if was_there { " any more" } else { "" };
     say(&format!("{instance} has no authorization{any_more}"));
     if let Some(row) = desk.row(&instance).await?.filter(|_| was_there) {

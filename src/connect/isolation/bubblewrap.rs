@@ -4,8 +4,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::jail::{Identity, Jail, Kind};
-use super::{Launcher, Wrapped};
+use super::jail::{MountKind, SandboxSpec, SandboxUser};
+use super::{SandboxCommand, SandboxLauncher};
 use crate::connect::process::SERVER_ID;
 
 const OWN_WORDS: [&str; 2] = ["bwrap: ", "setpriv: "];
@@ -16,7 +16,7 @@ pub(super) struct Bubblewrap {
     pub(super) setpriv: PathBuf,
 }
 
-impl Launcher for Bubblewrap {
+impl SandboxLauncher for Bubblewrap {
     fn name(&self) -> &'static str {
         "bubblewrap"
     }
@@ -32,7 +32,7 @@ impl Launcher for Bubblewrap {
         }
     }
 
-    fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped {
+    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
         let mut line: Vec<OsString> = Vec::new();
         let mut say =
             |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
@@ -50,9 +50,9 @@ impl Launcher for Bubblewrap {
         }
         for mount in &jail.mounts {
             let how = match mount.kind {
-                Kind::ReadOnly => "--ro-bind",
-                Kind::Writable => "--bind",
-                Kind::Device => "--dev-bind",
+                MountKind::ReadOnly => "--ro-bind",
+                MountKind::Writable => "--bind",
+                MountKind::Device => "--dev-bind",
             };
             say(&[&how, &mount.source, &mount.target]);
         }
@@ -61,7 +61,7 @@ impl Launcher for Bubblewrap {
         let mut after: Vec<OsString> = vec!["--".into()];
         match jail.identity {
             // bubblewrap runs as root of its namespace; `setpriv` drops all capabilities before the server starts.
-            Identity::Outside => {
+            SandboxUser::Outside => {
                 for capability in ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"] {
                     say(&[&"--cap-add", &capability]);
                 }
@@ -69,7 +69,7 @@ impl Launcher for Bubblewrap {
                 let drops = ["--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"];
                 after.extend(["--reuid", &id, "--regid", &id].into_iter().chain(drops).map(OsString::from));
             }
-            Identity::Inside { .. } => {
+            SandboxUser::Inside { .. } => {
                 say(&[&"--unshare-user", &"--uid", &id, &"--gid", &id, &"--cap-drop", &"ALL"]);
             }
         }
@@ -77,7 +77,7 @@ impl Launcher for Bubblewrap {
         after.extend(args);
         // A server can read the argument list of its PID namespace's first process, and these options contain paths of
         // the machine.
-        Wrapped { command: self.path.clone(), handed: line, args: after }
+        SandboxCommand { command: self.path.clone(), handed: line, args: after }
     }
 }
 

@@ -38,50 +38,50 @@ const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
 const HOSTNAME_MAX: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Jail {
+pub(super) struct SandboxSpec {
     pub(super) hostname: String,
     /// In mount order: a mount below another comes after it.
-    pub(super) mounts: Vec<Mount>,
+    pub(super) mounts: Vec<SandboxMount>,
     pub(super) tmp_size: u64,
     pub(super) network: bool,
     pub(super) directory: PathBuf,
-    pub(super) identity: Identity,
+    pub(super) identity: SandboxUser,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(super) struct SandboxMount {
     pub(super) source: PathBuf,
     pub(super) target: PathBuf,
-    pub(super) kind: Kind,
+    pub(super) kind: MountKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MountKind {
     ReadOnly,
     Writable,
     Device,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Identity {
+pub(super) enum SandboxUser {
     /// User [`crate::connect::process::SERVER_ID`] inside and outside: the satellite is root.
     Outside,
     /// `SERVER_ID` inside the user namespace; outside the user of the satellite.
     Inside { user: u32, group: u32 },
 }
 
-impl Jail {
-    pub(super) fn new(policy: &IsolationPolicy, team: &str, home: &Path, identity: Identity) -> Self {
-        let same = |path: &str, kind| Mount { source: path.into(), target: path.into(), kind };
+impl SandboxSpec {
+    pub(super) fn new(policy: &IsolationPolicy, team: &str, home: &Path, identity: SandboxUser) -> Self {
+        let same = |path: &str, kind| SandboxMount { source: path.into(), target: path.into(), kind };
         let there = |path: &&&str| Path::new(path).exists();
-        let mut mounts: Vec<Mount> =
-            SYSTEM.iter().chain(&ETC).filter(there).map(|path| same(path, Kind::ReadOnly)).collect();
-        mounts.extend(DEVICES.iter().filter(there).map(|path| same(path, Kind::Device)));
-        mounts.push(Mount { source: home.into(), target: HOME.into(), kind: Kind::Writable });
-        mounts.extend(policy.binds.iter().map(|bind| Mount {
+        let mut mounts: Vec<SandboxMount> =
+            SYSTEM.iter().chain(&ETC).filter(there).map(|path| same(path, MountKind::ReadOnly)).collect();
+        mounts.extend(DEVICES.iter().filter(there).map(|path| same(path, MountKind::Device)));
+        mounts.push(SandboxMount { source: home.into(), target: HOME.into(), kind: MountKind::Writable });
+        mounts.extend(policy.binds.iter().map(|bind| SandboxMount {
             source: bind.source.clone(),
             target: bind.target.clone(),
-            kind: if bind.writable { Kind::Writable } else { Kind::ReadOnly },
+            kind: if bind.writable { MountKind::Writable } else { MountKind::ReadOnly },
         }));
         // A mount on a parent directory must not hide one below it. The sort is stable for equal depths.
         mounts.sort_by_key(|mount| mount.target.components().count());
@@ -120,7 +120,7 @@ impl Jail {
         let real = program.canonicalize().ok();
         for path in [Some(program.to_owned()), real].into_iter().flatten() {
             if !self.shows(&path) {
-                self.mounts.push(Mount { source: path.clone(), target: path, kind: Kind::ReadOnly });
+                self.mounts.push(SandboxMount { source: path.clone(), target: path, kind: MountKind::ReadOnly });
             }
         }
     }
@@ -142,15 +142,18 @@ impl Jail {
 
 #[cfg(test)]
 mod tests {
-    use mcp_satellite_actors::model::policy::Bind;
+    use mcp_satellite_actors::model::policy::SandboxBind;
 
     use super::*;
 
-    fn jail(binds: &[(&str, &str)]) -> Jail {
-        let bind =
-            |(source, target): &(&str, &str)| Bind { source: source.into(), target: target.into(), writable: false };
+    fn jail(binds: &[(&str, &str)]) -> SandboxSpec {
+        let bind = |(source, target): &(&str, &str)| SandboxBind {
+            source: source.into(),
+            target: target.into(),
+            writable: false,
+        };
         let policy = IsolationPolicy { binds: binds.iter().map(bind).collect(), ..IsolationPolicy::standard() };
-        Jail::new(&policy, "team_acme", Path::new("/data/homes/x"), Identity::Outside)
+        SandboxSpec::new(&policy, "team_acme", Path::new("/data/homes/x"), SandboxUser::Outside)
     }
 
     #[test]
@@ -158,7 +161,7 @@ mod tests {
         let jail = jail(&[]);
         assert_eq!(jail.hostname, "mcp-team_acme");
         let writable: Vec<&Path> =
-            jail.mounts.iter().filter(|mount| mount.kind == Kind::Writable).map(|mount| &*mount.target).collect();
+            jail.mounts.iter().filter(|mount| mount.kind == MountKind::Writable).map(|mount| &*mount.target).collect();
         assert_eq!(writable, [Path::new(HOME)]);
         assert!(jail.shows(Path::new("/usr/bin/env")));
         for hidden in ["/etc/shadow", "/root", "/data/homes/x", "/home/mcp", "/etc/ssl/private/key"] {
@@ -187,7 +190,8 @@ mod tests {
 
     #[test]
     fn a_hostname_is_no_longer_than_the_kernel_allows() {
-        let jail = Jail::new(&IsolationPolicy::standard(), &"t".repeat(100), Path::new("/h"), Identity::Outside);
+        let jail =
+            SandboxSpec::new(&IsolationPolicy::standard(), &"t".repeat(100), Path::new("/h"), SandboxUser::Outside);
         assert_eq!(jail.hostname.len(), 64);
     }
 }

@@ -18,19 +18,22 @@ use std::time::{Duration, Instant};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::IsolationPolicy;
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
-use mcp_satellite_actors::seam::Link;
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
+use mcp_satellite_actors::seam::ProcessLink;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use self::bubblewrap::Bubblewrap;
-use self::jail::{HOME, Identity, Jail, Mount};
+use self::jail::{HOME, SandboxMount, SandboxSpec, SandboxUser};
 use self::nsjail::Nsjail;
 pub use self::uids::UidRange;
 use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandboxed};
-use super::process::{CgroupLimits, Confinement, Controllers, Launch, Limits, Processes, SERVER_ID, is_machine_fault};
+use super::process::{
+    CgroupControllers, CgroupLimits, Confinement, LaunchSpec, ProcessLauncher, ResourceLimits, SERVER_ID,
+    is_machine_fault,
+};
 use crate::data_dir::DataDir;
 
 // Subdirectory of the data directory with one home for each instance.
@@ -58,7 +61,7 @@ pub enum Isolation {
 
 /// Mode of operation: the meaning of [`Isolation::Auto`], and the resolution of commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Strictness {
+pub enum OperatingMode {
     /// With `auto`, servers run without a sandbox.
     #[default]
     Development,
@@ -66,20 +69,20 @@ pub enum Strictness {
     Production,
 }
 
-trait Launcher: Send + Sync {
+trait SandboxLauncher: Send + Sync {
     fn name(&self) -> &'static str;
     /// Returns the number of generations from the started process to the server.
     fn depth(&self) -> usize;
     /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
     /// the sandbox.
-    fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped;
+    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
     fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool;
-    fn objection(&self, _jail: &Jail) -> Option<String> {
+    fn objection(&self, _jail: &SandboxSpec) -> Option<String> {
         None
     }
 }
 
-struct Wrapped {
+struct SandboxCommand {
     command: PathBuf,
     handed: Vec<OsString>,
     args: Vec<OsString>,
@@ -87,27 +90,27 @@ struct Wrapped {
 
 /// Result of the trial run of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct SandboxFinding {
     /// Name of the sandbox.
     pub sandbox: &'static str,
     /// Path of the tool, or the reason why it cannot be used.
     pub usable: Result<PathBuf, String>,
 }
 
-pub(super) struct Launchers {
+pub(super) struct LaunchFactory {
     isolation: Isolation,
-    strictness: Strictness,
+    strictness: OperatingMode,
     data_dir: Option<DataDir>,
-    found: tokio::sync::Mutex<Option<Arc<Found>>>,
+    found: tokio::sync::Mutex<Option<Arc<SandboxFindings>>>,
     // User ids of teams, if each team has its own for servers without a sandbox.
     uids: Option<TeamUids>,
     // Paths of commands as first resolved, in production.
     resolved: Mutex<HashMap<String, PathBuf>>,
 }
 
-struct Found {
-    findings: Vec<Finding>,
-    best: Option<Arc<dyn Launcher>>,
+struct SandboxFindings {
+    findings: Vec<SandboxFinding>,
+    best: Option<Arc<dyn SandboxLauncher>>,
     is_machine_fault: bool,
     at: Instant,
 }
@@ -130,16 +133,16 @@ impl PrepareError {
     }
 }
 
-pub(super) struct Prepared {
-    pub(super) launch: Launch,
+pub(super) struct PreparedLaunch {
+    pub(super) launch: LaunchSpec,
     pub(super) identity: String,
 }
 
-impl Launchers {
+impl LaunchFactory {
     /// Fails if teams are to have their own user ids and cannot.
     pub(super) fn new(
         isolation: Isolation,
-        strictness: Strictness,
+        strictness: OperatingMode,
         data_dir: Option<DataDir>,
         uid_range: Option<UidRange>,
     ) -> io::Result<Self> {
@@ -152,7 +155,7 @@ impl Launchers {
         Ok(Self { isolation, strictness, data_dir, found, uids, resolved })
     }
 
-    pub(super) async fn findings(&self, processes: &Processes) -> Vec<Finding> {
+    pub(super) async fn findings(&self, processes: &ProcessLauncher) -> Vec<SandboxFinding> {
         self.found(processes).await.findings.clone()
     }
 
@@ -160,11 +163,11 @@ impl Launchers {
         self: Arc<Self>,
         spec: Arc<InstanceSpec>,
         withheld: Vec<String>,
-        processes: &Processes,
-    ) -> Result<Prepared, PrepareError> {
+        processes: &ProcessLauncher,
+    ) -> Result<PreparedLaunch, PrepareError> {
         let launcher = match (self.isolation, self.strictness) {
-            (Isolation::None, _) | (Isolation::Auto, Strictness::Development) => None,
-            (Isolation::Auto, Strictness::Production) | (Isolation::Nsjail | Isolation::Bubblewrap, _) => {
+            (Isolation::None, _) | (Isolation::Auto, OperatingMode::Development) => None,
+            (Isolation::Auto, OperatingMode::Production) | (Isolation::Nsjail | Isolation::Bubblewrap, _) => {
                 let found = self.found(processes).await;
                 let refusal =
                     || PrepareError { reason: self.refusal(&found.findings), is_machine_fault: found.is_machine_fault };
@@ -180,7 +183,7 @@ impl Launchers {
         preparing.await.map_err(|error| error.to_string())?
     }
 
-    fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<Prepared, PrepareError> {
+    fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<PreparedLaunch, PrepareError> {
         let (command, cwd) = stdio(spec)?;
         let user = self.uids.as_ref().map(|uids| uids.user(&spec.id.team)).transpose()?;
         let environment = match &user {
@@ -192,11 +195,11 @@ impl Launchers {
         let identity = id.map_or_else(|| format!("{}:{}", geteuid(), getegid()), |id| format!("{id}:{id}"));
         let directory = cwd.map(PathBuf::from).or_else(|| Some(user?.home));
         let command = match self.strictness {
-            Strictness::Development => command.into(),
+            OperatingMode::Development => command.into(),
             // Not the PATH from the configuration: it would defeat the allow-list of commands.
-            Strictness::Production => self.resolve_once(command)?.into_os_string(),
+            OperatingMode::Production => self.resolve_once(command)?.into_os_string(),
         };
-        let launch = Launch {
+        let launch = LaunchSpec {
             instance: spec.name.to_string(),
             command,
             args: exposed(&spec.args),
@@ -207,26 +210,26 @@ impl Launchers {
             confinement: None,
             cgroup_limits: CgroupLimits::default(),
         };
-        Ok(Prepared { launch, identity })
+        Ok(PreparedLaunch { launch, identity })
     }
 
     fn jailed(
         &self,
         spec: &InstanceSpec,
-        launcher: &dyn Launcher,
-        controllers: Controllers,
-    ) -> Result<Prepared, PrepareError> {
+        launcher: &dyn SandboxLauncher,
+        controllers: CgroupControllers,
+    ) -> Result<PreparedLaunch, PrepareError> {
         let (command, cwd) = stdio(spec)?;
         let policy = &spec.policy.isolation;
         let environment =
             sandboxed(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
         let given = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
         let program = match self.strictness {
-            Strictness::Development => resolve(command, given)?,
-            Strictness::Production => self.resolve_once(command)?,
+            OperatingMode::Development => resolve(command, given)?,
+            OperatingMode::Production => self.resolve_once(command)?,
         };
         let home = self.home(&home_name(&spec.id))?;
-        let mut jail = Jail::new(policy, spec.id.team.as_str(), &home, identity());
+        let mut jail = SandboxSpec::new(policy, spec.id.team.as_str(), &home, identity());
         jail.show_program(&program);
         if let Some(cwd) = cwd {
             if !jail.has(Path::new(cwd)) {
@@ -234,7 +237,7 @@ impl Launchers {
             }
             jail.directory = cwd.into();
         }
-        for Mount { source, .. } in &jail.mounts {
+        for SandboxMount { source, .. } in &jail.mounts {
             match source.metadata() {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -252,7 +255,7 @@ impl Launchers {
         }
         let wrapped = launcher.wrap(&jail, &program, exposed(&spec.args));
         let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, controllers);
-        let launch = Launch {
+        let launch = LaunchSpec {
             instance: spec.name.to_string(),
             command: wrapped.command.into(),
             args: wrapped.args,
@@ -263,7 +266,7 @@ impl Launchers {
             confinement: Some(confinement(launcher, jail.identity, limits)),
             cgroup_limits,
         };
-        Ok(Prepared { launch, identity: as_text(jail.identity) })
+        Ok(PreparedLaunch { launch, identity: as_text(jail.identity) })
     }
 
     /// Resolves a command to an absolute path once and keeps the result, so that a file put into a directory of `PATH`
@@ -329,14 +332,14 @@ impl Launchers {
         let descriptor = homes.foreign_directory(instance).map_err(failed)?;
         let about = fs::File::from(descriptor.try_clone().map_err(failed)?).metadata().map_err(failed)?;
         // After a restart the home exists with the right owner: another `fchown` would block on a disk that hangs.
-        if identity() != Identity::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID) {
+        if identity() != SandboxUser::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID) {
             return Ok(home);
         }
         fchown(&descriptor, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
         Ok(home)
     }
 
-    fn refusal(&self, findings: &[Finding]) -> String {
+    fn refusal(&self, findings: &[SandboxFinding]) -> String {
         let reasons = findings.iter().filter_map(|finding| {
             let why = finding.usable.as_ref().err()?;
             Some(format!("{}: {why}", finding.sandbox))
@@ -353,7 +356,7 @@ impl Launchers {
         )
     }
 
-    async fn found(&self, processes: &Processes) -> Arc<Found> {
+    async fn found(&self, processes: &ProcessLauncher) -> Arc<SandboxFindings> {
         let mut known = self.found.lock().await;
         // A trial may have failed for lack of descriptors, or the tool may be installed only now.
         if let Some(found) = known.as_ref().filter(|found| found.best.is_some() || found.at.elapsed() < TRY_AGAIN) {
@@ -364,7 +367,8 @@ impl Launchers {
             Isolation::Bubblewrap => vec![bubblewrap()],
             Isolation::Auto | Isolation::None => vec![nsjail(), bubblewrap()],
         };
-        let mut found = Found { findings: Vec::new(), best: None, is_machine_fault: false, at: Instant::now() };
+        let mut found =
+            SandboxFindings { findings: Vec::new(), best: None, is_machine_fault: false, at: Instant::now() };
         for (sandbox, candidate) in candidates {
             let usable = match candidate {
                 Ok((path, launcher)) => match self.tried(&*launcher, processes).await {
@@ -383,20 +387,20 @@ impl Launchers {
                 Ok(path) => tracing::info!(sandbox, path = %path.display(), "a sandbox that works"),
                 Err(why) => tracing::info!(sandbox, why, "a sandbox that cannot be used"),
             }
-            found.findings.push(Finding { sandbox, usable });
+            found.findings.push(SandboxFinding { sandbox, usable });
         }
         found.at = Instant::now();
         Arc::clone(known.insert(Arc::new(found)))
     }
 
-    async fn tried(&self, launcher: &dyn Launcher, processes: &Processes) -> Result<(), PrepareError> {
+    async fn tried(&self, launcher: &dyn SandboxLauncher, processes: &ProcessLauncher) -> Result<(), PrepareError> {
         let policy = IsolationPolicy::standard();
         let home = self.home(".trial")?;
-        let jail = Jail::new(&policy, "trial", &home, identity());
+        let jail = SandboxSpec::new(&policy, "trial", &home, identity());
         let script = ["-c".into(), "echo works; read -r _; exit 7".into()];
         let wrapped = launcher.wrap(&jail, Path::new("/bin/sh"), script.to_vec());
         let (limits, cgroup_limits) = limits(&policy, launcher.depth(), jail.identity, processes.controllers());
-        let launch = Launch {
+        let launch = LaunchSpec {
             instance: format!("trial of {}", launcher.name()),
             command: wrapped.command.into(),
             args: wrapped.args,
@@ -413,7 +417,7 @@ impl Launchers {
                 reason: error.to_string(),
                 is_machine_fault: error.is_machine_fault(),
             })?;
-            let Link { reader, writer, stderr, mut process, guard } = link;
+            let ProcessLink { reader, writer, stderr, mut process, guard } = link;
             let mut said = String::new();
             BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
             drop(writer);
@@ -504,8 +508,8 @@ const BIND_IT: &str = "name it, or a directory above it, in `binds` of [policy.i
 
 fn stdio(spec: &InstanceSpec) -> Result<(&str, Option<&str>), String> {
     match &spec.target {
-        Target::Stdio { command, cwd } => Ok((command, cwd.as_deref())),
-        Target::Remote { .. } => Err("remote servers are not served by the stdio connector".into()),
+        ServerTarget::Stdio { command, cwd } => Ok((command, cwd.as_deref())),
+        ServerTarget::Remote { .. } => Err("remote servers are not served by the stdio connector".into()),
     }
 }
 
@@ -513,39 +517,48 @@ fn exposed(args: &[Secret]) -> Vec<OsString> {
     args.iter().map(|arg| arg.expose().into()).collect()
 }
 
-fn identity() -> Identity {
+fn identity() -> SandboxUser {
     let (user, group) = (geteuid(), getegid());
-    if user.is_root() { Identity::Outside } else { Identity::Inside { user: user.as_raw(), group: group.as_raw() } }
+    if user.is_root() {
+        SandboxUser::Outside
+    } else {
+        SandboxUser::Inside { user: user.as_raw(), group: group.as_raw() }
+    }
 }
 
-fn as_text(identity: Identity) -> String {
+fn as_text(identity: SandboxUser) -> String {
     match identity {
-        Identity::Outside => format!("{SERVER_ID}:{SERVER_ID}"),
-        Identity::Inside { user, group } => {
+        SandboxUser::Outside => format!("{SERVER_ID}:{SERVER_ID}"),
+        SandboxUser::Inside { user, group } => {
             format!("{SERVER_ID}:{SERVER_ID}, outside its user namespace {user}:{group}")
         }
     }
 }
 
-fn confinement(launcher: &dyn Launcher, identity: Identity, limits: Limits) -> Confinement {
+fn confinement(launcher: &dyn SandboxLauncher, identity: SandboxUser, limits: ResourceLimits) -> Confinement {
     // As root the sandbox creates no further user namespace.
     let namespaces_below = match identity {
-        Identity::Outside => 0,
-        Identity::Inside { .. } => 1,
+        SandboxUser::Outside => 0,
+        SandboxUser::Inside { .. } => 1,
     };
     let is_own_failure = launcher.is_own_failure();
     Confinement { sandbox: launcher.name(), depth: launcher.depth(), namespaces_below, limits, is_own_failure }
 }
 
-fn limits(policy: &IsolationPolicy, depth: usize, identity: Identity, whole: Controllers) -> (Limits, CgroupLimits) {
+fn limits(
+    policy: &IsolationPolicy,
+    depth: usize,
+    identity: SandboxUser,
+    whole: CgroupControllers,
+) -> (ResourceLimits, CgroupLimits) {
     let depth = depth as u64;
-    let each = Limits {
+    let each = ResourceLimits {
         address_space: policy.memory_max.filter(|_| !whole.memory),
         cpu_seconds: policy.cpu_time_max.map(|time| time.as_secs().max(1)),
         // As root, the sandbox's own processes belong to another user and do not count; otherwise they do.
         processes: policy.processes_max.filter(|_| !whole.processes).map(|limit| match identity {
-            Identity::Outside => limit,
-            Identity::Inside { .. } => limit + depth,
+            SandboxUser::Outside => limit,
+            SandboxUser::Inside { .. } => limit + depth,
         }),
         open_files: policy.open_files_max,
         file_size: policy.file_size_max,
@@ -557,17 +570,17 @@ fn limits(policy: &IsolationPolicy, depth: usize, identity: Identity, whole: Con
     (each, all)
 }
 
-type Candidate = (&'static str, Result<(PathBuf, Arc<dyn Launcher>), String>);
+type Candidate = (&'static str, Result<(PathBuf, Arc<dyn SandboxLauncher>), String>);
 
 fn nsjail() -> Candidate {
-    let found = which("nsjail").map(|path| (path.clone(), Arc::new(Nsjail { path }) as Arc<dyn Launcher>));
+    let found = which("nsjail").map(|path| (path.clone(), Arc::new(Nsjail { path }) as Arc<dyn SandboxLauncher>));
     ("nsjail", found)
 }
 
 fn bubblewrap() -> Candidate {
     let found = which("bwrap").and_then(|path| {
         let setpriv = resolve("setpriv", Some(OsStr::new(SANDBOX_PATH)))?;
-        Ok((path.clone(), Arc::new(Bubblewrap { path, setpriv }) as Arc<dyn Launcher>))
+        Ok((path.clone(), Arc::new(Bubblewrap { path, setpriv }) as Arc<dyn SandboxLauncher>))
     });
     ("bubblewrap", found)
 }
@@ -648,7 +661,7 @@ mod tests {
         };
         let path = std::env::join_paths([&first, &second]).unwrap();
         tool(&second);
-        let production = Launchers::new(Isolation::None, Strictness::Production, None, None).unwrap();
+        let production = LaunchFactory::new(Isolation::None, OperatingMode::Production, None, None).unwrap();
         assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
         assert_eq!(resolve("tool", Some(&path)), Ok(second.join("tool")));
         tool(&first);
@@ -677,7 +690,7 @@ mod tests {
     fn a_home_is_taken_away_at_once_and_erased_without_following_its_links() {
         let data_dir = crate::data_dir::private_tempdir();
         let opened = DataDir::open(data_dir.path()).unwrap();
-        let launchers = Launchers::new(Isolation::None, Strictness::Development, Some(opened), None).unwrap();
+        let launchers = LaunchFactory::new(Isolation::None, OperatingMode::Development, Some(opened), None).unwrap();
         let id = |installation: &str| InstanceId::new("acme".into(), "alice".into(), installation.into());
         assert!(launchers.homes().is_empty());
         let outside = data_dir.path().join("outside");
@@ -699,10 +712,10 @@ mod tests {
     #[test]
     fn the_sandboxes_own_processes_come_on_top_where_they_are_counted() {
         let policy = IsolationPolicy::strict();
-        let inside = Identity::Inside { user: 1000, group: 1000 };
-        assert_eq!(limits(&policy, 2, Identity::Outside, Controllers::default()).0.processes, Some(1));
-        assert_eq!(limits(&policy, 2, inside, Controllers::default()).0.processes, Some(3));
-        let (each, all) = limits(&policy, 1, inside, Controllers { memory: true, processes: true });
+        let inside = SandboxUser::Inside { user: 1000, group: 1000 };
+        assert_eq!(limits(&policy, 2, SandboxUser::Outside, CgroupControllers::default()).0.processes, Some(1));
+        assert_eq!(limits(&policy, 2, inside, CgroupControllers::default()).0.processes, Some(3));
+        let (each, all) = limits(&policy, 1, inside, CgroupControllers { memory: true, processes: true });
         assert_eq!((each.processes, each.address_space), (None, None));
         assert_eq!(all, CgroupLimits { memory_bytes: Some(50 << 20), processes: Some(2) });
     }

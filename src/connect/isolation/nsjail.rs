@@ -3,15 +3,15 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::jail::{Identity, Jail, Kind};
-use super::{Launcher, Wrapped};
+use super::jail::{MountKind, SandboxSpec, SandboxUser};
+use super::{SandboxCommand, SandboxLauncher};
 use crate::connect::process::SERVER_ID;
 
 pub(super) struct Nsjail {
     pub(super) path: PathBuf,
 }
 
-impl Launcher for Nsjail {
+impl SandboxLauncher for Nsjail {
     fn name(&self) -> &'static str {
         "nsjail"
     }
@@ -25,13 +25,13 @@ impl Launcher for Nsjail {
         |code, said| code == Some(255) && said.lines().all(|line| line.starts_with("[F][") || line.trim().is_empty())
     }
 
-    fn objection(&self, jail: &Jail) -> Option<String> {
+    fn objection(&self, jail: &SandboxSpec) -> Option<String> {
         let colon = |path: &Path| path.as_os_str().as_encoded_bytes().contains(&b':');
         let mount = jail.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
         Some(format!("nsjail cannot mount a path with a colon: `{}`", mount.source.display()))
     }
 
-    fn wrap(&self, jail: &Jail, program: &Path, args: Vec<OsString>) -> Wrapped {
+    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
         let mut line: Vec<OsString> = Vec::new();
         let mut say =
             |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
@@ -44,12 +44,12 @@ impl Launcher for Nsjail {
             say(&[&"--disable_clone_newnet"]);
         }
         match jail.identity {
-            Identity::Outside => {
+            SandboxUser::Outside => {
                 let id = SERVER_ID.to_string();
                 say(&[&"--disable_clone_newuser", &"--user", &id, &"--group", &id]);
             }
             // Root of the surrounding namespace is the satellite's user.
-            Identity::Inside { .. } => {
+            SandboxUser::Inside { .. } => {
                 let id = format!("{SERVER_ID}:0:1");
                 say(&[&"--user", &id, &"--group", &id]);
             }
@@ -58,8 +58,8 @@ impl Launcher for Nsjail {
         say(&[&"--mount", &format!("none:/tmp:tmpfs:size={},nr_inodes={},mode=1777", jail.tmp_size, jail.tmp_files())]);
         for mount in &jail.mounts {
             let how = match mount.kind {
-                Kind::ReadOnly => "--bindmount_ro",
-                Kind::Writable | Kind::Device => "--bindmount",
+                MountKind::ReadOnly => "--bindmount_ro",
+                MountKind::Writable | MountKind::Device => "--bindmount",
             };
             let mut words = mount.source.clone().into_os_string();
             words.push(":");
@@ -68,7 +68,7 @@ impl Launcher for Nsjail {
         }
         say(&[&"--", &program]);
         line.extend(args);
-        Wrapped { command: self.path.clone(), handed: Vec::new(), args: line }
+        SandboxCommand { command: self.path.clone(), handed: Vec::new(), args: line }
     }
 }
 
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn the_files_of_tmp_are_limited() {
         let policy = mcp_satellite_actors::model::policy::IsolationPolicy::standard();
-        let jail = Jail::new(&policy, "t", Path::new("/h"), Identity::Outside);
+        let jail = SandboxSpec::new(&policy, "t", Path::new("/h"), SandboxUser::Outside);
         let wrapped = Nsjail { path: "nsjail".into() }.wrap(&jail, Path::new("/bin/true"), Vec::new());
         let options = wrapped.args.iter().filter_map(|word| word.to_str()).find(|word| word.contains("tmpfs"));
         assert_eq!(options, Some("none:/tmp:tmpfs:size=104857600,nr_inodes=25600,mode=1777"));

@@ -10,11 +10,11 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::mark::{Carried, Mark};
+use super::mark::{ObservedMark, RunMark};
 
 /// A process as described by `/proc/PID/stat`, see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stat {
+pub(crate) struct ProcessStat {
     pub(crate) pid: u32,
     pub(crate) parent: u32,
     pub(super) group: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Stat {
     pub(super) alive: bool,
 }
 
-impl Stat {
+impl ProcessStat {
     /// Reads a process; returns `None` once it is reaped.
     pub(crate) fn read(pid: u32) -> Option<Self> {
         Self::parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
@@ -65,12 +65,12 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-pub(crate) struct Census {
-    all: HashMap<u32, Stat>,
-    marks: OnceCell<HashMap<u32, Carried>>,
+pub(crate) struct ProcessCensus {
+    all: HashMap<u32, ProcessStat>,
+    marks: OnceCell<HashMap<u32, ObservedMark>>,
 }
 
-impl Census {
+impl ProcessCensus {
     /// Reads all processes. Fails if `/proc` cannot be read or descriptors or memory are short: a partial snapshot is
     /// never returned.
     pub(crate) fn take() -> io::Result<Self> {
@@ -79,7 +79,7 @@ impl Census {
             let name = entry?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
             match read(&format!("/proc/{pid}/stat")) {
-                Ok(stat) => all.extend(Stat::parse(pid, &stat).map(|stat| (pid, stat))),
+                Ok(stat) => all.extend(ProcessStat::parse(pid, &stat).map(|stat| (pid, stat))),
                 Err(error) if is_shortage(&error) => return Err(error),
                 // The process has ended meanwhile, or is hidden from this user and thus not one of ours.
                 Err(_) => {}
@@ -88,24 +88,24 @@ impl Census {
         Ok(Self::of(all))
     }
 
-    fn of(all: HashMap<u32, Stat>) -> Self {
+    fn of(all: HashMap<u32, ProcessStat>) -> Self {
         Self { all, marks: OnceCell::new() }
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Stat> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &ProcessStat> {
         self.all.values()
     }
 
-    pub(super) fn get(&self, pid: u32) -> Option<&Stat> {
+    pub(super) fn get(&self, pid: u32) -> Option<&ProcessStat> {
         self.all.get(&pid)
     }
 
-    pub(super) fn mark_of(&self, pid: u32) -> Option<&Carried> {
-        let read = || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, Carried::by(stat.pid))).collect();
+    pub(super) fn mark_of(&self, pid: u32) -> Option<&ObservedMark> {
+        let read = || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, ObservedMark::by(stat.pid))).collect();
         self.marks.get_or_init(read).get(&pid)
     }
 
-    pub(super) fn is_marked(&self, pid: u32, mark: &Mark) -> bool {
+    pub(super) fn is_marked(&self, pid: u32, mark: &RunMark) -> bool {
         self.mark_of(pid).is_some_and(|carried| carried.is(mark))
     }
 
@@ -158,23 +158,23 @@ pub(crate) fn children_of(pid: u32) -> io::Result<Vec<u32>> {
 }
 
 /// A process identified by a pidfd, so that a signal cannot reach another process.
-pub(super) struct Known {
+pub(super) struct PidfdProcess {
     pub(super) pid: u32,
     pub(super) start_time: u64,
     pidfd: OwnedFd,
 }
 
-impl Known {
+impl PidfdProcess {
     pub(super) fn hold(pid: u32, start_time: u64) -> Option<Self> {
         Self::hold_if(pid, |stat| stat.start_time == start_time)
     }
 
     /// Opens the process with this number if `is_meant` accepts it after the pidfd was opened.
-    pub(super) fn hold_if(pid: u32, is_meant: impl Fn(&Stat) -> bool) -> Option<Self> {
+    pub(super) fn hold_if(pid: u32, is_meant: impl Fn(&ProcessStat) -> bool) -> Option<Self> {
         let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
         // Read after the pidfd was opened: either the process that is alive under this number is the one of the pidfd,
         // or the pidfd refers to a dead process and its signals have no effect.
-        let stat = Stat::read(pid).filter(|stat| is_meant(stat))?;
+        let stat = ProcessStat::read(pid).filter(|stat| is_meant(stat))?;
         Some(Self { pid, start_time: stat.start_time, pidfd })
     }
 
@@ -183,7 +183,7 @@ impl Known {
     }
 
     pub(super) fn is_alive(&self) -> bool {
-        Stat::read(self.pid).is_some_and(|stat| stat.start_time == self.start_time && stat.alive)
+        ProcessStat::read(self.pid).is_some_and(|stat| stat.start_time == self.start_time && stat.alive)
     }
 }
 
@@ -196,12 +196,12 @@ mod tests {
     }
 
     fn alive(stat: &[u8]) -> Option<bool> {
-        Stat::parse(7, stat).map(|stat| stat.alive)
+        ProcessStat::parse(7, stat).map(|stat| stat.alive)
     }
 
     #[test]
     fn a_stat_is_read_by_its_places() {
-        let expected = Stat {
+        let expected = ProcessStat {
             pid: 7,
             parent: 1,
             group: 42,
@@ -211,7 +211,7 @@ mod tests {
             rss_pages: 12,
             alive: true,
         };
-        assert_eq!(Stat::parse(7, &stat("sh", "S", 1)), Some(expected));
+        assert_eq!(ProcessStat::parse(7, &stat("sh", "S", 1)), Some(expected));
     }
 
     #[test]
@@ -223,12 +223,12 @@ mod tests {
 
     #[test]
     fn a_name_cannot_pose_as_the_fields_after_it() {
-        assert_eq!(Stat::parse(7, &stat("a) Z 1 7 (", "S", 1)).map(|stat| stat.group), Some(42));
-        assert_eq!(Stat::parse(7, b"7 (torn"), None);
+        assert_eq!(ProcessStat::parse(7, &stat("a) Z 1 7 (", "S", 1)).map(|stat| stat.group), Some(42));
+        assert_eq!(ProcessStat::parse(7, b"7 (torn"), None);
     }
 
-    fn census(processes: &[(u32, u32, u32, u32)]) -> Census {
-        let stat = |&(pid, parent, group, session): &(u32, u32, u32, u32)| Stat {
+    fn census(processes: &[(u32, u32, u32, u32)]) -> ProcessCensus {
+        let stat = |&(pid, parent, group, session): &(u32, u32, u32, u32)| ProcessStat {
             pid,
             parent,
             group,
@@ -238,7 +238,7 @@ mod tests {
             rss_pages: 0,
             alive: true,
         };
-        Census::of(processes.iter().map(|process| (process.0, stat(process))).collect())
+        ProcessCensus::of(processes.iter().map(|process| (process.0, stat(process))).collect())
     }
 
     #[test]
@@ -263,9 +263,9 @@ mod tests {
     #[test]
     fn this_process_is_known_and_its_number_with_another_start_is_not() {
         let own = std::process::id();
-        let stat = Stat::read(own).unwrap();
-        assert!(Known::hold(own, stat.start_time).is_some_and(|known| known.is_alive()));
-        assert!(Known::hold(own, stat.start_time + 1).is_none());
-        assert!(Census::take().is_ok_and(|census| census.get(own).is_some_and(|stat| stat.alive)));
+        let stat = ProcessStat::read(own).unwrap();
+        assert!(PidfdProcess::hold(own, stat.start_time).is_some_and(|known| known.is_alive()));
+        assert!(PidfdProcess::hold(own, stat.start_time + 1).is_none());
+        assert!(ProcessCensus::take().is_ok_and(|census| census.get(own).is_some_and(|stat| stat.alive)));
     }
 }

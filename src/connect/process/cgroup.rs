@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use nix::libc;
 
-use super::census::Stat;
+use super::census::ProcessStat;
 use super::spawn::try_cgroup;
 
 // Prefix of a satellite's cgroup; process id, start time and mark of the satellite follow.
@@ -29,11 +29,11 @@ const LEAF: &str = "satellite";
 
 pub(super) struct Cgroups {
     base: PathBuf,
-    pub(super) controllers: Controllers,
+    pub(super) controllers: CgroupControllers,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::connect) struct Controllers {
+pub(in crate::connect) struct CgroupControllers {
     pub(in crate::connect) memory: bool,
     pub(in crate::connect) processes: bool,
 }
@@ -54,11 +54,11 @@ impl Cgroups {
             own_directory(&mounts, &own).ok_or("no cgroup2 file system is mounted that shows our own cgroup")?;
         sweep(&parent);
         let own = std::process::id();
-        let start_time = Stat::read(own).map_or(0, |stat| stat.start_time);
+        let start_time = ProcessStat::read(own).map_or(0, |stat| stat.start_time);
         let base = parent.join(format!("{PREFIX}{own}-{start_time}-{id}"));
         let failed = |what: &str, error: io::Error| format!("{what} `{}`: {error}", base.display());
         fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
-        let mut cgroups = Self { base, controllers: Controllers::default() };
+        let mut cgroups = Self { base, controllers: CgroupControllers::default() };
         if !cgroups.base.join("cgroup.kill").exists() {
             return Err("the kernel has no cgroup.kill (5.14)".to_owned());
         }
@@ -117,18 +117,18 @@ impl Cgroups {
     /// Enables the parent's controllers for the runs. A cgroup that enables controllers for its children must not
     /// contain processes itself (except the root), so satellite and reaper move into a leaf first. If other processes
     /// remain, that fails and is undone. Without a reaper the satellite may be embedded in a host and is not moved.
-    fn pass_controllers_on(&self, parent: &Path) -> Controllers {
-        let there = Controllers::listed(&parent.join("cgroup.controllers"));
-        let passed = |directory: &Path| Controllers::listed(&directory.join("cgroup.subtree_control"));
+    fn pass_controllers_on(&self, parent: &Path) -> CgroupControllers {
+        let there = CgroupControllers::listed(&parent.join("cgroup.controllers"));
+        let passed = |directory: &Path| CgroupControllers::listed(&directory.join("cgroup.subtree_control"));
         let pass = |directory: &Path| {
             let _ = fs::write(directory.join("cgroup.subtree_control"), there.to_string());
             passed(directory) == there
         };
-        if there == Controllers::default() {
+        if there == CgroupControllers::default() {
             return there;
         }
         if passed(parent) != there && !pass(parent) {
-            let Some(reaper) = super::reaper_pid() else { return Controllers::default() };
+            let Some(reaper) = super::reaper_pid() else { return CgroupControllers::default() };
             let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
                 [reaper, std::process::id()]
@@ -138,14 +138,14 @@ impl Cgroups {
             if fs::create_dir(&leaf).is_err() || !moved(&leaf) || !pass(parent) {
                 moved(parent);
                 let _ = fs::remove_dir(&leaf);
-                return Controllers::default();
+                return CgroupControllers::default();
             }
         }
-        if pass(&self.base) { there } else { Controllers::default() }
+        if pass(&self.base) { there } else { CgroupControllers::default() }
     }
 }
 
-impl Controllers {
+impl CgroupControllers {
     fn listed(file: &Path) -> Self {
         let text = fs::read_to_string(file).unwrap_or_default();
         let has = |name: &str| text.split_whitespace().any(|word| word == name);
@@ -153,7 +153,7 @@ impl Controllers {
     }
 }
 
-impl fmt::Display for Controllers {
+impl fmt::Display for CgroupControllers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = [(self.memory, "+memory"), (self.processes, "+pids")];
         let words: Vec<&str> = words.into_iter().filter_map(|(has, word)| has.then_some(word)).collect();
@@ -240,13 +240,13 @@ fn remove(directory: &Path) {
 }
 
 #[cfg(feature = "cli")]
-pub(crate) struct LeftBy {
+pub(crate) struct LeftoverCgroups {
     parents: Vec<PathBuf>,
     prefix: String,
 }
 
 #[cfg(feature = "cli")]
-impl LeftBy {
+impl LeftoverCgroups {
     /// Finds the cgroups of the satellite with this process id, a child that was not waited for.
     pub(crate) fn satellite(pid: u32) -> Self {
         let read = |file| fs::read_to_string(file).unwrap_or_default();
@@ -286,8 +286,8 @@ fn id_of_dead(directory: &Path) -> Option<&str> {
     let name = directory.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     let mut parts = name.splitn(3, '-');
     let (pid, start_time) = (parts.next()?.parse().ok()?, parts.next()?.parse::<u64>().ok()?);
-    let is_it = |stat: &Stat| stat.alive && stat.start_time == start_time;
-    if Stat::read(pid).as_ref().is_some_and(is_it) { None } else { parts.next() }
+    let is_it = |stat: &ProcessStat| stat.alive && stat.start_time == start_time;
+    if ProcessStat::read(pid).as_ref().is_some_and(is_it) { None } else { parts.next() }
 }
 
 pub(super) fn was_of(directory: &Path, id: &str) -> bool {
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn a_cgroup_is_known_by_its_name_and_only_once_its_satellite_has_ended() {
         let own = std::process::id();
-        let start_time = Stat::read(own).unwrap().start_time;
+        let start_time = ProcessStat::read(own).unwrap().start_time;
         let was_of = |name: String, id| was_of(&Path::new("/sys/fs/cgroup").join(name), id);
         assert!(!was_of(format!("mcp-satellite-{own}-{start_time}-feed"), "feed"), "it runs");
         assert!(was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "feed"));

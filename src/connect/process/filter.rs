@@ -18,9 +18,9 @@ static PROGRAM: LazyLock<Result<BpfProgram, String>> =
     LazyLock::new(|| compile().map_err(|error| format!("cannot filter system calls: {error}")));
 
 #[derive(Clone, Copy)]
-pub(super) struct Filter(&'static BpfProgram);
+pub(super) struct SyscallFilter(&'static BpfProgram);
 
-impl Filter {
+impl SyscallFilter {
     /// Compiles the filter once per process. Fails on architectures without support.
     pub(super) fn new() -> io::Result<Self> {
         PROGRAM.as_ref().map(Self).map_err(|why| io::Error::other(why.clone()))
@@ -57,6 +57,6 @@ mod tests {
 
     #[test]
     fn the_filter_is_compiled_for_this_architecture() {
-        assert!(Filter::new().is_ok_and(|filter| !filter.0.is_empty()));
+        assert!(SyscallFilter::new().is_ok_and(|filter| !filter.0.is_empty()));
     }
 }

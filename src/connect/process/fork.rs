@@ -10,55 +10,55 @@ use std::{io, thread};
 use nix::sys::signal::SigSet;
 use tokio::sync::oneshot;
 
-use super::Guard;
+use super::TreeGuard;
 use super::cgroup::Cgroup;
-use super::group::Group;
-use super::holds::Holds;
-use super::launch::{Launch, LaunchError};
-use super::mark::Mark;
-use super::scan::Scanner;
-use super::spawn::Child;
-use super::tree::Tree;
-use super::userns::Mapper;
+use super::group::ProcessGroup;
+use super::holds::ProcessTrees;
+use super::launch::{LaunchError, LaunchSpec};
+use super::mark::RunMark;
+use super::scan::TreeScanner;
+use super::spawn::SpawnedChild;
+use super::tree::ProcessTree;
+use super::userns::IdMapper;
 
 /// Handle to the thread, which ends with its last handle. The guard of every process holds one.
 #[derive(Clone)]
-pub(super) struct ForkThread(mpsc::Sender<Order>);
+pub(super) struct ForkThread(mpsc::Sender<ForkOrder>);
 
-struct Order {
-    launch: Launch,
-    scanner: Scanner,
+struct ForkOrder {
+    launch: LaunchSpec,
+    scanner: TreeScanner,
     fork: ForkThread,
-    answer: oneshot::Sender<Result<Started, LaunchError>>,
+    answer: oneshot::Sender<Result<StartedProcess, LaunchError>>,
 }
 
 /// A running process, killed when this is dropped.
-pub(super) struct Started {
-    pub(super) tree: Arc<Tree>,
-    pub(super) guard: Guard,
+pub(super) struct StartedProcess {
+    pub(super) tree: Arc<ProcessTree>,
+    pub(super) guard: TreeGuard,
     pub(super) stdin: OwnedFd,
     pub(super) stdout: OwnedFd,
     pub(super) stderr: OwnedFd,
 }
 
 impl ForkThread {
-    pub(super) fn start(holds: Arc<Holds>) -> io::Result<Self> {
+    pub(super) fn start(holds: Arc<ProcessTrees>) -> io::Result<Self> {
         let (sender, orders) = mpsc::channel();
-        let mapper = Mapper::start()?;
+        let mapper = IdMapper::start()?;
         thread::Builder::new().name("satellite-fork".into()).spawn(move || run(&orders, &holds, mapper.as_ref()))?;
         Ok(Self(sender))
     }
 
     /// Starts one process. Cancel-safe: a process whose result is not received is killed.
-    pub(super) async fn launch(&self, launch: Launch, scanner: Scanner) -> Result<Started, LaunchError> {
+    pub(super) async fn launch(&self, launch: LaunchSpec, scanner: TreeScanner) -> Result<StartedProcess, LaunchError> {
         let (answer, answered) = oneshot::channel();
-        let order = Order { launch, scanner, fork: self.clone(), answer };
+        let order = ForkOrder { launch, scanner, fork: self.clone(), answer };
         self.0.send(order).map_err(|_| LaunchError::Thread)?;
         answered.await.map_err(|_| LaunchError::Thread)?
     }
 }
 
-fn run(orders: &mpsc::Receiver<Order>, holds: &Arc<Holds>, mapper: Option<&Mapper>) {
+fn run(orders: &mpsc::Receiver<ForkOrder>, holds: &Arc<ProcessTrees>, mapper: Option<&IdMapper>) {
     // Other threads handle the signals. A child also starts with them blocked, until it has reset the handlers.
     let _ = SigSet::all().thread_block();
     for order in orders {
@@ -67,8 +67,8 @@ fn run(orders: &mpsc::Receiver<Order>, holds: &Arc<Holds>, mapper: Option<&Mappe
     }
 }
 
-impl Order {
-    fn carry_out(self, holds: &Arc<Holds>, mapper: Option<&Mapper>) {
+impl ForkOrder {
+    fn carry_out(self, holds: &Arc<ProcessTrees>, mapper: Option<&IdMapper>) {
         let Self { launch, scanner, fork, answer } = self;
         if answer.is_closed() {
             return;
@@ -79,34 +79,34 @@ impl Order {
 }
 
 fn start(
-    mut launch: Launch,
-    holds: &Arc<Holds>,
-    mapper: Option<&Mapper>,
-    scanner: Scanner,
+    mut launch: LaunchSpec,
+    holds: &Arc<ProcessTrees>,
+    mapper: Option<&IdMapper>,
+    scanner: TreeScanner,
     fork: ForkThread,
-) -> Result<Started, LaunchError> {
+) -> Result<StartedProcess, LaunchError> {
     if holds.is_closed() {
         return Err(LaunchError::Ending);
     }
     let run = holds.next_run();
     let cgroup = holds.cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
     let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
-    let mark = Mark::new(holds.satellite(), run);
+    let mark = RunMark::new(holds.satellite(), run);
     // The environment of a server in a sandbox contains configured variables only.
     if launch.confinement.is_none() {
         let (name, value) = mark.variable();
         launch.environment.insert(name.into(), value.into());
     }
-    let Child { pid, stdin, stdout, stderr } =
-        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(Mapper::mapping), mark.limit())?;
-    let group = Group::of(pid)?;
+    let SpawnedChild { pid, stdin, stdout, stderr } =
+        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(IdMapper::mapping), mark.limit())?;
+    let group = ProcessGroup::of(pid)?;
     holds.ledger.started(run, &launch.instance, group.pid());
-    let tree = Arc::new(Tree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));
+    let tree = Arc::new(ProcessTree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));
     holds.take(&tree);
-    let guard = Guard { tree: Arc::clone(&tree), holds: Arc::clone(holds), scanner, _fork: fork };
+    let guard = TreeGuard { tree: Arc::clone(&tree), holds: Arc::clone(holds), scanner, _fork: fork };
     if holds.is_closed() {
         // `Holds::end_all` may have run before this tree was registered.
         return Err(LaunchError::Ending);
     }
-    Ok(Started { tree, guard, stdin, stdout, stderr })
+    Ok(StartedProcess { tree, guard, stdin, stdout, stderr })
 }

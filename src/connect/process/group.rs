@@ -17,26 +17,26 @@ use rustix::process::{
     waitid,
 };
 
-pub(super) struct Group {
+pub(super) struct ProcessGroup {
     pid: Pid,
     pidfd: OwnedFd,
     // Locked during every signal, so that none is sent after the leader was reaped.
-    leader: Mutex<Leader>,
+    leader: Mutex<LeaderState>,
 }
 
 #[derive(Clone, Copy)]
-enum Leader {
+enum LeaderState {
     Running,
     Ended(ProcessEnd),
     Reaped(ProcessEnd),
 }
 
-impl Group {
+impl ProcessGroup {
     /// Takes over a child just started. If the pidfd cannot be opened (no descriptor is left), the child and its group
     /// are killed.
     pub(super) fn of(pid: Pid) -> io::Result<Self> {
         match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Self { pid, pidfd, leader: Mutex::new(Leader::Running) }),
+            Ok(pidfd) => Ok(Self { pid, pidfd, leader: Mutex::new(LeaderState::Running) }),
             Err(error) => {
                 let _ = kill_process_group(pid, Signal::KILL);
                 let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
@@ -55,27 +55,27 @@ impl Group {
 
     pub(super) fn end(&self) -> Option<ProcessEnd> {
         match *self.observed() {
-            Leader::Running => None,
-            Leader::Ended(end) | Leader::Reaped(end) => Some(end),
+            LeaderState::Running => None,
+            LeaderState::Ended(end) | LeaderState::Reaped(end) => Some(end),
         }
     }
 
     pub(super) fn is_reaped(&self) -> bool {
-        matches!(*self.observed(), Leader::Reaped(_))
+        matches!(*self.observed(), LeaderState::Reaped(_))
     }
 
     pub(super) fn terminate(&self) {
         let leader = self.observed();
         // If the leader has moved to another group, it alone gets the signal. Never twice: some servers skip their
         // shutdown on a second SIGTERM.
-        if !matches!(*leader, Leader::Reaped(_)) && kill_process_group(self.pid, Signal::TERM).is_err() {
+        if !matches!(*leader, LeaderState::Reaped(_)) && kill_process_group(self.pid, Signal::TERM).is_err() {
             let _ = pidfd_send_signal(&self.pidfd, Signal::TERM);
         }
     }
 
     pub(super) fn kill(&self) {
         let leader = self.observed();
-        if !matches!(*leader, Leader::Reaped(_)) {
+        if !matches!(*leader, LeaderState::Reaped(_)) {
             let _ = kill_process_group(self.pid, Signal::KILL);
             let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         }
@@ -84,26 +84,26 @@ impl Group {
     /// Reaps an ended leader and thereby releases the group's number. Does nothing to a running leader.
     pub(super) fn reap(&self) {
         let mut leader = self.observed();
-        if let Leader::Ended(end) = *leader {
+        if let LeaderState::Ended(end) = *leader {
             // The group was found empty. A member that was forked unseen by the scan must not stay in a group that is
             // no longer watched.
             let _ = kill_process_group(self.pid, Signal::KILL);
             let _ = self.wait(WaitIdOptions::empty());
-            *leader = Leader::Reaped(end);
+            *leader = LeaderState::Reaped(end);
         }
     }
 
-    fn observed(&self) -> MutexGuard<'_, Leader> {
+    fn observed(&self) -> MutexGuard<'_, LeaderState> {
         let mut leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Leader::Running = *leader {
+        if let LeaderState::Running = *leader {
             match self.wait(WaitIdOptions::NOWAIT) {
                 Ok(None) => {}
                 Ok(Some(status)) => {
                     let end = ProcessEnd { code: status.exit_status(), signal: status.terminating_signal() };
-                    *leader = Leader::Ended(end);
+                    *leader = LeaderState::Ended(end);
                 }
                 // Other code in this process has reaped the leader; its exit status is lost.
-                Err(_) => *leader = Leader::Reaped(ProcessEnd::default()),
+                Err(_) => *leader = LeaderState::Reaped(ProcessEnd::default()),
             }
         }
         leader

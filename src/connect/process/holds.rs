@@ -10,10 +10,10 @@ use std::{io, thread};
 
 use rustix::process::Signal;
 
-use super::census::{Census, Known};
-use super::cgroup::{Cgroup, CgroupLimits, Cgroups, Controllers};
-use super::ledger::{Ledger, Satellite, boot_id, pid_namespace};
-use super::tree::Tree;
+use super::census::{PidfdProcess, ProcessCensus};
+use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
+use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
+use super::tree::ProcessTree;
 use crate::data_dir::DataDir;
 
 /// Use of cgroups: one for each run, if any.
@@ -30,7 +30,7 @@ pub enum CgroupMode {
 
 /// Resource usage of a whole process tree, as measured by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Usage {
+pub struct TreeUsage {
     /// Resident memory of all its processes, in bytes.
     pub rss_bytes: u64,
     /// Processor time, user and system, in seconds.
@@ -39,19 +39,19 @@ pub struct Usage {
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-pub(super) struct Holds {
+pub(super) struct ProcessTrees {
     // Random id of the satellite, contained in the marks of its servers.
     id: String,
     cgroups: Option<Arc<Cgroups>>,
     cgroups_required: bool,
     pub(super) description: String,
     pub(super) ledger: Arc<Ledger>,
-    trees: Mutex<HashMap<u64, Arc<Tree>>>,
+    trees: Mutex<HashMap<u64, Arc<ProcessTree>>>,
     closed: AtomicBool,
     last_run: AtomicU64,
 }
 
-impl Holds {
+impl ProcessTrees {
     pub(super) fn new(mode: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
         let id: String = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', "");
         let cgroups = match mode {
@@ -83,7 +83,8 @@ impl Holds {
             Some(directory) => {
                 let cgroup = cgroups.as_ref().map(|cgroups| cgroups.path().to_owned());
                 let (boot_id, pid_namespace) = (boot_id(), pid_namespace());
-                let satellite = Satellite { id: id.clone(), pid: std::process::id(), boot_id, pid_namespace, cgroup };
+                let satellite =
+                    LedgerHeader { id: id.clone(), pid: std::process::id(), boot_id, pid_namespace, cgroup };
                 Ledger::begin(directory, satellite)?
             }
             None => Ledger::default(),
@@ -108,7 +109,7 @@ impl Holds {
         self.last_run.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(super) fn controllers(&self) -> Controllers {
+    pub(super) fn controllers(&self) -> CgroupControllers {
         self.cgroups.as_ref().map(|cgroups| cgroups.controllers).unwrap_or_default()
     }
 
@@ -126,7 +127,7 @@ impl Holds {
         }
     }
 
-    pub(super) fn take(&self, tree: &Arc<Tree>) {
+    pub(super) fn take(&self, tree: &Arc<ProcessTree>) {
         self.trees().insert(tree.run, Arc::clone(tree));
     }
 
@@ -138,13 +139,13 @@ impl Holds {
         self.closed.load(Ordering::Acquire)
     }
 
-    pub(super) fn usage(&self) -> HashMap<u32, Usage> {
-        let Ok(census) = Census::take() else { return HashMap::new() };
+    pub(super) fn usage(&self) -> HashMap<u32, TreeUsage> {
+        let Ok(census) = ProcessCensus::take() else { return HashMap::new() };
         let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second() as f64);
-        let trees: Vec<Arc<Tree>> = self.trees().values().cloned().collect();
-        let usage = |tree: Arc<Tree>| {
+        let trees: Vec<Arc<ProcessTree>> = self.trees().values().cloned().collect();
+        let usage = |tree: Arc<ProcessTree>| {
             let (pages, ticks) = tree.usage(&census);
-            (tree.pid(), Usage { rss_bytes: pages * page, cpu_seconds: ticks as f64 / tick })
+            (tree.pid(), TreeUsage { rss_bytes: pages * page, cpu_seconds: ticks as f64 / tick })
         };
         trees.into_iter().map(usage).collect()
     }
@@ -164,13 +165,13 @@ impl Holds {
             if let Some(cgroups) = &self.cgroups {
                 cgroups.kill();
             }
-            let trees: Vec<Arc<Tree>> = self.trees().values().cloned().collect();
+            let trees: Vec<Arc<ProcessTree>> = self.trees().values().cloned().collect();
             let mut left = self.cgroups.as_ref().is_some_and(|cgroups| cgroups.is_populated());
             for tree in &trees {
                 tree.kill();
             }
             // A census fails if descriptors are short; the next one may succeed.
-            let census = Census::take();
+            let census = ProcessCensus::take();
             left |= census.is_err();
             if let Ok(census) = census {
                 for tree in trees {
@@ -183,7 +184,7 @@ impl Holds {
                 for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
                     let is_marked = || census.mark_of(stat.pid).is_some_and(|mark| mark.run_of(&self.id).is_some());
                     if (below.contains_key(&stat.pid) || is_marked())
-                        && let Some(known) = Known::hold(stat.pid, stat.start_time)
+                        && let Some(known) = PidfdProcess::hold(stat.pid, stat.start_time)
                     {
                         known.signal(Signal::KILL);
                         left = true;
@@ -200,7 +201,7 @@ impl Holds {
         }
     }
 
-    fn trees(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Tree>>> {
+    fn trees(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<ProcessTree>>> {
         self.trees.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

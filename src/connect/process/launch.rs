@@ -18,19 +18,20 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Gid, Pid, Uid, getpid, getppid, setgroups, setresgid, setresuid, setsid};
+use nix::unistd::{Pid, getpid, getppid, setsid};
+use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use super::cgroup::CgroupLimits;
 use super::descriptors;
-use super::filter::Filter;
-use super::limits::Limits;
+use super::filter::SyscallFilter;
+use super::limits::ResourceLimits;
 use super::mark;
-use super::spawn::{Child, Image, Stage};
-use super::userns::{self, Mapping};
+use super::spawn::{ExecImage, SpawnStage, SpawnedChild};
+use super::userns::{self, IdMapPipes};
 use crate::huge_pages;
 
 /// A process to be started. Not `Debug`: arguments and environment contain secrets.
-pub(in crate::connect) struct Launch {
+pub(in crate::connect) struct LaunchSpec {
     pub(in crate::connect) instance: String,
     pub(in crate::connect) command: OsString,
     /// Passed unchanged, never through a shell.
@@ -55,7 +56,7 @@ pub(in crate::connect) struct Confinement {
     pub(in crate::connect) depth: usize,
     /// Maximum number of user namespaces below the child's own: the sandbox's, and none for the server.
     pub(in crate::connect) namespaces_below: u8,
-    pub(in crate::connect) limits: Limits,
+    pub(in crate::connect) limits: ResourceLimits,
     /// Returns true if exit code and stderr are those of a failure of the sandbox itself, before it started the server.
     pub(in crate::connect) is_own_failure: fn(Option<i32>, &str) -> bool,
 }
@@ -110,22 +111,22 @@ fn reason(error: &io::Error) -> String {
     format!("{}{cure}", errno.desc())
 }
 
-impl Launch {
+impl LaunchSpec {
     /// Forks into `cgroup` and executes. Blocks, and ties the child's life to that of the calling thread.
     pub(super) fn spawn(
         &self,
         cgroup: Option<BorrowedFd<'_>>,
-        mapping: Option<Mapping>,
+        mapping: Option<IdMapPipes>,
         mark: Option<u64>,
-    ) -> Result<Child, LaunchError> {
+    ) -> Result<SpawnedChild, LaunchError> {
         let handed = self.hand_over()?;
         let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
         let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
         let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
         // Only a sandbox is filtered: without one a server has the rights of the satellite.
-        let filter = self.confinement.map(|_| Filter::new()).transpose()?;
-        let image = Image::new(args, self.environment.iter(), self.directory.as_deref())?;
-        let preparation = Preparation {
+        let filter = self.confinement.map(|_| SyscallFilter::new()).transpose()?;
+        let image = ExecImage::new(args, self.environment.iter(), self.directory.as_deref())?;
+        let preparation = ChildPreparation {
             parent: getpid(),
             descriptors: descriptors::of_child()?,
             handed: handed.as_ref().map(File::as_raw_fd),
@@ -136,7 +137,7 @@ impl Launch {
             user: self.user,
         };
         image.spawn(cgroup, || preparation.carry_out()).map_err(|(stage, error)| match (stage, &self.directory) {
-            (Stage::Entering, Some(directory)) => LaunchError::Directory(directory.clone(), error),
+            (SpawnStage::Entering, Some(directory)) => LaunchError::Directory(directory.clone(), error),
             _ => error.into(),
         })
     }
@@ -156,18 +157,18 @@ impl Launch {
 }
 
 #[derive(Clone, Copy)]
-struct Preparation {
+struct ChildPreparation {
     parent: Pid,
     descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
     handed: Option<RawFd>,
     confinement: Option<Confinement>,
-    mapping: Option<Mapping>,
-    filter: Option<Filter>,
+    mapping: Option<IdMapPipes>,
+    filter: Option<SyscallFilter>,
     user: Option<u32>,
     mark: Option<u64>,
 }
 
-impl Preparation {
+impl ChildPreparation {
     /// Runs in the child. Every call is async-signal-safe.
     fn carry_out(self) -> io::Result<()> {
         // A new session has its own process group and no terminal to read from or write to.
@@ -183,9 +184,12 @@ impl Preparation {
             confinement.limits.set()?;
         }
         if let Some(id) = self.user {
-            setgroups(&[])?;
-            setresgid(Gid::from_raw(id), Gid::from_raw(id), Gid::from_raw(id))?;
-            setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
+            // The system calls themselves: glibc's functions lock its list of threads, which another thread may have held
+            // at the fork.
+            let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
+            set_thread_groups(&[])?;
+            set_thread_res_gid(group, group, group)?;
+            set_thread_res_uid(user, user, user)?;
         }
         // Repeated after the changes of user namespace and user, because a change of credentials may clear it.
         die_with(self.parent)?;

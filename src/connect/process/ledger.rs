@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::census::{Census, Known, Stat};
+use super::census::{PidfdProcess, ProcessCensus, ProcessStat};
 use super::cgroup;
-use crate::data_dir::{Access, DataDir};
-use crate::disk::Saver;
+use crate::data_dir::{DataDir, OpenMode};
+use crate::disk::DiskSaver;
 
 const FILE: &str = "ledger";
 const FILE_MAX: u64 = 1 << 30;
@@ -35,16 +35,16 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Line {
-    Satellite(Satellite),
-    Started(Started),
-    Inside(Inside),
+enum LedgerLine {
+    Satellite(LedgerHeader),
+    Started(StartedRow),
+    Inside(SandboxRow),
     Ended { run: u64 },
 }
 
 /// The satellite that writes a ledger: the first line. Its process ids are valid in this boot and PID namespace only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Satellite {
+pub(super) struct LedgerHeader {
     pub(super) id: String,
     pub(super) pid: u32,
     pub(super) boot_id: String,
@@ -53,7 +53,7 @@ pub(super) struct Satellite {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Started {
+struct StartedRow {
     run: u64,
     instance: String,
     pid: u32,
@@ -61,7 +61,7 @@ struct Started {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Inside {
+struct SandboxRow {
     run: u64,
     pid: u32,
     start_time: u64,
@@ -69,7 +69,7 @@ struct Inside {
 
 /// Processes left by a killed satellite and ended by this one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reclaimed {
+pub struct ReclaimedProcesses {
     /// Number of processes that were killed.
     pub processes: usize,
     /// Names of the instances that the processes belonged to.
@@ -82,32 +82,32 @@ pub struct Reclaimed {
 
 /// Rows of the running processes and the thread that writes them. Without a data directory nothing is written.
 #[derive(Default)]
-pub(super) struct Ledger(Option<Writing>);
+pub(super) struct Ledger(Option<LedgerWriter>);
 
-struct Writing {
-    rows: Arc<Mutex<Rows>>,
-    saver: Saver,
+struct LedgerWriter {
+    rows: Arc<Mutex<LedgerRows>>,
+    saver: DiskSaver,
 }
 
 /// Rows in memory. The lock is never held during disk I/O.
 #[derive(Default)]
-struct Rows {
-    running: BTreeMap<u64, Row>,
+struct LedgerRows {
+    running: BTreeMap<u64, LedgerRow>,
     // Lines not written yet, with their sequence numbers.
-    queue: VecDeque<(u64, Line)>,
+    queue: VecDeque<(u64, LedgerLine)>,
     last: u64,
     // True after the queue overflowed: the next save writes all running rows anew.
     overflow: bool,
 }
 
 #[derive(Clone, Default)]
-struct Row {
-    lines: Vec<Line>,
+struct LedgerRow {
+    lines: Vec<LedgerLine>,
     is_written: bool,
 }
 
-impl Rows {
-    fn push(&mut self, line: Line) {
+impl LedgerRows {
+    fn push(&mut self, line: LedgerLine) {
         if self.queue.len() > LINES_SPARE + 4 * self.running.len() {
             self.queue.clear();
             self.overflow = true;
@@ -127,18 +127,18 @@ impl Rows {
     }
 }
 
-impl Line {
+impl LedgerLine {
     fn run(&self) -> u64 {
         match self {
             Self::Satellite(_) => 0,
-            Self::Started(Started { run, .. }) | Self::Inside(Inside { run, .. }) | Self::Ended { run } => *run,
+            Self::Started(StartedRow { run, .. }) | Self::Inside(SandboxRow { run, .. }) | Self::Ended { run } => *run,
         }
     }
 }
 
-struct Open {
+struct LedgerFile {
     directory: DataDir,
-    satellite: Satellite,
+    satellite: LedgerHeader,
     // Absent until the disk had room to create the file.
     file: Option<File>,
     lines: usize,
@@ -149,21 +149,21 @@ struct Open {
 impl Ledger {
     /// Replaces the existing ledger by a new one. A failed write is retried. Fails only if the thread cannot be
     /// started.
-    pub(super) fn begin(directory: &DataDir, satellite: Satellite) -> io::Result<Self> {
-        let rows = Arc::new(Mutex::new(Rows { overflow: true, ..Rows::default() }));
-        let mut open = Open { directory: directory.clone(), satellite, file: None, lines: 0, torn: false };
+    pub(super) fn begin(directory: &DataDir, satellite: LedgerHeader) -> io::Result<Self> {
+        let rows = Arc::new(Mutex::new(LedgerRows { overflow: true, ..LedgerRows::default() }));
+        let mut open = LedgerFile { directory: directory.clone(), satellite, file: None, lines: 0, torn: false };
         let shown = Arc::clone(&rows);
-        let saver = Saver::start("ledger", move || open.save(&shown))?;
+        let saver = DiskSaver::start("ledger", move || open.save(&shown))?;
         // A failed write is logged, and each process is shown as not recorded.
         let _ = saver.save();
-        Ok(Self(Some(Writing { rows, saver })))
+        Ok(Self(Some(LedgerWriter { rows, saver })))
     }
 
     /// Adds a process and waits until its row is written. A failed write is logged and does not prevent the start.
     pub(super) fn started(&self, run: u64, instance: &str, pid: u32) {
-        let start_time = Stat::read(pid).map_or(0, |stat| stat.start_time);
-        let line = Line::Started(Started { run, instance: instance.to_owned(), pid, start_time });
-        let Some(Writing { saver, .. }) = &self.0 else { return };
+        let start_time = ProcessStat::read(pid).map_or(0, |stat| stat.start_time);
+        let line = LedgerLine::Started(StartedRow { run, instance: instance.to_owned(), pid, start_time });
+        let Some(LedgerWriter { saver, .. }) = &self.0 else { return };
         if let Some(request) = self.add(line)
             && let Err(error) = saver.wait(request)
         {
@@ -172,11 +172,11 @@ impl Ledger {
     }
 
     pub(super) fn inside(&self, run: u64, pid: u32, start_time: u64) {
-        self.add(Line::Inside(Inside { run, pid, start_time }));
+        self.add(LedgerLine::Inside(SandboxRow { run, pid, start_time }));
     }
 
     pub(super) fn ended(&self, run: u64) {
-        self.add(Line::Ended { run });
+        self.add(LedgerLine::Ended { run });
     }
 
     /// Returns true if all rows of a run are written, or if there is no data directory.
@@ -185,10 +185,10 @@ impl Ledger {
         writing.rows().running.get(&run).is_none_or(|row| row.is_written)
     }
 
-    fn add(&self, line: Line) -> Option<u64> {
+    fn add(&self, line: LedgerLine) -> Option<u64> {
         let writing = self.0.as_ref()?;
         let mut rows = writing.rows();
-        if let Line::Ended { run } = &line {
+        if let LedgerLine::Ended { run } = &line {
             rows.running.remove(run);
         } else {
             let row = rows.running.entry(line.run()).or_default();
@@ -201,20 +201,20 @@ impl Ledger {
     }
 }
 
-impl Writing {
-    fn rows(&self) -> MutexGuard<'_, Rows> {
+impl LedgerWriter {
+    fn rows(&self) -> MutexGuard<'_, LedgerRows> {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
-    fn save(&mut self, rows: &Mutex<Rows>) -> io::Result<()> {
+impl LedgerFile {
+    fn save(&mut self, rows: &Mutex<LedgerRows>) -> io::Result<()> {
         let rows = || rows.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, lines, running, overflow) = {
             let rows = rows();
             let is_long = self.lines + rows.queue.len() > LINES_SPARE + 4 * rows.running.len();
             let anew = rows.overflow || self.file.is_none() || is_long;
-            let lines: Vec<Line> = rows.queue.iter().map(|(_, line)| line.clone()).collect();
+            let lines: Vec<LedgerLine> = rows.queue.iter().map(|(_, line)| line.clone()).collect();
             let running = anew.then(|| rows.running.values().flat_map(|row| row.lines.clone()).collect::<Vec<_>>());
             (rows.last, lines, running, rows.overflow)
         };
@@ -251,17 +251,17 @@ impl Open {
     }
 }
 
-fn rewrite(directory: &DataDir, satellite: &Satellite, running: &[Line]) -> io::Result<File> {
+fn rewrite(directory: &DataDir, satellite: &LedgerHeader, running: &[LedgerLine]) -> io::Result<File> {
     let new = format!("{FILE}.new");
     let mut file = directory.create_file(&new)?;
     let mut text = Vec::new();
-    for line in std::iter::once(&Line::Satellite(satellite.clone())).chain(running) {
+    for line in std::iter::once(&LedgerLine::Satellite(satellite.clone())).chain(running) {
         serde_json::to_writer(&mut text, line)?;
         text.push(b'\n');
     }
     file.write_all(&text)?;
     directory.rename(&new, FILE)?;
-    directory.open_file(FILE, Access::Append)
+    directory.open_file(FILE, OpenMode::Append)
 }
 
 pub(super) fn boot_id() -> String {
@@ -274,10 +274,10 @@ pub(super) fn pid_namespace() -> String {
 
 /// Ends the processes recorded in the ledger of `directory` and waits until they are gone. Returns `None` if there were
 /// none. The caller holds the lock of the directory, so the satellite that wrote the ledger is dead.
-pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<Reclaimed>> {
+pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
     let Some(bytes) = directory.read(FILE, FILE_MAX)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    let Some(left) = Left::read(&text) else {
+    let Some(left) = LedgerContents::read(&text) else {
         tracing::warn!(file = %directory.path().join(FILE).display(), "cannot read the ledger; reclaiming nothing");
         return Ok(None);
     };
@@ -289,24 +289,24 @@ pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<Reclaimed>> {
     left.end()
 }
 
-struct Left {
-    satellite: Satellite,
-    started: BTreeMap<u64, Started>,
-    inside: Vec<Inside>,
+struct LedgerContents {
+    satellite: LedgerHeader,
+    started: BTreeMap<u64, StartedRow>,
+    inside: Vec<SandboxRow>,
 }
 
-impl Left {
+impl LedgerContents {
     fn read(text: &str) -> Option<Self> {
         // The last line may be torn.
         let mut lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
-        let Some(Line::Satellite(satellite)) = lines.next() else { return None };
+        let Some(LedgerLine::Satellite(satellite)) = lines.next() else { return None };
         let mut left = Self { satellite, started: BTreeMap::new(), inside: Vec::new() };
         for line in lines {
             match line {
-                Line::Satellite(_) => {}
-                Line::Started(started) => drop(left.started.insert(started.run, started)),
-                Line::Inside(inside) => left.inside.push(inside),
-                Line::Ended { run } => {
+                LedgerLine::Satellite(_) => {}
+                LedgerLine::Started(started) => drop(left.started.insert(started.run, started)),
+                LedgerLine::Inside(inside) => left.inside.push(inside),
+                LedgerLine::Ended { run } => {
                     left.started.remove(&run);
                     left.inside.retain(|inside| inside.run != run);
                 }
@@ -315,7 +315,7 @@ impl Left {
         Some(left)
     }
 
-    fn end(&self) -> io::Result<Option<Reclaimed>> {
+    fn end(&self) -> io::Result<Option<ReclaimedProcesses>> {
         let mut killed = HashSet::new();
         let mut instances = HashSet::new();
         let cgroup = self.satellite.cgroup.as_deref().filter(|cgroup| cgroup::was_of(cgroup, &self.satellite.id));
@@ -323,7 +323,7 @@ impl Left {
         let until = Instant::now() + PATIENCE;
         let left = loop {
             let cgroup_gone = cgroup.is_none_or(cgroup::reclaim);
-            let found = match Census::take() {
+            let found = match ProcessCensus::take() {
                 Ok(census) => self.find(&census),
                 // The ledger is the only record of the processes, so a failed census is retried.
                 Err(_) if Instant::now() < until => {
@@ -333,7 +333,7 @@ impl Left {
                 Err(error) => return Err(error),
             };
             for (member, run) in &found {
-                if let Some(known) = Known::hold(member.pid, member.start_time) {
+                if let Some(known) = PidfdProcess::hold(member.pid, member.start_time) {
                     known.signal(Signal::KILL);
                     killed.insert((member.pid, member.start_time));
                     instances
@@ -357,17 +357,17 @@ impl Left {
         }
         let mut instances: Vec<String> = instances.into_iter().collect();
         instances.sort();
-        Ok(Some(Reclaimed { processes, instances, satellite_pid: self.satellite.pid, left }))
+        Ok(Some(ReclaimedProcesses { processes, instances, satellite_pid: self.satellite.pid, left }))
     }
 
-    fn find(&self, census: &Census) -> Vec<(Stat, Option<u64>)> {
+    fn find(&self, census: &ProcessCensus) -> Vec<(ProcessStat, Option<u64>)> {
         let is_meant = |pid: u32, start_time: u64| census.get(pid).is_some_and(|stat| stat.start_time == start_time);
         let mut roots = BTreeMap::new();
         roots.extend(self.started.values().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
         roots.extend(self.inside.iter().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
         let under = census.under(&roots.keys().copied().collect());
         let own = std::process::id();
-        let run_of = |stat: &Stat| {
+        let run_of = |stat: &ProcessStat| {
             if let Some(run) = under.get(&stat.pid).and_then(|root| roots.get(root)) {
                 return Some(Some(*run));
             }
@@ -388,8 +388,8 @@ mod tests {
         }
     }
 
-    fn satellite() -> Satellite {
-        Satellite { id: "feed".into(), pid: 1, boot_id: boot_id(), pid_namespace: pid_namespace(), cgroup: None }
+    fn satellite() -> LedgerHeader {
+        LedgerHeader { id: "feed".into(), pid: 1, boot_id: boot_id(), pid_namespace: pid_namespace(), cgroup: None }
     }
 
     #[test]
@@ -403,9 +403,9 @@ mod tests {
         ledger.settle();
         let file = directory.path().join(FILE);
         let text = fs::read_to_string(&file).unwrap() + r#"{"started":{"run":3,"#;
-        let left = Left::read(&text).unwrap();
+        let left = LedgerContents::read(&text).unwrap();
         assert_eq!(left.started.keys().copied().collect::<Vec<_>>(), [2]);
-        assert_eq!(left.inside, [Inside { run: 2, pid: 103, start_time: 7 }]);
+        assert_eq!(left.inside, [SandboxRow { run: 2, pid: 103, start_time: 7 }]);
     }
 
     #[test]
@@ -425,7 +425,7 @@ mod tests {
         ledger.settle();
         assert!(ledger.is_recorded(1));
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
-        assert_eq!(Left::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [1]);
+        assert_eq!(LedgerContents::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [1]);
     }
 
     #[test]
@@ -440,16 +440,16 @@ mod tests {
         ledger.settle();
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
         assert!(text.lines().count() <= LINES_SPARE + 20, "{} lines", text.lines().count());
-        assert_eq!(Left::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [0]);
+        assert_eq!(LedgerContents::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [0]);
     }
 
     #[test]
     fn a_ledger_of_another_boot_or_another_namespace_reclaims_nothing() {
         let own = std::process::id();
-        let start_time = Stat::read(own).unwrap().start_time;
+        let start_time = ProcessStat::read(own).unwrap().start_time;
         for other in [
-            Satellite { boot_id: "another".into(), ..satellite() },
-            Satellite { pid_namespace: "another".into(), ..satellite() },
+            LedgerHeader { boot_id: "another".into(), ..satellite() },
+            LedgerHeader { pid_namespace: "another".into(), ..satellite() },
         ] {
             let directory = crate::data_dir::private_tempdir();
             let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), other).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
-use mcp_satellite_actors::model::exit::{Limit, Resource as Limited};
+use mcp_satellite_actors::model::exit::{ExceededLimit, LimitedResource as Limited};
 use mcp_satellite_actors::seam::ProcessEnd;
 use nix::libc;
 use nix::sys::resource::{Resource, setrlimit};
@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 /// Resource limits; sizes are in bytes. They apply per process, except `processes` (processes and threads), which the
 /// kernel counts per user namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::connect) struct Limits {
+pub(in crate::connect) struct ResourceLimits {
     pub(in crate::connect) address_space: Option<u64>,
     /// Seconds of processor time over the whole life of the process.
     pub(in crate::connect) cpu_seconds: Option<u64>,
@@ -24,7 +24,7 @@ pub(in crate::connect) struct Limits {
     pub(in crate::connect) file_size: Option<u64>,
 }
 
-impl Limits {
+impl ResourceLimits {
     /// Sets the limits of the calling process. Async-signal-safe.
     pub(super) fn set(self) -> io::Result<()> {
         let set = |what, limit: Option<u64>, more: u64| match limit {
@@ -43,8 +43,8 @@ impl Limits {
 
     /// Returns the limit that ended a process, if one did. `cpu_seconds` is the processor time of the process and its
     /// children; `complained` means that its stderr contained an out-of-memory message.
-    pub(super) fn blamed(self, end: ProcessEnd, cpu_seconds: u64, complained: bool) -> Option<Limit> {
-        let sure = |of| Some(Limit { of, suspected: false });
+    pub(super) fn blamed(self, end: ProcessEnd, cpu_seconds: u64, complained: bool) -> Option<ExceededLimit> {
+        let sure = |of| Some(ExceededLimit { of, suspected: false });
         let cpu = self.cpu_seconds.is_some_and(|limit| cpu_seconds >= limit);
         match end.signal {
             Some(libc::SIGXCPU) if self.cpu_seconds.is_some() => sure(Limited::Cpu),
@@ -54,10 +54,10 @@ impl Limits {
             Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS | libc::SIGTRAP | libc::SIGILL)
                 if self.address_space.is_some() =>
             {
-                Some(Limit { of: Limited::Memory, suspected: true })
+                Some(ExceededLimit { of: Limited::Memory, suspected: true })
             }
             None | Some(_) if complained && self.address_space.is_some() && end.code != Some(0) => {
-                Some(Limit { of: Limited::Memory, suspected: true })
+                Some(ExceededLimit { of: Limited::Memory, suspected: true })
             }
             None | Some(_) => None,
         }
@@ -75,14 +75,14 @@ const COMPLAINTS: [&[u8]; 6] = [
 ];
 
 /// Reader of a server's stderr that searches the passing bytes for an out-of-memory message.
-pub(super) struct Overhearing<R> {
+pub(super) struct StderrMonitor<R> {
     reader: R,
     heard: Arc<AtomicBool>,
     // Last bytes of the previous read: a message may be split between two reads.
     tail: Vec<u8>,
 }
 
-impl<R> Overhearing<R> {
+impl<R> StderrMonitor<R> {
     pub(super) fn new(reader: R, heard: Arc<AtomicBool>) -> Self {
         Self { reader, heard, tail: Vec::new() }
     }
@@ -98,7 +98,7 @@ impl<R> Overhearing<R> {
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Overhearing<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for StderrMonitor<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
@@ -113,7 +113,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Overhearing<R> {
 mod tests {
     use super::*;
 
-    const ALL: Limits = Limits {
+    const ALL: ResourceLimits = ResourceLimits {
         address_space: Some(1),
         cpu_seconds: Some(60),
         processes: Some(1),
@@ -121,7 +121,13 @@ mod tests {
         file_size: Some(1),
     };
 
-    fn blamed(limits: Limits, code: Option<i32>, signal: Option<i32>, cpu: u64, complained: bool) -> Option<String> {
+    fn blamed(
+        limits: ResourceLimits,
+        code: Option<i32>,
+        signal: Option<i32>,
+        cpu: u64,
+        complained: bool,
+    ) -> Option<String> {
         limits.blamed(ProcessEnd { code, signal }, cpu, complained).map(|limit| limit.to_string())
     }
 
@@ -137,7 +143,7 @@ mod tests {
     #[test]
     fn without_a_limit_or_a_sign_none_is_blamed() {
         for signal in [libc::SIGXCPU, libc::SIGKILL, libc::SIGXFSZ, libc::SIGABRT] {
-            assert_eq!(blamed(Limits::default(), None, Some(signal), 99, true), None);
+            assert_eq!(blamed(ResourceLimits::default(), None, Some(signal), 99, true), None);
         }
         assert_eq!(blamed(ALL, None, Some(libc::SIGKILL), 1, false), None);
         assert_eq!(blamed(ALL, Some(1), None, 0, false), None);
@@ -150,7 +156,7 @@ mod tests {
         let heard = Arc::new(AtomicBool::new(false));
         let pieces = (&b"Traceback: Mem"[..]).chain(&b"oryError"[..]);
         let mut text = String::new();
-        Overhearing::new(pieces, Arc::clone(&heard)).read_to_string(&mut text).await.unwrap();
+        StderrMonitor::new(pieces, Arc::clone(&heard)).read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "Traceback: MemoryError");
         assert!(heard.load(Ordering::Relaxed));
     }

@@ -18,12 +18,12 @@ const TAG: u64 = 1 << 62;
 const RUN_BITS: u32 = 32;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct RunMark {
     variable: String,
     limit: Option<u64>,
 }
 
-impl Mark {
+impl RunMark {
     pub(super) fn new(satellite: &str, run: u64) -> Self {
         let limit = limit_base(satellite).map(|base| base | (run & u64::from(u32::MAX)));
         Self { variable: format!("{satellite}.{run}"), limit }
@@ -45,17 +45,17 @@ pub(super) fn set_limit(limit: u64) {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Carried {
+pub(super) struct ObservedMark {
     variable: Option<String>,
     limit: Option<u64>,
 }
 
-impl Carried {
+impl ObservedMark {
     pub(super) fn by(pid: u32) -> Self {
         Self { variable: environment_variable(pid, VARIABLE), limit: limit_of(pid) }
     }
 
-    pub(super) fn is(&self, mark: &Mark) -> bool {
+    pub(super) fn is(&self, mark: &RunMark) -> bool {
         self.variable.as_ref() == Some(&mark.variable) || (self.limit.is_some() && self.limit == mark.limit)
     }
 
@@ -107,18 +107,18 @@ mod tests {
 
     #[test]
     fn a_limit_names_its_satellite_and_its_run() {
-        let mark = Mark::new(ONE, 7);
-        let carried = Carried { variable: None, limit: mark.limit() };
+        let mark = RunMark::new(ONE, 7);
+        let carried = ObservedMark { variable: None, limit: mark.limit() };
         assert!(carried.is(&mark));
-        assert!(!carried.is(&Mark::new(ONE, 8)) && !carried.is(&Mark::new(OTHER, 7)));
+        assert!(!carried.is(&RunMark::new(ONE, 8)) && !carried.is(&RunMark::new(OTHER, 7)));
         assert_eq!(carried.run_of(ONE), Some(Some(7)));
         assert_eq!(carried.run_of(OTHER), None);
     }
 
     #[test]
     fn a_variable_names_its_satellite_and_its_run() {
-        let carried = |variable: &str| Carried { variable: Some(variable.to_owned()), limit: None };
-        assert!(carried(&format!("{ONE}.7")).is(&Mark::new(ONE, 7)));
+        let carried = |variable: &str| ObservedMark { variable: Some(variable.to_owned()), limit: None };
+        assert!(carried(&format!("{ONE}.7")).is(&RunMark::new(ONE, 7)));
         assert_eq!(carried(&format!("{ONE}.7")).run_of(ONE), Some(Some(7)));
         assert_eq!(carried(&format!("{ONE}.x")).run_of(ONE), Some(None));
         assert_eq!(carried(&format!("{ONE}0.7")).run_of(ONE), None);
@@ -133,7 +133,7 @@ mod tests {
                  Max realtime timeout      {hard:<20} {hard:<20} us        \n"
             )
         };
-        let limit = Mark::new(ONE, 7).limit().unwrap();
+        let limit = RunMark::new(ONE, 7).limit().unwrap();
         assert_eq!(parse(&file(&limit.to_string())), Some(limit));
         assert_eq!(parse(&file("unlimited")), None);
         assert_eq!(parse(&file("200000")), None);
@@ -146,6 +146,6 @@ mod tests {
             assert!(!is_limit_of(limit, ONE), "{limit}");
         }
         assert_eq!(limit_base("no number"), None);
-        assert!(!Carried::default().is(&Mark::new("no number", 1)));
+        assert!(!ObservedMark::default().is(&RunMark::new("no number", 1)));
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach another
 //! process under a recycled number; a member is signalled through a pidfd whose identity was checked; no code waits for
-//! "any child", so no exit status is stolen; dropping a [`Link`] kills its tree before the drop returns.
+//! "any child", so no exit status is stolen; dropping a [`ProcessLink`] kills its tree before the drop returns.
 //!
 //! Linux only: it needs pidfds (5.4) and `/proc`.
 
@@ -41,8 +41,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::snapshot::Custody;
-use mcp_satellite_actors::seam::{Autopsy, Link, Process, ProcessEnd};
+use mcp_satellite_actors::model::snapshot::ProcessContainment;
+use mcp_satellite_actors::seam::{LimitProbe, ProcessEnd, ProcessLink, ServerProcess};
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::Signal;
 use tokio::io::unix::AsyncFd;
@@ -51,23 +51,23 @@ use tokio::net::unix::pipe;
 
 // Used by the reaper.
 #[cfg(feature = "cli")]
-pub(crate) use self::census::{Census, Stat, children_of};
+pub(crate) use self::census::{ProcessCensus, ProcessStat, children_of};
 #[cfg(feature = "cli")]
-pub(crate) use self::cgroup::LeftBy;
+pub(crate) use self::cgroup::LeftoverCgroups;
 pub(crate) use self::cgroup::own_cgroup;
-pub(super) use self::cgroup::{CgroupLimits, Controllers};
+pub(super) use self::cgroup::{CgroupControllers, CgroupLimits};
 #[cfg(feature = "cli")]
 pub(crate) use self::descriptors::DescriptorReserve;
 pub use self::descriptors::raise_descriptor_limit;
-use self::fork::{ForkThread, Started};
-use self::holds::Holds;
-pub use self::holds::{CgroupMode, Usage};
-pub(super) use self::launch::{Confinement, Launch, LaunchError, is_machine_fault};
-pub use self::ledger::Reclaimed;
-pub(super) use self::limits::Limits;
-use self::limits::Overhearing;
-use self::scan::Scanner;
-use self::tree::Tree;
+use self::fork::{ForkThread, StartedProcess};
+use self::holds::ProcessTrees;
+pub use self::holds::{CgroupMode, TreeUsage};
+pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_fault};
+pub use self::ledger::ReclaimedProcesses;
+pub(super) use self::limits::ResourceLimits;
+use self::limits::StderrMonitor;
+use self::scan::TreeScanner;
+use self::tree::ProcessTree;
 pub(super) use self::userns::SERVER_ID;
 use crate::data_dir::DataDir;
 
@@ -89,33 +89,33 @@ fn reaper_pid() -> Option<u32> {
 }
 
 #[derive(Clone)]
-pub(super) struct Processes {
+pub(super) struct ProcessLauncher {
     fork: ForkThread,
-    scanner: Scanner,
-    holds: Arc<Holds>,
+    scanner: TreeScanner,
+    holds: Arc<ProcessTrees>,
 }
 
-impl Processes {
+impl ProcessLauncher {
     pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
         if signals::are_ignored(Signal::SIGCHLD) {
             return Err(io::Error::other(
                 "SIGCHLD is ignored in this process, so nobody would learn how a server ended: give it its default action",
             ));
         }
-        let holds = Arc::new(Holds::new(cgroups, data_dir)?);
+        let holds = Arc::new(ProcessTrees::new(cgroups, data_dir)?);
         let adopts = reaper_pid().map(|_| {
             // On a kernel without subreapers, orphans go to the reaper.
             let _ = set_child_subreaper(true);
             holds.satellite().to_owned()
         });
-        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: Scanner::start(adopts)?, holds })
+        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: TreeScanner::start(adopts)?, holds })
     }
 
-    pub(super) fn reclaim(data_dir: &DataDir) -> io::Result<Option<Reclaimed>> {
+    pub(super) fn reclaim(data_dir: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
         ledger::reclaim(data_dir)
     }
 
-    pub(super) fn controllers(&self) -> Controllers {
+    pub(super) fn controllers(&self) -> CgroupControllers {
         self.holds.controllers()
     }
 
@@ -123,7 +123,7 @@ impl Processes {
         self.holds.description.clone()
     }
 
-    pub(super) fn usage(&self) -> HashMap<u32, Usage> {
+    pub(super) fn usage(&self) -> HashMap<u32, TreeUsage> {
         self.holds.usage()
     }
 
@@ -137,12 +137,12 @@ impl Processes {
 
     /// Starts a process; with a sandbox, waits until the server in it runs. Cancel-safe: a process whose link is not
     /// received is killed.
-    pub(super) async fn launch(&self, launch: Launch, identity: String) -> Result<Link, LaunchError> {
+    pub(super) async fn launch(&self, launch: LaunchSpec, identity: String) -> Result<ProcessLink, LaunchError> {
         let confinement = launch.confinement;
         let started = self.fork.launch(launch, self.scanner.clone()).await?;
-        let Started { tree, guard, stdin, stdout, stderr } = started;
+        let StartedProcess { tree, guard, stdin, stdout, stderr } = started;
         let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
-        let ended = Leader(Arc::clone(&tree)).watched()?;
+        let ended = LeaderPidfd(Arc::clone(&tree)).watched()?;
         let mut said = Vec::new();
         if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
             while !tree.look_inside()? {
@@ -162,12 +162,12 @@ impl Processes {
         let complained = Arc::new(AtomicBool::new(false));
         let stderr: Box<dyn tokio::io::AsyncRead + Send + Unpin> =
             if confinement.is_some_and(|confinement| confinement.limits.address_space.is_some()) {
-                Box::new(Overhearing::new(stderr, Arc::clone(&complained)))
+                Box::new(StderrMonitor::new(stderr, Arc::clone(&complained)))
             } else {
                 Box::new(stderr)
             };
         let process = ChildProcess { tree, ended, scanner: self.scanner.clone(), identity, complained };
-        Ok(Link {
+        Ok(ProcessLink {
             reader: Box::new(pipe::Receiver::from_owned_fd(stdout)?),
             writer: Box::new(pipe::Sender::from_owned_fd(stdin)?),
             stderr: Some(stderr),
@@ -189,15 +189,15 @@ fn in_a_line(said: &str) -> String {
     if lines.is_empty() { "it ended without a word".to_owned() } else { lines.join("; ") }
 }
 
-struct Leader(Arc<Tree>);
+struct LeaderPidfd(Arc<ProcessTree>);
 
-impl AsRawFd for Leader {
+impl AsRawFd for LeaderPidfd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.group.pidfd().as_raw_fd()
     }
 }
 
-impl Leader {
+impl LeaderPidfd {
     #[expect(
         deprecated,
         reason = "its successor is unsafe because a descriptor could be closed under it: this one belongs to the group \
@@ -209,21 +209,21 @@ impl Leader {
 }
 
 struct ChildProcess {
-    tree: Arc<Tree>,
-    ended: AsyncFd<Leader>,
-    scanner: Scanner,
+    tree: Arc<ProcessTree>,
+    ended: AsyncFd<LeaderPidfd>,
+    scanner: TreeScanner,
     identity: String,
     // True once stderr contained an out-of-memory message.
     complained: Arc<AtomicBool>,
 }
 
-impl Process for ChildProcess {
+impl ServerProcess for ChildProcess {
     fn pid(&self) -> Option<u32> {
         Some(self.tree.pid())
     }
 
-    fn custody(&self) -> Option<Arc<Custody>> {
-        Some(Arc::new(Custody {
+    fn custody(&self) -> Option<Arc<ProcessContainment>> {
+        Some(Arc::new(ProcessContainment {
             wrapper_pid: self.tree.wrapper_pid(),
             isolation: self.tree.isolation(),
             held_by: self.tree.held_by(),
@@ -231,7 +231,7 @@ impl Process for ChildProcess {
         }))
     }
 
-    fn autopsy(&self) -> Option<Autopsy> {
+    fn autopsy(&self) -> Option<LimitProbe> {
         let (tree, complained) = (Arc::clone(&self.tree), Arc::clone(&self.complained));
         Some(Box::new(move || tree.blamed(complained.load(Ordering::Relaxed))))
     }
@@ -272,15 +272,15 @@ impl Process for ChildProcess {
     }
 }
 
-struct Guard {
-    tree: Arc<Tree>,
-    holds: Arc<Holds>,
-    scanner: Scanner,
+struct TreeGuard {
+    tree: Arc<ProcessTree>,
+    holds: Arc<ProcessTrees>,
+    scanner: TreeScanner,
     // The kernel kills the leader when the thread that forked it ends, so the guard keeps the thread alive.
     _fork: ForkThread,
 }
 
-impl Drop for Guard {
+impl Drop for TreeGuard {
     fn drop(&mut self) {
         self.holds.forget(self.tree.run);
         if !self.tree.is_let_go() {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::sync::oneshot;
 
-use super::census::{Census, children_of};
-use super::mark::{self, Mark};
-use super::tree::{self, Tree};
+use super::census::{ProcessCensus, children_of};
+use super::mark::{self, RunMark};
+use super::tree::{self, ProcessTree};
 
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -31,40 +31,40 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 // Handle to the thread, which ends with its last handle and the last tree it watches.
 #[derive(Clone)]
-pub(super) struct Scanner(mpsc::Sender<Order>);
+pub(super) struct TreeScanner(mpsc::Sender<ScanOrder>);
 
-enum Order {
-    Watch(Watched),
-    Terminate(Arc<Tree>),
-    Sweep(Mark),
+enum ScanOrder {
+    Watch(WatchedTree),
+    Terminate(Arc<ProcessTree>),
+    Sweep(RunMark),
 }
 
-struct Watched {
-    tree: Arc<Tree>,
+struct WatchedTree {
+    tree: Arc<ProcessTree>,
     // Receiver of the report; `None` if the tree is only to be reaped.
     tell: Option<oneshot::Sender<()>>,
 }
 
-impl Watched {
+impl WatchedTree {
     fn is_given_up(&self) -> bool {
         self.tell.as_ref().is_some_and(oneshot::Sender::is_closed)
     }
 }
 
-impl Scanner {
+impl TreeScanner {
     /// Starts the thread. Fails if `/proc` cannot be read, because the end of a tree could then not be detected.
     /// `adopts` is the satellite's id if this process is a subreaper and must reap the orphans of its servers.
     pub(super) fn start(adopts: Option<String>) -> io::Result<Self> {
-        Census::take().map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc: {error}")))?;
+        ProcessCensus::take().map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc: {error}")))?;
         let (sender, orders) = mpsc::channel();
         thread::Builder::new().name("satellite-scan".into()).spawn(move || {
-            Rounds { adopts, ..Rounds::default() }.run(&orders);
+            ScanLoop { adopts, ..ScanLoop::default() }.run(&orders);
         })?;
         Ok(Self(sender))
     }
 
     /// Resolves when the leader has ended and is reaped, and no member of its tree is left.
-    pub(super) async fn gone(&self, tree: &Arc<Tree>) {
+    pub(super) async fn gone(&self, tree: &Arc<ProcessTree>) {
         if tree.is_let_go() {
             return;
         }
@@ -73,7 +73,7 @@ impl Scanner {
             return self.let_go(tree);
         }
         let (tell, told) = oneshot::channel();
-        let _ = self.0.send(Order::Watch(Watched { tree: Arc::clone(tree), tell: Some(tell) }));
+        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree: Arc::clone(tree), tell: Some(tell) }));
         // The thread has ended: kill and reap the tree here.
         if told.await.is_err() {
             tree.kill();
@@ -83,36 +83,36 @@ impl Scanner {
 
     /// Reaps an empty tree. Processes that have left its cgroup are killed afterwards, so that no caller waits for the
     /// search.
-    fn let_go(&self, tree: &Tree) {
+    fn let_go(&self, tree: &ProcessTree) {
         tree.reap();
         if let Some(mark) = tree.mark_outside() {
-            let _ = self.0.send(Order::Sweep(mark.clone()));
+            let _ = self.0.send(ScanOrder::Sweep(mark.clone()));
         }
     }
 
-    pub(super) fn terminate(&self, tree: &Arc<Tree>) {
-        let _ = self.0.send(Order::Terminate(Arc::clone(tree)));
+    pub(super) fn terminate(&self, tree: &Arc<ProcessTree>) {
+        let _ = self.0.send(ScanOrder::Terminate(Arc::clone(tree)));
     }
 
-    pub(super) fn bury(&self, tree: Arc<Tree>) {
-        let _ = self.0.send(Order::Watch(Watched { tree, tell: None }));
+    pub(super) fn bury(&self, tree: Arc<ProcessTree>) {
+        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree, tell: None }));
     }
 }
 
 #[derive(Default)]
-struct Rounds {
-    watched: Vec<Watched>,
-    to_terminate: Vec<Arc<Tree>>,
-    to_sweep: Vec<Mark>,
+struct ScanLoop {
+    watched: Vec<WatchedTree>,
+    to_terminate: Vec<Arc<ProcessTree>>,
+    to_sweep: Vec<RunMark>,
     quiet: u32,
     // Trees whose server may ignore SIGTERM, see `Tree::end_deaf_server`.
-    terminating: Vec<Arc<Tree>>,
+    terminating: Vec<Arc<ProcessTree>>,
     adopts: Option<String>,
     reaped: Option<Instant>,
 }
 
-impl Rounds {
-    fn run(mut self, orders: &mpsc::Receiver<Order>) {
+impl ScanLoop {
+    fn run(mut self, orders: &mpsc::Receiver<ScanOrder>) {
         loop {
             if self.is_idle() {
                 match self.next(orders) {
@@ -143,7 +143,7 @@ impl Rounds {
         }
     }
 
-    fn next(&self, orders: &mpsc::Receiver<Order>) -> Result<Order, RecvTimeoutError> {
+    fn next(&self, orders: &mpsc::Receiver<ScanOrder>) -> Result<ScanOrder, RecvTimeoutError> {
         match self.adopts {
             Some(_) => orders.recv_timeout(ADOPTED_PAUSE),
             None => orders.recv().map_err(RecvTimeoutError::from),
@@ -171,24 +171,24 @@ impl Rounds {
             && self.to_sweep.is_empty()
     }
 
-    fn take(&mut self, order: Order) {
+    fn take(&mut self, order: ScanOrder) {
         self.quiet = 0;
         match order {
-            Order::Watch(watched) => self.watched.push(watched),
-            Order::Terminate(tree) => self.to_terminate.push(tree),
-            Order::Sweep(mark) => self.to_sweep.push(mark),
+            ScanOrder::Watch(watched) => self.watched.push(watched),
+            ScanOrder::Terminate(tree) => self.to_terminate.push(tree),
+            ScanOrder::Sweep(mark) => self.to_sweep.push(mark),
         }
     }
 
     fn round(&mut self) {
         self.terminating.retain(|tree| tree.end().is_none());
         // Only trees whose leader had ended before the census: from then on only members can create new members.
-        let ended = |one: &Watched| one.tree.end().is_some();
+        let ended = |one: &WatchedTree| one.tree.end().is_some();
         let due: Vec<bool> = self.watched.iter().map(|one| ended(one) || one.tree.is_condemned()).collect();
         let in_question = self.watched.iter().zip(&due).any(|(one, due)| *due && one.tree.needs_census());
         // A census fails if descriptors or memory are short; the next one may succeed.
         let asked = !self.terminating.is_empty() || !self.to_terminate.is_empty() || !self.to_sweep.is_empty();
-        let census = (in_question || asked).then(Census::take).and_then(Result::ok);
+        let census = (in_question || asked).then(ProcessCensus::take).and_then(Result::ok);
         if let Some(census) = &census {
             for tree in std::mem::take(&mut self.to_terminate) {
                 tree.terminate(census);

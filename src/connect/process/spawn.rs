@@ -30,7 +30,7 @@ const EXEC_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Arguments, environment and directory of a child, in the form that exec takes. Not `Debug`, because it contains
 /// secrets.
-pub(super) struct Image {
+pub(super) struct ExecImage {
     // The first is the program: a name to be found in the child's `PATH`, or a path.
     args: Vec<CString>,
     environment: Vec<CString>,
@@ -38,7 +38,7 @@ pub(super) struct Image {
 }
 
 /// A child that has executed its program. The owner must wait for it.
-pub(super) struct Child {
+pub(super) struct SpawnedChild {
     pub(super) pid: Pid,
     pub(super) stdin: OwnedFd,
     pub(super) stdout: OwnedFd,
@@ -46,13 +46,13 @@ pub(super) struct Child {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum SpawnStage {
     /// Any step before or at exec, except entering the working directory.
     Becoming,
     Entering,
 }
 
-impl Image {
+impl ExecImage {
     /// Fails if a word contains a NUL.
     pub(super) fn new<'a>(
         args: impl Iterator<Item = &'a OsStr>,
@@ -74,8 +74,8 @@ impl Image {
         &self,
         cgroup: Option<BorrowedFd<'_>>,
         prepare: impl Fn() -> io::Result<()>,
-    ) -> Result<Child, (Stage, io::Error)> {
-        let becoming = |error: io::Error| (Stage::Becoming, error);
+    ) -> Result<SpawnedChild, (SpawnStage, io::Error)> {
+        let becoming = |error: io::Error| (SpawnStage::Becoming, error);
         let (its_stdin, stdin) = io::pipe().map_err(becoming)?;
         let (stdout, its_stdout) = io::pipe().map_err(becoming)?;
         let (stderr, its_stderr) = io::pipe().map_err(becoming)?;
@@ -88,7 +88,7 @@ impl Image {
         let pointers = |words: &[CString]| -> Vec<*const c_char> {
             words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
         };
-        let becomes = Becomes {
+        let becomes = ExecPointers {
             standard: [its_stdin.as_raw_fd(), its_stdout.as_raw_fd(), its_stderr.as_raw_fd()],
             failure: its_failure.as_raw_fd(),
             args: pointers(&self.args),
@@ -110,7 +110,7 @@ impl Image {
             return Err(becoming(io::Error::new(io::ErrorKind::TimedOut, why)));
         }
         match told(failure) {
-            None => Ok(Child { pid, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }),
+            None => Ok(SpawnedChild { pid, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }),
             Some(failed) => {
                 wait(pid);
                 Err(failed)
@@ -120,7 +120,7 @@ impl Image {
 }
 
 /// Pointers into an [`Image`], collected before the fork because the child may not allocate.
-struct Becomes {
+struct ExecPointers {
     standard: [RawFd; 3],
     failure: RawFd,
     args: Vec<*const c_char>,
@@ -129,7 +129,7 @@ struct Becomes {
     parent: nix::unistd::Pid,
 }
 
-impl Becomes {
+impl ExecPointers {
     fn become_it(&self, prepare: impl Fn() -> io::Result<()>) -> ! {
         let (stage, error) = self.attempt(prepare);
         let [one, two, three, four] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
@@ -142,26 +142,26 @@ impl Becomes {
         }
     }
 
-    fn attempt(&self, prepare: impl Fn() -> io::Result<()>) -> (Stage, io::Error) {
+    fn attempt(&self, prepare: impl Fn() -> io::Result<()>) -> (SpawnStage, io::Error) {
         // First of all, so that the child never outlives its parent, whatever it waits for.
         if let Err(error) = die_with(self.parent) {
-            return (Stage::Becoming, error);
+            return (SpawnStage::Becoming, error);
         }
         for (from, to) in self.standard.into_iter().zip(0..) {
             #[expect(unsafe_code, reason = "the plain call: the standard descriptors are nobody's to own")]
             // SAFETY: both are numbers of descriptors, and a descriptor closed by this was inherited.
             if unsafe { libc::dup2(from, to) } == -1 {
-                return (Stage::Becoming, io::Error::last_os_error());
+                return (SpawnStage::Becoming, io::Error::last_os_error());
             }
         }
         if let Err(error) = prepare() {
-            return (Stage::Becoming, error);
+            return (SpawnStage::Becoming, error);
         }
         // After the change of user: a directory that this user may not enter is an error.
         #[expect(unsafe_code, reason = "the path is a C string already, and nothing may be allocated here")]
         // SAFETY: it points to a C string of the image, which lives in this copy of the parent.
         if !self.directory.is_null() && unsafe { libc::chdir(self.directory) } == -1 {
-            return (Stage::Entering, io::Error::last_os_error());
+            return (SpawnStage::Entering, io::Error::last_os_error());
         }
         #[expect(unsafe_code, reason = "exec with a PATH of its own")]
         // SAFETY: both arrays end with a null pointer and point to C strings of the image. This process has one thread,
@@ -170,7 +170,7 @@ impl Becomes {
             environ = self.environment.as_ptr();
             libc::execvp(self.args[0], self.args.as_ptr());
         }
-        (Stage::Becoming, io::Error::last_os_error())
+        (SpawnStage::Becoming, io::Error::last_os_error())
     }
 }
 
@@ -222,12 +222,12 @@ fn speaks_within(failure: &PipeReader, patience: Duration) -> bool {
 }
 
 /// Reads the child's failure from the pipe; returns `None` if the child has executed.
-fn told(mut failure: PipeReader) -> Option<(Stage, io::Error)> {
+fn told(mut failure: PipeReader) -> Option<(SpawnStage, io::Error)> {
     let mut message = [0; 5];
     match failure.read_exact(&mut message) {
         Ok(()) => {
             let [stage, error @ ..] = message;
-            let stage = if stage == Stage::Entering as u8 { Stage::Entering } else { Stage::Becoming };
+            let stage = if stage == SpawnStage::Entering as u8 { SpawnStage::Entering } else { SpawnStage::Becoming };
             Some((stage, io::Error::from_raw_os_error(c_int::from_ne_bytes(error))))
         }
         Err(_) => None,
@@ -254,27 +254,27 @@ fn above_the_standard_ones(descriptor: OwnedFd) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    fn spawn(args: &[&str], directory: Option<&str>) -> Result<Child, (Stage, io::Error)> {
-        let image = Image::new(args.iter().map(OsStr::new), std::iter::empty(), directory.map(Path::new));
-        image.map_err(|error| (Stage::Becoming, error))?.spawn(None, || Ok(()))
+    fn spawn(args: &[&str], directory: Option<&str>) -> Result<SpawnedChild, (SpawnStage, io::Error)> {
+        let image = ExecImage::new(args.iter().map(OsStr::new), std::iter::empty(), directory.map(Path::new));
+        image.map_err(|error| (SpawnStage::Becoming, error))?.spawn(None, || Ok(()))
     }
 
-    fn failed(spawned: Result<Child, (Stage, io::Error)>) -> (Stage, Option<i32>) {
+    fn failed(spawned: Result<SpawnedChild, (SpawnStage, io::Error)>) -> (SpawnStage, Option<i32>) {
         spawned.err().map(|(stage, error)| (stage, error.raw_os_error())).unwrap()
     }
 
     #[test]
     fn a_child_says_what_it_failed_at() {
-        assert_eq!(failed(spawn(&["/missing"], None)), (Stage::Becoming, Some(libc::ENOENT)));
-        assert_eq!(failed(spawn(&["/bin/sh"], Some("/missing"))), (Stage::Entering, Some(libc::ENOENT)));
-        let image = Image::new([OsStr::new("/bin/sh")].into_iter(), std::iter::empty(), None).unwrap();
+        assert_eq!(failed(spawn(&["/missing"], None)), (SpawnStage::Becoming, Some(libc::ENOENT)));
+        assert_eq!(failed(spawn(&["/bin/sh"], Some("/missing"))), (SpawnStage::Entering, Some(libc::ENOENT)));
+        let image = ExecImage::new([OsStr::new("/bin/sh")].into_iter(), std::iter::empty(), None).unwrap();
         let refused = image.spawn(None, || Err(nix::errno::Errno::EPERM.into()));
-        assert_eq!(failed(refused), (Stage::Becoming, Some(libc::EPERM)));
+        assert_eq!(failed(refused), (SpawnStage::Becoming, Some(libc::EPERM)));
     }
 
     #[test]
     fn a_word_with_a_nul_is_refused() {
-        assert!(Image::new([OsStr::new("a\0b")].into_iter(), std::iter::empty(), None).is_err());
+        assert!(ExecImage::new([OsStr::new("a\0b")].into_iter(), std::iter::empty(), None).is_err());
     }
 
     #[test]

@@ -12,52 +12,52 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use mcp_satellite_actors::model::exit::{Limit, Resource};
+use mcp_satellite_actors::model::exit::{ExceededLimit, LimitedResource};
 use mcp_satellite_actors::seam::ProcessEnd;
 use rustix::process::Signal;
 
-use super::census::{Census, Known, Stat, children_of};
+use super::census::{PidfdProcess, ProcessCensus, ProcessStat, children_of};
 use super::cgroup::Cgroup;
-use super::group::Group;
+use super::group::ProcessGroup;
 use super::launch::Confinement;
 use super::ledger::Ledger;
-use super::limits::Limits;
-use super::mark::Mark;
+use super::limits::ResourceLimits;
+use super::mark::RunMark;
 
 // Exit codes of a sandbox above this value encode the signal that ended its server.
 const SIGNAL_BASE: i32 = 128;
 
-pub(super) struct Tree {
-    pub(super) group: Group,
+pub(super) struct ProcessTree {
+    pub(super) group: ProcessGroup,
     pub(super) run: u64,
     cgroup: Option<Cgroup>,
-    mark: Mark,
+    mark: RunMark,
     confinement: Option<Confinement>,
-    inside: OnceLock<Inside>,
+    inside: OnceLock<SandboxProcesses>,
     // True once the tree is to be killed, including members found later.
     condemned: AtomicBool,
-    last: OnceLock<Last>,
+    last: OnceLock<FinalStats>,
     ledger: Arc<Ledger>,
 }
 
-struct Last {
+struct FinalStats {
     cpu_ticks: u64,
     killed_for_memory: bool,
 }
 
-struct Inside {
+struct SandboxProcesses {
     // The first process of the PID namespace; the kernel kills all others with it.
-    init: Known,
+    init: PidfdProcess,
     // The server, if it is not the first process.
-    server: Option<Known>,
+    server: Option<PidfdProcess>,
 }
 
-impl Tree {
+impl ProcessTree {
     pub(super) fn new(
-        group: Group,
+        group: ProcessGroup,
         run: u64,
         cgroup: Option<Cgroup>,
-        mark: Mark,
+        mark: RunMark,
         confinement: Option<Confinement>,
         ledger: Arc<Ledger>,
     ) -> Self {
@@ -104,13 +104,13 @@ impl Tree {
             let children = match children_of(parent) {
                 Ok(children) => children,
                 // The sandbox has just ended; the caller reads its error message.
-                Err(_) if Stat::read(parent).is_none_or(|stat| !stat.alive) => return Ok(false),
+                Err(_) if ProcessStat::read(parent).is_none_or(|stat| !stat.alive) => return Ok(false),
                 Err(error) => return Err(error),
             };
             let Some(child) = children.first().copied() else { return Ok(false) };
             path.push(child);
         }
-        let hold = |at: usize| Known::hold_if(path[at], |stat| stat.parent == path[at - 1]);
+        let hold = |at: usize| PidfdProcess::hold_if(path[at], |stat| stat.parent == path[at - 1]);
         let Some(init) = hold(1) else { return Ok(false) };
         let server = if confinement.depth > 1 {
             let Some(server) = hold(confinement.depth) else { return Ok(false) };
@@ -119,13 +119,13 @@ impl Tree {
             None
         };
         self.ledger.inside(self.run, init.pid, init.start_time);
-        let _ = self.inside.set(Inside { init, server });
+        let _ = self.inside.set(SandboxProcesses { init, server });
         Ok(true)
     }
 
     /// Sends SIGTERM to every member, once: some servers skip their shutdown on a second one. The sandbox's own
     /// processes are left out: they would end the server before its handler has run.
-    pub(super) fn terminate(&self, census: &Census) {
+    pub(super) fn terminate(&self, census: &ProcessCensus) {
         let in_group = self.confinement.is_none();
         if in_group {
             self.group.terminate();
@@ -157,7 +157,7 @@ impl Tree {
         self.condemned.load(Ordering::Acquire)
     }
 
-    pub(super) fn kill_strays(&self, census: &Census) {
+    pub(super) fn kill_strays(&self, census: &ProcessCensus) {
         self.kill();
         for member in self.members(census) {
             signal(member, Signal::KILL);
@@ -170,7 +170,7 @@ impl Tree {
 
     /// Ends a server that cannot die of SIGTERM. The first process of a PID namespace ignores a SIGTERM that it does
     /// not handle; once it is alone it gets SIGKILL, as SIGTERM would end it anywhere else.
-    pub(super) fn end_deaf_server(&self, census: &Census) {
+    pub(super) fn end_deaf_server(&self, census: &ProcessCensus) {
         let Some(inside) = self.inside.get().filter(|inside| inside.server.is_none()) else { return };
         let sandbox = self.group.pid();
         let alone = self.members(census).iter().all(|member| [inside.init.pid, sandbox].contains(&member.pid));
@@ -180,7 +180,7 @@ impl Tree {
     }
 
     /// Returns true if all members are gone or zombies. Needs a census unless the tree has a cgroup.
-    pub(super) fn is_empty(&self, census: Option<&Census>) -> bool {
+    pub(super) fn is_empty(&self, census: Option<&ProcessCensus>) -> bool {
         if self.group.end().is_none() {
             return false;
         }
@@ -202,9 +202,9 @@ impl Tree {
         if self.is_let_go() {
             return;
         }
-        let cpu_ticks = Stat::read(self.group.pid()).map_or(0, |stat| stat.cpu_ticks);
+        let cpu_ticks = ProcessStat::read(self.group.pid()).map_or(0, |stat| stat.cpu_ticks);
         let killed_for_memory = self.cgroup.as_ref().is_some_and(|cgroup| cgroup.killed_for_memory() > 0);
-        let _ = self.last.set(Last { cpu_ticks, killed_for_memory });
+        let _ = self.last.set(FinalStats { cpu_ticks, killed_for_memory });
         self.group.reap();
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();
@@ -218,11 +218,11 @@ impl Tree {
     }
 
     /// Returns the mark if processes may have left the cgroup, which a server without a sandbox can do.
-    pub(super) fn mark_outside(&self) -> Option<&Mark> {
+    pub(super) fn mark_outside(&self) -> Option<&RunMark> {
         (self.cgroup.is_some() && self.confinement.is_none()).then_some(&self.mark)
     }
 
-    pub(super) fn members(&self, census: &Census) -> Vec<Stat> {
+    pub(super) fn members(&self, census: &ProcessCensus) -> Vec<ProcessStat> {
         if let Some(cgroup) = &self.cgroup {
             return cgroup.members().into_iter().filter_map(|pid| census.get(pid).copied()).collect();
         }
@@ -230,12 +230,12 @@ impl Tree {
         let leader = (!self.group.is_reaped()).then(|| self.group.pid());
         let near = census.under(&leader.into_iter().collect::<HashSet<u32>>());
         let is_marked = |pid| census.is_marked(pid, &self.mark);
-        let is_member = |stat: &&Stat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat.pid));
+        let is_member = |stat: &&ProcessStat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat.pid));
         census.all().filter(is_member).copied().collect()
     }
 
     /// Returns resident memory in pages and processor time in clock ticks.
-    pub(super) fn usage(&self, census: &Census) -> (u64, u64) {
+    pub(super) fn usage(&self, census: &ProcessCensus) -> (u64, u64) {
         let members = self.members(census);
         let pages = members.iter().map(|member| member.rss_pages).sum();
         let ticks = self.cgroup.as_ref().and_then(Cgroup::cpu_micros).map_or_else(
@@ -247,12 +247,12 @@ impl Tree {
 
     /// Returns the limit that ended the server, if one did; known once it is reaped. `complained` means that its stderr
     /// contained an out-of-memory message.
-    pub(super) fn blamed(&self, complained: bool) -> Option<Limit> {
+    pub(super) fn blamed(&self, complained: bool) -> Option<ExceededLimit> {
         let last = self.last.get()?;
         if last.killed_for_memory && self.end()?.signal == Some(Signal::KILL.as_raw()) {
-            return Some(Limit { of: Resource::Memory, suspected: false });
+            return Some(ExceededLimit { of: LimitedResource::Memory, suspected: false });
         }
-        let limits = self.confinement.map_or(Limits::default(), |confinement| confinement.limits);
+        let limits = self.confinement.map_or(ResourceLimits::default(), |confinement| confinement.limits);
         limits.blamed(self.end()?, last.cpu_ticks / rustix::param::clock_ticks_per_second(), complained)
     }
 
@@ -267,8 +267,8 @@ impl Tree {
     }
 }
 
-pub(super) fn kill_marked(census: &Census, mark: &Mark) -> bool {
-    let marked: Vec<Stat> =
+pub(super) fn kill_marked(census: &ProcessCensus, mark: &RunMark) -> bool {
+    let marked: Vec<ProcessStat> =
         census.all().filter(|stat| stat.alive && census.is_marked(stat.pid, mark)).copied().collect();
     for member in &marked {
         signal(*member, Signal::KILL);
@@ -276,8 +276,8 @@ pub(super) fn kill_marked(census: &Census, mark: &Mark) -> bool {
     !marked.is_empty()
 }
 
-fn signal(member: Stat, signal: Signal) {
-    if let Some(known) = Known::hold(member.pid, member.start_time) {
+fn signal(member: ProcessStat, signal: Signal) {
+    if let Some(known) = PidfdProcess::hold(member.pid, member.start_time) {
         known.signal(signal);
     }
 }

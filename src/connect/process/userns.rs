@@ -23,19 +23,19 @@ pub(in crate::connect) const SERVER_ID: u32 = 99999;
 
 /// Pipes between a child and the mapper thread, as descriptor numbers that survive a fork.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Mapping {
+pub(super) struct IdMapPipes {
     // The child writes its process id here.
     ask: RawFd,
     // The mapper writes the process id here, followed by 1 if the map is written, otherwise 0.
     answer: RawFd,
 }
 
-pub(super) struct Mapper {
+pub(super) struct IdMapper {
     ask: PipeWriter,
     answer: PipeReader,
 }
 
-impl Mapper {
+impl IdMapper {
     /// Starts the thread. Returns `None` if the satellite is not root, because the child then writes its map itself.
     pub(super) fn start() -> io::Result<Option<Self>> {
         if !geteuid().is_root() {
@@ -49,8 +49,8 @@ impl Mapper {
 
     /// Returns the descriptors for a child. They stay open: the child lives no longer than the forking thread, which
     /// owns the mapper.
-    pub(super) fn mapping(&self) -> Mapping {
-        Mapping { ask: self.ask.as_raw_fd(), answer: self.answer.as_raw_fd() }
+    pub(super) fn mapping(&self) -> IdMapPipes {
+        IdMapPipes { ask: self.ask.as_raw_fd(), answer: self.answer.as_raw_fd() }
     }
 }
 
@@ -71,7 +71,7 @@ fn run(mut questions: PipeReader, mut answers: PipeWriter) {
 
 /// Enters a new user namespace, in which at most `below` further ones can be created. Runs between fork and exec: every
 /// call is async-signal-safe.
-pub(super) fn enter(below: u8, mapping: Option<Mapping>) -> io::Result<()> {
+pub(super) fn enter(below: u8, mapping: Option<IdMapPipes>) -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     unshare(CloneFlags::CLONE_NEWUSER)?;
     if let Some(mapping) = mapping {
@@ -80,13 +80,13 @@ pub(super) fn enter(below: u8, mapping: Option<Mapping>) -> io::Result<()> {
         // A fork of a process that is not dumpable cannot write these files. The exec resets the flag.
         set_dumpable(true)?;
         put(c"/proc/self/setgroups", b"deny")?;
-        put(c"/proc/self/uid_map", Line::map_to_root(user).bytes())?;
-        put(c"/proc/self/gid_map", Line::map_to_root(group).bytes())?;
+        put(c"/proc/self/uid_map", IdMapLine::map_to_root(user).bytes())?;
+        put(c"/proc/self/gid_map", IdMapLine::map_to_root(group).bytes())?;
     }
     put(c"/proc/sys/user/max_user_namespaces", &[b'0' + below.min(9)])
 }
 
-impl Mapping {
+impl IdMapPipes {
     fn await_map(self) -> io::Result<()> {
         #[expect(unsafe_code, reason = "descriptors are carried over a fork as numbers")]
         // SAFETY: both belong to the mapper, which the forking thread holds until the child has executed.
@@ -117,12 +117,12 @@ fn put(path: &std::ffi::CStr, bytes: &[u8]) -> io::Result<()> {
     Ok(write(&file, bytes).map(drop)?)
 }
 
-struct Line {
+struct IdMapLine {
     bytes: [u8; 16],
     length: usize,
 }
 
-impl Line {
+impl IdMapLine {
     fn map_to_root(id: u32) -> Self {
         let mut line = Self { bytes: [0; 16], length: 0 };
         line.push(b"0 ");
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_line_of_a_map_is_written_without_an_allocation() {
         for id in [0, 7, 1000, 99999, u32::MAX] {
-            assert_eq!(Line::map_to_root(id).bytes(), format!("0 {id} 1").as_bytes());
+            assert_eq!(IdMapLine::map_to_root(id).bytes(), format!("0 {id} 1").as_bytes());
         }
     }
 }

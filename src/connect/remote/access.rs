@@ -5,13 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::{Mask, Secret};
-use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
+use mcp_satellite_actors::model::secret::{Secret, SecretMask};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Url};
 
-use super::clients::Clients;
-use super::tokens::{Purse, Tokens};
+use super::clients::HttpClients;
+use super::tokens::{InstanceTokens, TokenSource};
 
 const ANY_ANSWER: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
@@ -50,7 +50,7 @@ pub fn is_reserved(header: &str) -> bool {
 }
 
 /// Addresses of a server and credentials for it, from one spec. New credentials make a new `Access`.
-pub(super) struct Access {
+pub(super) struct ServerAccess {
     client: Client,
     // Includes the instance's query parameters.
     url: Url,
@@ -59,16 +59,20 @@ pub(super) struct Access {
     headers: HeaderMap,
     query: Vec<(String, Secret)>,
     // Absent if the instance's headers contain a credential.
-    purse: Option<Purse>,
-    pub(super) mask: Mask,
+    purse: Option<InstanceTokens>,
+    pub(super) mask: SecretMask,
     pub(super) policy: Arc<Policy>,
 }
 
-impl Access {
+impl ServerAccess {
     /// Fails if the spec is not usable. The error contains no secret value.
-    pub(super) fn new(spec: &InstanceSpec, clients: &Clients, tokens: &Arc<dyn Tokens>) -> Result<Self, FailureKind> {
+    pub(super) fn new(
+        spec: &InstanceSpec,
+        clients: &HttpClients,
+        tokens: &Arc<dyn TokenSource>,
+    ) -> Result<Self, FailureKind> {
         let bad = |why: String| FailureKind::BadAddress(spec.mask.apply(&why));
-        let Target::Remote { url, health_url, .. } = &spec.target else {
+        let ServerTarget::Remote { url, health_url, .. } = &spec.target else {
             return Err(FailureKind::Unserved);
         };
         let query: Vec<_> = spec.query.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -103,12 +107,12 @@ impl Access {
         let health = health_url.map(|url| Ok((client(&url)?, url))).transpose()?;
         let client = client(&url)?;
         let (mask, policy) = (spec.mask.clone(), Arc::clone(&spec.policy));
-        Ok(Self { client, url, health, headers, query, purse: Purse::of(spec, tokens), mask, policy })
+        Ok(Self { client, url, health, headers, query, purse: InstanceTokens::of(spec, tokens), mask, policy })
     }
 
     /// Returns the source of tokens for a request to `url`: only for the origin of this server, for which tokens are
     /// issued.
-    pub(super) fn purse(&self, url: &Url) -> Option<&Purse> {
+    pub(super) fn purse(&self, url: &Url) -> Option<&InstanceTokens> {
         self.purse.as_ref().filter(|_| url.origin() == self.url.origin())
     }
 

@@ -14,7 +14,7 @@ use reqwest::{Client, Url, redirect, retry};
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore};
 
-use super::names::Names;
+use super::names::DnsResolver;
 use crate::http::{USER_AGENT, is_loopback};
 
 // Node closes a connection that was idle for 5 s. A request sent at that moment would look like a connection reset.
@@ -27,21 +27,21 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Kind {
+struct ClientSettings {
     connect_timeout: Duration,
     // True if no proxy is used.
     direct: bool,
 }
 
-pub(crate) struct Clients {
+pub(crate) struct HttpClients {
     tls: ClientConfig,
-    names: Names,
+    names: DnsResolver,
     // False if no CA certificates were found: then no TLS server can be trusted.
     has_roots: bool,
-    known: Mutex<HashMap<Kind, Client>>,
+    known: Mutex<HashMap<ClientSettings, Client>>,
 }
 
-impl Clients {
+impl HttpClients {
     /// Reads the machine's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
     pub(crate) fn new() -> io::Result<Self> {
         let found = rustls_native_certs::load_native_certs();
@@ -56,23 +56,23 @@ impl Clients {
         let has_roots = !roots.is_empty();
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let tls = tls.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
-        let clients = Self { tls, names: Names::new(), has_roots, known: Mutex::default() };
+        let clients = Self { tls, names: DnsResolver::new(), has_roots, known: Mutex::default() };
         // If no client can be built, fail now instead of for every instance.
         clients
-            .client(Kind { connect_timeout: RemotePolicy::default().connect_timeout, direct: false })
+            .client(ClientSettings { connect_timeout: RemotePolicy::default().connect_timeout, direct: false })
             .map_err(io::Error::other)?;
         Ok(clients)
     }
 
     pub(crate) fn of(&self, url: &Url, policy: &RemotePolicy) -> Result<Client, reqwest::Error> {
-        self.client(Kind { connect_timeout: policy.connect_timeout, direct: is_loopback(url) })
+        self.client(ClientSettings { connect_timeout: policy.connect_timeout, direct: is_loopback(url) })
     }
 
     pub(crate) fn has_roots(&self) -> bool {
         self.has_roots
     }
 
-    fn client(&self, kind: Kind) -> Result<Client, reqwest::Error> {
+    fn client(&self, kind: ClientSettings) -> Result<Client, reqwest::Error> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = known.get(&kind) {
             return Ok(client.clone());

@@ -12,7 +12,7 @@ use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use memchr::memchr2;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Event {
+pub(super) struct SseEvent {
     /// Event type; absent means `message`.
     pub(super) kind: Option<String>,
     pub(super) data: Bytes,
@@ -22,13 +22,13 @@ pub(super) struct Event {
 pub(super) const COUNTED_FROM: usize = 64 * 1024;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum EventError {
+pub(super) enum SseError {
     TooLong,
     NoMemory,
 }
 
 #[derive(Debug)]
-pub(super) struct Events {
+pub(super) struct SseDecoder {
     limit: usize,
     memory: Arc<ByteBudget>,
     share: ByteShare,
@@ -45,7 +45,7 @@ pub(super) struct Events {
     at_start: bool,
 }
 
-impl Events {
+impl SseDecoder {
     /// Creates a decoder for lines and events of at most `limit` bytes. Long ones count in `memory`.
     pub(super) fn new(limit: usize, memory: &Arc<ByteBudget>) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Events {
         self.chunk = chunk;
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Event>, EventError> {
+    pub(super) fn next(&mut self) -> Result<Option<SseEvent>, SseError> {
         while !self.chunk.is_empty() {
             if std::mem::take(&mut self.after_cr) && self.chunk[0] == b'\n' {
                 drop(self.chunk.split_to(1));
@@ -78,7 +78,7 @@ impl Events {
             let Some(end) = memchr2(b'\n', b'\r', &self.chunk) else {
                 let rest = std::mem::take(&mut self.chunk);
                 if self.line.len() + rest.len() > self.limit {
-                    return Err(EventError::TooLong);
+                    return Err(SseError::TooLong);
                 }
                 self.line.extend_from_slice(&rest);
                 self.count()?;
@@ -87,7 +87,7 @@ impl Events {
             let part = self.chunk.split_to(end);
             self.after_cr = self.chunk.split_to(1)[0] == b'\r';
             if self.line.len() + part.len() > self.limit {
-                return Err(EventError::TooLong);
+                return Err(SseError::TooLong);
             }
             let event = if self.line.is_empty() {
                 self.read(&part)?
@@ -115,10 +115,10 @@ impl Events {
         self.retry
     }
 
-    fn count(&mut self) -> Result<(), EventError> {
+    fn count(&mut self) -> Result<(), SseError> {
         let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
         let uncounted = bytes.saturating_sub(COUNTED_FROM + self.share.bytes());
-        if uncounted == 0 || self.share.try_take(uncounted) { Ok(()) } else { Err(EventError::NoMemory) }
+        if uncounted == 0 || self.share.try_take(uncounted) { Ok(()) } else { Err(SseError::NoMemory) }
     }
 
     fn give_back(&mut self) {
@@ -127,7 +127,7 @@ impl Events {
         self.share.give(self.share.bytes().saturating_sub(needed));
     }
 
-    fn read(&mut self, line: &[u8]) -> Result<Option<Event>, EventError> {
+    fn read(&mut self, line: &[u8]) -> Result<Option<SseEvent>, SseError> {
         let line = match line.strip_prefix(b"\xEF\xBB\xBF") {
             Some(rest) if self.at_start => rest,
             _ => line,
@@ -143,7 +143,7 @@ impl Events {
             b"data" => {
                 let before = self.data.as_ref().map_or(0, |data| data.len() + 1);
                 if before + value.len() > self.limit {
-                    return Err(EventError::TooLong);
+                    return Err(SseError::TooLong);
                 }
                 match &mut self.data {
                     Some(data) => {
@@ -167,7 +167,7 @@ impl Events {
     }
 
     /// Ends an event at an empty line. Returns `None` if it has no data; it may still have set the id.
-    fn finish(&mut self) -> Option<Event> {
+    fn finish(&mut self) -> Option<SseEvent> {
         if let Some(id) = self.next_id.take() {
             self.last_id = Some(id);
         }
@@ -178,7 +178,7 @@ impl Events {
             Some(share) => share.hold(data),
             None => data,
         };
-        Some(Event { kind, data })
+        Some(SseEvent { kind, data })
     }
 }
 
@@ -186,12 +186,12 @@ impl Events {
 mod tests {
     use super::*;
 
-    fn read(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, Events), EventError> {
-        let mut events = Events::new(limit, &ByteBudget::unlimited());
+    fn read(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, SseDecoder), SseError> {
+        let mut events = SseDecoder::new(limit, &ByteBudget::unlimited());
         let mut seen = Vec::new();
         for chunk in text.chunks(size) {
             events.push(Bytes::copy_from_slice(chunk));
-            while let Some(Event { kind, data }) = events.next()? {
+            while let Some(SseEvent { kind, data }) = events.next()? {
                 seen.push((kind.unwrap_or_default(), String::from_utf8_lossy(&data).into_owned()));
             }
         }
@@ -237,11 +237,11 @@ mod tests {
     #[test]
     fn neither_a_line_nor_an_event_grows_beyond_the_limit() {
         let endless = [b'x'; 101];
-        assert_eq!(read(&endless, 10, 100).err(), Some(EventError::TooLong));
-        assert_eq!(read(&endless, 200, 100).err(), Some(EventError::TooLong));
-        assert_eq!(read(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(EventError::TooLong));
+        assert_eq!(read(&endless, 10, 100).err(), Some(SseError::TooLong));
+        assert_eq!(read(&endless, 200, 100).err(), Some(SseError::TooLong));
+        assert_eq!(read(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(SseError::TooLong));
         let lines = "data: 0123456789\n".repeat(10);
-        assert_eq!(read(lines.as_bytes(), 7, 100).err(), Some(EventError::TooLong));
+        assert_eq!(read(lines.as_bytes(), 7, 100).err(), Some(SseError::TooLong));
         assert!(read(lines.as_bytes(), 7, 109).is_ok());
     }
 
@@ -258,20 +258,20 @@ mod tests {
         let budget = ByteBudget::new(100_000);
         let event = [b"data: ", &vec![b'z'; 150_000][..], b"\n\n"].concat();
         let read = |chunk: usize| {
-            let mut events = Events::new(1_000_000, &budget);
+            let mut events = SseDecoder::new(1_000_000, &budget);
             for chunk in event.chunks(chunk) {
                 events.push(Bytes::copy_from_slice(chunk));
                 if let Some(event) = events.next()? {
                     return Ok(event);
                 }
             }
-            Err(EventError::TooLong)
+            Err(SseError::TooLong)
         };
         for chunk in [1000, 1_000_000] {
             let event = read(chunk).expect("there is memory for one");
             assert_eq!(event.data.len(), 150_000);
             assert!((84_000..=100_000).contains(&budget.used()), "{}", budget.used());
-            assert_eq!(read(chunk), Err(EventError::NoMemory), "and not for two");
+            assert_eq!(read(chunk), Err(SseError::NoMemory), "and not for two");
             drop(event);
             assert_eq!(budget.used(), 0);
         }

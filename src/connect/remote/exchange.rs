@@ -12,65 +12,65 @@ use futures::future::{AbortHandle, Abortable, Aborted, BoxFuture};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, SinkExt, StreamExt};
 use mcp_satellite_actors::byte_budget::ByteBudget;
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::Incoming;
+use mcp_satellite_actors::seam::LineEvent;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Request, RequestBuilder, Response, StatusCode, Url};
 use tokio::time::timeout;
 
-use super::access::{Access, JSON, PROTOCOL_VERSION, SESSION_ID, TEXT};
-use super::clients::Clients;
-use super::events::{COUNTED_FROM, Event, EventError, Events};
+use super::access::{JSON, PROTOCOL_VERSION, SESSION_ID, ServerAccess, TEXT};
+use super::clients::HttpClients;
+use super::events::{COUNTED_FROM, SseDecoder, SseError, SseEvent};
 use super::failures::{challenge, of_error, of_status, one_line};
-use super::line::Telling;
+use super::line::OneWayKind;
 use super::message;
-use super::tokens::{Refusal, Tokens};
+use super::tokens::{TokenRefusal, TokenSource};
 
 // Minimum length of a session id that is masked in messages. A shorter one is a counter: it occurs in ordinary text and
 // is no secret.
 const SESSION_ID_MIN: usize = 5;
 
 #[derive(Debug)]
-pub(super) enum News {
-    Of(Incoming),
+pub(super) enum ExchangeMessage {
+    Of(LineEvent),
     /// A message of the server other than the awaited answer. It may answer the request of another exchange.
     Aside(Bytes, Option<u64>),
     /// The request with this number was answered a while ago on the stream of another exchange.
     Answered(u64),
     Initialized,
     Endpoint,
-    Unopened(Failure),
-    Told(Telling),
+    Unopened(ExchangeFailure),
+    Told(OneWayKind),
     Done,
 }
 
 /// Sender from an exchange to its line, with room for one message: a server that sends faster than the session reads
 /// has to wait.
-pub(super) struct Out {
-    line: mpsc::Sender<News>,
+pub(super) struct ExchangeSender {
+    line: mpsc::Sender<ExchangeMessage>,
     of: Option<u64>,
 }
 
-impl Out {
-    pub(super) async fn send(&mut self, news: News) {
+impl ExchangeSender {
+    pub(super) async fn send(&mut self, news: ExchangeMessage) {
         // If the line is gone, this exchange is dropped at the next await.
         let _ = self.line.send(news).await;
     }
 
     pub(super) async fn answer(&mut self, text: Bytes) {
-        self.messages(text, |message, of| News::Of(Incoming::Message { message, of })).await;
+        self.messages(text, |message, of| ExchangeMessage::Of(LineEvent::Message { message, of })).await;
     }
 
     /// Sends any other text of the server.
     pub(super) async fn aside(&mut self, text: Bytes) {
-        self.messages(text, News::Aside).await;
+        self.messages(text, ExchangeMessage::Aside).await;
     }
 
     // Splits a batch into its messages. Text that is not JSON is passed on, because the session counts invalid
     // messages.
-    async fn messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> News) {
+    async fn messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> ExchangeMessage) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
         match is_batch.then(|| message::messages(&text)).flatten() {
             None => self.send(news(text, self.of)).await,
@@ -83,19 +83,19 @@ impl Out {
     }
 }
 
-type Exchange = BoxFuture<'static, (Option<u64>, News)>;
+type Exchange = BoxFuture<'static, (Option<u64>, ExchangeMessage)>;
 
 /// Exchanges in progress on one line. They run while the line is polled, so none outlives the line.
-pub(super) struct Exchanges {
+pub(super) struct LineExchanges {
     running: FuturesUnordered<Abortable<Exchange>>,
     abandonable: Vec<(u64, AbortHandle)>,
-    sender: mpsc::Sender<News>,
-    receiver: mpsc::Receiver<News>,
-    ended: VecDeque<News>,
+    sender: mpsc::Sender<ExchangeMessage>,
+    receiver: mpsc::Receiver<ExchangeMessage>,
+    ended: VecDeque<ExchangeMessage>,
     waker: Option<Waker>,
 }
 
-impl Exchanges {
+impl LineExchanges {
     pub(super) fn new() -> Self {
         let (sender, receiver) = mpsc::channel(0);
         Self {
@@ -108,12 +108,13 @@ impl Exchanges {
         }
     }
 
-    pub(super) fn start<F>(&mut self, id: Option<u64>, exchange: impl FnOnce(Out) -> F)
+    pub(super) fn start<F>(&mut self, id: Option<u64>, exchange: impl FnOnce(ExchangeSender) -> F)
     where
-        F: Future<Output = News> + Send + 'static,
+        F: Future<Output = ExchangeMessage> + Send + 'static,
     {
         let (handle, registration) = AbortHandle::new_pair();
-        let exchange = exchange(Out { line: self.sender.clone(), of: id }).map(move |news| (id, news)).boxed();
+        let exchange =
+            exchange(ExchangeSender { line: self.sender.clone(), of: id }).map(move |news| (id, news)).boxed();
         self.running.push(Abortable::new(exchange, registration));
         if let Some(id) = id {
             self.abandonable.push((id, handle));
@@ -143,7 +144,7 @@ impl Exchanges {
         }
     }
 
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<News> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeMessage> {
         loop {
             // Messages that an exchange sent while it ran come before its result.
             let told = match self.receiver.poll_next_unpin(cx) {
@@ -171,43 +172,43 @@ impl Exchanges {
     }
 }
 
-pub(super) struct Session {
-    clients: Arc<Clients>,
-    tokens: Arc<dyn Tokens>,
+pub(super) struct LineSession {
+    clients: Arc<HttpClients>,
+    tokens: Arc<dyn TokenSource>,
     memory: Arc<ByteBudget>,
-    state: Mutex<State>,
+    state: Mutex<ExchangeState>,
 }
 
-struct State {
-    access: Result<Arc<Access>, FailureKind>,
+struct ExchangeState {
+    access: Result<Arc<ServerAccess>, FailureKind>,
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     // Endpoint for messages, named by an HTTP+SSE server.
     endpoint: Option<Url>,
 }
 
-impl Session {
+impl LineSession {
     pub(super) fn new(
         spec: &InstanceSpec,
-        clients: Arc<Clients>,
-        tokens: Arc<dyn Tokens>,
+        clients: Arc<HttpClients>,
+        tokens: Arc<dyn TokenSource>,
         memory: Arc<ByteBudget>,
     ) -> Arc<Self> {
-        let access = Access::new(spec, &clients, &tokens).map(Arc::new);
-        let state = Mutex::new(State { access, id: None, version: None, endpoint: None });
+        let access = ServerAccess::new(spec, &clients, &tokens).map(Arc::new);
+        let state = Mutex::new(ExchangeState { access, id: None, version: None, endpoint: None });
         Arc::new(Self { clients, tokens, memory, state })
     }
 
-    pub(super) fn terms(&self) -> Result<Terms, Failure> {
+    pub(super) fn terms(&self) -> Result<ExchangeContext, ExchangeFailure> {
         let state = self.state();
-        let access = state.access.clone().map_err(Failure::unsent)?;
+        let access = state.access.clone().map_err(ExchangeFailure::unsent)?;
         let (id, version, endpoint) = (state.id.clone(), state.version.clone(), state.endpoint.clone());
         let (greets, memory) = (version.is_none(), self.memory.clone());
-        Ok(Terms { access, alone: false, greets, id, version, endpoint, memory })
+        Ok(ExchangeContext { access, alone: false, greets, id, version, endpoint, memory })
     }
 
     pub(super) fn adopt(&self, spec: &InstanceSpec) {
-        let access = Access::new(spec, &self.clients, &self.tokens).map(Arc::new);
+        let access = ServerAccess::new(spec, &self.clients, &self.tokens).map(Arc::new);
         self.state().access = access;
     }
 
@@ -231,14 +232,14 @@ impl Session {
         self.state().endpoint = Some(endpoint);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExchangeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Snapshot of the session state for one exchange.
-pub(super) struct Terms {
-    pub(super) access: Arc<Access>,
+pub(super) struct ExchangeContext {
+    pub(super) access: Arc<ServerAccess>,
     // True for a request outside any session.
     alone: bool,
     // True before a version is negotiated: a refused token then concerns the server as a whole.
@@ -249,7 +250,7 @@ pub(super) struct Terms {
     memory: Arc<ByteBudget>,
 }
 
-impl Terms {
+impl ExchangeContext {
     /// Returns the terms of a request outside any session. `greets` is true for the first request to the server.
     pub(super) fn alone(self, greets: bool) -> Self {
         Self { alone: true, greets, id: None, version: None, ..self }
@@ -281,7 +282,7 @@ impl Terms {
         &self,
         mut request: RequestBuilder,
         header_timeout: Option<Duration>,
-    ) -> Result<Response, Failure> {
+    ) -> Result<Response, ExchangeFailure> {
         for (name, value) in [(SESSION_ID, &self.id), (PROTOCOL_VERSION, &self.version)] {
             if let Some(value) = value {
                 request = request.header(name, value);
@@ -296,7 +297,7 @@ impl Terms {
         &self,
         request: RequestBuilder,
         header_timeout: Option<Duration>,
-    ) -> Result<Response, Failure> {
+    ) -> Result<Response, ExchangeFailure> {
         let (client, request) = request.build_split();
         let request = request.map_err(|error| of_error(&error, &self.access))?;
         let Some(purse) = self.access.purse(request.url()) else {
@@ -305,14 +306,14 @@ impl Terms {
         let (mut used, mut again) = (purse.token(), request.try_clone());
         let mut response = self.send(&client, bearing(request, used.as_ref()), header_timeout).await?;
         while matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            let refusal = Refusal {
+            let refusal = TokenRefusal {
                 status: response.status().as_u16(),
                 used,
                 challenge: challenge(response.headers()),
                 first: self.greets,
                 again: again.is_none(),
             };
-            let another = purse.another(refusal).await.map_err(Failure::sent)?;
+            let another = purse.another(refusal).await.map_err(ExchangeFailure::sent)?;
             let (Some(token), Some(request)) = (another, again.take()) else { break };
             response = self.send(&client, bearing(request, Some(&token)), header_timeout).await?;
             used = Some(token);
@@ -325,10 +326,12 @@ impl Terms {
         client: &Client,
         request: Request,
         header_timeout: Option<Duration>,
-    ) -> Result<Response, Failure> {
+    ) -> Result<Response, ExchangeFailure> {
         let asked = client.execute(request);
         let answer = match header_timeout {
-            Some(limit) => timeout(limit, asked).await.map_err(|_| Failure::sent(FailureKind::HeaderTimeout(limit)))?,
+            Some(limit) => {
+                timeout(limit, asked).await.map_err(|_| ExchangeFailure::sent(FailureKind::HeaderTimeout(limit)))?
+            }
             None => asked.await,
         };
         answer.map_err(|error| of_error(&error, &self.access))
@@ -406,22 +409,22 @@ impl Terms {
         }
     }
 
-    pub(super) async fn body(&self, mut response: Response) -> Result<Bytes, Failure> {
+    pub(super) async fn body(&self, mut response: Response) -> Result<Bytes, ExchangeFailure> {
         let limit = self.line_max();
-        let too_long = || Failure::sent(FailureKind::TooLong(limit));
+        let too_long = || ExchangeFailure::sent(FailureKind::TooLong(limit));
         if response.content_length().is_some_and(|length| usize::try_from(length).map_or(true, |length| length > limit))
         {
             return Err(too_long());
         }
         let mut parts = Vec::new();
         let (mut length, mut share) = (0, self.memory.share());
-        while let Some(part) = response.chunk().await.map_err(|_| Failure::sent(FailureKind::Cut))? {
+        while let Some(part) = response.chunk().await.map_err(|_| ExchangeFailure::sent(FailureKind::Cut))? {
             length += part.len();
             if length > limit {
                 return Err(too_long());
             }
             if length > COUNTED_FROM && !share.try_take(length - share.bytes()) {
-                return Err(Failure::sent(FailureKind::NoMemory));
+                return Err(ExchangeFailure::sent(FailureKind::NoMemory));
             }
             parts.push(part);
         }
@@ -432,18 +435,18 @@ impl Terms {
         Ok(if share.bytes() == 0 { whole } else { share.hold(whole) })
     }
 
-    pub(super) fn events(&self) -> Events {
-        Events::new(self.line_max(), &self.memory)
+    pub(super) fn events(&self) -> SseDecoder {
+        SseDecoder::new(self.line_max(), &self.memory)
     }
 
     fn line_max(&self) -> usize {
         self.access.policy.session.line_max
     }
 
-    pub(super) fn unread(&self, error: &EventError) -> Failure {
-        Failure::sent(match error {
-            EventError::TooLong => FailureKind::TooLong(self.line_max()),
-            EventError::NoMemory => FailureKind::NoMemory,
+    pub(super) fn unread(&self, error: &SseError) -> ExchangeFailure {
+        ExchangeFailure::sent(match error {
+            SseError::TooLong => FailureKind::TooLong(self.line_max()),
+            SseError::NoMemory => FailureKind::NoMemory,
         })
     }
 
@@ -476,7 +479,7 @@ pub(super) fn forget_head(response: &mut Response) {
 }
 
 /// Returns the next event of a stream, or `None` at its end, regular or not. Cancel-safe.
-pub(super) async fn next_event(response: &mut Response, events: &mut Events) -> Result<Option<Event>, EventError> {
+pub(super) async fn next_event(response: &mut Response, events: &mut SseDecoder) -> Result<Option<SseEvent>, SseError> {
     loop {
         if let Some(event) = events.next()? {
             return Ok(Some(event));

@@ -5,19 +5,19 @@ use std::io;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::model::secret::MASKED;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use reqwest::{Response, StatusCode, Url};
 
-use super::access::Access;
+use super::access::ServerAccess;
 use crate::http::pause;
 
 // Maximum number of characters of a foreign text in a message.
 const TEXT_MAX: usize = 200;
 const CONTENT_TYPE_MAX: usize = 64;
 
-pub(super) fn of_error(error: &reqwest::Error, access: &Access) -> Failure {
+pub(super) fn of_error(error: &reqwest::Error, access: &ServerAccess) -> ExchangeFailure {
     let connecting = error.is_connect();
     let kind = if error.is_builder() {
         FailureKind::BadAddress("no request can be made for it".to_owned())
@@ -28,10 +28,10 @@ pub(super) fn of_error(error: &reqwest::Error, access: &Access) -> Failure {
     } else {
         cause(error, connecting, access)
     };
-    Failure { kind, sent: !(connecting || error.is_builder()), answering: false }
+    ExchangeFailure { kind, sent: !(connecting || error.is_builder()), answering: false }
 }
 
-fn cause(error: &reqwest::Error, connecting: bool, access: &Access) -> FailureKind {
+fn cause(error: &reqwest::Error, connecting: bool, access: &ServerAccess) -> FailureKind {
     let mut last: &(dyn Error + 'static) = error;
     loop {
         if let Some(error) = last.downcast_ref::<rustls::Error>() {
@@ -56,7 +56,7 @@ fn cause(error: &reqwest::Error, connecting: bool, access: &Access) -> FailureKi
     })
 }
 
-pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
+pub(super) fn of_status(response: &Response, access: &ServerAccess) -> FailureKind {
     let headers = response.headers();
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     // A client needs the whole challenge, so it is masked and not shortened.
@@ -79,7 +79,7 @@ pub(super) fn of_status(response: &Response, access: &Access) -> FailureKind {
     }
 }
 
-pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &Access) -> FailureKind {
+pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &ServerAccess) -> FailureKind {
     let text = content_type.and_then(|value| value.to_str().ok()).map(|text| told(text, access));
     let media_type = text.as_deref().and_then(|text| text.split(';').next()).map(str::trim);
     let media_type = media_type.filter(|media_type| !media_type.is_empty());
@@ -87,7 +87,7 @@ pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &Access) -> Fa
 }
 
 /// Masks secrets in a foreign text and shortens it to one line.
-pub(super) fn told(text: &str, access: &Access) -> String {
+pub(super) fn told(text: &str, access: &ServerAccess) -> String {
     one_line(&access.mask.apply(text))
 }
 

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 const METHOD_NOT_FOUND: i64 = -32601;
 
 #[derive(Deserialize)]
-struct Outside<'a> {
+struct MessageEnvelope<'a> {
     #[serde(borrow)]
     jsonrpc: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -21,7 +21,7 @@ struct Outside<'a> {
     error: Option<IgnoredAny>,
 }
 
-impl<'a> Outside<'a> {
+impl<'a> MessageEnvelope<'a> {
     /// Parses the envelope. The first byte is checked because serde would also read the struct from an array.
     fn of(message: &'a [u8]) -> Option<Self> {
         let message = message.trim_ascii_start();
@@ -35,7 +35,7 @@ impl<'a> Outside<'a> {
 
 /// Returns the id of the request that this message answers.
 pub(super) fn answered(message: &[u8]) -> Option<u64> {
-    Outside::of(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
+    MessageEnvelope::of(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
 }
 
 pub(super) fn answers(message: &[u8], id: u64) -> bool {
@@ -43,23 +43,23 @@ pub(super) fn answers(message: &[u8], id: u64) -> bool {
 }
 
 pub(super) fn is_error(message: &[u8]) -> bool {
-    Outside::of(message).is_some_and(|outside| outside.is_error())
+    MessageEnvelope::of(message).is_some_and(|outside| outside.is_error())
 }
 
 pub(super) fn is_error_about_nothing(message: &[u8]) -> bool {
-    Outside::of(message).is_some_and(|outside| outside.is_error() && outside.id.is_none())
+    MessageEnvelope::of(message).is_some_and(|outside| outside.is_error() && outside.id.is_none())
 }
 
 pub(super) fn complaint(message: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
-    struct Refusal {
+    struct ErrorEnvelope {
         error: Complaint,
     }
     #[derive(Deserialize)]
     struct Complaint {
         message: String,
     }
-    let refusal: Refusal = serde_json::from_slice(message).ok()?;
+    let refusal: ErrorEnvelope = serde_json::from_slice(message).ok()?;
     Some(refusal.error.message).filter(|said| !said.trim().is_empty())
 }
 
@@ -70,7 +70,7 @@ pub(super) fn says_session_not_found(text: &str) -> bool {
 /// Converts a method-not-found error to an answer to request `id`.
 pub(super) fn unknown_method(message: &[u8], id: u64) -> Option<Bytes> {
     #[derive(Deserialize)]
-    struct Refusal<'a> {
+    struct RefusalBody<'a> {
         #[serde(borrow)]
         error: &'a RawValue,
     }
@@ -78,8 +78,8 @@ pub(super) fn unknown_method(message: &[u8], id: u64) -> Option<Bytes> {
     struct Coded {
         code: i64,
     }
-    Outside::of(message).filter(Outside::is_error)?;
-    let Refusal { error } = serde_json::from_slice(message).ok()?;
+    MessageEnvelope::of(message).filter(MessageEnvelope::is_error)?;
+    let RefusalBody { error } = serde_json::from_slice(message).ok()?;
     let Coded { code } = serde_json::from_str(error.get()).ok()?;
     (code == METHOD_NOT_FOUND).then(|| format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into())
 }

@@ -23,17 +23,17 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::byte_budget::ByteBudget;
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
 
 pub use self::access::is_reserved;
 #[cfg(feature = "cli")]
-pub(crate) use self::clients::Clients;
+pub(crate) use self::clients::HttpClients;
 #[cfg(not(feature = "cli"))]
-use self::clients::Clients;
+use self::clients::HttpClients;
 use self::line::RemoteLine;
-pub use self::tokens::{Holder, NoTokens, Refusal, Tokens};
+pub use self::tokens::{NoTokens, TokenHolder, TokenRefusal, TokenSource};
 
 /// Connector for servers over HTTP and HTTPS.
 ///
@@ -43,8 +43,8 @@ pub use self::tokens::{Holder, NoTokens, Refusal, Tokens};
 /// followed, and the HTTP client sends no request twice.
 #[derive(Clone)]
 pub struct RemoteConnector {
-    clients: Arc<Clients>,
-    tokens: Arc<dyn Tokens>,
+    clients: Arc<HttpClients>,
+    tokens: Arc<dyn TokenSource>,
     memory: Arc<ByteBudget>,
 }
 
@@ -56,13 +56,13 @@ impl RemoteConnector {
     ///
     /// Fails if no HTTP client can be built.
     pub fn new() -> io::Result<Self> {
-        let clients = Arc::new(Clients::new()?);
+        let clients = Arc::new(HttpClients::new()?);
         Ok(Self { clients, tokens: Arc::new(NoTokens), memory: ByteBudget::unlimited() })
     }
 
     /// Sets the source of tokens for instances without a credential of their own.
     #[must_use]
-    pub fn with_tokens(self, tokens: Arc<dyn Tokens>) -> Self {
+    pub fn with_tokens(self, tokens: Arc<dyn TokenSource>) -> Self {
         Self { tokens, ..self }
     }
 
@@ -73,17 +73,17 @@ impl RemoteConnector {
     }
 
     #[cfg(feature = "cli")]
-    pub(crate) fn clients(&self) -> Arc<Clients> {
+    pub(crate) fn clients(&self) -> Arc<HttpClients> {
         Arc::clone(&self.clients)
     }
 }
 
 impl Connector for RemoteConnector {
-    fn open(&self, _spec: Arc<InstanceSpec>, _run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, _spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         ready(Err(OpenError::Server("stdio servers are not served by the remote connector".to_owned()))).boxed()
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, _run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
         let (clients, tokens) = (Arc::clone(&self.clients), Arc::clone(&self.tokens));
         Box::new(RemoteLine::new(spec, clients, tokens, Arc::clone(&self.memory)))
     }

@@ -23,11 +23,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 // Maximum number of remembered suspects. Beyond it all are forgotten, at the cost of one lookup for each.
 const SUSPECTS_MAX: usize = 4096;
 
-type Answer = Result<Vec<SocketAddr>, Unresolved>;
+type Answer = Result<Vec<SocketAddr>, ResolveError>;
 
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the name cannot be resolved")]
-struct Unresolved;
+struct ResolveError;
 
 /// A shared lookup, started by the first caller that gets a permit and finished by its thread.
 type Lookup = OnceCell<watch::Receiver<Option<Answer>>>;
@@ -35,7 +35,7 @@ type Lookup = OnceCell<watch::Receiver<Option<Answer>>>;
 type LookUp = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 #[derive(Clone)]
-pub(super) struct Names {
+pub(super) struct DnsResolver {
     look_up: Arc<LookUp>,
     places: Arc<Semaphore>,
     suspect_places: Arc<Semaphore>,
@@ -45,7 +45,7 @@ pub(super) struct Names {
     lookups: Arc<Mutex<HashMap<String, Weak<Lookup>>>>,
 }
 
-impl Names {
+impl DnsResolver {
     pub(super) fn new() -> Self {
         Self::with(PATIENCE, |host| Ok((host, 0).to_socket_addrs()?.collect()))
     }
@@ -71,7 +71,7 @@ impl Names {
 
     fn ask(&self, host: &str) -> Answer {
         let asked_at = Instant::now();
-        let answer = (self.look_up)(host).map_err(|_| Unresolved);
+        let answer = (self.look_up)(host).map_err(|_| ResolveError);
         let mut suspects = self.suspects();
         if answer.is_ok() && asked_at.elapsed() <= self.patience {
             suspects.remove(host);
@@ -99,7 +99,7 @@ impl Names {
         let lookup = self.lookup(&host);
         let begun = lookup.get_or_try_init(|| async {
             // The semaphore is never closed.
-            let place = self.places(&host).acquire_owned().await.map_err(|_| Unresolved)?;
+            let place = self.places(&host).acquire_owned().await.map_err(|_| ResolveError)?;
             let (told, answered) = watch::channel(None);
             let (names, kept) = (self.clone(), Arc::clone(&lookup));
             // The thread runs to its end even if all callers have given up. Until then it keeps its permit and its
@@ -113,12 +113,12 @@ impl Names {
         let mut answered = begun.await?.clone();
         match answered.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
-            Ok(None) | Err(_) => Err(Unresolved),
+            Ok(None) | Err(_) => Err(ResolveError),
         }
     }
 }
 
-impl Resolve for Names {
+impl Resolve for DnsResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let answer = self.clone().addresses(name.as_str().to_owned());
         Box::pin(async move { Ok(Box::new(answer.await?.into_iter()) as Addrs) })
@@ -138,15 +138,15 @@ mod tests {
 
     use super::*;
 
-    fn slow() -> (Names, UnboundedReceiver<String>, mpsc::Sender<()>) {
+    fn slow() -> (DnsResolver, UnboundedReceiver<String>, mpsc::Sender<()>) {
         slower_than(Duration::MAX)
     }
 
-    fn slower_than(patience: Duration) -> (Names, UnboundedReceiver<String>, mpsc::Sender<()>) {
+    fn slower_than(patience: Duration) -> (DnsResolver, UnboundedReceiver<String>, mpsc::Sender<()>) {
         let (asked, asking) = unbounded_channel();
         let (go, gate) = mpsc::channel();
         let gate = Mutex::new(gate);
-        let names = Names::with(patience, move |host| {
+        let names = DnsResolver::with(patience, move |host| {
             asked.send(host.to_owned()).unwrap();
             gate.lock().unwrap().recv().unwrap();
             if host.starts_with("bad") {

@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use mcp_satellite_actors::seam::Routing;
+use mcp_satellite_actors::seam::RequestHeaders;
 use reqwest::header::{HeaderName, HeaderValue};
 
 use super::access::PROTOCOL_VERSION;
@@ -13,8 +13,8 @@ const PARAM: &str = "mcp-param-";
 const MARKS: (&str, &str) = ("=?base64?", "?=");
 
 /// Returns the headers of a request. A value that cannot be a header is left out, and the server reports it as missing.
-pub(super) fn headers(routing: &Routing) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-    let Routing { version, method, name, params } = routing;
+pub(super) fn headers(routing: &RequestHeaders) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+    let RequestHeaders { version, method, name, params } = routing;
     let ours = [(PROTOCOL_VERSION, Some(&**version)), (METHOD, Some(&**method)), (NAME, name.as_deref())];
     let ours = ours.into_iter().filter_map(|(name, value)| {
         let mut value = spelled(value?)?;
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn headers_say_what_a_request_is_about() {
-        let routing = Routing {
+        let routing = RequestHeaders {
             version: "2026-07-28",
             method: "tools/call".to_owned(),
             name: Some("sql".to_owned()),

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::seam::{Incoming, Routing};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::seam::{LineEvent, RequestHeaders};
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
-use super::events::Events;
-use super::exchange::{News, Out, Session, Terms, content_type, forget_head, next_event};
+use super::events::SseDecoder;
+use super::exchange::{
+    ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, forget_head, next_event,
+};
 use super::failures::not_mcp;
 use super::{message, routing};
 
@@ -29,27 +31,27 @@ const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(180);
 
 pub(super) async fn request(
-    session: Arc<Session>,
+    session: Arc<LineSession>,
     id: u64,
     body: Bytes,
     header_timeout: Option<Duration>,
-    routing: Option<Box<Routing>>,
-    mut out: Out,
-) -> News {
+    routing: Option<Box<RequestHeaders>>,
+    mut out: ExchangeSender,
+) -> ExchangeMessage {
     match ask(&session, id, body, header_timeout, routing.as_deref(), &mut out).await {
-        Ok(()) => News::Done,
-        Err(failure) => News::Of(Incoming::Failed { id, failure }),
+        Ok(()) => ExchangeMessage::Done,
+        Err(failure) => ExchangeMessage::Of(LineEvent::Failed { id, failure }),
     }
 }
 
 async fn ask(
-    session: &Session,
+    session: &LineSession,
     id: u64,
     body: Bytes,
     header_timeout: Option<Duration>,
-    routing: Option<&Routing>,
-    out: &mut Out,
-) -> Result<(), Failure> {
+    routing: Option<&RequestHeaders>,
+    out: &mut ExchangeSender,
+) -> Result<(), ExchangeFailure> {
     let terms = match routing {
         Some(routing) => session.terms()?.alone(matches!(&*routing.method, "initialize" | "server/discover")),
         None => session.terms()?,
@@ -60,10 +62,10 @@ async fn ask(
     let response = terms.ask(post, header_timeout).await?;
     if !response.status().is_success() {
         let is_known = routing.is_some() || terms.has_begun();
-        let refused = |kind| Failure::sent(if is_known { kind } else { perhaps_older(kind) });
+        let refused = |kind| ExchangeFailure::sent(if is_known { kind } else { perhaps_older(kind) });
         let answer = terms.refusal(response, Some(id)).await.map_err(refused)?;
         for message in answer {
-            out.send(News::Of(Incoming::Message { message, of: Some(id) })).await;
+            out.send(ExchangeMessage::Of(LineEvent::Message { message, of: Some(id) })).await;
         }
         return Ok(());
     }
@@ -80,13 +82,13 @@ async fn ask(
             let messages = message::messages(&body).unwrap_or_default();
             let answered = messages.iter().any(|message| message::answers(message, id));
             for message in messages {
-                out.send(News::Of(Incoming::Message { message, of: Some(id) })).await;
+                out.send(ExchangeMessage::Of(LineEvent::Message { message, of: Some(id) })).await;
             }
-            if answered { Ok(()) } else { Err(Failure::sent(not_mcp(named.as_ref(), &terms.access))) }
+            if answered { Ok(()) } else { Err(ExchangeFailure::sent(not_mcp(named.as_ref(), &terms.access))) }
         }
         _ => {
             let named = response.headers().get(CONTENT_TYPE).filter(|_| !accepted);
-            Err(Failure::sent(not_mcp(named, &terms.access)))
+            Err(ExchangeFailure::sent(not_mcp(named, &terms.access)))
         }
     }
 }
@@ -105,13 +107,13 @@ fn perhaps_older(kind: FailureKind) -> FailureKind {
 
 /// Reads the stream that answers a POST until it contains the answer. A stream that breaks off is resumed.
 async fn follow(
-    session: &Session,
-    mut terms: Terms,
+    session: &LineSession,
+    mut terms: ExchangeContext,
     id: u64,
     mut response: Response,
-    out: &mut Out,
-) -> Result<(), Failure> {
-    let mut pace = Pace::default();
+    out: &mut ExchangeSender,
+) -> Result<(), ExchangeFailure> {
+    let mut pace = ReopenBackoff::default();
     let mut last_id = None;
     loop {
         let began = Instant::now();
@@ -131,7 +133,7 @@ async fn follow(
             }
             out.aside(event.data).await;
         }
-        let cut = || Failure::sent(FailureKind::Cut);
+        let cut = || ExchangeFailure::sent(FailureKind::Cut);
         if terms.is_alone() {
             return Err(cut());
         }
@@ -140,7 +142,7 @@ async fn follow(
         sleep(pace.ended(began.elapsed(), events.retry())).await;
 
         // The server has accepted the request: a refused resumption does not mean that it was not executed.
-        terms = session.terms().map_err(|failure| Failure::answering(failure.kind))?;
+        terms = session.terms().map_err(|failure| ExchangeFailure::answering(failure.kind))?;
         let request = terms.access.listen().header(LAST_EVENT_ID, last_id);
         let resumed = terms.ask(request, Some(terms.header_timeout())).await;
         response = match resumed {
@@ -151,18 +153,18 @@ async fn follow(
                     kind @ (FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
                     | FailureKind::SessionExpired { .. }),
-                ) => return Err(Failure::answering(kind)),
+                ) => return Err(ExchangeFailure::answering(kind)),
                 Ok(_) | Err(_) => return Err(cut()),
             },
             Err(failure) => match failure.kind {
                 FailureKind::HeaderTimeout(_) => return Err(cut()),
-                kind => return Err(Failure::answering(kind)),
+                kind => return Err(ExchangeFailure::answering(kind)),
             },
         };
     }
 }
 
-async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out) {
+async fn last_words(response: &mut Response, events: &mut SseDecoder, out: &mut ExchangeSender) {
     let until = Instant::now() + LAST_WORDS;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
         if event.kind.is_none_or(|kind| kind == "message") {
@@ -172,9 +174,9 @@ async fn last_words(response: &mut Response, events: &mut Events, out: &mut Out)
 }
 
 /// Listens on the GET stream until the session ends or the server turns out to have no such stream.
-pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
-    let lost = |failure| News::Of(Incoming::Lost(failure));
-    let mut pace = Pace::default();
+pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -> ExchangeMessage {
+    let lost = |failure| ExchangeMessage::Of(LineEvent::Lost(failure));
+    let mut pace = ReopenBackoff::default();
     let mut last_id: Option<HeaderValue> = None;
     // Until a stream was opened, an error response is about GET and not about the session.
     let mut opened = false;
@@ -190,7 +192,7 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
         }
         // No header timeout: a server may send the head of its response only with its first message.
         let pause = match terms.ask(request, None).await {
-            Ok(response) if response.status().is_success() && !is_stream(&response) => return News::Done,
+            Ok(response) if response.status().is_success() && !is_stream(&response) => return ExchangeMessage::Done,
             Ok(mut response) if response.status().is_success() => {
                 (opened, broken) = (true, false);
                 forget_head(&mut response);
@@ -210,17 +212,17 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
                 pace.ended(began.elapsed(), events.retry())
             }
             Ok(response) => match terms.refusal(response, None).await {
-                Err(FailureKind::Status { status: 405, .. }) => return News::Done,
+                Err(FailureKind::Status { status: 405, .. }) => return ExchangeMessage::Done,
                 Err(
                     kind @ (FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
                     | FailureKind::SessionExpired { .. }),
-                ) if opened => return lost(Failure::sent(kind)),
+                ) if opened => return lost(ExchangeFailure::sent(kind)),
                 Err(FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. }) => {
                     pace.refused(retry_after)
                 }
                 Err(FailureKind::Status { status: 409, .. }) => pace.refused(None),
-                Ok(_) | Err(_) if !opened => return News::Done,
+                Ok(_) | Err(_) if !opened => return ExchangeMessage::Done,
                 Ok(_) | Err(_) => {
                     // The server may not know the last event id.
                     last_id = None;
@@ -239,31 +241,31 @@ pub(super) async fn listen(session: Arc<Session>, mut out: Out) -> News {
 }
 
 /// Ends the session with DELETE, if the server has an id for it.
-pub(super) async fn close(session: Arc<Session>) -> News {
+pub(super) async fn close(session: Arc<LineSession>) -> ExchangeMessage {
     if let Ok(terms) = session.terms()
         && terms.names_session()
     {
         // The session is over on this side, whatever the result.
         let _ = terms.ask(terms.access.delete(), Some(terms.access.policy.remote.close_timeout)).await;
     }
-    News::Of(Incoming::Closed)
+    ExchangeMessage::Of(LineEvent::Closed)
 }
 
 fn is_stream(response: &Response) -> bool {
     response.status().is_success() && content_type(response).as_deref() == Some(EVENT_STREAM)
 }
 
-fn resumption(events: &Events) -> Option<HeaderValue> {
+fn resumption(events: &SseDecoder) -> Option<HeaderValue> {
     HeaderValue::from_bytes(events.last_id()?).ok()
 }
 
 /// Backoff for reopening a stream: at once first, then with growing pauses.
 #[derive(Default)]
-struct Pace {
+struct ReopenBackoff {
     quick: u32,
 }
 
-impl Pace {
+impl ReopenBackoff {
     /// Returns the pause after a stream that lasted this long. `retry` is the pause requested by the server.
     fn ended(&mut self, lasted: Duration, retry: Option<Duration>) -> Duration {
         self.quick = if lasted < QUICK { self.quick.saturating_add(1) } else { 0 };
@@ -290,7 +292,7 @@ mod tests {
     #[test]
     fn a_stream_is_opened_again_at_once_and_then_later_and_later_while_it_ends_quickly() {
         let (quick, long) = (Duration::from_secs(1), Duration::from_secs(60));
-        let mut pace = Pace::default();
+        let mut pace = ReopenBackoff::default();
         let pauses: Vec<_> = (0..10).map(|_| pace.ended(quick, None).as_secs()).collect();
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 64, 128, 180]);
         assert_eq!(pace.ended(long, None), Duration::ZERO);

@@ -8,11 +8,11 @@ use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceSpec, Target};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 
 /// Instance and server that a token belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
+pub struct TokenHolder {
     /// Id of the instance. The token is never used for another one.
     pub id: InstanceId,
     /// Name of the instance.
@@ -23,7 +23,7 @@ pub struct Holder {
 
 /// A request that a server has refused because of its token.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct TokenRefusal {
     /// HTTP status: 401 or 403.
     pub status: u16,
     /// Token of the request, if it had one.
@@ -38,9 +38,9 @@ pub struct Refusal {
 }
 
 /// Source of tokens for instances without a credential of their own.
-pub trait Tokens: Send + Sync + 'static {
+pub trait TokenSource: Send + Sync + 'static {
     /// Returns the current token. Called for each request, so it must not block.
-    fn token(&self, holder: &Holder) -> Option<Secret>;
+    fn token(&self, holder: &TokenHolder) -> Option<Secret>;
 
     /// Returns another token, with which the request is sent once more, or `None` if this source does not handle the
     /// refusal.
@@ -48,24 +48,28 @@ pub trait Tokens: Send + Sync + 'static {
     /// # Errors
     ///
     /// Fails with the reason why there is no token.
-    fn another(&self, holder: &Holder, refusal: Refusal) -> BoxFuture<'static, Result<Option<Secret>, FailureKind>>;
+    fn another(
+        &self,
+        holder: &TokenHolder,
+        refusal: TokenRefusal,
+    ) -> BoxFuture<'static, Result<Option<Secret>, FailureKind>>;
 }
 
-pub(super) struct Purse {
-    holder: Holder,
-    tokens: Arc<dyn Tokens>,
+pub(super) struct InstanceTokens {
+    holder: TokenHolder,
+    tokens: Arc<dyn TokenSource>,
 }
 
-impl Purse {
-    pub(super) fn of(spec: &InstanceSpec, tokens: &Arc<dyn Tokens>) -> Option<Self> {
-        Holder::of(spec).map(|holder| Self { holder, tokens: Arc::clone(tokens) })
+impl InstanceTokens {
+    pub(super) fn of(spec: &InstanceSpec, tokens: &Arc<dyn TokenSource>) -> Option<Self> {
+        TokenHolder::of(spec).map(|holder| Self { holder, tokens: Arc::clone(tokens) })
     }
 
     pub(super) fn token(&self) -> Option<Secret> {
         self.tokens.token(&self.holder)
     }
 
-    pub(super) async fn another(&self, refusal: Refusal) -> Result<Option<Secret>, FailureKind> {
+    pub(super) async fn another(&self, refusal: TokenRefusal) -> Result<Option<Secret>, FailureKind> {
         self.tokens.another(&self.holder, refusal).await
     }
 }
@@ -74,20 +78,24 @@ impl Purse {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTokens;
 
-impl Tokens for NoTokens {
-    fn token(&self, _holder: &Holder) -> Option<Secret> {
+impl TokenSource for NoTokens {
+    fn token(&self, _holder: &TokenHolder) -> Option<Secret> {
         None
     }
 
-    fn another(&self, _holder: &Holder, _refusal: Refusal) -> BoxFuture<'static, Result<Option<Secret>, FailureKind>> {
+    fn another(
+        &self,
+        _holder: &TokenHolder,
+        _refusal: TokenRefusal,
+    ) -> BoxFuture<'static, Result<Option<Secret>, FailureKind>> {
         ready(Ok(None)).boxed()
     }
 }
 
-impl Holder {
+impl TokenHolder {
     /// Returns the holder for an instance of a remote server that has no `Authorization` header of its own.
     pub fn of(spec: &InstanceSpec) -> Option<Self> {
-        let Target::Remote { url, .. } = &spec.target else { return None };
+        let ServerTarget::Remote { url, .. } = &spec.target else { return None };
         let brings_its_own = spec.headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"));
         (!brings_its_own).then(|| Self { id: spec.id.clone(), name: spec.name.clone(), url: url.clone() })
     }

@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Process, ProcessEnd};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess};
 use tokio::io::{DuplexStream, duplex};
 use tokio::time::Instant;
 
-use super::control::{Control, TaskGuard};
+use super::control::{SimProcessState, TaskGuard};
 use super::endpoint::{self, SimRemote};
-use super::engine::{self, Pipes};
-use super::remote::RemoteLine;
+use super::engine::{self, SimPipes};
+use super::remote::SimLine;
 use super::rmcp_server;
-use super::script::Script;
-use super::server::{Env, Server};
+use super::script::SimScript;
+use super::server::{EnvSource, SimResponder};
 
 // Capacity of a pipe in bytes, allocated only as it is used.
 const PIPE_SIZE: usize = 4096;
@@ -41,7 +41,7 @@ pub enum ServerKind {
 #[derive(Debug, Clone)]
 pub struct SimPlan {
     /// Behaviour of the server.
-    pub script: Arc<Script>,
+    pub script: Arc<SimScript>,
     /// Implementation of the server.
     pub kind: ServerKind,
     /// Error of the start, as for a missing command.
@@ -52,54 +52,54 @@ pub struct SimPlan {
 
 impl SimPlan {
     /// Creates a plan that starts the script at once.
-    pub fn new(script: impl Into<Arc<Script>>) -> Self {
+    pub fn new(script: impl Into<Arc<SimScript>>) -> Self {
         Self { script: script.into(), kind: ServerKind::Responder, open_error: None, open_delay: Duration::ZERO }
     }
 
     /// Creates a plan that starts the script at once, served by rmcp.
-    pub fn rmcp(script: impl Into<Arc<Script>>) -> Self {
+    pub fn rmcp(script: impl Into<Arc<SimScript>>) -> Self {
         Self { kind: ServerKind::Rmcp, ..Self::new(script) }
     }
 
     /// Creates a plan without a server: the start fails for this reason.
     pub fn fails(why: impl Into<String>) -> Self {
-        Self { open_error: Some(why.into()), ..Self::new(Script::default()) }
+        Self { open_error: Some(why.into()), ..Self::new(SimScript::default()) }
     }
 }
 
-impl From<Script> for SimPlan {
-    fn from(script: Script) -> Self {
+impl From<SimScript> for SimPlan {
+    fn from(script: SimScript) -> Self {
         Self::new(script)
     }
 }
 
-type Planner = dyn Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync;
+type Planner = dyn Fn(&InstanceSpec, RunNumber) -> SimPlan + Send + Sync;
 
 /// Connector that starts simulated servers. Clones share their servers: keep one to count and disturb the servers that
 /// the other started.
 #[derive(Clone)]
 pub struct SimConnector {
     plan: Arc<Planner>,
-    census: Arc<Census>,
-    remote: Arc<endpoint::World>,
+    census: Arc<SimRegistry>,
+    remote: Arc<endpoint::SimEndpoints>,
 }
 
 impl SimConnector {
     /// Creates a connector with the same script for every instance.
-    pub fn new(script: impl Into<Arc<Script>>) -> Self {
+    pub fn new(script: impl Into<Arc<SimScript>>) -> Self {
         let plan = SimPlan::new(script);
         Self::with(move |_, _| plan.clone())
     }
 
     /// Creates a connector with a plan for each run of each instance.
-    pub fn with(plan: impl Fn(&InstanceSpec, Run) -> SimPlan + Send + Sync + 'static) -> Self {
+    pub fn with(plan: impl Fn(&InstanceSpec, RunNumber) -> SimPlan + Send + Sync + 'static) -> Self {
         Self { plan: Arc::new(plan), census: Arc::default(), remote: Arc::default() }
     }
 
     /// Makes the remote endpoints keep no history, so that the connector can run for long.
     #[must_use]
     pub fn forgetful(self) -> Self {
-        Self { remote: Arc::new(endpoint::World::forgetful()), ..self }
+        Self { remote: Arc::new(endpoint::SimEndpoints::forgetful()), ..self }
     }
 
     /// Returns the number of servers that exist now, including those of which only a grandchild is left.
@@ -137,9 +137,9 @@ impl SimConnector {
         self.remote.attempts_max()
     }
 
-    fn start(&self, spec: Arc<InstanceSpec>, run: Run, plan: SimPlan) -> Link {
+    fn start(&self, spec: Arc<InstanceSpec>, run: RunNumber, plan: SimPlan) -> ProcessLink {
         let SimPlan { script, kind, .. } = plan;
-        let control = Arc::new(Control::simulated(&script, Arc::downgrade(&self.census), spec.id.clone()));
+        let control = Arc::new(SimProcessState::simulated(&script, Arc::downgrade(&self.census), spec.id.clone()));
         self.census.enter(spec.id.clone(), Arc::clone(&control));
 
         // Two pipes instead of the two directions of one: closing stdin must leave stdout open.
@@ -148,11 +148,11 @@ impl SimConnector {
         let (stderr, stderr_reader) =
             script.writes_stderr().then(|| duplex(PIPE_SIZE)).map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let guard = TaskGuard(Arc::clone(&control));
-        let env = Env::Spec(spec);
+        let env = EnvSource::Spec(spec);
         match kind {
             ServerKind::Responder => {
-                let server = Server::new(script, env, run, Instant::now());
-                let pipes = Pipes { stdin: Some(stdin), stdout, stderr };
+                let server = SimResponder::new(script, env, run, Instant::now());
+                let pipes = SimPipes { stdin: Some(stdin), stdout, stderr };
                 tokio::spawn(respond(pipes, server, guard));
             }
             ServerKind::Rmcp => {
@@ -162,7 +162,7 @@ impl SimConnector {
                 });
             }
         }
-        Link {
+        ProcessLink {
             reader: Box::new(reader),
             writer: Box::new(writer),
             stderr: stderr_reader.map(|stderr| Box::new(stderr) as _),
@@ -175,14 +175,18 @@ impl SimConnector {
     }
 }
 
-async fn respond(mut pipes: Pipes<DuplexStream, DuplexStream, DuplexStream>, server: Server, guard: TaskGuard) {
+async fn respond(
+    mut pipes: SimPipes<DuplexStream, DuplexStream, DuplexStream>,
+    server: SimResponder,
+    guard: TaskGuard,
+) {
     let end = engine::run(&mut pipes, server, &guard.0).await;
     drop(pipes);
     guard.0.finish(end);
 }
 
 impl Connector for SimConnector {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let connector = self.clone();
         Box::pin(async move {
             let plan = (connector.plan)(&spec, run);
@@ -196,15 +200,15 @@ impl Connector for SimConnector {
         })
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         let script = (self.plan)(spec, run).script;
-        Box::new(RemoteLine::new(self.remote.endpoint(&spec.id), Arc::clone(spec), run, script))
+        Box::new(SimLine::new(self.remote.endpoint(&spec.id), Arc::clone(spec), run, script))
     }
 }
 
 /// Control of a server from outside: simulates a crash, the kernel, or a bug.
 #[derive(Clone)]
-pub struct SimHandle(Arc<Control>);
+pub struct SimHandle(Arc<SimProcessState>);
 
 impl SimHandle {
     /// Ends the server with this exit code.
@@ -226,10 +230,10 @@ impl SimHandle {
 
 struct SimProcess {
     pid: u32,
-    control: Arc<Control>,
+    control: Arc<SimProcessState>,
 }
 
-impl Process for SimProcess {
+impl ServerProcess for SimProcess {
     fn pid(&self) -> Option<u32> {
         Some(self.pid)
     }
@@ -251,7 +255,7 @@ impl Process for SimProcess {
     }
 }
 
-struct KillOnDrop(Arc<Control>);
+struct KillOnDrop(Arc<SimProcessState>);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
@@ -260,18 +264,18 @@ impl Drop for KillOnDrop {
 }
 
 #[derive(Default)]
-pub(super) struct Census(Mutex<Books>);
+pub(super) struct SimRegistry(Mutex<SimRegistryState>);
 
 #[derive(Default)]
-struct Books {
-    there: HashMap<InstanceId, Vec<Arc<Control>>>,
+struct SimRegistryState {
+    there: HashMap<InstanceId, Vec<Arc<SimProcessState>>>,
     alive: usize,
     opened: u64,
     overlaps: u64,
 }
 
-impl Census {
-    fn enter(&self, id: InstanceId, control: Arc<Control>) {
+impl SimRegistry {
+    fn enter(&self, id: InstanceId, control: Arc<SimProcessState>) {
         let mut books = self.books();
         books.alive += 1;
         books.opened += 1;
@@ -282,7 +286,7 @@ impl Census {
         }
     }
 
-    pub(super) fn strike(&self, id: &InstanceId, gone: &Control) {
+    pub(super) fn strike(&self, id: &InstanceId, gone: &SimProcessState) {
         let mut books = self.books();
         let Some(there) = books.there.get_mut(id) else { return };
         there.retain(|control| !std::ptr::eq(&raw const **control, gone));
@@ -292,7 +296,7 @@ impl Census {
         books.alive -= 1;
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn books(&self) -> MutexGuard<'_, SimRegistryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,8 +9,8 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::ProcessEnd;
 use tokio::sync::Notify;
 
-use super::connector::Census;
-use super::script::{Grandchild, Script};
+use super::connector::SimRegistry;
+use super::script::{Grandchild, SimScript};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -23,7 +23,7 @@ pub(super) enum OnSigterm {
 }
 
 impl OnSigterm {
-    pub(super) fn of(script: &Script) -> Self {
+    pub(super) fn of(script: &SimScript) -> Self {
         match (script.ignore_sigterm, script.sigterm_delay) {
             (true, _) => Self::Ignore,
             (false, Some(_)) => Self::Handle,
@@ -32,37 +32,37 @@ impl OnSigterm {
     }
 }
 
-pub(super) struct Control {
+pub(super) struct SimProcessState {
     on_sigterm: OnSigterm,
-    state: Mutex<State>,
+    state: Mutex<SimControlState>,
     server: AtomicWaker,
     changed: Notify,
     // Registry from which the process is removed once it is gone.
-    census: Option<(Weak<Census>, InstanceId)>,
+    census: Option<(Weak<SimRegistry>, InstanceId)>,
 }
 
 #[derive(Default)]
-struct State {
+struct SimControlState {
     end: Option<ProcessEnd>,
     grandchild: Option<Grandchild>,
     sigterm: bool,
     frozen: bool,
 }
 
-impl State {
+impl SimControlState {
     fn gone(&self) -> bool {
         self.end.is_some() && self.grandchild.is_none()
     }
 }
 
-impl Control {
-    pub(super) fn simulated(script: &Script, census: Weak<Census>, id: InstanceId) -> Self {
-        let state = State { grandchild: script.grandchild, ..State::default() };
+impl SimProcessState {
+    pub(super) fn simulated(script: &SimScript, census: Weak<SimRegistry>, id: InstanceId) -> Self {
+        let state = SimControlState { grandchild: script.grandchild, ..SimControlState::default() };
         Self { census: Some((census, id)), state: Mutex::new(state), ..Self::of_process(script) }
     }
 
     /// Creates the control of this process, which only reports signals to its engine.
-    pub(super) fn of_process(script: &Script) -> Self {
+    pub(super) fn of_process(script: &SimScript) -> Self {
         Self {
             on_sigterm: OnSigterm::of(script),
             state: Mutex::default(),
@@ -133,7 +133,7 @@ impl Control {
         self.until(|state| state.sigterm.then_some(())).await;
     }
 
-    async fn until<T>(&self, found: impl Fn(&State) -> Option<T>) -> T {
+    async fn until<T>(&self, found: impl Fn(&SimControlState) -> Option<T>) -> T {
         loop {
             // Created before the check, so that a change in between is not missed.
             let changed = self.changed.notified();
@@ -144,7 +144,7 @@ impl Control {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut SimControlState)) {
         let went = {
             let mut state = self.state();
             let before = state.gone();
@@ -159,13 +159,13 @@ impl Control {
         self.changed.notify_waiters();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SimControlState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Ends the process if its task is dropped without a result, because the runtime shut down or the task panicked.
-pub(super) struct TaskGuard(pub(super) Arc<Control>);
+pub(super) struct TaskGuard(pub(super) Arc<SimProcessState>);
 
 impl Drop for TaskGuard {
     fn drop(&mut self) {

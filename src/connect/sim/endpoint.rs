@@ -8,21 +8,21 @@ use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mcp_satellite_actors::model::failure::{Failure, FailureKind};
-use mcp_satellite_actors::model::ids::{InstanceId, Run};
+use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::script::Script;
+use super::script::SimScript;
 
 /// Behaviour of an endpoint as data, which can be changed at any time. The default serves its script without delay and
 /// accepts every credential. Everything else is the behaviour of the script; each session has its own server.
 #[derive(Debug, Clone, Default)]
-pub struct Manner {
+pub struct SimBehavior {
     /// Script of the sessions opened from now on; by default that of the connector's plan.
-    pub script: Option<Arc<Script>>,
+    pub script: Option<Arc<SimScript>>,
     /// Failure of every exchange, while it is set.
     pub down: Option<FailureKind>,
     /// Failures of the next requests and health checks, one each. They take precedence over `down`.
@@ -48,7 +48,7 @@ pub struct Manner {
     pub unhealthy: Option<FailureKind>,
 }
 
-impl Manner {
+impl SimBehavior {
     pub(super) fn is_silent_on(&self, method: &str) -> bool {
         self.silent_on.contains(method) || self.silent_on.contains("*")
     }
@@ -62,7 +62,7 @@ impl Manner {
 }
 
 /// Creates a failure, marked as sent if the server may have received a message that failed in this way.
-pub(super) fn failure(kind: FailureKind) -> Failure {
+pub(super) fn failure(kind: FailureKind) -> ExchangeFailure {
     match kind {
         FailureKind::Dns
         | FailureKind::Refused
@@ -71,7 +71,7 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
         | FailureKind::NotRenewed(_)
-        | FailureKind::Unserved => Failure::unsent(kind),
+        | FailureKind::Unserved => ExchangeFailure::unsent(kind),
         FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
@@ -91,15 +91,15 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
         | FailureKind::Flooded
         | FailureKind::Handshake(_)
         | FailureKind::Unhealthy(_)
-        | FailureKind::Panicked(_) => Failure::sent(kind),
+        | FailureKind::Panicked(_) => ExchangeFailure::sent(kind),
     }
 }
 
 /// A handshake of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attempt {
+pub struct SimHandshake {
     /// Run that sent it.
-    pub run: Run,
+    pub run: RunNumber,
     /// Time of sending.
     pub began: Instant,
     /// Time of its end, if it has ended.
@@ -110,7 +110,7 @@ pub struct Attempt {
 
 /// Session counters of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sessions {
+pub struct SimSessionCounts {
     /// Sessions created.
     pub opened: u64,
     /// Sessions ended by the client with DELETE.
@@ -121,7 +121,7 @@ pub struct Sessions {
     pub forgotten: u64,
 }
 
-impl Sessions {
+impl SimSessionCounts {
     /// Returns the number of sessions that exist now, with their client.
     pub fn open(self) -> u64 {
         self.opened - self.closed - self.dropped - self.forgotten
@@ -129,14 +129,14 @@ impl Sessions {
 }
 
 #[derive(Default)]
-pub(super) struct World {
-    endpoints: Mutex<HashMap<InstanceId, Arc<Endpoint>>>,
-    flights: Mutex<Flights>,
+pub(super) struct SimEndpoints {
+    endpoints: Mutex<HashMap<InstanceId, Arc<SimEndpoint>>>,
+    flights: Mutex<SimCounters>,
     forgetful: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Flights {
+struct SimCounters {
     lines: usize,
     // Number of lines created to an endpoint that already had one.
     overlaps: u64,
@@ -144,17 +144,17 @@ struct Flights {
     attempts_max: usize,
 }
 
-impl World {
+impl SimEndpoints {
     pub(super) fn forgetful() -> Self {
         Self { forgetful: true, ..Self::default() }
     }
 
-    pub(super) fn endpoint(self: &Arc<Self>, id: &InstanceId) -> Arc<Endpoint> {
+    pub(super) fn endpoint(self: &Arc<Self>, id: &InstanceId) -> Arc<SimEndpoint> {
         let mut endpoints = unpoisoned(&self.endpoints);
         let endpoint = endpoints.entry(id.clone()).or_insert_with(|| {
             // The world owns its endpoints; they need it only for its counters.
             let (changed, world) = (Notify::new(), Arc::downgrade(self));
-            Arc::new(Endpoint { state: Mutex::default(), changed, world, forgetful: self.forgetful })
+            Arc::new(SimEndpoint { state: Mutex::default(), changed, world, forgetful: self.forgetful })
         });
         Arc::clone(endpoint)
     }
@@ -172,49 +172,49 @@ impl World {
     }
 }
 
-pub(super) struct Endpoint {
-    state: Mutex<State>,
+pub(super) struct SimEndpoint {
+    state: Mutex<SimEndpointState>,
     // Notified when a message arrives or an attempt ends.
     changed: Notify,
-    world: Weak<World>,
+    world: Weak<SimEndpoints>,
     forgetful: bool,
 }
 
 #[derive(Default)]
-struct State {
-    manner: Manner,
-    seats: BTreeMap<u64, Seat>,
+struct SimEndpointState {
+    manner: SimBehavior,
+    seats: BTreeMap<u64, LineInbox>,
     lines: u64,
     known: BTreeSet<u64>,
     // HTTP status for an unknown session; by default 404.
     expired_status: Option<u16>,
-    sessions: Sessions,
-    attempts: Vec<Attempt>,
+    sessions: SimSessionCounts,
+    attempts: Vec<SimHandshake>,
     overlaps: u64,
-    log: Vec<(Instant, Reach, Box<str>)>,
+    log: Vec<(Instant, DeliveryProgress, Box<str>)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Reach {
+pub(super) enum DeliveryProgress {
     Tried,
     Received,
     Served,
 }
 
 #[derive(Default)]
-struct Seat {
+struct LineInbox {
     waker: Option<Waker>,
-    news: VecDeque<News>,
+    news: VecDeque<EndpointEvent>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum News {
+pub(super) enum EndpointEvent {
     Cut,
     Lost(FailureKind),
     Said(Bytes),
 }
 
-impl Endpoint {
+impl SimEndpoint {
     pub(super) fn enter(&self) -> u64 {
         let mut state = self.state();
         if let Some(world) = self.world.upgrade() {
@@ -224,7 +224,7 @@ impl Endpoint {
         }
         state.lines += 1;
         let line = state.lines;
-        state.seats.insert(line, Seat::default());
+        state.seats.insert(line, LineInbox::default());
         line
     }
 
@@ -250,11 +250,11 @@ impl Endpoint {
         waker.inspect(Waker::wake_by_ref);
     }
 
-    pub(super) fn news(&self, line: u64) -> VecDeque<News> {
+    pub(super) fn news(&self, line: u64) -> VecDeque<EndpointEvent> {
         self.state().seats.get_mut(&line).map(|seat| mem::take(&mut seat.news)).unwrap_or_default()
     }
 
-    pub(super) fn manner<T>(&self, of: impl FnOnce(&mut Manner) -> T) -> T {
+    pub(super) fn manner<T>(&self, of: impl FnOnce(&mut SimBehavior) -> T) -> T {
         of(&mut self.state().manner)
     }
 
@@ -273,14 +273,14 @@ impl Endpoint {
         state.manner.refuses(spec).or(expired)
     }
 
-    pub(super) fn note(&self, now: Instant, reach: Reach, what: &str) {
+    pub(super) fn note(&self, now: Instant, reach: DeliveryProgress, what: &str) {
         if !self.forgetful {
             self.state().log.push((now, reach, what.into()));
         }
         self.changed.notify_waiters();
     }
 
-    pub(super) fn attempt_began(&self, run: Run, now: Instant) -> usize {
+    pub(super) fn attempt_began(&self, run: RunNumber, now: Instant) -> usize {
         if let Some(world) = self.world.upgrade() {
             let mut flights = unpoisoned(&world.flights);
             flights.attempts += 1;
@@ -292,7 +292,7 @@ impl Endpoint {
         } else if self.forgetful {
             state.attempts.clear();
         }
-        state.attempts.push(Attempt { run, began: now, ended: None, succeeded: false });
+        state.attempts.push(SimHandshake { run, began: now, ended: None, succeeded: false });
         state.attempts.len() - 1
     }
 
@@ -301,7 +301,7 @@ impl Endpoint {
             unpoisoned(&world.flights).attempts -= 1;
         }
         if let Some(attempt) = self.state().attempts.get_mut(number) {
-            *attempt = Attempt { ended: Some(now), succeeded, ..attempt.clone() };
+            *attempt = SimHandshake { ended: Some(now), succeeded, ..attempt.clone() };
         }
         self.changed.notify_waiters();
     }
@@ -334,7 +334,7 @@ impl Endpoint {
         state.sessions.forgotten += mem::take(&mut state.known).len() as u64;
     }
 
-    fn tell(&self, news: &News) {
+    fn tell(&self, news: &EndpointEvent) {
         let mut wakers = Vec::new();
         for seat in self.state().seats.values_mut() {
             seat.news.push_back(news.clone());
@@ -343,7 +343,7 @@ impl Endpoint {
         wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SimEndpointState> {
         unpoisoned(&self.state)
     }
 }
@@ -354,11 +354,11 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Control of an endpoint for tests: makes it fail and recover, and returns what it has received.
 #[derive(Clone)]
-pub struct SimRemote(pub(super) Arc<Endpoint>);
+pub struct SimRemote(pub(super) Arc<SimEndpoint>);
 
 impl SimRemote {
     /// Changes the behaviour from now on.
-    pub fn change(&self, change: impl FnOnce(&mut Manner)) {
+    pub fn change(&self, change: impl FnOnce(&mut SimBehavior)) {
         self.0.manner(change);
     }
 
@@ -387,17 +387,17 @@ impl SimRemote {
 
     /// Breaks off the exchanges in progress. Their requests may have been executed.
     pub fn cut(&self) {
-        self.0.tell(&News::Cut);
+        self.0.tell(&EndpointEvent::Cut);
     }
 
     /// Reports to every line that its session is lost, without a request.
     pub fn lose(&self, kind: FailureKind) {
-        self.0.tell(&News::Lost(kind));
+        self.0.tell(&EndpointEvent::Lost(kind));
     }
 
     /// Sends a JSON-RPC message to every client, without a request.
     pub fn say(&self, message: impl Into<Bytes>) {
-        self.0.tell(&News::Said(message.into()));
+        self.0.tell(&EndpointEvent::Said(message.into()));
     }
 
     /// Sets the failures of the next requests and health checks, one each.
@@ -418,7 +418,7 @@ impl SimRemote {
     }
 
     /// Returns the handshakes so far.
-    pub fn attempts(&self) -> Vec<Attempt> {
+    pub fn attempts(&self) -> Vec<SimHandshake> {
         self.0.state().attempts.clone()
     }
 
@@ -428,27 +428,27 @@ impl SimRemote {
     }
 
     /// Returns the session counters.
-    pub fn sessions(&self) -> Sessions {
+    pub fn sessions(&self) -> SimSessionCounts {
         self.0.state().sessions
     }
 
     /// Returns the times at which messages of this method were sent, including those that could not be delivered. `GET`
     /// is a health check by URL, `DELETE` the end of a session, and `tools/call echo` a call of that tool.
     pub fn tried(&self, method: &str) -> Vec<Instant> {
-        self.seen(Reach::Tried, method)
+        self.seen(DeliveryProgress::Tried, method)
     }
 
     /// Returns the times at which the endpoint received such messages, whatever it did with them.
     pub fn received(&self, method: &str) -> Vec<Instant> {
-        self.seen(Reach::Received, method)
+        self.seen(DeliveryProgress::Received, method)
     }
 
     /// Returns the times at which the server of a session got such messages. Only these may have been executed.
     pub fn served(&self, method: &str) -> Vec<Instant> {
-        self.seen(Reach::Served, method)
+        self.seen(DeliveryProgress::Served, method)
     }
 
-    fn seen(&self, reach: Reach, method: &str) -> Vec<Instant> {
+    fn seen(&self, reach: DeliveryProgress, method: &str) -> Vec<Instant> {
         // `tools/call` matches the calls of all tools.
         let is_it = |what: &str| what == method || what.split_once(' ').is_some_and(|(kind, _)| kind == method);
         let state = self.0.state();

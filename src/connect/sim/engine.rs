@@ -9,8 +9,8 @@ use mcp_satellite_actors::seam::ProcessEnd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::control::Control;
-use super::server::{Phase, Server};
+use super::control::SimProcessState;
+use super::server::{SimPhase, SimResponder};
 
 // Size of queued answers in bytes above which nothing more is read.
 const QUEUE_MAX: usize = 1024 * 1024;
@@ -21,32 +21,36 @@ const LINE_MAX: usize = 64 * 1024 * 1024;
 // Size of one read in bytes. The buffer is on the stack, and only while bytes are there.
 const CHUNK: usize = 4096;
 
-pub(super) struct Pipes<R, W, E> {
+pub(super) struct SimPipes<R, W, E> {
     /// Absent once it has ended or broken.
     pub(super) stdin: Option<R>,
     pub(super) stdout: W,
     pub(super) stderr: Option<E>,
 }
 
-pub(super) async fn run<R, W, E>(pipes: &mut Pipes<R, W, E>, server: Server, control: &Control) -> ProcessEnd
+pub(super) async fn run<R, W, E>(
+    pipes: &mut SimPipes<R, W, E>,
+    server: SimResponder,
+    control: &SimProcessState,
+) -> ProcessEnd
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
     E: AsyncWrite + Unpin,
 {
-    let mut engine = Engine { pipes, server, control, partial: Vec::new() };
+    let mut engine = SimEngine { pipes, server, control, partial: Vec::new() };
     let mut timer = pin!(sleep_until(Instant::now()));
     std::future::poll_fn(|cx| engine.poll(cx, timer.as_mut())).await
 }
 
-struct Engine<'a, R, W, E> {
-    pipes: &'a mut Pipes<R, W, E>,
-    server: Server,
-    control: &'a Control,
+struct SimEngine<'a, R, W, E> {
+    pipes: &'a mut SimPipes<R, W, E>,
+    server: SimResponder,
+    control: &'a SimProcessState,
     partial: Vec<u8>,
 }
 
-impl<R, W, E> Engine<'_, R, W, E>
+impl<R, W, E> SimEngine<'_, R, W, E>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
@@ -76,10 +80,10 @@ where
             let written = write(&mut self.pipes.stdout, &mut self.server.out, cx);
             match self.server.phase {
                 // Output from before the end is still delivered.
-                Phase::Ended(end) => return written.map(|()| end),
-                Phase::Hung => return Poll::Pending,
-                Phase::Starting => {}
-                Phase::Serving => {
+                SimPhase::Ended(end) => return written.map(|()| end),
+                SimPhase::Hung => return Poll::Pending,
+                SimPhase::Starting => {}
+                SimPhase::Serving => {
                     if self.server.out.len() < QUEUE_MAX && self.read(cx, now).is_ready() {
                         continue;
                     }
@@ -114,13 +118,13 @@ where
                 whole.extend_from_slice(line);
                 self.server.line(now, &whole);
             }
-            if self.server.phase != Phase::Serving {
+            if self.server.phase != SimPhase::Serving {
                 return Poll::Ready(());
             }
         }
         self.partial.extend_from_slice(rest);
         if self.partial.len() > LINE_MAX {
-            self.server.phase = Phase::Ended(ProcessEnd { code: Some(1), signal: None });
+            self.server.phase = SimPhase::Ended(ProcessEnd { code: Some(1), signal: None });
         }
         Poll::Ready(())
     }

@@ -22,7 +22,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use futures::stream;
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::seam::ProcessEnd;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -32,9 +32,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::process::die_by;
-use super::script::Script;
-use super::server::{Env, Phase, Server, VERSIONS};
-use super::wire::{Call, INVALID_REQUEST, Message, PARSE_ERROR, parse};
+use super::script::SimScript;
+use super::server::{EnvSource, SimPhase, SimResponder, VERSIONS};
+use super::wire::{CallParams, INVALID_REQUEST, PARSE_ERROR, WireMessage, parse};
 
 const SESSION: &str = "mcp-session-id";
 const VERSION: &str = "mcp-protocol-version";
@@ -56,7 +56,7 @@ pub struct HttpOptions {
     /// Path of the endpoint.
     pub path: String,
     /// Form of the answer to a POST.
-    pub answers: Answers,
+    pub answers: AnswerFormat,
     /// True if a GET opens a stream; otherwise it gets status 405.
     pub get_stream: bool,
 }
@@ -64,7 +64,7 @@ pub struct HttpOptions {
 /// Form of answers, see [`HttpOptions::answers`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-pub enum Answers {
+pub enum AnswerFormat {
     /// A JSON object. Messages on the way, such as progress, go to the GET stream.
     #[default]
     Json,
@@ -102,7 +102,11 @@ pub struct HttpStats {
 /// # Errors
 ///
 /// Fails if the server cannot listen on the address.
-pub async fn serve_http(script: Script, options: HttpOptions, listening: impl FnOnce(SocketAddr)) -> io::Result<i32> {
+pub async fn serve_http(
+    script: SimScript,
+    options: HttpOptions,
+    listening: impl FnOnce(SocketAddr),
+) -> io::Result<i32> {
     let (script, start_delay) = over_http(script);
     if script.exit_before_handshake {
         return Ok(ended_by(script.end()));
@@ -114,7 +118,7 @@ pub async fn serve_http(script: Script, options: HttpOptions, listening: impl Fn
     let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
 
     let (end, mut ended) = watch::channel(None);
-    let endpoint = Arc::new(Endpoint {
+    let endpoint = Arc::new(HttpEndpoint {
         script: Arc::new(script),
         answers: options.answers,
         get_stream: options.get_stream,
@@ -126,7 +130,7 @@ pub async fn serve_http(script: Script, options: HttpOptions, listening: impl Fn
     });
     let routes = Router::new()
         .route(&options.path, post(answer).get(listen).delete(close))
-        .route("/stats", get(async |State(endpoint): State<Arc<Endpoint>>| Json(endpoint.stats())))
+        .route("/stats", get(async |State(endpoint): State<Arc<HttpEndpoint>>| Json(endpoint.stats())))
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(endpoint);
     listening(address);
@@ -136,9 +140,9 @@ pub async fn serve_http(script: Script, options: HttpOptions, listening: impl Fn
     }
 }
 
-fn over_http(script: Script) -> (Script, Duration) {
+fn over_http(script: SimScript) -> (SimScript, Duration) {
     let start_delay = script.start_delay;
-    let script = Script {
+    let script = SimScript {
         start_delay: Duration::ZERO,
         stderr_lines_per_second: 0,
         stderr_bytes_per_second: 0,
@@ -159,28 +163,28 @@ fn ended_by(end: ProcessEnd) -> i32 {
     }
 }
 
-struct Endpoint {
-    script: Arc<Script>,
-    answers: Answers,
+struct HttpEndpoint {
+    script: Arc<SimScript>,
+    answers: AnswerFormat,
     get_stream: bool,
     began: Instant,
     // Random for each process, so that session ids of an ended process are not valid.
     birth: u64,
     opened: AtomicU64,
-    books: Mutex<Books>,
+    books: Mutex<HttpBooks>,
     end: watch::Sender<Option<ProcessEnd>>,
 }
 
 #[derive(Default)]
-struct Books {
-    sessions: HashMap<String, Arc<Session>>,
+struct HttpBooks {
+    sessions: HashMap<String, Arc<HttpSession>>,
     // By `x-instance`: number of unanswered `initialize` requests.
     shaking: HashMap<Box<str>, u64>,
     told: HttpStats,
 }
 
-impl Endpoint {
-    fn books(&self) -> MutexGuard<'_, Books> {
+impl HttpEndpoint {
+    fn books(&self) -> MutexGuard<'_, HttpBooks> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -189,13 +193,13 @@ impl Endpoint {
         HttpStats { sessions: books.sessions.len(), instances: books.shaking.len(), ..books.told.clone() }
     }
 
-    fn open(self: &Arc<Self>) -> Arc<Session> {
+    fn open(self: &Arc<Self>) -> Arc<HttpSession> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        let server = Server::new(Arc::clone(&self.script), Env::Process, Run(number), Instant::now());
-        let session = Arc::new(Session {
+        let server = SimResponder::new(Arc::clone(&self.script), EnvSource::Process, RunNumber(number), Instant::now());
+        let session = Arc::new(HttpSession {
             id: format!("{:016x}{number:016x}", self.birth),
             endpoint: Arc::clone(self),
-            state: Mutex::new(Exchange {
+            state: Mutex::new(SessionExchange {
                 server,
                 waiting: Vec::new(),
                 asked: 0,
@@ -213,36 +217,36 @@ impl Endpoint {
         session
     }
 
-    fn session(&self, headers: &HeaderMap) -> Result<Arc<Session>, Refusal> {
+    fn session(&self, headers: &HeaderMap) -> Result<Arc<HttpSession>, HttpRefusal> {
         let Some(id) = headers.get(SESSION).and_then(|id| id.to_str().ok()) else {
-            return Err(Refusal(StatusCode::BAD_REQUEST, "no session id"));
+            return Err(HttpRefusal(StatusCode::BAD_REQUEST, "no session id"));
         };
         let mut books = self.books();
         if let Some(session) = books.sessions.get(id) {
             return Ok(Arc::clone(session));
         }
         books.told.strangers += 1;
-        Err(Refusal(StatusCode::NOT_FOUND, "no such session"))
+        Err(HttpRefusal(StatusCode::NOT_FOUND, "no such session"))
     }
 }
 
-struct Session {
+struct HttpSession {
     id: String,
-    endpoint: Arc<Endpoint>,
-    state: Mutex<Exchange>,
+    endpoint: Arc<HttpEndpoint>,
+    state: Mutex<SessionExchange>,
     changed: Notify,
 }
 
-struct Exchange {
-    server: Server,
-    waiting: Vec<Waiting>,
+struct SessionExchange {
+    server: SimResponder,
+    waiting: Vec<WaitingRequest>,
     asked: u64,
     unasked: VecDeque<Bytes>,
     listened_to: bool,
     closed: bool,
 }
 
-struct Waiting {
+struct WaitingRequest {
     number: u64,
     id: Box<str>,
     token: Option<Box<str>>,
@@ -251,26 +255,26 @@ struct Waiting {
 }
 
 #[derive(Deserialize)]
-struct Said<'a> {
+struct RoutedMessage<'a> {
     #[serde(borrow)]
     id: Option<&'a RawValue>,
     #[serde(borrow)]
-    params: Option<About<'a>>,
+    params: Option<ProgressParams<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct About<'a> {
+struct ProgressParams<'a> {
     #[serde(borrow)]
     progress_token: Option<&'a RawValue>,
 }
 
-impl Session {
-    fn exchange(&self) -> MutexGuard<'_, Exchange> {
+impl HttpSession {
+    fn exchange(&self) -> MutexGuard<'_, SessionExchange> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn until<T>(&self, mut wanted: impl FnMut(&mut Exchange) -> Option<T>) -> T {
+    async fn until<T>(&self, mut wanted: impl FnMut(&mut SessionExchange) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
             let next = {
@@ -288,16 +292,16 @@ impl Session {
         }
     }
 
-    fn turn(&self, exchange: &mut Exchange) -> Option<Instant> {
+    fn turn(&self, exchange: &mut SessionExchange) -> Option<Instant> {
         exchange.server.due(Instant::now());
         if !exchange.server.out.is_empty() {
             exchange.hand_over(self.endpoint.answers);
             self.changed.notify_waiters();
         }
         match exchange.server.phase {
-            Phase::Starting | Phase::Serving => exchange.server.next(),
-            Phase::Hung => None,
-            Phase::Ended(end) => {
+            SimPhase::Starting | SimPhase::Serving => exchange.server.next(),
+            SimPhase::Hung => None,
+            SimPhase::Ended(end) => {
                 self.endpoint.end.send_replace(Some(end));
                 None
             }
@@ -306,7 +310,7 @@ impl Session {
 
     fn tell(&self, body: &[u8]) {
         let mut exchange = self.exchange();
-        if exchange.server.phase == Phase::Serving {
+        if exchange.server.phase == SimPhase::Serving {
             exchange.server.line(Instant::now(), body);
             self.turn(&mut exchange);
             // The server may have set a timer that the waiting requests do not include yet.
@@ -314,23 +318,23 @@ impl Session {
         }
     }
 
-    fn ask(self: Arc<Self>, message: &Message<'_>, id: &RawValue, body: &[u8]) -> Ask {
+    fn ask(self: Arc<Self>, message: &WireMessage<'_>, id: &RawValue, body: &[u8]) -> PendingAnswer {
         let token =
-            parse::<Call<'_>>(message.params).ok().and_then(|call| Some(call.meta?.progress_token?.get().into()));
+            parse::<CallParams<'_>>(message.params).ok().and_then(|call| Some(call.meta?.progress_token?.get().into()));
         let number = {
             let mut exchange = self.exchange();
             exchange.asked += 1;
             let number = exchange.asked;
             let (id, messages) = (id.get().into(), VecDeque::new());
-            exchange.waiting.push(Waiting { number, id, token, messages, answered: false });
-            if exchange.server.phase == Phase::Serving {
+            exchange.waiting.push(WaitingRequest { number, id, token, messages, answered: false });
+            if exchange.server.phase == SimPhase::Serving {
                 exchange.server.line(Instant::now(), body);
                 self.turn(&mut exchange);
             }
             number
         };
         self.endpoint.books().told.posts_open += 1;
-        Ask { session: self, number, shaking: None }
+        PendingAnswer { session: self, number, shaking: None }
     }
 
     fn close(&self) {
@@ -340,16 +344,16 @@ impl Session {
     }
 }
 
-impl Exchange {
-    fn hand_over(&mut self, answers: Answers) {
+impl SessionExchange {
+    fn hand_over(&mut self, answers: AnswerFormat) {
         let said = self.server.out.split().freeze();
         for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let message = said.slice_ref(line);
-            let Ok(Said { id, params }) = serde_json::from_slice(line) else { continue };
+            let Ok(RoutedMessage { id, params }) = serde_json::from_slice(line) else { continue };
             let token = params.and_then(|about| about.progress_token);
             let place = self.waiting.iter_mut().find(|waiting| match (id, token) {
                 (Some(id), _) => *waiting.id == *id.get(),
-                (None, Some(token)) => answers == Answers::Sse && waiting.token.as_deref() == Some(token.get()),
+                (None, Some(token)) => answers == AnswerFormat::Sse && waiting.token.as_deref() == Some(token.get()),
                 (None, None) => false,
             });
             match place {
@@ -369,16 +373,16 @@ impl Exchange {
 }
 
 /// A request that waits for its answer. Dropping it removes it from the session.
-struct Ask {
-    session: Arc<Session>,
+struct PendingAnswer {
+    session: Arc<HttpSession>,
     number: u64,
     shaking: Option<Box<str>>,
 }
 
-impl Ask {
+impl PendingAnswer {
     /// Returns the next message and whether it is the answer; `None` if the session was closed.
     async fn next(&self) -> Option<(Bytes, bool)> {
-        let wanted = |exchange: &mut Exchange| {
+        let wanted = |exchange: &mut SessionExchange| {
             let waiting = exchange.waiting.iter_mut().find(|waiting| waiting.number == self.number)?;
             match waiting.messages.pop_front() {
                 Some(message) => Some(Some((message, waiting.answered && waiting.messages.is_empty()))),
@@ -389,7 +393,7 @@ impl Ask {
     }
 }
 
-impl Drop for Ask {
+impl Drop for PendingAnswer {
     fn drop(&mut self) {
         self.session.exchange().waiting.retain(|waiting| waiting.number != self.number);
         let mut books = self.session.endpoint.books();
@@ -400,20 +404,20 @@ impl Drop for Ask {
     }
 }
 
-struct Listening(Arc<Session>);
+struct GetStream(Arc<HttpSession>);
 
-impl Drop for Listening {
+impl Drop for GetStream {
     fn drop(&mut self) {
         self.0.exchange().listened_to = false;
         self.0.endpoint.books().told.streams -= 1;
     }
 }
 
-async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn answer(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap, body: Bytes) -> Response {
     if let Err(refusal) = check(&headers, &["application/json", "text/event-stream"]) {
         return refusal.into_response();
     }
-    let Ok(message) = serde_json::from_slice::<Message<'_>>(&body) else {
+    let Ok(message) = serde_json::from_slice::<WireMessage<'_>>(&body) else {
         return refuse_as(StatusCode::BAD_REQUEST, PARSE_ERROR, "not JSON-RPC");
     };
     let method = message.method.as_ref().map(|method| &*method.0);
@@ -436,8 +440,8 @@ async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body:
         ask.shaking = endpoint.shaken(&headers);
     }
     let mut response = match endpoint.answers {
-        Answers::Json => as_json(ask).await,
-        Answers::Sse => as_events(ask),
+        AnswerFormat::Json => as_json(ask).await,
+        AnswerFormat::Sse => as_events(ask),
     };
     if let Some(id) = named.and_then(|id| id.try_into().ok()) {
         response.headers_mut().insert(SESSION, id);
@@ -445,7 +449,7 @@ async fn answer(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body:
     response
 }
 
-impl Endpoint {
+impl HttpEndpoint {
     fn shaken(&self, headers: &HeaderMap) -> Option<Box<str>> {
         let after = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let instance = headers.get(INSTANCE).and_then(|instance| instance.to_str().ok());
@@ -463,7 +467,7 @@ impl Endpoint {
     }
 }
 
-async fn as_json(ask: Ask) -> Response {
+async fn as_json(ask: PendingAnswer) -> Response {
     while let Some((message, last)) = ask.next().await {
         if last {
             return ([(header::CONTENT_TYPE, "application/json")], message).into_response();
@@ -472,7 +476,7 @@ async fn as_json(ask: Ask) -> Response {
     refuse(StatusCode::NOT_FOUND, "the session was closed")
 }
 
-fn as_events(ask: Ask) -> Response {
+fn as_events(ask: PendingAnswer) -> Response {
     let events = stream::unfold(Some(ask), async |ask| {
         let ask = ask?;
         let (message, last) = ask.next().await?;
@@ -481,7 +485,7 @@ fn as_events(ask: Ask) -> Response {
     event_stream(Body::from_stream(events))
 }
 
-async fn listen(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Response {
+async fn listen(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) -> Response {
     if !endpoint.get_stream {
         return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST, DELETE")]).into_response();
     }
@@ -496,8 +500,8 @@ async fn listen(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Re
         return refuse(StatusCode::CONFLICT, "there is a stream already");
     }
     endpoint.books().told.streams += 1;
-    let events = stream::unfold(Listening(session), async |listening| {
-        let wanted = |exchange: &mut Exchange| match exchange.unasked.pop_front() {
+    let events = stream::unfold(GetStream(session), async |listening| {
+        let wanted = |exchange: &mut SessionExchange| match exchange.unasked.pop_front() {
             Some(message) => Some(Some(message)),
             None => exchange.closed.then_some(None),
         };
@@ -507,7 +511,7 @@ async fn listen(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Re
     event_stream(Body::from_stream(events))
 }
 
-async fn close(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Response {
+async fn close(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) -> Response {
     match endpoint.session(&headers) {
         Ok(session) => {
             session.close();
@@ -517,22 +521,22 @@ async fn close(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap) -> Res
     }
 }
 
-fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), Refusal> {
+fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), HttpRefusal> {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let accept = value("accept");
     if !accepted.iter().all(|wanted| accept.contains(wanted) || accept == "*/*") {
-        return Err(Refusal(StatusCode::NOT_ACCEPTABLE, "the client must accept both forms of an answer"));
+        return Err(HttpRefusal(StatusCode::NOT_ACCEPTABLE, "the client must accept both forms of an answer"));
     }
     match value(VERSION) {
         "" => Ok(()),
         version if VERSIONS.contains(&version) => Ok(()),
-        _ => Err(Refusal(StatusCode::BAD_REQUEST, "an unknown protocol version")),
+        _ => Err(HttpRefusal(StatusCode::BAD_REQUEST, "an unknown protocol version")),
     }
 }
 
-struct Refusal(StatusCode, &'static str);
+struct HttpRefusal(StatusCode, &'static str);
 
-impl IntoResponse for Refusal {
+impl IntoResponse for HttpRefusal {
     fn into_response(self) -> Response {
         refuse(self.0, self.1)
     }

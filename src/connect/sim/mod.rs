@@ -32,8 +32,8 @@ mod tools;
 mod wire;
 
 pub use connector::{ServerKind, SimConnector, SimHandle, SimPlan};
-pub use endpoint::{Attempt, Manner, Sessions, SimRemote};
+pub use endpoint::{SimBehavior, SimHandshake, SimRemote, SimSessionCounts};
 #[cfg(feature = "cli")]
-pub use http::{Answers, HttpOptions, HttpStats, serve_http};
+pub use http::{AnswerFormat, HttpOptions, HttpStats, serve_http};
 pub use process::serve_stdio;
-pub use script::{Grandchild, Script, Speaks};
+pub use script::{Grandchild, SimScript, SpokenEras};

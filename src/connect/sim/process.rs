@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, raise};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -13,10 +13,10 @@ use tokio::net::unix::pipe;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use super::control::{Control, OnSigterm};
-use super::engine::{self, Pipes};
-use super::script::{Grandchild, Script};
-use super::server::{Env, Server};
+use super::control::{OnSigterm, SimProcessState};
+use super::engine::{self, SimPipes};
+use super::script::{Grandchild, SimScript};
+use super::server::{EnvSource, SimResponder};
 
 // Exit code if the process could not be set up for its script.
 const EX_OSERR: i32 = 71;
@@ -29,7 +29,7 @@ const GRANDCHILD_SECONDS: &str = "3600";
 ///
 /// Exit with [`std::process::exit`]: a blocking read of stdin or write to stderr in another thread must not keep the
 /// process alive. Random numbers are drawn as for run 0: give each process its own seed.
-pub async fn serve_stdio(script: Script) -> i32 {
+pub async fn serve_stdio(script: SimScript) -> i32 {
     let script = Arc::new(script);
     match serve(script).await {
         Ok(code) => code,
@@ -40,8 +40,8 @@ pub async fn serve_stdio(script: Script) -> i32 {
     }
 }
 
-async fn serve(script: Arc<Script>) -> io::Result<i32> {
-    let control = Arc::new(Control::of_process(&script));
+async fn serve(script: Arc<SimScript>) -> io::Result<i32> {
+    let control = Arc::new(SimProcessState::of_process(&script));
     if OnSigterm::of(&script) != OnSigterm::Default {
         let mut sigterm = signal(SignalKind::terminate())?;
         let control = Arc::clone(&control);
@@ -51,8 +51,8 @@ async fn serve(script: Arc<Script>) -> io::Result<i32> {
             }
         });
     }
-    let mut pipes = Pipes { stdin: Some(stdin()), stdout: stdout(), stderr: Some(tokio::io::stderr()) };
-    let server = Server::new(Arc::clone(&script), Env::Process, Run(0), Instant::now());
+    let mut pipes = SimPipes { stdin: Some(stdin()), stdout: stdout(), stderr: Some(tokio::io::stderr()) };
+    let server = SimResponder::new(Arc::clone(&script), EnvSource::Process, RunNumber(0), Instant::now());
     if let Some(grandchild) = script.grandchild {
         spawn(grandchild)?;
     }

@@ -16,35 +16,35 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use mcp_satellite_actors::model::failure::FailureKind;
-use mcp_satellite_actors::model::ids::Run;
-use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, Target};
-use mcp_satellite_actors::seam::{Incoming, Line, Outgoing};
+use mcp_satellite_actors::model::ids::RunNumber;
+use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, ServerTarget};
+use mcp_satellite_actors::seam::{LineEvent, LineOutput, ServerLine};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::endpoint::{Endpoint, News, Reach, failure};
-use super::script::{Dice, Script, Speaks};
-use super::server::{Env, Phase, Server};
-use super::wire::{Call, METHOD_NOT_FOUND, Message, parse, put_answer, put_error};
+use super::endpoint::{DeliveryProgress, EndpointEvent, SimEndpoint, failure};
+use super::script::{RunRng, SimScript, SpokenEras};
+use super::server::{EnvSource, SimPhase, SimResponder};
+use super::wire::{CallParams, METHOD_NOT_FOUND, WireMessage, parse, put_answer, put_error};
 
-pub(super) struct RemoteLine {
-    endpoint: Arc<Endpoint>,
+pub(super) struct SimLine {
+    endpoint: Arc<SimEndpoint>,
     number: u64,
     spec: Arc<InstanceSpec>,
-    run: Run,
+    run: RunNumber,
     // Script of its sessions, unless the endpoint sets another.
-    script: Arc<Script>,
-    dice: Dice,
+    script: Arc<SimScript>,
+    dice: RunRng,
     connected: bool,
-    session: Option<Session>,
+    session: Option<SimSession>,
     // Server of requests without a session, created by the first one.
-    alone: Option<Server>,
-    inbox: VecDeque<Incoming>,
+    alone: Option<SimResponder>,
+    inbox: VecDeque<LineEvent>,
     // Requests and probes that are neither answered nor abandoned.
-    open: BTreeMap<u64, Exchange>,
+    open: BTreeMap<u64, OpenExchange>,
     // Messages in transit, by arrival time and order of sending.
-    travelling: BTreeMap<(Instant, u64), Letter>,
+    travelling: BTreeMap<(Instant, u64), TransitMessage>,
     sent: u64,
     // Earliest arrival of later messages: none overtakes `notifications/initialized`.
     not_before: Option<Instant>,
@@ -52,12 +52,12 @@ pub(super) struct RemoteLine {
 }
 
 /// A session. It has no number until its handshake was answered.
-struct Session {
+struct SimSession {
     number: Option<u64>,
-    server: Server,
+    server: SimResponder,
 }
 
-struct Exchange {
+struct OpenExchange {
     // Time by which the response must begin, and the timeout that led to it.
     deadline: Option<(Instant, Duration)>,
     // Number of the handshake attempt, if it is one.
@@ -65,13 +65,13 @@ struct Exchange {
     alone: bool,
 }
 
-struct Letter {
-    what: What,
+struct TransitMessage {
+    what: TransitKind,
     body: Bytes,
     fails: Option<FailureKind>,
 }
 
-enum What {
+enum TransitKind {
     Request(u64),
     Alone(u64),
     Probe(u64),
@@ -83,8 +83,13 @@ enum What {
     Unconfirmed,
 }
 
-impl RemoteLine {
-    pub(super) fn new(endpoint: Arc<Endpoint>, spec: Arc<InstanceSpec>, run: Run, script: Arc<Script>) -> Self {
+impl SimLine {
+    pub(super) fn new(
+        endpoint: Arc<SimEndpoint>,
+        spec: Arc<InstanceSpec>,
+        run: RunNumber,
+        script: Arc<SimScript>,
+    ) -> Self {
         let seed = endpoint.manner(|manner| manner.seed);
         Self {
             number: endpoint.enter(),
@@ -92,7 +97,7 @@ impl RemoteLine {
             spec,
             run,
             script,
-            dice: Dice::new(seed, run),
+            dice: RunRng::new(seed, run),
             connected: false,
             session: None,
             alone: None,
@@ -107,31 +112,33 @@ impl RemoteLine {
 
     fn ask(&mut self, now: Instant, id: u64, header_timeout: Option<Duration>, attempt: Option<usize>, alone: bool) {
         let deadline = header_timeout.map(|after| (now + after, after));
-        self.open.insert(id, Exchange { deadline, attempt, alone });
+        self.open.insert(id, OpenExchange { deadline, attempt, alone });
     }
 
-    fn post(&mut self, now: Instant, what: What, body: Bytes) {
-        self.note(now, Reach::Tried, &what, &body);
-        let mut fails = self.endpoint.fails(matches!(what, What::Request(_) | What::Alone(_) | What::Probe(_)));
+    fn post(&mut self, now: Instant, what: TransitKind, body: Bytes) {
+        self.note(now, DeliveryProgress::Tried, &what, &body);
+        let mut fails = self
+            .endpoint
+            .fails(matches!(what, TransitKind::Request(_) | TransitKind::Alone(_) | TransitKind::Probe(_)));
         let takes = match &fails {
             Some(FailureKind::ConnectTimeout(after) | FailureKind::HeaderTimeout(after)) => *after,
             _ => self.travel(&mut fails),
         };
         let takes = match what {
-            What::Close => takes.min(self.spec.policy.remote.close_timeout),
-            What::Request(_)
-            | What::Alone(_)
-            | What::Probe(_)
-            | What::Initialized
-            | What::Notification
-            | What::Queued
-            | What::Unconfirmed => takes,
+            TransitKind::Close => takes.min(self.spec.policy.remote.close_timeout),
+            TransitKind::Request(_)
+            | TransitKind::Alone(_)
+            | TransitKind::Probe(_)
+            | TransitKind::Initialized
+            | TransitKind::Notification
+            | TransitKind::Queued
+            | TransitKind::Unconfirmed => takes,
         };
         let at = self.not_before.map_or(now + takes, |not_before| not_before.max(now + takes));
-        if matches!(what, What::Initialized) {
+        if matches!(what, TransitKind::Initialized) {
             self.not_before = Some(at);
         }
-        self.put(at, Letter { what, body, fails });
+        self.put(at, TransitMessage { what, body, fails });
     }
 
     /// Returns the transit time, or the connect timeout if connecting takes longer.
@@ -152,18 +159,20 @@ impl RemoteLine {
         takes + connect
     }
 
-    fn put(&mut self, at: Instant, letter: Letter) {
+    fn put(&mut self, at: Instant, letter: TransitMessage) {
         self.sent += 1;
         self.travelling.insert((at, self.sent), letter);
     }
 
-    fn note(&self, now: Instant, reach: Reach, what: &What, body: &[u8]) {
-        let message = Parsed::of(body);
+    fn note(&self, now: Instant, reach: DeliveryProgress, what: &TransitKind, body: &[u8]) {
+        let message = ParsedMessage::of(body);
         let what = match what {
-            What::Request(_) | What::Alone(_) | What::Initialized | What::Notification => message.name(),
-            What::Probe(_) => "GET".into(),
-            What::Close => "DELETE".into(),
-            What::Queued | What::Unconfirmed => return,
+            TransitKind::Request(_) | TransitKind::Alone(_) | TransitKind::Initialized | TransitKind::Notification => {
+                message.name()
+            }
+            TransitKind::Probe(_) => "GET".into(),
+            TransitKind::Close => "DELETE".into(),
+            TransitKind::Queued | TransitKind::Unconfirmed => return,
         };
         self.endpoint.note(now, reach, &what);
     }
@@ -171,9 +180,9 @@ impl RemoteLine {
     fn advance(&mut self, now: Instant) {
         for news in self.endpoint.news(self.number) {
             match news {
-                News::Cut => self.cut(now),
-                News::Lost(kind) => self.inbox.push_back(Incoming::Lost(failure(kind))),
-                News::Said(message) => self.inbox.push_back(Incoming::Message { message, of: None }),
+                EndpointEvent::Cut => self.cut(now),
+                EndpointEvent::Lost(kind) => self.inbox.push_back(LineEvent::Lost(failure(kind))),
+                EndpointEvent::Said(message) => self.inbox.push_back(LineEvent::Message { message, of: None }),
             }
         }
         while let Some(first) = self.travelling.first_entry()
@@ -183,7 +192,7 @@ impl RemoteLine {
             self.arrived(now, letter);
         }
         self.serve(now);
-        let is_late = |exchange: &Exchange| exchange.deadline.filter(|(deadline, _)| *deadline <= now);
+        let is_late = |exchange: &OpenExchange| exchange.deadline.filter(|(deadline, _)| *deadline <= now);
         let late: Vec<_> = self.open.iter().filter_map(|(id, open)| Some((*id, is_late(open)?.1))).collect();
         for (id, after) in late {
             self.failed(now, id, FailureKind::HeaderTimeout(after));
@@ -194,64 +203,64 @@ impl RemoteLine {
         let arrival = self.travelling.keys().next().map(|(at, _)| *at);
         let servers = self.session.as_ref().map(|session| &session.server).into_iter().chain(&self.alone);
         let answer = servers.filter_map(|server| match server.phase {
-            Phase::Starting | Phase::Serving => server.next(),
-            Phase::Hung | Phase::Ended(_) => None,
+            SimPhase::Starting | SimPhase::Serving => server.next(),
+            SimPhase::Hung | SimPhase::Ended(_) => None,
         });
         let late = self.open.values().filter_map(|exchange| exchange.deadline).map(|(deadline, _)| deadline);
         arrival.into_iter().chain(answer).chain(late).min()
     }
 
-    fn arrived(&mut self, now: Instant, letter: Letter) {
-        let Letter { what, body, fails } = letter;
+    fn arrived(&mut self, now: Instant, letter: TransitMessage) {
+        let TransitMessage { what, body, fails } = letter;
         match what {
-            What::Queued => return self.hand_over(now, &what, body),
-            What::Unconfirmed => return self.inbox.push_back(Incoming::Closed),
-            What::Request(_)
-            | What::Alone(_)
-            | What::Probe(_)
-            | What::Initialized
-            | What::Notification
-            | What::Close => {}
+            TransitKind::Queued => return self.hand_over(now, &what, body),
+            TransitKind::Unconfirmed => return self.inbox.push_back(LineEvent::Closed),
+            TransitKind::Request(_)
+            | TransitKind::Alone(_)
+            | TransitKind::Probe(_)
+            | TransitKind::Initialized
+            | TransitKind::Notification
+            | TransitKind::Close => {}
         }
         let got_there = fails.as_ref().is_none_or(|kind| failure(kind.clone()).sent);
         if got_there {
-            self.note(now, Reach::Received, &what, &body);
+            self.note(now, DeliveryProgress::Received, &what, &body);
         }
         if let Some(kind) = fails.or_else(|| self.refused(&what, &body)) {
             return self.undelivered(now, &what, kind);
         }
-        let message = Parsed::of(&body);
+        let message = ParsedMessage::of(&body);
         let method = match what {
-            What::Request(_)
-            | What::Alone(_)
-            | What::Initialized
-            | What::Notification
-            | What::Queued
-            | What::Unconfirmed => &*message.method,
-            What::Probe(_) => "GET",
-            What::Close => "DELETE",
+            TransitKind::Request(_)
+            | TransitKind::Alone(_)
+            | TransitKind::Initialized
+            | TransitKind::Notification
+            | TransitKind::Queued
+            | TransitKind::Unconfirmed => &*message.method,
+            TransitKind::Probe(_) => "GET",
+            TransitKind::Close => "DELETE",
         };
         let (silent, unknown) =
             self.endpoint.manner(|manner| (manner.is_silent_on(method), manner.unknown.contains(method)));
         match what {
             // A client waits for the confirmation of the end of a session for a limited time only.
-            What::Close if silent => {
+            TransitKind::Close if silent => {
                 let at = now + self.spec.policy.remote.close_timeout;
-                self.put(at, Letter { what: What::Unconfirmed, body, fails: None });
+                self.put(at, TransitMessage { what: TransitKind::Unconfirmed, body, fails: None });
             }
             _ if silent => {}
-            What::Close => {
+            TransitKind::Close => {
                 if let Some(number) = self.session.take().and_then(|session| session.number) {
                     self.endpoint.session_closed(number);
                 }
-                self.inbox.push_back(Incoming::Closed);
+                self.inbox.push_back(LineEvent::Closed);
             }
-            What::Probe(id) => {
+            TransitKind::Probe(id) => {
                 if self.settle(now, id, true) {
-                    self.inbox.push_back(Incoming::Probed { id });
+                    self.inbox.push_back(LineEvent::Probed { id });
                 }
             }
-            What::Request(id) | What::Alone(id) if unknown => {
+            TransitKind::Request(id) | TransitKind::Alone(id) if unknown => {
                 let number = RawValue::from_string(id.to_string());
                 let number = number.as_deref().unwrap_or(RawValue::NULL);
                 let mut answer = BytesMut::new();
@@ -260,12 +269,12 @@ impl RemoteLine {
                 });
                 self.said(now, answer.trim_ascii_end());
             }
-            What::Request(_) if method == "initialize" => {
+            TransitKind::Request(_) if method == "initialize" => {
                 let server = self.server(now);
-                self.session = Some(Session { number: None, server });
+                self.session = Some(SimSession { number: None, server });
                 self.hand_over(now, &what, body);
             }
-            What::Alone(_) => {
+            TransitKind::Alone(_) => {
                 // A refused handshake leaves no session.
                 self.session.take_if(|session| session.number.is_none());
                 // Another script is another server at the same address, without the state of the first one.
@@ -273,78 +282,84 @@ impl RemoteLine {
                 if self.alone.as_ref().is_none_or(|server| !Arc::ptr_eq(&server.script, &script)) {
                     self.alone = Some(self.server(now));
                 }
-                self.note(now, Reach::Served, &what, &body);
-                if let Some(server) = self.alone.as_mut().filter(|server| server.phase == Phase::Serving) {
+                self.note(now, DeliveryProgress::Served, &what, &body);
+                if let Some(server) = self.alone.as_mut().filter(|server| server.phase == SimPhase::Serving) {
                     server.line(now, &body);
                 }
                 self.serve(now);
             }
-            What::Request(_) | What::Initialized | What::Notification | What::Queued | What::Unconfirmed => {
+            TransitKind::Request(_)
+            | TransitKind::Initialized
+            | TransitKind::Notification
+            | TransitKind::Queued
+            | TransitKind::Unconfirmed => {
                 self.hand_over(now, &what, body);
             }
         }
     }
 
-    fn served_by(&self) -> Arc<Script> {
+    fn served_by(&self) -> Arc<SimScript> {
         self.endpoint.manner(|manner| manner.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
     }
 
-    fn server(&self, now: Instant) -> Server {
-        Server::new(self.served_by(), Env::Spec(Arc::clone(&self.spec)), self.run, now)
+    fn server(&self, now: Instant) -> SimResponder {
+        SimResponder::new(self.served_by(), EnvSource::Spec(Arc::clone(&self.spec)), self.run, now)
     }
 
-    fn refused(&self, what: &What, body: &[u8]) -> Option<FailureKind> {
+    fn refused(&self, what: &TransitKind, body: &[u8]) -> Option<FailureKind> {
         let session = self.session.as_ref().and_then(|session| session.number);
-        let is_handshake = Parsed::of(body).method == "initialize";
+        let is_handshake = ParsedMessage::of(body).method == "initialize";
         match what {
-            What::Probe(_) => {
+            TransitKind::Probe(_) => {
                 let unhealthy = self.endpoint.manner(|manner| manner.unhealthy.clone());
                 self.endpoint.refuses(&self.spec, None).or(unhealthy)
             }
-            What::Request(_) if is_handshake => self.endpoint.refuses(&self.spec, None),
+            TransitKind::Request(_) if is_handshake => self.endpoint.refuses(&self.spec, None),
             // For a server with sessions, the request lacks a session id.
-            What::Alone(_) => {
+            TransitKind::Alone(_) => {
                 let said = Some("no session id".to_owned());
-                let knows_none = self.served_by().speaks == Speaks::Sessions;
+                let knows_none = self.served_by().speaks == SpokenEras::Sessions;
                 let refused = knows_none.then_some(FailureKind::Status { status: 400, said });
                 self.endpoint.refuses(&self.spec, None).or(refused)
             }
             // Only a handshake creates a session, and all other messages need one.
-            What::Request(_) | What::Initialized | What::Notification if session.is_none() => {
+            TransitKind::Request(_) | TransitKind::Initialized | TransitKind::Notification if session.is_none() => {
                 self.endpoint.refuses(&self.spec, None).or(Some(FailureKind::status(400)))
             }
-            What::Request(_) | What::Initialized | What::Notification | What::Close => {
+            TransitKind::Request(_) | TransitKind::Initialized | TransitKind::Notification | TransitKind::Close => {
                 self.endpoint.refuses(&self.spec, session)
             }
-            What::Queued | What::Unconfirmed => None,
+            TransitKind::Queued | TransitKind::Unconfirmed => None,
         }
     }
 
-    fn undelivered(&mut self, now: Instant, what: &What, kind: FailureKind) {
+    fn undelivered(&mut self, now: Instant, what: &TransitKind, kind: FailureKind) {
         let is_busy = matches!(
             kind,
             FailureKind::Throttled { .. } | FailureKind::ServerError { .. } | FailureKind::Status { .. }
         );
         match what {
-            What::Request(id) | What::Alone(id) | What::Probe(id) => self.failed(now, *id, kind),
+            TransitKind::Request(id) | TransitKind::Alone(id) | TransitKind::Probe(id) => self.failed(now, *id, kind),
             // A busy server misses notifications, which has no effect on the session.
-            What::Notification if is_busy => {}
-            What::Notification | What::Initialized => self.inbox.push_back(Incoming::Lost(failure(kind))),
-            What::Close => self.inbox.push_back(Incoming::Closed),
-            What::Queued | What::Unconfirmed => {}
+            TransitKind::Notification if is_busy => {}
+            TransitKind::Notification | TransitKind::Initialized => {
+                self.inbox.push_back(LineEvent::Lost(failure(kind)))
+            }
+            TransitKind::Close => self.inbox.push_back(LineEvent::Closed),
+            TransitKind::Queued | TransitKind::Unconfirmed => {}
         }
     }
 
-    fn hand_over(&mut self, now: Instant, what: &What, body: Bytes) {
-        self.note(now, Reach::Served, what, &body);
+    fn hand_over(&mut self, now: Instant, what: &TransitKind, body: Bytes) {
+        self.note(now, DeliveryProgress::Served, what, &body);
         let Some(session) = &mut self.session else { return };
         match session.server.phase {
-            Phase::Serving => session.server.line(now, &body),
-            Phase::Starting => {
+            SimPhase::Serving => session.server.line(now, &body),
+            SimPhase::Starting => {
                 let at = session.server.next().unwrap_or(now);
-                self.put(at, Letter { what: What::Queued, body, fails: None });
+                self.put(at, TransitMessage { what: TransitKind::Queued, body, fails: None });
             }
-            Phase::Hung | Phase::Ended(_) => {}
+            SimPhase::Hung | SimPhase::Ended(_) => {}
         }
         self.serve(now);
     }
@@ -356,13 +371,13 @@ impl RemoteLine {
         // Output on stderr is dropped.
         session.server.err.clear();
         let said = mem::take(&mut session.server.out).freeze();
-        let has_ended = matches!(session.server.phase, Phase::Ended(_));
+        let has_ended = matches!(session.server.phase, SimPhase::Ended(_));
         for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             self.said(now, line);
         }
         if let Some(session) = self.session.as_mut().filter(|_| has_ended) {
             // Its operator restarts the process, which then has no sessions.
-            session.server.phase = Phase::Hung;
+            session.server.phase = SimPhase::Hung;
             let _ = session.number.inspect(|number| self.endpoint.session_forgotten(*number));
             self.cut(now);
         }
@@ -373,7 +388,7 @@ impl RemoteLine {
         server.due(now);
         server.err.clear();
         let said = mem::take(&mut server.out).freeze();
-        if matches!(server.phase, Phase::Ended(_)) {
+        if matches!(server.phase, SimPhase::Ended(_)) {
             self.alone = None;
             self.cut(now);
         }
@@ -382,7 +397,7 @@ impl RemoteLine {
                 // A message on the way belongs to the stream of an open request; otherwise it is dropped.
                 Some(id) if self.open.contains_key(&id) => {
                     let message = Bytes::copy_from_slice(line);
-                    self.inbox.push_back(Incoming::Message { message, of: Some(id) });
+                    self.inbox.push_back(LineEvent::Message { message, of: Some(id) });
                 }
                 Some(_) => {}
                 None => self.said(now, line),
@@ -391,10 +406,10 @@ impl RemoteLine {
     }
 
     fn said(&mut self, now: Instant, line: &[u8]) {
-        let message = Parsed::of(line);
+        let message = ParsedMessage::of(line);
         if !message.method.is_empty() {
             let message = Bytes::copy_from_slice(line);
-            return self.inbox.push_back(Incoming::Message { message, of: None });
+            return self.inbox.push_back(LineEvent::Message { message, of: None });
         }
         // Not JSON-RPC, or an answer to a request that was given up.
         let Some(id) = message.id.filter(|id| self.open.contains_key(id)) else { return };
@@ -411,7 +426,7 @@ impl RemoteLine {
             session.number = Some(self.endpoint.session_opened());
         }
         self.settle(now, id, succeeded);
-        self.inbox.push_back(Incoming::Message { message: Bytes::copy_from_slice(line), of: Some(id) });
+        self.inbox.push_back(LineEvent::Message { message: Bytes::copy_from_slice(line), of: Some(id) });
     }
 
     /// Ends an exchange. Without a session this cancels the request.
@@ -427,7 +442,7 @@ impl RemoteLine {
     fn failed(&mut self, now: Instant, id: u64, kind: FailureKind) {
         self.closed(now, id);
         if self.settle(now, id, false) {
-            self.inbox.push_back(Incoming::Failed { id, failure: failure(kind) });
+            self.inbox.push_back(LineEvent::Failed { id, failure: failure(kind) });
         }
     }
 
@@ -448,8 +463,12 @@ impl RemoteLine {
             whole.into_iter().partition(|(_, letter)| letter.fails.is_some());
         self.travelling = failing;
         let failing = self.travelling.values().filter_map(|letter| match letter.what {
-            What::Request(id) | What::Alone(id) | What::Probe(id) => Some(id),
-            What::Initialized | What::Notification | What::Close | What::Queued | What::Unconfirmed => None,
+            TransitKind::Request(id) | TransitKind::Alone(id) | TransitKind::Probe(id) => Some(id),
+            TransitKind::Initialized
+            | TransitKind::Notification
+            | TransitKind::Close
+            | TransitKind::Queued
+            | TransitKind::Unconfirmed => None,
         });
         let failing: Vec<u64> = failing.collect();
         let broken: Vec<u64> = self.open.keys().copied().filter(|id| !failing.contains(id)).collect();
@@ -460,48 +479,50 @@ impl RemoteLine {
             self.undelivered(now, &letter.what, FailureKind::Cut);
         }
         // The older transport has one stream for all messages, and the session ends with it.
-        let is_sse = matches!(self.spec.target, Target::Remote { transport: RemoteTransport::Sse, .. });
+        let is_sse = matches!(self.spec.target, ServerTarget::Remote { transport: RemoteTransport::Sse, .. });
         if is_sse && self.session.as_ref().is_some_and(|session| session.number.is_some()) {
-            self.inbox.push_back(Incoming::Lost(failure(FailureKind::Cut)));
+            self.inbox.push_back(LineEvent::Lost(failure(FailureKind::Cut)));
         }
     }
 }
 
-impl Line for RemoteLine {
-    fn send(&mut self, message: Outgoing) {
+impl ServerLine for SimLine {
+    fn send(&mut self, message: LineOutput) {
         let now = Instant::now();
         // Events before the time of sending are processed first.
         self.advance(now);
         match message {
-            Outgoing::Request { id, body, header_timeout, routing } => {
-                let opening = Parsed::of(&body).method;
+            LineOutput::Request { id, body, header_timeout, routing } => {
+                let opening = ParsedMessage::of(&body).method;
                 let is_handshake =
                     opening == "initialize" || (opening == "server/discover" && header_timeout.is_some());
                 drop(opening);
                 let attempt = is_handshake.then(|| self.endpoint.attempt_began(self.run, now));
                 self.ask(now, id, header_timeout, attempt, routing.is_some());
-                self.post(now, if routing.is_some() { What::Alone(id) } else { What::Request(id) }, body);
+                self.post(now, if routing.is_some() { TransitKind::Alone(id) } else { TransitKind::Request(id) }, body);
             }
-            Outgoing::Probe { id } => {
+            LineOutput::Probe { id } => {
                 self.ask(now, id, None, None, false);
-                self.post(now, What::Probe(id), Bytes::new());
+                self.post(now, TransitKind::Probe(id), Bytes::new());
             }
-            Outgoing::Notification { body } | Outgoing::Response { body } => self.post(now, What::Notification, body),
-            Outgoing::Initialized { body, .. } => self.post(now, What::Initialized, body),
-            Outgoing::Abandon { id } => {
+            LineOutput::Notification { body } | LineOutput::Response { body } => {
+                self.post(now, TransitKind::Notification, body)
+            }
+            LineOutput::Initialized { body, .. } => self.post(now, TransitKind::Initialized, body),
+            LineOutput::Abandon { id } => {
                 self.closed(now, id);
                 self.settle(now, id, false);
             }
-            Outgoing::Credentials(spec) => self.spec = spec,
-            Outgoing::Close if self.session.is_none() => self.inbox.push_back(Incoming::Closed),
-            Outgoing::Close => self.post(now, What::Close, Bytes::new()),
+            LineOutput::Credentials(spec) => self.spec = spec,
+            LineOutput::Close if self.session.is_none() => self.inbox.push_back(LineEvent::Closed),
+            LineOutput::Close => self.post(now, TransitKind::Close, Bytes::new()),
         }
         // Messages without transit time have arrived.
         self.advance(now);
         self.endpoint.wake(self.number);
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<LineEvent> {
         self.endpoint.register(self.number, cx.waker());
         loop {
             self.advance(Instant::now());
@@ -521,7 +542,7 @@ impl Line for RemoteLine {
     }
 }
 
-impl Drop for RemoteLine {
+impl Drop for SimLine {
     fn drop(&mut self) {
         let now = Instant::now();
         let open: Vec<u64> = self.open.keys().copied().collect();
@@ -533,7 +554,7 @@ impl Drop for RemoteLine {
 }
 
 #[derive(Default)]
-struct Parsed<'a> {
+struct ParsedMessage<'a> {
     id: Option<u64>,
     method: Cow<'a, str>,
     tool: Option<Cow<'a, str>>,
@@ -544,38 +565,38 @@ struct Parsed<'a> {
 fn stream_of(line: &[u8]) -> Option<u64> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
-    struct Said<'a> {
+    struct StreamedMessage<'a> {
         #[serde(borrow)]
-        params: Option<About<'a>>,
+        params: Option<StreamParams<'a>>,
     }
     #[derive(Deserialize)]
-    struct About<'a> {
+    struct StreamParams<'a> {
         #[serde(borrow, rename = "progressToken")]
         token: Option<&'a RawValue>,
         #[serde(borrow, rename = "_meta")]
-        meta: Option<Subscribed<'a>>,
+        meta: Option<SubscriptionMeta<'a>>,
     }
     #[derive(Deserialize)]
-    struct Subscribed<'a> {
+    struct SubscriptionMeta<'a> {
         #[serde(borrow, rename = "io.modelcontextprotocol/subscriptionId")]
         to: Option<&'a RawValue>,
     }
-    let about = serde_json::from_slice::<Said<'_>>(line).ok()?.params?;
+    let about = serde_json::from_slice::<StreamedMessage<'_>>(line).ok()?.params?;
     about.token.or_else(|| about.meta?.to)?.get().parse().ok()
 }
 
 #[derive(Deserialize)]
-struct Refusal<'a> {
+struct ErrorField<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
 
-impl<'a> Parsed<'a> {
+impl<'a> ParsedMessage<'a> {
     fn of(body: &'a [u8]) -> Self {
-        let Ok(message) = serde_json::from_slice::<Message<'_>>(body) else { return Self::default() };
+        let Ok(message) = serde_json::from_slice::<WireMessage<'_>>(body) else { return Self::default() };
         let method = message.method.map(|method| method.0).unwrap_or_default();
-        let call = (method == "tools/call").then(|| parse::<Call<'_>>(message.params).ok()).flatten();
-        let refusal = method.is_empty().then(|| serde_json::from_slice::<Refusal<'_>>(body).ok()).flatten();
+        let call = (method == "tools/call").then(|| parse::<CallParams<'_>>(message.params).ok()).flatten();
+        let refusal = method.is_empty().then(|| serde_json::from_slice::<ErrorField<'_>>(body).ok()).flatten();
         Self {
             id: message.id.and_then(|id| id.get().parse().ok()),
             method,

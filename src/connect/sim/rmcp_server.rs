@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::seam::ProcessEnd;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject, ListToolsResult,
@@ -18,19 +18,19 @@ use serde_json::{Value, json};
 use tokio::io::DuplexStream;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::control::Control;
-use super::script::{Dice, Script};
+use super::control::SimProcessState;
+use super::script::{RunRng, SimScript};
 use super::tools;
-use super::wire::{Add, Sleep};
+use super::wire::{AddArguments, SleepArguments};
 
 pub(super) async fn run(
     stdin: DuplexStream,
     stdout: DuplexStream,
-    script: Arc<Script>,
-    run: Run,
-    control: &Control,
+    script: Arc<SimScript>,
+    run: RunNumber,
+    control: &SimProcessState,
 ) -> ProcessEnd {
-    let mut dice = Dice::new(script.seed, run);
+    let mut dice = RunRng::new(script.seed, run);
     let serving = RmcpServer { script: Arc::clone(&script) }.serve((stdin, stdout));
     let running = tokio::select! {
         end = control.ended() => return end,
@@ -57,7 +57,7 @@ pub(super) async fn run(
 }
 
 struct RmcpServer {
-    script: Arc<Script>,
+    script: Arc<SimScript>,
 }
 
 impl ServerHandler for RmcpServer {
@@ -95,12 +95,12 @@ impl ServerHandler for RmcpServer {
                 (text, Some(Value::Object(arguments)))
             }
             "add" => {
-                let sum = parse::<Add>(arguments)?.sum();
+                let sum = parse::<AddArguments>(arguments)?.sum();
                 let number: Value = serde_json::from_str(&sum).map_err(invalid)?;
                 (sum, Some(json!({ "result": number })))
             }
             "sleep" => {
-                let asked = parse::<Sleep>(arguments)?;
+                let asked = parse::<SleepArguments>(arguments)?;
                 (late(&asked, &context).await?, None)
             }
             name if tools::is_numbered(&self.script, 0, name) => (name.to_owned(), None),
@@ -113,7 +113,7 @@ impl ServerHandler for RmcpServer {
     }
 }
 
-async fn late(asked: &Sleep, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
+async fn late(asked: &SleepArguments, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
     let total = Duration::from_millis(asked.ms);
     let progress = async {
         let (Some(every), Some(token)) = (asked.progress_every_ms, context.meta.get_progress_token()) else {

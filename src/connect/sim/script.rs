@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::seam::ProcessEnd;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
-pub struct Script {
+pub struct SimScript {
     /// Name in `serverInfo`
     #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().name))]
     pub name: String,
@@ -24,8 +24,8 @@ pub struct Script {
     #[cfg_attr(feature = "cli", arg(long))]
     pub protocol_version: Option<String>,
     /// The eras of the protocol that it speaks
-    #[cfg_attr(feature = "cli", arg(long, value_enum, default_value_t = Speaks::Sessions))]
-    pub speaks: Speaks,
+    #[cfg_attr(feature = "cli", arg(long, value_enum, default_value_t = SpokenEras::Sessions))]
+    pub speaks: SpokenEras,
     /// Tools listed: `echo`, `add`, `sleep`, then `tool_4`, `tool_5` …
     #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().tools))]
     pub tools: usize,
@@ -174,7 +174,7 @@ pub struct Script {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-pub enum Speaks {
+pub enum SpokenEras {
     /// Up to 2025-11-25: a session begins with `initialize`.
     #[default]
     Sessions,
@@ -202,13 +202,13 @@ pub enum Grandchild {
     Daemon,
 }
 
-impl Default for Script {
+impl Default for SimScript {
     fn default() -> Self {
         Self {
             name: "sim-server".to_owned(),
             version: "1.0.0".to_owned(),
             protocol_version: None,
-            speaks: Speaks::Sessions,
+            speaks: SpokenEras::Sessions,
             tools: 3,
             all_tools: false,
             resources: 0,
@@ -256,7 +256,7 @@ impl Default for Script {
     }
 }
 
-impl Script {
+impl SimScript {
     pub(super) fn end(&self) -> ProcessEnd {
         match self.exit_signal {
             Some(signal) => ProcessEnd { code: None, signal: Some(signal) },
@@ -275,14 +275,14 @@ impl Script {
 }
 
 /// Random numbers of one run: the same seed and run produce the same sequence.
-pub(super) struct Dice {
+pub(super) struct RunRng {
     seed: u64,
-    run: Run,
+    run: RunNumber,
     drawn: u64,
 }
 
-impl Dice {
-    pub(super) fn new(seed: u64, run: Run) -> Self {
+impl RunRng {
+    pub(super) fn new(seed: u64, run: RunNumber) -> Self {
         Self { seed, run, drawn: 0 }
     }
 
@@ -314,16 +314,16 @@ mod tests {
     use super::*;
 
     #[cfg(feature = "cli")]
-    fn flags(flags: &[&str]) -> Script {
+    fn flags(flags: &[&str]) -> SimScript {
         use clap::{Args, FromArgMatches};
-        let command = Script::augment_args(clap::Command::new("sim-server").no_binary_name(true));
-        Script::from_arg_matches(&command.try_get_matches_from(flags).unwrap()).unwrap()
+        let command = SimScript::augment_args(clap::Command::new("sim-server").no_binary_name(true));
+        SimScript::from_arg_matches(&command.try_get_matches_from(flags).unwrap()).unwrap()
     }
 
     #[cfg(feature = "cli")]
     #[test]
     fn without_flags_it_is_the_default_and_each_flag_sets_its_field() {
-        assert_eq!(flags(&[]), Script::default());
+        assert_eq!(flags(&[]), SimScript::default());
         let given = flags(&[
             "--tools=5",
             "--exit-after=1m30s",
@@ -333,7 +333,7 @@ mod tests {
             "--grandchild=ignore-term",
             "--server-version=2",
         ]);
-        let meant = Script {
+        let meant = SimScript {
             tools: 5,
             exit_after: Some(Duration::from_secs(90)),
             handshake_delay: Duration::from_millis(500),
@@ -341,26 +341,26 @@ mod tests {
             ignore_sigterm: true,
             grandchild: Some(Grandchild::IgnoreTerm),
             version: "2".to_owned(),
-            ..Script::default()
+            ..SimScript::default()
         };
         assert_eq!(given, meant);
     }
 
     #[test]
     fn a_script_survives_json_and_a_short_one_is_completed() {
-        let script = Script { exit_after: Some(Duration::from_millis(1500)), ..Script::default() };
+        let script = SimScript { exit_after: Some(Duration::from_millis(1500)), ..SimScript::default() };
         let json = serde_json::to_string(&script).unwrap();
-        assert_eq!(serde_json::from_str::<Script>(&json).unwrap(), script);
+        assert_eq!(serde_json::from_str::<SimScript>(&json).unwrap(), script);
         let short = r#"{"exit_after": "1500ms"}"#;
-        assert_eq!(serde_json::from_str::<Script>(short).unwrap(), script);
-        assert!(serde_json::from_str::<Script>(r#"{"exitAfter": "1s"}"#).is_err());
+        assert_eq!(serde_json::from_str::<SimScript>(short).unwrap(), script);
+        assert!(serde_json::from_str::<SimScript>(r#"{"exitAfter": "1s"}"#).is_err());
     }
 
     #[test]
     fn the_same_seed_and_run_draw_the_same_and_another_run_does_not() {
         let second = Duration::from_secs(1);
         let draw = |seed, run| {
-            let mut dice = Dice::new(seed, Run(run));
+            let mut dice = RunRng::new(seed, RunNumber(run));
             [dice.vary(second, 0.5), dice.vary(second, 0.5)]
         };
         assert_eq!(draw(1, 7), draw(1, 7));

@@ -13,19 +13,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::ProcessEnd;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::script::{Dice, Script};
-use super::stateless::Alone;
-use super::tools::{self, ListOf};
+use super::script::{RunRng, SimScript};
+use super::stateless::SimStatelessState;
+use super::tools::{self, SimListKind};
 use super::wire::{
-    Add, Big, Call, Cancelled, Crash, Echo, Failure, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Initialize, List,
-    METHOD_NOT_FOUND, Message, PARSE_ERROR, Sleep, Variable, parse, put_answer, put_error, put_filled, put_result,
-    put_text,
+    AddArguments, BigArguments, CallParams, CancelledParams, CrashArguments, EchoArguments, EnvArguments,
+    FailureArguments, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InitializeParams, ListParams, METHOD_NOT_FOUND,
+    PARSE_ERROR, SleepArguments, WireMessage, parse, put_answer, put_error, put_filled, put_result, put_text,
 };
 
 /// Supported protocol versions. The last one is the answer to an unknown version.
@@ -56,12 +56,12 @@ const SIGKILL: i32 = 9;
 // Lines that are not JSON, and JSON that is not JSON-RPC.
 const GARBAGE: [&str; 5] = ["npm warn deprecated", r#"{"level":"info"}"#, r#"{"jsonrpc":"2.0","#, "[1,2]", "42"];
 
-pub(super) enum Env {
+pub(super) enum EnvSource {
     Spec(Arc<InstanceSpec>),
     Process,
 }
 
-impl Env {
+impl EnvSource {
     pub(super) fn get(&self, name: &str) -> Option<String> {
         match self {
             Self::Spec(spec) => spec.env.get(name).map(|value| value.expose().to_owned()),
@@ -71,7 +71,7 @@ impl Env {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum SimPhase {
     Starting,
     Serving,
     /// Alive, but never reads or answers again.
@@ -80,14 +80,14 @@ pub(super) enum Phase {
     Ended(ProcessEnd),
 }
 
-pub(super) struct Server {
+pub(super) struct SimResponder {
     pub(super) out: BytesMut,
     pub(super) err: BytesMut,
-    pub(super) phase: Phase,
-    pub(super) script: Arc<Script>,
-    env: Env,
-    dice: Dice,
-    timers: BinaryHeap<Timer>,
+    pub(super) phase: SimPhase,
+    pub(super) script: Arc<SimScript>,
+    env: EnvSource,
+    dice: RunRng,
+    timers: BinaryHeap<ServerTimer>,
     timers_set: u64,
     born: Instant,
     stopping: bool,
@@ -101,36 +101,36 @@ pub(super) struct Server {
     cancelled: Vec<Box<str>>,
     // Id of the last answer, if the script uses it.
     answered: Option<Box<str>>,
-    pub(super) alone: Alone,
+    pub(super) alone: SimStatelessState,
     // Memory that calls have allocated for good (`grow_per_call`).
     kept: Vec<Vec<u8>>,
 }
 
-struct Timer {
+struct ServerTimer {
     at: Instant,
     // Order of creation, for timers of the same time.
     order: u64,
-    event: Event,
+    event: TimerEvent,
 }
 
-enum Event {
+enum TimerEvent {
     Started,
     Chatter,
     /// Contains the time of the previous output.
     Flood(Instant),
     MoreTools,
     End(ProcessEnd),
-    Answer(Box<Answer>),
-    Progress(Box<Progress>),
+    Answer(Box<LateAnswer>),
+    Progress(Box<ProgressSeries>),
 }
 
-struct Answer {
+struct LateAnswer {
     id: Box<str>,
     ignore_cancel: bool,
     line: BytesMut,
 }
 
-struct Progress {
+struct ProgressSeries {
     id: Box<str>,
     ignore_cancel: bool,
     token: Box<str>,
@@ -139,13 +139,13 @@ struct Progress {
     total: Duration,
 }
 
-impl Server {
-    pub(super) fn new(script: Arc<Script>, env: Env, run: Run, now: Instant) -> Self {
+impl SimResponder {
+    pub(super) fn new(script: Arc<SimScript>, env: EnvSource, run: RunNumber, now: Instant) -> Self {
         let mut server = Self {
             out: BytesMut::new(),
             err: BytesMut::new(),
-            phase: Phase::Starting,
-            dice: Dice::new(script.seed, run),
+            phase: SimPhase::Starting,
+            dice: RunRng::new(script.seed, run),
             script,
             env,
             timers: BinaryHeap::new(),
@@ -161,7 +161,7 @@ impl Server {
             initialized: 0,
             cancelled: Vec::new(),
             answered: None,
-            alone: Alone::default(),
+            alone: SimStatelessState::default(),
             kept: Vec::new(),
         };
         server.begin(now);
@@ -178,22 +178,23 @@ impl Server {
             self.err.put_u8(b'\n');
         }
         if script.stderr_lines_per_second > 0 {
-            self.set(now + self.chatter_tick(), Event::Chatter);
+            self.set(now + self.chatter_tick(), TimerEvent::Chatter);
         } else if script.stderr_text.is_some() {
             self.say_text();
         }
         if script.stderr_bytes_per_second > 0 {
-            self.set(now + FLOOD_TICK, Event::Flood(now));
+            self.set(now + FLOOD_TICK, TimerEvent::Flood(now));
         }
         self.garbage(script.stdout_garbage_at_start);
         match self.vary(script.start_delay) {
             Duration::ZERO => self.started(),
-            delay => self.set(now + delay, Event::Started),
+            delay => self.set(now + delay, TimerEvent::Started),
         }
     }
 
     fn started(&mut self) {
-        self.phase = if self.script.exit_before_handshake { Phase::Ended(self.script.end()) } else { Phase::Serving };
+        self.phase =
+            if self.script.exit_before_handshake { SimPhase::Ended(self.script.end()) } else { SimPhase::Serving };
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
@@ -201,11 +202,11 @@ impl Server {
     }
 
     pub(super) fn due(&mut self, now: Instant) {
-        while matches!(self.phase, Phase::Starting | Phase::Serving) && self.next().is_some_and(|at| at <= now) {
+        while matches!(self.phase, SimPhase::Starting | SimPhase::Serving) && self.next().is_some_and(|at| at <= now) {
             let Some(timer) = self.timers.pop() else { return };
             match timer.event {
-                Event::Started => self.started(),
-                Event::Chatter => {
+                TimerEvent::Started => self.started(),
+                TimerEvent::Chatter => {
                     let due = now.duration_since(self.born).as_millis()
                         * u128::from(self.script.stderr_lines_per_second)
                         / 1000;
@@ -213,26 +214,26 @@ impl Server {
                         self.chatter += 1;
                         self.say_text();
                     }
-                    self.set(now + self.chatter_tick(), Event::Chatter);
+                    self.set(now + self.chatter_tick(), TimerEvent::Chatter);
                 }
-                Event::Flood(since) => {
+                TimerEvent::Flood(since) => {
                     let bytes = self.script.stderr_bytes_per_second as f64
                         * now.duration_since(since).min(2 * FLOOD_TICK).as_secs_f64();
                     while (self.err.len() as f64) < bytes {
                         self.err.put_slice(&FLOOD_LINE);
                     }
-                    self.set(now + FLOOD_TICK, Event::Flood(now));
+                    self.set(now + FLOOD_TICK, TimerEvent::Flood(now));
                 }
-                Event::MoreTools => {
+                TimerEvent::MoreTools => {
                     self.more_tools += 1;
                     self.tools_changed();
                 }
-                Event::End(end) => self.phase = Phase::Ended(end),
-                Event::Answer(answer) => {
+                TimerEvent::End(end) => self.phase = SimPhase::Ended(end),
+                TimerEvent::Answer(answer) => {
                     self.before_answer(&answer.id);
                     self.out.put_slice(&answer.line);
                 }
-                Event::Progress(progress) => self.progress(timer.at, progress),
+                TimerEvent::Progress(progress) => self.progress(timer.at, progress),
             }
         }
     }
@@ -242,7 +243,7 @@ impl Server {
             self.stopping = true;
             let delay = self.vary(self.script.sigterm_delay.unwrap_or_default());
             let end = ProcessEnd { code: Some(self.script.exit_code), signal: None };
-            self.set(now + delay, Event::End(end));
+            self.set(now + delay, TimerEvent::End(end));
         }
     }
 
@@ -250,7 +251,7 @@ impl Server {
         match (self.script.ignore_eof, self.script.sigterm_delay) {
             (true, _) => {}
             (false, Some(_)) => self.terminate(now),
-            (false, None) => self.phase = Phase::Ended(ProcessEnd { code: Some(0), signal: None }),
+            (false, None) => self.phase = SimPhase::Ended(ProcessEnd { code: Some(0), signal: None }),
         }
     }
 
@@ -275,9 +276,9 @@ impl Server {
         self.dice.vary(duration, self.script.jitter)
     }
 
-    fn set(&mut self, at: Instant, event: Event) {
+    fn set(&mut self, at: Instant, event: TimerEvent) {
         self.timers_set += 1;
-        self.timers.push(Timer { at, order: self.timers_set, event });
+        self.timers.push(ServerTimer { at, order: self.timers_set, event });
     }
 
     fn garbage(&mut self, lines: usize) {
@@ -311,7 +312,7 @@ impl Server {
         if !line.starts_with(b"{") {
             return self.refuse(RawValue::NULL, PARSE_ERROR, "not a JSON object");
         }
-        let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
+        let Ok(message) = serde_json::from_slice::<WireMessage<'_>>(line) else {
             return self.refuse(RawValue::NULL, PARSE_ERROR, "not JSON-RPC");
         };
         let method = message.method.as_ref().map(|method| &*method.0);
@@ -320,7 +321,7 @@ impl Server {
         {
             return;
         }
-        let list = method.and_then(|method| ListOf::asked_by(method, &self.script));
+        let list = method.and_then(|method| SimListKind::asked_by(method, &self.script));
         if let (Some(of), Some(id)) = (list, message.id) {
             return self.list(of, id, message.params);
         }
@@ -348,7 +349,7 @@ impl Server {
         if let Some(message) = &script.handshake_error {
             return self.refuse(id, script.handshake_code.unwrap_or(INTERNAL_ERROR), message);
         }
-        let offered = parse::<Initialize<'_>>(params).unwrap_or_default().protocol_version;
+        let offered = parse::<InitializeParams<'_>>(params).unwrap_or_default().protocol_version;
         let offered = offered.as_ref().map_or("", |version| &*version.0);
         let known = if VERSIONS.contains(&offered) { offered } else { VERSIONS[VERSIONS.len() - 1] };
         let version = script.protocol_version.as_deref().unwrap_or(known);
@@ -374,42 +375,46 @@ impl Server {
         }
         if let Some(lifetime) = self.script.exit_after {
             let lifetime = self.vary(lifetime);
-            self.set(now + lifetime, Event::End(self.script.end()));
+            self.set(now + lifetime, TimerEvent::End(self.script.end()));
         }
         if let Some(delay) = self.script.list_changed_after {
             let delay = self.vary(delay);
-            self.set(now + delay, Event::MoreTools);
+            self.set(now + delay, TimerEvent::MoreTools);
         }
     }
 
     fn cancel(&mut self, params: Option<&RawValue>) {
-        let Ok(cancelled) = parse::<Cancelled<'_>>(params) else { return };
+        let Ok(cancelled) = parse::<CancelledParams<'_>>(params) else { return };
         let id = cancelled.request_id.get();
         self.alone.leave(id);
         self.timers.retain(|timer| match &timer.event {
-            Event::Answer(answer) => answer.ignore_cancel || *answer.id != *id,
-            Event::Progress(progress) => progress.ignore_cancel || *progress.id != *id,
-            Event::Started | Event::Chatter | Event::Flood(_) | Event::MoreTools | Event::End(_) => true,
+            TimerEvent::Answer(answer) => answer.ignore_cancel || *answer.id != *id,
+            TimerEvent::Progress(progress) => progress.ignore_cancel || *progress.id != *id,
+            TimerEvent::Started
+            | TimerEvent::Chatter
+            | TimerEvent::Flood(_)
+            | TimerEvent::MoreTools
+            | TimerEvent::End(_) => true,
         });
         if self.cancelled.len() < CANCELLED_MAX {
             self.cancelled.push(id.into());
         }
     }
 
-    fn list(&mut self, of: ListOf, id: &RawValue, params: Option<&RawValue>) {
+    fn list(&mut self, of: SimListKind, id: &RawValue, params: Option<&RawValue>) {
         let script = Arc::clone(&self.script);
-        if of == ListOf::Tools {
+        if of == SimListKind::Tools {
             self.lists += 1;
             if self.lists <= script.list_error_times || (script.list_error && script.list_error_times == 0) {
                 return self.refuse(id, INTERNAL_ERROR, "cannot list the tools");
             }
         }
-        if of == ListOf::Resources && script.resources_error {
+        if of == SimListKind::Resources && script.resources_error {
             return self.refuse(id, INTERNAL_ERROR, "cannot list the resources");
         }
         let more = self.more_tools;
         let count = of.count(&script, more);
-        let cursor = parse::<List<'_>>(params).unwrap_or_default().cursor;
+        let cursor = parse::<ListParams<'_>>(params).unwrap_or_default().cursor;
         let Ok(first) = cursor.as_ref().map_or("0", |cursor| &*cursor.0).parse::<usize>() else {
             return self.refuse(id, INVALID_PARAMS, "unknown cursor");
         };
@@ -435,7 +440,7 @@ impl Server {
     }
 
     fn call(&mut self, now: Instant, id: &RawValue, params: Option<&RawValue>) {
-        let Ok(call) = parse::<Call<'_>>(params) else {
+        let Ok(call) = parse::<CallParams<'_>>(params) else {
             return self.refuse(id, INVALID_PARAMS, "tools/call needs a name");
         };
         // `received` changes nothing, and works whatever the script does to calls.
@@ -444,12 +449,12 @@ impl Server {
         }
         let script = Arc::clone(&self.script);
         if script.hang_after == Some(self.calls) {
-            self.phase = Phase::Hung;
+            self.phase = SimPhase::Hung;
             return;
         }
         self.calls += 1;
         if script.exit_on_call == Some(self.calls) {
-            self.phase = Phase::Ended(script.end());
+            self.phase = SimPhase::Ended(script.end());
             return;
         }
         if script.hang_calls {
@@ -458,7 +463,7 @@ impl Server {
         if script.grow_per_call > 0 {
             self.kept.push(vec![1; script.grow_per_call]);
             if script.memory_max > 0 && self.kept.len() * script.grow_per_call > script.memory_max {
-                self.phase = Phase::Ended(ProcessEnd { code: None, signal: Some(SIGKILL) });
+                self.phase = SimPhase::Ended(ProcessEnd { code: None, signal: Some(SIGKILL) });
                 return;
             }
         }
@@ -467,40 +472,40 @@ impl Server {
         }
     }
 
-    fn call_tool(&mut self, now: Instant, id: &RawValue, call: &Call<'_>) -> Result<(), serde_json::Error> {
+    fn call_tool(&mut self, now: Instant, id: &RawValue, call: &CallParams<'_>) -> Result<(), serde_json::Error> {
         let script = Arc::clone(&self.script);
         let delay = self.vary(script.call_delay);
         let arguments = call.arguments.map_or("{}", RawValue::get);
         match &*call.name {
             "echo" => {
-                let echo: Echo<'_> = serde_json::from_str(arguments)?;
+                let echo: EchoArguments<'_> = serde_json::from_str(arguments)?;
                 let text = echo.text.map_or("null", RawValue::get);
                 let delay = delay + Duration::from_millis(echo.after_ms);
                 self.answer_in(now, delay, id, |line| put_result(line, text, Some(arguments), false));
             }
             "add" => {
-                let sum = serde_json::from_str::<Add>(arguments)?.sum();
+                let sum = serde_json::from_str::<AddArguments>(arguments)?.sum();
                 let structured = format!(r#"{{"result":{sum}}}"#);
                 self.answer_in(now, delay, id, |line| put_result(line, &sum, Some(&structured), false));
             }
             "sleep" => {
-                let sleep: Sleep = serde_json::from_str(arguments)?;
+                let sleep: SleepArguments = serde_json::from_str(arguments)?;
                 let total = Duration::from_millis(sleep.ms) + delay;
                 let ignore_cancel = sleep.ignore_cancel;
                 let token = call.meta.as_ref().and_then(|meta| meta.progress_token);
                 if let (Some(every), Some(token)) = (sleep.progress_every_ms, token) {
                     let (id, token) = (id.get().into(), token.get().into());
                     let every = Duration::from_millis(every.max(1));
-                    let progress = Progress { id, ignore_cancel, token, every, done: every, total };
+                    let progress = ProgressSeries { id, ignore_cancel, token, every, done: every, total };
                     if every < total {
-                        self.set(now + every, Event::Progress(Box::new(progress)));
+                        self.set(now + every, TimerEvent::Progress(Box::new(progress)));
                     }
                 }
                 let text = format!("slept {} ms", sleep.ms);
                 self.answer_at(now + total, id, ignore_cancel, |line| put_result(line, &text, None, false));
             }
             "big" => {
-                let big: Big = serde_json::from_str(arguments)?;
+                let big: BigArguments = serde_json::from_str(arguments)?;
                 let bytes = big.bytes.min(BIG_MAX);
                 self.answer_in(now, delay, id, |line| put_filled(line, |_| bytes));
             }
@@ -509,23 +514,23 @@ impl Server {
                 self.answer_in(now, delay, id, |line| put_filled(line, |rest| length.saturating_sub(rest)));
             }
             "fail" => {
-                let failure: Failure = serde_json::from_str(arguments)?;
+                let failure: FailureArguments = serde_json::from_str(arguments)?;
                 let message = format!("failed as asked: {}", failure.message);
                 let code = failure.code.unwrap_or(INTERNAL_ERROR);
                 self.answer_in(now, delay, id, |line| put_error(line, code, &message));
             }
             "tool_error" => {
-                let failure: Failure = serde_json::from_str(arguments)?;
+                let failure: FailureArguments = serde_json::from_str(arguments)?;
                 let text = format!("failed as asked: {}", failure.message);
                 self.answer_in(now, delay, id, |line| put_result(line, &text, None, true));
             }
             "crash" => {
-                let crash: Crash = serde_json::from_str(arguments)?;
+                let crash: CrashArguments = serde_json::from_str(arguments)?;
                 let code = if crash.signal.is_none() { Some(crash.code.unwrap_or(1)) } else { None };
-                self.phase = Phase::Ended(ProcessEnd { code, signal: crash.signal });
+                self.phase = SimPhase::Ended(ProcessEnd { code, signal: crash.signal });
             }
             "env" => {
-                let variable: Variable = serde_json::from_str(arguments)?;
+                let variable: EnvArguments = serde_json::from_str(arguments)?;
                 let value = self.env.get(&variable.name);
                 let text = value.as_deref().unwrap_or("not set");
                 self.answer_in(now, delay, id, |line| put_result(line, text, None, value.is_none()));
@@ -549,7 +554,7 @@ impl Server {
         self.answer(id, |line| put_result(line, &received, Some(&received), false));
     }
 
-    fn progress(&mut self, at: Instant, mut progress: Box<Progress>) {
+    fn progress(&mut self, at: Instant, mut progress: Box<ProgressSeries>) {
         self.out
             .put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":");
         self.out.put_slice(progress.token.as_bytes());
@@ -557,7 +562,7 @@ impl Server {
         self.out.put_slice(format!(",\"progress\":{done},\"total\":{total}}}}}\n").as_bytes());
         progress.done += progress.every;
         if progress.done < progress.total {
-            self.set(at + progress.every, Event::Progress(progress));
+            self.set(at + progress.every, TimerEvent::Progress(progress));
         }
     }
 
@@ -581,26 +586,26 @@ impl Server {
     fn answer_at(&mut self, at: Instant, id: &RawValue, ignore_cancel: bool, body: impl FnOnce(&mut BytesMut)) {
         let mut line = BytesMut::new();
         put_answer(&mut line, id, body);
-        self.set(at, Event::Answer(Box::new(Answer { id: id.get().into(), ignore_cancel, line })));
+        self.set(at, TimerEvent::Answer(Box::new(LateAnswer { id: id.get().into(), ignore_cancel, line })));
     }
 }
 
-impl PartialEq for Timer {
+impl PartialEq for ServerTimer {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Timer {}
+impl Eq for ServerTimer {}
 
-impl PartialOrd for Timer {
+impl PartialOrd for ServerTimer {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
 /// Reverse order: the heap returns the greatest timer first.
-impl Ord for Timer {
+impl Ord for ServerTimer {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))
     }

@@ -9,43 +9,45 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::script::Speaks;
-use super::server::{Phase, Server, VERSIONS};
+use super::script::SpokenEras;
+use super::server::{SimPhase, SimResponder, VERSIONS};
 use super::tools;
-use super::wire::{self, Ask, Call, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, parse, put_result};
+use super::wire::{
+    self, AskArguments, CallParams, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, parse, put_result,
+};
 
 const UNSUPPORTED_VERSION: i32 = -32022;
 const MISSING_CAPABILITY: i32 = -32021;
 
 #[derive(Default)]
-pub(super) struct Alone {
+pub(super) struct SimStatelessState {
     // Era of the first request.
     era: Option<Era>,
     // Request ids of the open subscription streams, as sent.
     streams: Vec<Box<str>>,
 }
 
-impl Alone {
+impl SimStatelessState {
     pub(super) fn leave(&mut self, stream: &str) {
         self.streams.retain(|open| **open != *stream);
     }
 }
 
-impl Server {
+impl SimResponder {
     /// Handles a request if it belongs to this era or to the wrong one. Returns false if the request is left to the
     /// common code.
     pub(super) fn is_settled(&mut self, now: Instant, method: &str, id: &RawValue, params: Option<&RawValue>) -> bool {
         let speaks = self.script.speaks;
-        if speaks == Speaks::Sessions {
+        if speaks == SpokenEras::Sessions {
             return false;
         }
-        let alone = parse::<wire::Alone<'_>>(params).unwrap_or_default();
+        let alone = parse::<wire::StatelessParams<'_>>(params).unwrap_or_default();
         let envelope = alone.meta.as_ref().filter(|meta| meta.version.is_some());
         let asked = if envelope.is_some() && method != "initialize" { Era::Stateless } else { Era::Sessions };
         // As in the libraries, the first request decides the era of a connection.
         let era = match speaks {
-            Speaks::Both => *self.alone.era.get_or_insert(asked),
-            Speaks::Stateless | Speaks::Sessions => Era::Stateless,
+            SpokenEras::Both => *self.alone.era.get_or_insert(asked),
+            SpokenEras::Stateless | SpokenEras::Sessions => Era::Stateless,
         };
         match (era, asked) {
             (Era::Sessions, Era::Sessions) => false,
@@ -78,7 +80,7 @@ impl Server {
         if method == "initialize" {
             self.refuse(id, script.handshake_code.unwrap_or(UNSUPPORTED_VERSION), "there are no sessions here");
             if script.exit_on_refusal {
-                self.phase = Phase::Ended(script.end());
+                self.phase = SimPhase::Ended(script.end());
             }
         } else {
             self.refuse(id, INVALID_PARAMS, "_meta lacks the protocol version");
@@ -91,7 +93,7 @@ impl Server {
         method: &str,
         id: &RawValue,
         params: Option<&RawValue>,
-        alone: &wire::Alone<'_>,
+        alone: &wire::StatelessParams<'_>,
         capabilities: &RawValue,
     ) -> bool {
         match method {
@@ -102,7 +104,7 @@ impl Server {
                 self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}"));
             }
             "tools/call" => {
-                let Ok(call) = parse::<Call<'_>>(params) else { return false };
+                let Ok(call) = parse::<CallParams<'_>>(params) else { return false };
                 if call.name != "ask" {
                     return false;
                 }
@@ -119,7 +121,7 @@ impl Server {
             return;
         }
         let mut versions = vec![STATELESS_VERSION];
-        if script.speaks == Speaks::Both {
+        if script.speaks == SpokenEras::Both {
             versions.extend(VERSIONS);
         }
         let mut capabilities = BytesMut::new();
@@ -147,7 +149,7 @@ impl Server {
     }
 
     pub(super) fn tools_changed(&mut self) {
-        if self.script.speaks == Speaks::Sessions || self.alone.era == Some(Era::Sessions) {
+        if self.script.speaks == SpokenEras::Sessions || self.alone.era == Some(Era::Sessions) {
             self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
         }
         for id in &self.alone.streams {
@@ -160,9 +162,15 @@ impl Server {
     }
 
     /// Requests input `rounds` times, each time with another state, and then answers with the last input.
-    fn ask(&mut self, id: &RawValue, call: &Call<'_>, alone: &wire::Alone<'_>, capabilities: &RawValue) {
+    fn ask(
+        &mut self,
+        id: &RawValue,
+        call: &CallParams<'_>,
+        alone: &wire::StatelessParams<'_>,
+        capabilities: &RawValue,
+    ) {
         let arguments = call.arguments.map_or("{}", RawValue::get);
-        let Ok(Ask { rounds, method }) = serde_json::from_str::<Ask<'_>>(arguments) else {
+        let Ok(AskArguments { rounds, method }) = serde_json::from_str::<AskArguments<'_>>(arguments) else {
             return self.refuse(id, INVALID_PARAMS, "invalid arguments for ask");
         };
         let method = method.as_ref().map_or("elicitation/create", |method| &*method.0);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use bytes::{BufMut, BytesMut};
 
-use super::script::Script;
+use super::script::SimScript;
 
 const ECHO: &str = r#"{"name":"echo","description":"Answers with what it is given","inputSchema":{"type":"object","properties":{"text":{},"after_ms":{"type":"integer"}}}}"#;
 const ADD: &str = r#"{"name":"add","description":"Adds two numbers","inputSchema":{"type":"object","properties":{"a":{"type":"number"},"b":{"type":"number"}},"required":["a","b"]},"annotations":{"readOnlyHint":true,"idempotentHint":true}}"#;
@@ -22,15 +22,15 @@ const SPECIAL: [&str; 7] = [
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ListOf {
+pub(super) enum SimListKind {
     Tools,
     Resources,
     ResourceTemplates,
     Prompts,
 }
 
-impl ListOf {
-    pub(super) fn asked_by(method: &str, script: &Script) -> Option<Self> {
+impl SimListKind {
+    pub(super) fn asked_by(method: &str, script: &SimScript) -> Option<Self> {
         let (of, has_it) = match method {
             "tools/list" => (Self::Tools, !script.no_tools_capability),
             "resources/list" => (Self::Resources, has_resources(script)),
@@ -50,7 +50,7 @@ impl ListOf {
         }
     }
 
-    pub(super) fn count(self, script: &Script, more: usize) -> usize {
+    pub(super) fn count(self, script: &SimScript, more: usize) -> usize {
         match self {
             Self::Tools => count(script, more),
             Self::Resources => script.resources,
@@ -59,7 +59,7 @@ impl ListOf {
         }
     }
 
-    pub(super) fn entry(self, script: &Script, more: usize, index: usize) -> Cow<'static, str> {
+    pub(super) fn entry(self, script: &SimScript, more: usize, index: usize) -> Cow<'static, str> {
         let number = index + 1;
         match self {
             Self::Tools => definition(script, more, index),
@@ -72,11 +72,11 @@ impl ListOf {
     }
 }
 
-fn has_resources(script: &Script) -> bool {
+fn has_resources(script: &SimScript) -> bool {
     script.resources + script.resource_templates > 0 || script.resources_error
 }
 
-pub(super) fn put_capabilities(line: &mut BytesMut, script: &Script) {
+pub(super) fn put_capabilities(line: &mut BytesMut, script: &SimScript) {
     const CHANGES: &str = r#"":{"listChanged":true}"#;
     let all =
         [("tools", !script.no_tools_capability), ("resources", has_resources(script)), ("prompts", script.prompts > 0)];
@@ -89,11 +89,11 @@ pub(super) fn put_capabilities(line: &mut BytesMut, script: &Script) {
     line.put_u8(b'}');
 }
 
-pub(super) fn count(script: &Script, more: usize) -> usize {
+pub(super) fn count(script: &SimScript, more: usize) -> usize {
     script.tools + more + if script.all_tools { SPECIAL.len() } else { 0 }
 }
 
-pub(super) fn definition(script: &Script, more: usize, index: usize) -> Cow<'static, str> {
+pub(super) fn definition(script: &SimScript, more: usize, index: usize) -> Cow<'static, str> {
     match (index, index.checked_sub(script.tools + more)) {
         (_, Some(special)) => SPECIAL.get(special).copied().unwrap_or_default().into(),
         (0, None) => ECHO.into(),
@@ -107,7 +107,7 @@ pub(super) fn definition(script: &Script, more: usize, index: usize) -> Cow<'sta
     }
 }
 
-pub(super) fn is_numbered(script: &Script, more: usize, name: &str) -> bool {
+pub(super) fn is_numbered(script: &SimScript, more: usize, name: &str) -> bool {
     let number = name.strip_prefix("tool_").and_then(|number| number.parse::<usize>().ok());
     number.is_some_and(|number| (4..=script.tools + more).contains(&number))
 }

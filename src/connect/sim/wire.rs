@@ -18,82 +18,82 @@ const ANSWER_SIZE: usize = 256;
 /// A string that borrows from its line if possible: inside an `Option`, serde copies a bare `Cow`.
 #[derive(Deserialize)]
 #[serde(transparent)]
-pub(super) struct Text<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+pub(super) struct WireText<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
 #[derive(Deserialize)]
-pub(super) struct Message<'a> {
+pub(super) struct WireMessage<'a> {
     #[serde(borrow)]
     pub(super) id: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub(super) method: Option<Text<'a>>,
+    pub(super) method: Option<WireText<'a>>,
     #[serde(borrow)]
     pub(super) params: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Initialize<'a> {
+pub(super) struct InitializeParams<'a> {
     #[serde(borrow)]
-    pub(super) protocol_version: Option<Text<'a>>,
+    pub(super) protocol_version: Option<WireText<'a>>,
 }
 
 #[derive(Default, Deserialize)]
-pub(super) struct List<'a> {
+pub(super) struct ListParams<'a> {
     #[serde(borrow)]
-    pub(super) cursor: Option<Text<'a>>,
+    pub(super) cursor: Option<WireText<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Cancelled<'a> {
+pub(super) struct CancelledParams<'a> {
     #[serde(borrow)]
     pub(super) request_id: &'a RawValue,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Call<'a> {
+pub(super) struct CallParams<'a> {
     #[serde(borrow)]
     pub(super) name: Cow<'a, str>,
     #[serde(borrow)]
     pub(super) arguments: Option<&'a RawValue>,
     #[serde(borrow, rename = "_meta")]
-    pub(super) meta: Option<Meta<'a>>,
+    pub(super) meta: Option<CallMeta<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Meta<'a> {
+pub(super) struct CallMeta<'a> {
     #[serde(borrow)]
     pub(super) progress_token: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Alone<'a> {
+pub(super) struct StatelessParams<'a> {
     #[serde(borrow, rename = "_meta")]
-    pub(super) meta: Option<Envelope<'a>>,
+    pub(super) meta: Option<StatelessMeta<'a>>,
     #[serde(borrow)]
     pub(super) notifications: Option<&'a RawValue>,
     #[serde(borrow)]
     pub(super) input_responses: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub(super) request_state: Option<Text<'a>>,
+    pub(super) request_state: Option<WireText<'a>>,
 }
 
 #[derive(Default, Deserialize)]
-pub(super) struct Envelope<'a> {
+pub(super) struct StatelessMeta<'a> {
     #[serde(borrow, rename = "io.modelcontextprotocol/protocolVersion")]
-    pub(super) version: Option<Text<'a>>,
+    pub(super) version: Option<WireText<'a>>,
     #[serde(borrow, rename = "io.modelcontextprotocol/clientCapabilities")]
     pub(super) capabilities: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Ask<'a> {
+pub(super) struct AskArguments<'a> {
     #[serde(default = "one")]
     pub(super) rounds: u32,
     #[serde(borrow)]
-    pub(super) method: Option<Text<'a>>,
+    pub(super) method: Option<WireText<'a>>,
 }
 
 fn one() -> u32 {
@@ -101,7 +101,7 @@ fn one() -> u32 {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Echo<'a> {
+pub(super) struct EchoArguments<'a> {
     #[serde(borrow)]
     pub(super) text: Option<&'a RawValue>,
     #[serde(default)]
@@ -109,13 +109,13 @@ pub(super) struct Echo<'a> {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Add {
+pub(super) struct AddArguments {
     pub(super) a: serde_json::Number,
     pub(super) b: serde_json::Number,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Sleep {
+pub(super) struct SleepArguments {
     pub(super) ms: u64,
     pub(super) progress_every_ms: Option<u64>,
     #[serde(default)]
@@ -123,29 +123,29 @@ pub(super) struct Sleep {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Big {
+pub(super) struct BigArguments {
     pub(super) bytes: usize,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Failure {
+pub(super) struct FailureArguments {
     #[serde(default)]
     pub(super) message: String,
     pub(super) code: Option<i32>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Crash {
+pub(super) struct CrashArguments {
     pub(super) code: Option<i32>,
     pub(super) signal: Option<i32>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Variable {
+pub(super) struct EnvArguments {
     pub(super) name: String,
 }
 
-impl Add {
+impl AddArguments {
     /// Returns the sum as JSON: an integer if both numbers are integers and it fits.
     pub(super) fn sum(&self) -> String {
         let whole = self.a.as_i64().zip(self.b.as_i64()).and_then(|(a, b)| a.checked_add(b));

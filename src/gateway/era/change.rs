@@ -2,10 +2,10 @@
 
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::remote::ServerInfo;
-use mcp_satellite_actors::rpc::{Malformed, Message, member};
+use mcp_satellite_actors::rpc::{MalformedMessage, RpcMessage, member};
 
 use super::super::refusal::{INVALID_PARAMS, SERVER_ERROR};
-use super::super::tools::raw::{Pairs, quoted, respelled, spliced, written};
+use super::super::tools::raw::{JsonMembers, quoted, respelled, spliced, written};
 use super::{SERVED, terms};
 
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
@@ -16,28 +16,29 @@ const RESOURCE_NOT_FOUND: i64 = -32002;
 // Code of 2025-11-25 for a request that needs the user to open a URL first.
 pub(crate) const URL_ELICITATION_REQUIRED: i64 = -32042;
 
-pub(crate) fn for_sessions(message: &Message) -> Result<Message, Malformed> {
-    let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, Pairs::read(params)?))) else {
+pub(crate) fn for_sessions(message: &RpcMessage) -> Result<RpcMessage, MalformedMessage> {
+    let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, JsonMembers::read(params)?)))
+    else {
         return Ok(message.clone());
     };
     pairs.remove(&["inputResponses", "requestState"]);
-    if let Some(mut meta) = member(params, "_meta").and_then(Pairs::read) {
+    if let Some(mut meta) = member(params, "_meta").and_then(JsonMembers::read) {
         meta.remove(&[terms::VERSION, terms::INFO, terms::CAPABILITIES, terms::LEVEL]);
         pairs.set("_meta", meta.written());
     }
-    Message::read(spliced(message.text(), params, &pairs.written()).into())
+    RpcMessage::read(spliced(message.text(), params, &pairs.written()).into())
 }
 
 /// Builds the result of `server/discover` from a server's description in either era. The versions are those that the
 /// satellite supports, because clients talk to the satellite.
 pub(crate) fn discovery(server: &ServerInfo) -> String {
-    let greeting = Pairs::read(server.greeting.get()).unwrap_or_default();
+    let greeting = JsonMembers::read(server.greeting.get()).unwrap_or_default();
     let mut told = match server.era {
         Era::Stateless => greeting,
         Era::Sessions => {
             let mut told = greeting;
             let info = told.get("serverInfo").map(str::to_owned);
-            let capabilities = told.get("capabilities").and_then(Pairs::read).map(|mut capabilities| {
+            let capabilities = told.get("capabilities").and_then(JsonMembers::read).map(|mut capabilities| {
                 // The stateless era has an extension of the same name with another meaning.
                 capabilities.remove(&["tasks"]);
                 capabilities.written()
@@ -59,7 +60,7 @@ pub(crate) fn introduction(server: &ServerInfo, version: &str) -> String {
     if server.era == Era::Sessions {
         return respelled(server.greeting.get(), &["protocolVersion"], |_| version.to_owned());
     }
-    let mut told = Pairs::read(server.greeting.get()).unwrap_or_default();
+    let mut told = JsonMembers::read(server.greeting.get()).unwrap_or_default();
     let named = told.get("_meta").and_then(|meta| member(meta, SERVER_INFO)).map(str::to_owned);
     // The name is optional in the stateless era and required in the other.
     let nobody = || format!(r#"{{"name":{},"version":{}}}"#, quoted(&server.name), quoted(&server.version));
@@ -87,7 +88,7 @@ pub(crate) fn info_of(server: &ServerInfo) -> Option<&str> {
 }
 
 fn with_meta(meta: Option<&str>, name: &str, value: String) -> String {
-    let mut meta = meta.and_then(Pairs::read).unwrap_or_default();
+    let mut meta = meta.and_then(JsonMembers::read).unwrap_or_default();
     meta.set(name, value);
     meta.written()
 }
@@ -107,7 +108,7 @@ fn is_cacheable(method: &str) -> bool {
 /// Adds the members that every stateless result must have; existing ones are kept. `server` is added as server info if
 /// the result has none.
 pub(crate) fn completed(result: &str, method: &str, server: Option<&str>) -> String {
-    let Some(mut pairs) = Pairs::read(result) else { return result.to_owned() };
+    let Some(mut pairs) = JsonMembers::read(result) else { return result.to_owned() };
     let mut more = Vec::new();
     if pairs.get("resultType").is_none() {
         more.push(("resultType", r#""complete""#.to_owned()));
@@ -134,7 +135,7 @@ pub(crate) fn completed(result: &str, method: &str, server: Option<&str>) -> Str
     pairs.written()
 }
 
-fn is_complete(result: &Pairs<'_>) -> bool {
+fn is_complete(result: &JsonMembers<'_>) -> bool {
     result.get("resultType").is_none_or(|kind| kind == r#""complete""#)
 }
 
@@ -148,18 +149,18 @@ pub(crate) fn code(code: i64, of_ours: bool) -> i64 {
     }
 }
 
-pub(crate) fn tagged(message: &Message, id: &str) -> Option<String> {
+pub(crate) fn tagged(message: &RpcMessage, id: &str) -> Option<String> {
     let params = message.params();
     let mut pairs = match params {
-        Some(params) => Pairs::read(params)?,
-        None => Pairs::default(),
+        Some(params) => JsonMembers::read(params)?,
+        None => JsonMembers::default(),
     };
     pairs.set("_meta", with_meta(params.and_then(|params| member(params, "_meta")), SUBSCRIPTION_ID, id.to_owned()));
     let tagged = pairs.written();
     if let Some(params) = params {
         return Some(spliced(message.text(), params, &tagged));
     }
-    let mut whole = Pairs::read(message.text())?;
+    let mut whole = JsonMembers::read(message.text())?;
     whole.set("params", tagged);
     Some(whole.written())
 }
@@ -172,8 +173,8 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Message {
-        Message::read(text.to_owned().into()).unwrap()
+    fn read(text: &str) -> RpcMessage {
+        RpcMessage::read(text.to_owned().into()).unwrap()
     }
 
     fn server(era: Era, greeting: &str) -> ServerInfo {

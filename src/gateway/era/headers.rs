@@ -5,9 +5,9 @@ use axum::http::{HeaderMap, HeaderName};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use mcp_satellite_actors::rpc::member;
-use mcp_satellite_actors::rules::mirror::{self, Mirror};
+use mcp_satellite_actors::rules::mirror::{self, HeaderParam};
 
-use super::super::tools::raw::Pairs;
+use super::super::tools::raw::JsonMembers;
 
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
@@ -38,7 +38,7 @@ fn named_by(method: &str) -> Option<&'static str> {
 }
 
 /// Compares the headers that every request must have with its body. The error describes the difference.
-pub(super) fn check(method: &str, params: &Pairs<'_>, headers: &HeaderMap) -> Result<(), String> {
+pub(super) fn check(method: &str, params: &JsonMembers<'_>, headers: &HeaderMap) -> Result<(), String> {
     match single(headers, &METHOD)? {
         None => return Err("the header Mcp-Method is missing".to_owned()),
         Some(value) if value != method => {
@@ -64,7 +64,7 @@ pub(crate) fn check_arguments(definition: &str, params: Option<&str>, headers: &
     mirrors.iter().try_for_each(|mirror| check_argument(mirror, arguments, headers))
 }
 
-fn check_argument(mirror: &Mirror, arguments: &str, headers: &HeaderMap) -> Result<(), String> {
+fn check_argument(mirror: &HeaderParam, arguments: &str, headers: &HeaderMap) -> Result<(), String> {
     let header = &mirror.header;
     // A client cannot send an invalid header name.
     let Ok(full) = HeaderName::try_from(format!("mcp-param-{header}")) else { return Ok(()) };
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn method_and_name_are_in_the_headers_as_they_are_in_the_body() {
         let fits = |method: &str, params: &'static str, given: &[(&'static str, &'static str)]| {
-            check(method, &Pairs::read(params).unwrap(), &headers(given)).is_ok()
+            check(method, &JsonMembers::read(params).unwrap(), &headers(given)).is_ok()
         };
         let (list, call) = (("mcp-method", "tools/list"), ("mcp-method", "tools/call"));
         let named = |name| ("mcp-name", name);
@@ -116,7 +116,7 @@ mod tests {
         assert!(fits("resources/read", r#"{"uri":"a:b"}"#, &[("mcp-method", "resources/read"), named("a:b")]));
         let mut twice = headers(&[list]);
         twice.append(METHOD, HeaderValue::from_static("tools/list"));
-        assert!(check("tools/list", &Pairs::default(), &twice).is_err());
+        assert!(check("tools/list", &JsonMembers::default(), &twice).is_err());
     }
 
     #[test]

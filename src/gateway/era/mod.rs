@@ -7,7 +7,7 @@ pub(crate) mod terms;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use mcp_satellite_actors::model::era::STATELESS_VERSION;
-use mcp_satellite_actors::rpc::{Message, member};
+use mcp_satellite_actors::rpc::{RpcMessage, member};
 
 use super::face::RpcError;
 use super::reply::SESSION_ID;
@@ -38,18 +38,18 @@ pub(crate) fn agreed(client: &str, server: &str) -> String {
 }
 
 #[derive(Debug)]
-pub(crate) struct Wrong {
+pub(crate) struct StatelessErrorResponse {
     pub(crate) status: StatusCode,
     pub(crate) error: RpcError,
 }
 
-impl Wrong {
+impl StatelessErrorResponse {
     fn bad(code: i64, message: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, error: RpcError::new(code, message) }
     }
 }
 
-fn own_version(message: &Message) -> Option<&str> {
+fn own_version(message: &RpcMessage) -> Option<&str> {
     let params = message.params()?;
     // The name may be written with escapes, so a text with an escape is parsed, too.
     let may_have = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
@@ -60,7 +60,7 @@ fn own_version(message: &Message) -> Option<&str> {
 }
 
 /// Returns true for a stateless request: `_meta` names such a version, or the header does and there is no session.
-pub(crate) fn is_stateless(message: &Message, headers: &HeaderMap) -> bool {
+pub(crate) fn is_stateless(message: &RpcMessage, headers: &HeaderMap) -> bool {
     let (Some(method), own) = (message.method(), own_version(message)) else { return false };
     if let Some(own) = own {
         return serde_json::from_str::<String>(own).map_or(true, |own| !has_sessions(&own));
@@ -107,7 +107,7 @@ mod tests {
         let of = |headers: &[(HeaderName, &'static str)], method: &str, params: &str| {
             let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#);
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
-            is_stateless(&Message::read(text.into()).unwrap(), &headers)
+            is_stateless(&RpcMessage::read(text.into()).unwrap(), &headers)
         };
         let (version, session) = (|version| (PROTOCOL_VERSION, version), (SESSION_ID, "x"));
         let meta = |version| format!(r#"{{"_meta":{{"io.modelcontextprotocol/protocolVersion":{version}}}}}"#);

@@ -2,13 +2,13 @@
 
 use axum::http::HeaderMap;
 use mcp_satellite_actors::model::era::STATELESS_VERSION;
-use mcp_satellite_actors::rpc::{Message, member};
+use mcp_satellite_actors::rpc::{RpcMessage, member};
 
-use super::super::face::{Greeting, RpcError};
+use super::super::face::{ClientDescription, RpcError};
 use super::super::refusal::INVALID_PARAMS;
-use super::super::tools::raw::{Pairs, written};
-use super::super::wishes::Level;
-use super::{HEADER_MISMATCH, PROTOCOL_VERSION, SERVED, UNSUPPORTED_VERSION, Wrong, headers};
+use super::super::tools::raw::{JsonMembers, written};
+use super::super::wishes::McpLogLevel;
+use super::{HEADER_MISMATCH, PROTOCOL_VERSION, SERVED, StatelessErrorResponse, UNSUPPORTED_VERSION, headers};
 
 pub(crate) const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 pub(crate) const INFO: &str = "io.modelcontextprotocol/clientInfo";
@@ -16,23 +16,25 @@ pub(crate) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilitie
 pub(crate) const LEVEL: &str = "io.modelcontextprotocol/logLevel";
 
 #[derive(Debug)]
-pub(crate) struct Terms {
-    pub(crate) client: Greeting,
+pub(crate) struct RequestTerms {
+    pub(crate) client: ClientDescription,
     // Minimum level of log messages on behalf of the request; without one the client receives none.
-    pub(crate) level: Option<Level>,
+    pub(crate) level: Option<McpLogLevel>,
 }
 
-impl Terms {
-    pub(crate) fn read(message: &Message, given: &HeaderMap) -> Result<Self, Wrong> {
-        let twice = |_| Wrong::bad(INVALID_PARAMS, "a member of `_meta` or of `params` is there twice");
-        let params = message.params().and_then(Pairs::read).unwrap_or_default();
-        let meta = params.once("_meta").map_err(twice)?.and_then(Pairs::read).unwrap_or_default();
+impl RequestTerms {
+    pub(crate) fn read(message: &RpcMessage, given: &HeaderMap) -> Result<Self, StatelessErrorResponse> {
+        let twice =
+            |_| StatelessErrorResponse::bad(INVALID_PARAMS, "a member of `_meta` or of `params` is there twice");
+        let params = message.params().and_then(JsonMembers::read).unwrap_or_default();
+        let meta = params.once("_meta").map_err(twice)?.and_then(JsonMembers::read).unwrap_or_default();
         let text =
             |name| meta.once(name).map(|value| value.and_then(|value| serde_json::from_str::<String>(value).ok()));
         let object = |name| meta.once(name).map(|value| value.filter(|value| value.starts_with('{')));
         let version = text(VERSION).map_err(twice)?;
         let capabilities = object(CAPABILITIES).map_err(twice)?;
-        let header = headers::single(given, &PROTOCOL_VERSION).map_err(|why| Wrong::bad(HEADER_MISMATCH, why))?;
+        let header = headers::single(given, &PROTOCOL_VERSION)
+            .map_err(|why| StatelessErrorResponse::bad(HEADER_MISMATCH, why))?;
         if let Some(version) = version.as_deref()
             && header != Some(version)
         {
@@ -40,7 +42,7 @@ impl Terms {
                 Some(header) => format!("the header MCP-Protocol-Version is `{header}`, and `_meta` says `{version}`"),
                 None => "the header MCP-Protocol-Version is missing".to_owned(),
             };
-            return Err(Wrong::bad(HEADER_MISMATCH, why));
+            return Err(StatelessErrorResponse::bad(HEADER_MISMATCH, why));
         }
         let missing: Vec<&str> = [(VERSION, version.is_none()), (CAPABILITIES, capabilities.is_none())]
             .into_iter()
@@ -48,7 +50,7 @@ impl Terms {
             .collect();
         let (Some(version), Some(capabilities)) = (version, capabilities) else {
             let why = format!("`_meta` has no `{}`, or one that is not what it should be", missing.join("` and no `"));
-            return Err(Wrong::bad(INVALID_PARAMS, why));
+            return Err(StatelessErrorResponse::bad(INVALID_PARAMS, why));
         };
         if version != STATELESS_VERSION {
             return Err(unsupported(&version));
@@ -56,24 +58,26 @@ impl Terms {
         let level = match meta.once(LEVEL).map_err(twice)?.map(serde_json::from_str) {
             None => None,
             Some(Ok(level)) => Some(level),
-            Some(Err(_)) => return Err(Wrong::bad(INVALID_PARAMS, format!("`{LEVEL}` is none of the levels"))),
+            Some(Err(_)) => {
+                return Err(StatelessErrorResponse::bad(INVALID_PARAMS, format!("`{LEVEL}` is none of the levels")));
+            }
         };
         headers::check(message.method().unwrap_or_default(), &params, given)
-            .map_err(|why| Wrong::bad(HEADER_MISMATCH, why))?;
+            .map_err(|why| StatelessErrorResponse::bad(HEADER_MISMATCH, why))?;
         let info = object(INFO).map_err(twice)?;
-        Ok(Self { client: Greeting::of(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
+        Ok(Self { client: ClientDescription::of(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
     }
 }
 
-fn unsupported(version: &str) -> Wrong {
+fn unsupported(version: &str) -> StatelessErrorResponse {
     let data = format!(r#"{{"supported":{},"requested":{}}}"#, written(&SERVED), written(&version));
-    let mut wrong = Wrong::bad(UNSUPPORTED_VERSION, "this protocol version is not spoken here");
+    let mut wrong = StatelessErrorResponse::bad(UNSUPPORTED_VERSION, "this protocol version is not spoken here");
     wrong.error = RpcError { data: Some(data), ..wrong.error };
     wrong
 }
 
 /// Returns the capability that the client lacks to answer a question; `None` if it can answer.
-pub(crate) fn lacks(client: &Greeting, question: &Message) -> Option<&'static str> {
+pub(crate) fn lacks(client: &ClientDescription, question: &RpcMessage) -> Option<&'static str> {
     let capabilities = &*client.facts.capabilities;
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
     let asks = |name: &str| question.params().and_then(|params| member(params, name));
@@ -107,12 +111,12 @@ mod tests {
 
     use super::*;
 
-    fn read(version: Option<&'static str>, meta: &Value) -> Result<Terms, Wrong> {
+    fn read(version: Option<&'static str>, meta: &Value) -> Result<RequestTerms, StatelessErrorResponse> {
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}});
         let method = (HeaderName::from_static("mcp-method"), HeaderValue::from_static("tools/list"));
         let version = version.map(|version| (PROTOCOL_VERSION, HeaderValue::from_static(version)));
         let headers = version.into_iter().chain([method]).collect();
-        Terms::read(&Message::read(request.to_string().into()).unwrap(), &headers)
+        RequestTerms::read(&RpcMessage::read(request.to_string().into()).unwrap(), &headers)
     }
 
     #[test]
@@ -142,20 +146,20 @@ mod tests {
     #[test]
     fn the_client_is_known_by_what_the_request_says() {
         let meta = json!({VERSION: "2026-07-28", CAPABILITIES: {"sampling": {}}, INFO: {"name": "n", "version": "1"}, LEVEL: "info"});
-        let Terms { client, level } = read(Some("2026-07-28"), &meta).unwrap();
-        assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(Level::Info)));
+        let RequestTerms { client, level } = read(Some("2026-07-28"), &meta).unwrap();
+        assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(McpLogLevel::Info)));
         assert!(client.sampling && !client.elicitation && !client.roots);
         let twice = r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"_meta":{}}}"#;
-        let wrong = Terms::read(&Message::read(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
+        let wrong = RequestTerms::read(&RpcMessage::read(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
         assert_eq!(wrong.error.code, INVALID_PARAMS);
     }
 
     #[test]
     fn a_client_is_asked_what_it_has_said_that_it_answers() {
         let asked = |capabilities: Value, method: &str, params: Value| {
-            let client = Greeting::of(String::new(), Some(&capabilities.to_string()), None);
+            let client = ClientDescription::of(String::new(), Some(&capabilities.to_string()), None);
             let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
-            lacks(&client, &Message::read(question.into()).unwrap())
+            lacks(&client, &RpcMessage::read(question.into()).unwrap())
         };
         for (capabilities, method, params, lacking) in [
             (json!({"elicitation": {}}), "elicitation/create", json!({}), None),

@@ -9,11 +9,11 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::picture::{Part, Picture, Thing};
+use super::picture::{ItemKind, MergedList, MergedLists};
 use crate::gateway::access::User;
-use crate::gateway::session::Session;
+use crate::gateway::session::ClientSession;
 use crate::gateway::session::guest::words;
-use crate::gateway::tools::{Caller, Callers};
+use crate::gateway::tools::{CallerCache, CallerSnapshot};
 
 // Only changes that last this long are announced, so a quick restart of a server is not.
 const SETTLED_AFTER: Duration = Duration::from_millis(250);
@@ -21,28 +21,28 @@ const SETTLED_AFTER: Duration = Duration::from_millis(250);
 const LINGERS: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct FlatUserState {
     team: TeamId,
     user: UserId,
     // Locked while a new picture is built, so that concurrent requests build it once.
-    picture: tokio::sync::Mutex<Option<Arc<Picture>>>,
-    clients: Mutex<HashMap<u64, Client>>,
+    picture: tokio::sync::Mutex<Option<Arc<MergedLists>>>,
+    clients: Mutex<HashMap<u64, FlatClient>>,
     // Time of the last stateless request, while a task waits to remove the state.
     visited_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
-struct Client {
-    session: Arc<Session>,
+struct FlatClient {
+    session: Arc<ClientSession>,
     // Per `Thing`, the list that the client has read or was notified of. A client that has never read a list gets no
     // notification about it.
-    told: [Option<Arc<Part>>; 3],
+    told: [Option<Arc<MergedList>>; 3],
     // Per `Thing`, the list that the client has read. Its names stay valid for the client until it reads a newer
     // one.
-    read: [Option<Arc<Part>>; 3],
+    read: [Option<Arc<MergedList>>; 3],
 }
 
-impl Desk {
+impl FlatUserState {
     fn new(team: TeamId, user: UserId) -> Self {
         let (picture, clients) = (tokio::sync::Mutex::default(), Mutex::default());
         Self { team, user, picture, clients, visited_at: Mutex::default() }
@@ -52,39 +52,39 @@ impl Desk {
         self.visited_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn clients(&self) -> MutexGuard<'_, HashMap<u64, Client>> {
+    fn clients(&self) -> MutexGuard<'_, HashMap<u64, FlatClient>> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the picture for this caller; builds a new one if its servers have changed. `None` if the runtime is
     /// shutting down.
-    pub(super) async fn picture(&self, caller: Caller) -> Option<Arc<Picture>> {
+    pub(super) async fn picture(&self, caller: CallerSnapshot) -> Option<Arc<MergedLists>> {
         let mut held = self.picture.lock().await;
         if let Some(picture) = held.as_ref().filter(|picture| picture.is_of(&caller)) {
             return Some(picture.clone());
         }
         let (offered, before) = (caller.offered(), held.clone());
         // The runtime is shutting down.
-        let made = tokio::task::spawn_blocking(move || Picture::of(offered, before.as_deref())).await.ok()?;
+        let made = tokio::task::spawn_blocking(move || MergedLists::of(offered, before.as_deref())).await.ok()?;
         *held = Some(Arc::new(made));
         held.clone()
     }
 
-    pub(super) fn read(&self, session: &Session, thing: Thing, part: &Arc<Part>) {
+    pub(super) fn read(&self, session: &ClientSession, thing: ItemKind, part: &Arc<MergedList>) {
         if let Some(client) = self.clients().get_mut(&session.number()) {
             client.told[thing as usize] = Some(part.clone());
             client.read[thing as usize] = Some(part.clone());
         }
     }
 
-    pub(super) fn known_to(&self, session: &Session, thing: Thing) -> Option<Arc<Part>> {
+    pub(super) fn known_to(&self, session: &ClientSession, thing: ItemKind) -> Option<Arc<MergedList>> {
         self.clients().get(&session.number())?.read[thing as usize].clone()
     }
 
     /// Notifies clients of lists that differ from what they know. Returns false, without notifying, if the picture is
     /// outdated.
-    fn tell(&self, picture: &Picture, is_now: impl FnOnce() -> bool) -> bool {
+    fn tell(&self, picture: &MergedLists, is_now: impl FnOnce() -> bool) -> bool {
         let mut news = Vec::new();
         let mut clients = self.clients();
         // Checked under the lock: a client that reads a newer list meanwhile must not be notified of this one.
@@ -92,7 +92,7 @@ impl Desk {
             return false;
         }
         for client in clients.values_mut() {
-            for thing in Thing::ALL {
+            for thing in ItemKind::ALL {
                 let now = picture.part(thing);
                 let Some(told) = &mut client.told[thing as usize] else { continue };
                 if told.differs(now) {
@@ -110,9 +110,9 @@ impl Desk {
         true
     }
 
-    async fn watch(self: Arc<Self>, runtime: RuntimeHandle, callers: Arc<Callers>) {
+    async fn watch(self: Arc<Self>, runtime: RuntimeHandle, callers: Arc<CallerCache>) {
         let mut snapshots = runtime.watch();
-        let mut seen: Option<Arc<Picture>> = None;
+        let mut seen: Option<Arc<MergedLists>> = None;
         let mut settled_at: Option<Instant> = None;
         loop {
             let caller = callers.of(snapshots.borrow_and_update().clone(), &self.team, &self.user);
@@ -139,43 +139,53 @@ impl Desk {
     }
 }
 
-fn list_changed(thing: Thing) -> &'static str {
+fn list_changed(thing: ItemKind) -> &'static str {
     match thing {
-        Thing::Tools => r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
-        Thing::Resources => r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#,
-        Thing::Prompts => r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
+        ItemKind::Tools => r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
+        ItemKind::Resources => r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#,
+        ItemKind::Prompts => r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
     }
 }
 
 #[derive(Debug)]
-struct Watcher(JoinHandle<()>);
+struct WatcherTask(JoinHandle<()>);
 
-impl Drop for Watcher {
+impl Drop for WatcherTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-type ByUser = HashMap<(TeamId, UserId), (Arc<Desk>, Watcher)>;
+type FlatClientsByUser = HashMap<(TeamId, UserId), (Arc<FlatUserState>, WatcherTask)>;
 
 #[derive(Debug, Default)]
-pub(super) struct Desks(Mutex<ByUser>);
+pub(super) struct FlatUserStates(Mutex<FlatClientsByUser>);
 
-impl Desks {
-    fn desks(&self) -> MutexGuard<'_, ByUser> {
+impl FlatUserStates {
+    fn desks(&self) -> MutexGuard<'_, FlatClientsByUser> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
+    pub(super) fn enter(
+        &self,
+        session: &Arc<ClientSession>,
+        runtime: &RuntimeHandle,
+        callers: &Arc<CallerCache>,
+    ) -> Arc<FlatUserState> {
         let desk = Self::desk(&mut self.desks(), session.user(), runtime, callers);
-        let client = Client { session: session.clone(), told: Default::default(), read: Default::default() };
+        let client = FlatClient { session: session.clone(), told: Default::default(), read: Default::default() };
         desk.clients().insert(session.number(), client);
         desk
     }
 
     /// Returns the state for a stateless request, and keeps it for [`LINGERS`].
-    pub(super) fn visited(self: &Arc<Self>, user: &User, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
+    pub(super) fn visited(
+        self: &Arc<Self>,
+        user: &User,
+        runtime: &RuntimeHandle,
+        callers: &Arc<CallerCache>,
+    ) -> Arc<FlatUserState> {
         let desk = Self::desk(&mut self.desks(), user, runtime, callers);
         let is_first = desk.visited_at().replace(Instant::now()).is_none();
         if is_first {
@@ -184,18 +194,23 @@ impl Desks {
         desk
     }
 
-    fn desk(desks: &mut ByUser, user: &User, runtime: &RuntimeHandle, callers: &Arc<Callers>) -> Arc<Desk> {
+    fn desk(
+        desks: &mut FlatClientsByUser,
+        user: &User,
+        runtime: &RuntimeHandle,
+        callers: &Arc<CallerCache>,
+    ) -> Arc<FlatUserState> {
         let key = (user.team.clone(), user.user.clone());
         let (desk, _) = desks.entry(key).or_insert_with(|| {
-            let desk = Arc::new(Desk::new(user.team.clone(), user.user.clone()));
-            let watcher = Watcher(tokio::spawn(desk.clone().watch(runtime.clone(), callers.clone())));
+            let desk = Arc::new(FlatUserState::new(user.team.clone(), user.user.clone()));
+            let watcher = WatcherTask(tokio::spawn(desk.clone().watch(runtime.clone(), callers.clone())));
             (desk, watcher)
         });
         desk.clone()
     }
 
     /// Waits until no stateless request has come for [`LINGERS`], and removes the state if it has no clients.
-    async fn linger(desks: Weak<Self>, desk: Arc<Desk>) {
+    async fn linger(desks: Weak<Self>, desk: Arc<FlatUserState>) {
         loop {
             let Some(until) = desk.visited_at().map(|at| at + LINGERS) else { return };
             sleep_until(until).await;
@@ -215,12 +230,12 @@ impl Desks {
         }
     }
 
-    pub(super) fn known(&self, user: &User) -> Option<Arc<Desk>> {
+    pub(super) fn known(&self, user: &User) -> Option<Arc<FlatUserState>> {
         let key = (user.team.clone(), user.user.clone());
         self.desks().get(&key).map(|(desk, _)| desk.clone())
     }
 
-    pub(super) fn leave(&self, session: &Session) {
+    pub(super) fn leave(&self, session: &ClientSession) {
         let key = (session.user().team.clone(), session.user().user.clone());
         let mut desks = self.desks();
         let Some((desk, _)) = desks.get(&key) else { return };
@@ -234,7 +249,7 @@ impl Desks {
         }
     }
 
-    pub(super) fn of(&self, session: &Session) -> Option<Arc<Desk>> {
+    pub(super) fn of(&self, session: &ClientSession) -> Option<Arc<FlatUserState>> {
         self.known(session.user())
     }
 }

@@ -18,24 +18,24 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 
-use self::desk::{Desk, Desks};
-pub use self::picture::{Part, Picture, Thing};
+use self::desk::{FlatUserState, FlatUserStates};
+pub use self::picture::{ItemKind, MergedList, MergedLists};
 use super::access::User;
 use super::era::change;
-use super::face::{Answer, Call, Greeting, RpcError, Welcome};
+use super::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
 use super::forward::forward;
 use super::instructions::aggregated;
 use super::names;
-use super::refusal::{INVALID_PARAMS, Refusal};
-use super::session::Session;
-use super::subscription::Filter;
+use super::refusal::{CallRefusal, INVALID_PARAMS};
+use super::session::ClientSession;
+use super::subscription::SubscriptionFilter;
 use super::tools::face::{unknown, welcome, whole};
 use super::tools::raw::{place, with};
 use super::tools::resources::SEPARATOR;
-use super::tools::{Caller, Callers};
+use super::tools::{CallerCache, CallerSnapshot};
 
 // Error code of the protocol for a missing resource.
 const RESOURCE_NOT_FOUND: i64 = -32002;
@@ -49,19 +49,23 @@ of its text says what can be done.";
 
 /// The flat endpoint, for all users.
 #[derive(Debug)]
-pub struct Flat {
+pub struct FlatEndpoint {
     runtime: RuntimeHandle,
-    callers: Arc<Callers>,
-    desks: Arc<Desks>,
+    callers: Arc<CallerCache>,
+    desks: Arc<FlatUserStates>,
 }
 
-impl Flat {
+impl FlatEndpoint {
     /// Creates the endpoint for the instances of `runtime`.
-    pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
+    pub fn new(runtime: RuntimeHandle, callers: Arc<CallerCache>) -> Self {
         Self { runtime, callers, desks: Arc::default() }
     }
 
-    pub(super) fn initialize(&self, user: &User, greeting: &Greeting) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+    pub(super) fn initialize(
+        &self,
+        user: &User,
+        greeting: &ClientDescription,
+    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         ready(Ok(welcome(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
@@ -79,7 +83,7 @@ impl Flat {
             let desk = flat.desks.visited(&user, &flat.runtime, &flat.callers);
             let caller = flat.callers.of(flat.runtime.snapshot(), &user.team, &user.user);
             let picture = desk.picture(caller).await?;
-            let (id, own) = picture.part(Thing::Tools).owner(&tool)?;
+            let (id, own) = picture.part(ItemKind::Tools).owner(&tool)?;
             let view = flat.runtime.status(id)?;
             view.catalogue.as_deref()?.tool(own).map(|tool| tool.raw.get().into())
         }
@@ -88,15 +92,15 @@ impl Flat {
 
     pub(super) fn listen(
         self: &Arc<Self>,
-        session: &Arc<Session>,
-        wanted: Filter,
-    ) -> BoxFuture<'static, Result<Filter, RpcError>> {
+        session: &Arc<ClientSession>,
+        wanted: SubscriptionFilter,
+    ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         let (flat, session) = (self.clone(), session.clone());
         async move {
             let agreed = wanted.within(CAPABILITIES);
             let desk = flat.desks.enter(&session, &flat.runtime, &flat.callers);
-            let picture = desk.picture(flat.caller(&session)).await.ok_or_else(|| Refusal::ending().rpc())?;
-            for thing in Thing::ALL {
+            let picture = desk.picture(flat.caller(&session)).await.ok_or_else(|| CallRefusal::ending().rpc())?;
+            for thing in ItemKind::ALL {
                 desk.read(&session, thing, picture.part(thing));
             }
             Ok(agreed)
@@ -104,7 +108,7 @@ impl Flat {
         .boxed()
     }
 
-    pub(super) fn began(&self, session: &Arc<Session>) {
+    pub(super) fn began(&self, session: &Arc<ClientSession>) {
         self.desks.enter(session, &self.runtime, &self.callers);
         // The session may have been evicted before this call.
         if session.ended().is_some() {
@@ -112,11 +116,15 @@ impl Flat {
         }
     }
 
-    pub(super) fn ended(&self, session: &Session) {
+    pub(super) fn ended(&self, session: &ClientSession) {
         self.desks.leave(session);
     }
 
-    pub(super) fn request(self: &Arc<Self>, session: Arc<Session>, call: Call) -> BoxFuture<'static, Answer> {
+    pub(super) fn request(
+        self: &Arc<Self>,
+        session: Arc<ClientSession>,
+        call: EndpointCall,
+    ) -> BoxFuture<'static, CallAnswer> {
         let flat = self.clone();
         async move {
             let desk = if session.is_guest() {
@@ -125,16 +133,18 @@ impl Flat {
                 desk
             } else {
                 // The session has just ended.
-                return Answer::Withdrawn;
+                return CallAnswer::Withdrawn;
             };
             let method = call.message.method().unwrap_or_default();
             match method {
-                "ping" => Answer::Result("{}".to_owned()),
-                "tools/list" => flat.list(&desk, &session, &call, Thing::Tools, Picture::tools).await,
-                "prompts/list" => flat.list(&desk, &session, &call, Thing::Prompts, Picture::prompts).await,
-                "resources/list" => flat.list(&desk, &session, &call, Thing::Resources, Picture::resources).await,
+                "ping" => CallAnswer::Result("{}".to_owned()),
+                "tools/list" => flat.list(&desk, &session, &call, ItemKind::Tools, MergedLists::tools).await,
+                "prompts/list" => flat.list(&desk, &session, &call, ItemKind::Prompts, MergedLists::prompts).await,
+                "resources/list" => {
+                    flat.list(&desk, &session, &call, ItemKind::Resources, MergedLists::resources).await
+                }
                 "resources/templates/list" => {
-                    flat.list(&desk, &session, &call, Thing::Resources, Picture::resource_templates).await
+                    flat.list(&desk, &session, &call, ItemKind::Resources, MergedLists::resource_templates).await
                 }
                 "tools/call" | "prompts/get" | "resources/read" | "completion/complete" => {
                     match flat.addressee(&desk, &session, &call.message).await {
@@ -148,28 +158,33 @@ impl Flat {
         .boxed()
     }
 
-    fn caller(&self, session: &Session) -> Caller {
+    fn caller(&self, session: &ClientSession) -> CallerSnapshot {
         let user = session.user();
         self.callers.of(self.runtime.snapshot(), &user.team, &user.user)
     }
 
     async fn list(
         &self,
-        desk: &Desk,
-        session: &Session,
-        call: &Call,
-        thing: Thing,
-        text: fn(&Picture) -> &str,
-    ) -> Answer {
+        desk: &FlatUserState,
+        session: &ClientSession,
+        call: &EndpointCall,
+        thing: ItemKind,
+        text: fn(&MergedLists) -> &str,
+    ) -> CallAnswer {
         let picture = desk.picture(self.caller(session)).await;
-        let Some(picture) = picture else { return Answer::Error(Refusal::ending().rpc()) };
+        let Some(picture) = picture else { return CallAnswer::Error(CallRefusal::ending().rpc()) };
         whole(call.message.params(), || {
             desk.read(session, thing, picture.part(thing));
             text(&picture).to_owned()
         })
     }
 
-    async fn addressee(&self, desk: &Desk, session: &Session, message: &Message) -> Result<Addressee, Refusal> {
+    async fn addressee(
+        &self,
+        desk: &FlatUserState,
+        session: &ClientSession,
+        message: &RpcMessage,
+    ) -> Result<FlatItemTarget, CallRefusal> {
         let text = message.text();
         let said = |path: &[&str]| place(text, path).map(|(_, said)| said);
         let path: &[&str] = match message.method().unwrap_or_default() {
@@ -181,19 +196,19 @@ impl Flat {
             _ => &["params", "name"],
         };
         let member = path[path.len() - 1];
-        let missing = || Refusal::bad_input(format!("`{member}` is missing, or not a string"));
+        let missing = || CallRefusal::bad_input(format!("`{member}` is missing, or not a string"));
         let (place, said) = place(text, path).ok_or_else(missing)?;
         let caller = self.caller(session);
         let thing = match (message.method(), member) {
-            (Some("tools/call"), _) => Thing::Tools,
-            (_, "uri") => Thing::Resources,
-            _ => Thing::Prompts,
+            (Some("tools/call"), _) => ItemKind::Tools,
+            (_, "uri") => ItemKind::Resources,
+            _ => ItemKind::Prompts,
         };
         let (id, own) = match thing {
-            Thing::Resources => resource(desk, session, &caller, &said)?,
-            Thing::Tools | Thing::Prompts => self.named(desk, session, caller, thing, &said).await?,
+            ItemKind::Resources => resource(desk, session, &caller, &said)?,
+            ItemKind::Tools | ItemKind::Prompts => self.named(desk, session, caller, thing, &said).await?,
         };
-        Ok(Addressee { place, id, own, is_tool: thing == Thing::Tools })
+        Ok(FlatItemTarget { place, id, own, is_tool: thing == ItemKind::Tools })
     }
 
     /// Finds the owner of a name: in the list that this client has read, because the name may belong to another server
@@ -201,30 +216,30 @@ impl Flat {
     /// returns the reason.
     async fn named(
         &self,
-        desk: &Desk,
-        session: &Session,
-        caller: Caller,
-        thing: Thing,
+        desk: &FlatUserState,
+        session: &ClientSession,
+        caller: CallerSnapshot,
+        thing: ItemKind,
         name: &str,
-    ) -> Result<(InstanceId, String), Refusal> {
-        let found = |part: &Part| part.owner(name).map(|(id, own)| (id.clone(), own.to_owned()));
+    ) -> Result<(InstanceId, String), CallRefusal> {
+        let found = |part: &MergedList| part.owner(name).map(|(id, own)| (id.clone(), own.to_owned()));
         if let Some(read) = desk.known_to(session, thing).and_then(|part| found(&part)) {
             return Ok(read);
         }
-        let picture = desk.picture(caller.clone()).await.ok_or_else(Refusal::ending)?;
-        let what = if thing == Thing::Tools { "tool" } else { "prompt" };
+        let picture = desk.picture(caller.clone()).await.ok_or_else(CallRefusal::ending)?;
+        let what = if thing == ItemKind::Tools { "tool" } else { "prompt" };
         found(picture.part(thing))
             .or_else(|| absent(&caller, thing, name))
-            .ok_or_else(|| Refusal::not_found(what, name))
+            .ok_or_else(|| CallRefusal::not_found(what, name))
     }
 
-    async fn pass_on(&self, call: Call, addressee: Addressee) -> Answer {
-        let Addressee { place, id, own, is_tool } = addressee;
+    async fn pass_on(&self, call: EndpointCall, addressee: FlatItemTarget) -> CallAnswer {
+        let FlatItemTarget { place, id, own, is_tool } = addressee;
         let method = call.message.method().unwrap_or_default().to_owned();
         let text = with(call.message.text(), &place, &own);
-        let message = match Message::read(Bytes::from(text)) {
+        let message = match RpcMessage::read(Bytes::from(text)) {
             Ok(renamed) => renamed,
-            Err(why) => return Answer::Error(RpcError::new(INVALID_PARAMS, why.to_string())),
+            Err(why) => return CallAnswer::Error(RpcError::new(INVALID_PARAMS, why.to_string())),
         };
         let repeatable = if is_tool {
             let view = self.runtime.status(&id);
@@ -233,15 +248,15 @@ impl Flat {
         } else {
             is_repeatable(&method)
         };
-        let call = Call { message, ..call };
+        let call = EndpointCall { message, ..call };
         match forward(&self.runtime, &id, call, repeatable, is_tool.then_some(own)).await {
             Ok(answer) => answer,
-            Err(error) => Refusal::of_instance(&error, &self.runtime, &id, None).answer(&method),
+            Err(error) => CallRefusal::of_instance(&error, &self.runtime, &id, None).answer(&method),
         }
     }
 }
 
-struct Addressee {
+struct FlatItemTarget {
     // Range of the name in the text of the request.
     place: Range<usize>,
     id: InstanceId,
@@ -251,19 +266,24 @@ struct Addressee {
 
 /// Finds the owner of a resource: by the labels that this client has read, because they may belong to another server by
 /// now; else by the current names.
-fn resource(desk: &Desk, session: &Session, caller: &Caller, uri: &str) -> Result<(InstanceId, String), Refusal> {
-    let read = desk.known_to(session, Thing::Resources);
+fn resource(
+    desk: &FlatUserState,
+    session: &ClientSession,
+    caller: &CallerSnapshot,
+    uri: &str,
+) -> Result<(InstanceId, String), CallRefusal> {
+    let read = desk.known_to(session, ItemKind::Resources);
     if let Some((id, own)) = read.as_ref().and_then(|part| part.split(uri)) {
         return Ok((id.clone(), own.to_owned()));
     }
     match caller.part(uri, SEPARATOR, "server|uri") {
         Ok((view, _, own)) => Ok((view.spec.id.clone(), own.to_owned())),
         Err(refusal) if refusal.kind == "ambiguous" => Err(refusal),
-        Err(_) => Err(Refusal::not_found("resource", uri).coded(RESOURCE_NOT_FOUND)),
+        Err(_) => Err(CallRefusal::not_found("resource", uri).coded(RESOURCE_NOT_FOUND)),
     }
 }
 
-fn absent(caller: &Caller, thing: Thing, name: &str) -> Option<(InstanceId, String)> {
+fn absent(caller: &CallerSnapshot, thing: ItemKind, name: &str) -> Option<(InstanceId, String)> {
     let away = caller.servers().filter(|(_, view)| view.offered().is_none());
     let mut guess = None;
     for (label, view) in away {
@@ -272,8 +292,10 @@ fn absent(caller: &Caller, thing: Thing, name: &str) -> Option<(InstanceId, Stri
             None => guess = Some((view.spec.id.clone(), rest.to_owned())),
             Some(catalogue) => {
                 let own: Vec<&str> = match thing {
-                    Thing::Tools => catalogue.tools.iter().map(|tool| &*tool.name).collect(),
-                    Thing::Prompts | Thing::Resources => catalogue.prompts.iter().map(|prompt| &*prompt.key).collect(),
+                    ItemKind::Tools => catalogue.tools.iter().map(|tool| &*tool.name).collect(),
+                    ItemKind::Prompts | ItemKind::Resources => {
+                        catalogue.prompts.iter().map(|prompt| &*prompt.key).collect()
+                    }
                 };
                 let pairs: Vec<(&str, &str)> = own.iter().map(|own| (label, *own)).collect();
                 if let Some(at) = names::flat(&pairs).iter().position(|flat| flat == name) {

@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::catalogue::{Catalogue, Entry};
+use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueEntry};
 use mcp_satellite_actors::model::ids::InstanceId;
 
 use crate::gateway::names;
 use crate::gateway::tools::raw::respelled;
 use crate::gateway::tools::resources::{SEPARATOR, UI, described, qualified};
-use crate::gateway::tools::{Caller, Offered};
+use crate::gateway::tools::{CallerSnapshot, OfferedCatalogues};
 
 /// Kinds of items that clients list and get change notifications for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Thing {
+pub enum ItemKind {
     /// The tools.
     Tools,
     /// Resources and resource templates.
@@ -22,22 +22,22 @@ pub enum Thing {
     Prompts,
 }
 
-impl Thing {
+impl ItemKind {
     /// Kinds in the order of their notifications.
     pub const ALL: [Self; 3] = [Self::Tools, Self::Resources, Self::Prompts];
 }
 
 /// The merged lists of a caller at one moment.
 #[derive(Debug)]
-pub struct Picture {
-    offered: Offered,
+pub struct MergedLists {
+    offered: OfferedCatalogues,
     // Per `Thing`. Unchanged parts are shared with the previous picture.
-    parts: [Arc<Part>; 3],
+    parts: [Arc<MergedList>; 3],
 }
 
 /// The items of one kind.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct MergedList {
     // Results of the list requests.
     lists: Vec<String>,
     // Owner and original name by merged name. For resources the keys are the labels of the servers.
@@ -46,7 +46,7 @@ pub struct Part {
     longest: usize,
 }
 
-impl Part {
+impl MergedList {
     fn new(lists: Vec<String>, owners: HashMap<String, (InstanceId, Box<str>)>) -> Self {
         let longest = owners.keys().map(String::len).max().unwrap_or_default();
         Self { lists, owners, longest }
@@ -70,19 +70,19 @@ impl Part {
     }
 }
 
-impl Picture {
+impl MergedLists {
     /// Builds the lists. Long lists take time, so this belongs on a blocking thread. Parts equal to those of `before`
     /// are shared.
-    pub fn of(offered: Offered, before: Option<&Self>) -> Self {
-        let parts = Thing::ALL.map(|thing| {
+    pub fn of(offered: OfferedCatalogues, before: Option<&Self>) -> Self {
+        let parts = ItemKind::ALL.map(|thing| {
             let part = match thing {
-                Thing::Tools => named(&offered, "tools", &|catalogue| {
+                ItemKind::Tools => named(&offered, "tools", &|catalogue| {
                     catalogue.tools.iter().map(|tool| (&*tool.name, tool.raw.get())).collect()
                 }),
-                Thing::Prompts => named(&offered, "prompts", &|catalogue| {
+                ItemKind::Prompts => named(&offered, "prompts", &|catalogue| {
                     catalogue.prompts.iter().map(|prompt| (&*prompt.key, prompt.raw.get())).collect()
                 }),
-                Thing::Resources => addressed(&offered),
+                ItemKind::Resources => addressed(&offered),
             };
             let same = before.map(|before| before.part(thing)).filter(|before| ***before == part);
             same.cloned().unwrap_or_else(|| Arc::new(part))
@@ -91,38 +91,38 @@ impl Picture {
     }
 
     /// Returns true if a new picture for this caller would be equal.
-    pub fn is_of(&self, caller: &Caller) -> bool {
+    pub fn is_of(&self, caller: &CallerSnapshot) -> bool {
         self.offered.is_of(caller)
     }
 
     /// Returns the items of one kind.
-    pub fn part(&self, thing: Thing) -> &Arc<Part> {
+    pub fn part(&self, thing: ItemKind) -> &Arc<MergedList> {
         &self.parts[thing as usize]
     }
 
     /// Returns the result of `tools/list`.
     pub fn tools(&self) -> &str {
-        &self.part(Thing::Tools).lists[0]
+        &self.part(ItemKind::Tools).lists[0]
     }
 
     /// Returns the result of `prompts/list`.
     pub fn prompts(&self) -> &str {
-        &self.part(Thing::Prompts).lists[0]
+        &self.part(ItemKind::Prompts).lists[0]
     }
 
     /// Returns the result of `resources/list`.
     pub fn resources(&self) -> &str {
-        &self.part(Thing::Resources).lists[0]
+        &self.part(ItemKind::Resources).lists[0]
     }
 
     /// Returns the result of `resources/templates/list`.
     pub fn resource_templates(&self) -> &str {
-        &self.part(Thing::Resources).lists[1]
+        &self.part(ItemKind::Resources).lists[1]
     }
 }
 
 /// Merges items with names; the merged names are valid for every client.
-fn named(offered: &Offered, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &str)>) -> Part {
+fn named(offered: &OfferedCatalogues, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &str)>) -> MergedList {
     let mut things = Vec::new();
     for (label, spec, catalogue) in offered.each() {
         things.extend(of(catalogue).into_iter().map(|(name, raw)| (label, &spec.id, name, raw)));
@@ -138,12 +138,12 @@ fn named(offered: &Offered, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &s
         definitions.push(respelled(&renamed, &UI, |uri| qualified(label, uri)));
         owners.insert(flat, (id.clone(), name.into()));
     }
-    Part::new(vec![result(list, &definitions)], owners)
+    MergedList::new(vec![result(list, &definitions)], owners)
 }
 
 /// Merges items with addresses, which get the server's label as a prefix.
-fn addressed(offered: &Offered) -> Part {
-    let entries = |name: &str, key: &str, of: fn(&Catalogue) -> &[Entry]| {
+fn addressed(offered: &OfferedCatalogues) -> MergedList {
+    let entries = |name: &str, key: &str, of: fn(&Catalogue) -> &[CatalogueEntry]| {
         let mut definitions = Vec::new();
         for (label, _, catalogue) in offered.each() {
             definitions.extend(of(catalogue).iter().map(|entry| described(label, entry.raw.get(), key)));
@@ -153,7 +153,7 @@ fn addressed(offered: &Offered) -> Part {
     let resources = entries("resources", "uri", |catalogue| &catalogue.resources);
     let templates = entries("resourceTemplates", "uriTemplate", |catalogue| &catalogue.resource_templates);
     let owners = offered.each().map(|(label, spec, _)| (label.to_owned(), (spec.id.clone(), label.into())));
-    Part::new(vec![resources, templates], owners.collect())
+    MergedList::new(vec![resources, templates], owners.collect())
 }
 
 fn result(name: &str, definitions: &[String]) -> String {
@@ -164,13 +164,13 @@ fn result(name: &str, definitions: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn part(labels: &[&str]) -> Part {
+    fn part(labels: &[&str]) -> MergedList {
         let id = |label: &str| InstanceId::new("acme".into(), "alice".into(), label.into());
         let owners = labels.iter().map(|label| ((*label).to_owned(), (id(label), (*label).into())));
-        Part::new(Vec::new(), owners.collect())
+        MergedList::new(Vec::new(), owners.collect())
     }
 
-    fn split<'t>(part: &Part, address: &'t str) -> Option<(String, &'t str)> {
+    fn split<'t>(part: &MergedList, address: &'t str) -> Option<(String, &'t str)> {
         part.split(address).map(|(id, rest)| (id.installation.as_str().to_owned(), rest))
     }
 

@@ -4,54 +4,56 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode, header, request};
 use axum::response::Response;
-use mcp_satellite_actors::rpc::{Kind, Message};
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage};
 use tokio::time::{Duration, Instant};
 
-use super::super::access::Pass;
-use super::super::call::{Form, Manner, Open};
-use super::super::era::terms::Terms;
-use super::super::era::{self, HEADER_MISMATCH, Wrong, change, headers};
-use super::super::face::{Answer, RpcError};
-use super::super::parked::Bound;
+use super::super::access::Permission;
+use super::super::call::{OpenCallGuard, ResponseFormat, ResponseSettings};
+use super::super::era::terms::RequestTerms;
+use super::super::era::{self, HEADER_MISMATCH, StatelessErrorResponse, change, headers};
+use super::super::face::{CallAnswer, RpcError};
+use super::super::parked::ParkedRequestIdentity;
 use super::super::refusal::INVALID_PARAMS;
 use super::super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, SESSION_ID};
-use super::super::session::guest::Presence;
-use super::super::session::{ENDED, End, Opening, Place, Session};
-use super::super::subscription::Filter;
+use super::super::session::guest::ClientLifetime;
+use super::super::session::{ClientSession, ENDED, EndpointPath, SessionEnd, SessionFacts};
+use super::super::subscription::SubscriptionFilter;
 use super::super::tools::raw;
-use super::super::visit::{self, Guest, Visit};
-use super::{CROWDED_PAUSE, Checked, Front, Memory, Refused, Settings, TEXT_MAX, cut, no, not_allowed, one};
+use super::super::visit::{self, GuestSession, StatelessRequest};
+use super::{
+    BodyMemory, CROWDED_PAUSE, Checked, ErrorResponse, GatewaySettings, HttpFront, TEXT_MAX, cut, no, not_allowed, one,
+};
 
-struct Present {
-    front: Arc<Front>,
-    session: Arc<Session>,
+struct SubscriptionGuard {
+    front: Arc<HttpFront>,
+    session: Arc<ClientSession>,
 }
 
-impl Drop for Present {
+impl Drop for SubscriptionGuard {
     fn drop(&mut self) {
-        if let Some(session) = self.front.sessions.close(&self.session, End::Closed) {
+        if let Some(session) = self.front.sessions.close(&self.session, SessionEnd::Closed) {
             self.front.gone(&session);
         }
     }
 }
 
-impl Front {
+impl HttpFront {
     pub(super) async fn visited(
         self: &Arc<Self>,
-        settings: &Settings,
-        pass: &Pass,
-        place: Place<'_>,
+        settings: &GatewaySettings,
+        pass: &Permission,
+        place: EndpointPath<'_>,
         parts: &request::Parts,
-        (message, memory): (Message, Memory),
-        manner: Manner,
+        (message, memory): (RpcMessage, BodyMemory),
+        manner: ResponseSettings,
     ) -> Checked<Response> {
-        let Some(id) = message.id().filter(|_| message.kind() == Kind::Request) else {
+        let Some(id) = message.id().filter(|_| message.kind() == MessageKind::Request) else {
             // No client notification of this era has a meaning over HTTP.
             return Ok(reply::empty(StatusCode::ACCEPTED));
         };
         let id: Arc<str> = id.into();
-        let wrong = |Wrong { status, error }| Refused::new(reply::wrong(status, &id, error));
-        let Terms { client, level } = Terms::read(&message, &parts.headers).map_err(wrong)?;
+        let wrong = |StatelessErrorResponse { status, error }| ErrorResponse::new(reply::wrong(status, &id, error));
+        let RequestTerms { client, level } = RequestTerms::read(&message, &parts.headers).map_err(wrong)?;
         let method = message.method().unwrap_or_default();
         if era::is_removed(method) {
             let why = format!("there is no method `{method}` in this version of the protocol");
@@ -67,7 +69,7 @@ impl Front {
         }
         let state = message.params().and_then(|params| raw::place(params, &["requestState"]));
         let waits = state.and_then(|(_, state)| {
-            let bound = Bound::of(&pass.user, &endpoint, &message);
+            let bound = ParkedRequestIdentity::of(&pass.user, &endpoint, &message);
             self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
         });
         if let Some(visit) = waits {
@@ -76,57 +78,61 @@ impl Front {
             drop(memory);
             return Ok(visit::round(visit, id, manner, self.work.token()).await);
         }
-        let admission = pass.user.call().map_err(|limited| Refused::new(reply::limited(Some(&id), &limited)))?;
+        let admission = pass.user.call().map_err(|limited| ErrorResponse::new(reply::limited(Some(&id), &limited)))?;
         if method == "server/discover" {
             let _work = self.work.token();
             self.sessions.saw(&pass.user, &client, Instant::now());
             let told = match self.faces.discover(pass.user.clone(), endpoint).await {
-                Ok(told) => Answer::Result(told),
-                Err(error) => Answer::Error(error),
+                Ok(told) => CallAnswer::Result(told),
+                Err(error) => CallAnswer::Error(error),
             };
             let (status, told) = visit::finished(told, method);
             return Ok(reply::answer_as(status, &told, &id));
         }
         let listens = method == "subscriptions/listen";
-        let presence =
-            if listens { Presence::Listening { level } } else { Presence::Request { method: method.into(), level } };
+        let presence = if listens {
+            ClientLifetime::Listening { level }
+        } else {
+            ClientLifetime::Request { method: method.into(), level }
+        };
         let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
         let (pass, version) = (pass.clone(), client.version.clone());
-        let opening = Opening { pass, endpoint, name: name.into(), greeting: client, version, user_agent, presence };
+        let opening =
+            SessionFacts { pass, endpoint, name: name.into(), greeting: client, version, user_agent, presence };
         if listens {
             return self.listened(settings, opening, parts, &message, &id, manner).await;
         }
         let full =
             |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), change::INTERNAL_ERROR, "there are no random numbers");
-        let guest = Guest::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
+        let guest = GuestSession::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
         // The token may have been revoked between the check and the insertion into the table.
         self.stands(settings, &guest.session.opening.pass, parts)?;
-        let visit = Visit::begin(guest, message, manner.timeout, admission, memory);
+        let visit = StatelessRequest::begin(guest, message, manner.timeout, admission, memory);
         Ok(visit::round(visit, id, manner, self.work.token()).await)
     }
 
     /// Answers `subscriptions/listen`. The subscription counts as a session of its user.
     async fn listened(
         self: &Arc<Self>,
-        settings: &Settings,
-        opening: Opening,
+        settings: &GatewaySettings,
+        opening: SessionFacts,
         parts: &request::Parts,
-        message: &Message,
+        message: &RpcMessage,
         id: &Arc<str>,
-        manner: Manner,
+        manner: ResponseSettings,
     ) -> Checked<Response> {
-        if manner.form == Form::Json {
+        if manner.form == ResponseFormat::Json {
             let why = "what is listened for comes as text/event-stream; accept it";
             return Err(no(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
         }
-        let wanted = Filter::read(message.params());
+        let wanted = SubscriptionFilter::read(message.params());
         let wanted = wanted.map_err(|why| no(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
         let session = self.opened(settings, opening, parts, id)?;
-        let present = Present { front: self.clone(), session: session.clone() };
+        let present = SubscriptionGuard { front: self.clone(), session: session.clone() };
         let Ok((call, _withdrawn)) = session.begin(id, true) else {
             return Err(no(StatusCode::BAD_REQUEST, Some(id), INVALID_REQUEST, "this request is open already"));
         };
-        let open = Open { session: session.clone(), call };
+        let open = OpenCallGuard { session: session.clone(), call };
         let agreed = match self.faces.listen(&session, wanted).await {
             Ok(agreed) => agreed,
             Err(error) => {
@@ -136,7 +142,7 @@ impl Front {
             }
         };
         if !session.agree(id, agreed) {
-            return Err(Refused::new(reply::crowded(CROWDED_PAUSE)));
+            return Err(ErrorResponse::new(reply::crowded(CROWDED_PAUSE)));
         }
         let Some(listening) = session.listen(call, None, manner.keep_alive) else {
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use serde_json::value::RawValue;
 
-use self::text::{Shape, Word, nearness, nearness_of_slips, squeezed};
+use self::text::{Word, WordShape, nearness, nearness_of_slips, squeezed};
 
 const NAME: f32 = 0.40;
 const DESCRIPTION: f32 = 0.35;
@@ -44,19 +44,19 @@ const INDEXED_TOOLS_MAX: usize = 200_000;
 pub struct CatalogueIndex {
     // Sorted by text.
     terms: Vec<Term>,
-    tools: Vec<Indexed>,
+    tools: Vec<IndexedTool>,
 }
 
 #[derive(Debug)]
 struct Term {
     text: Box<str>,
-    shape: Shape,
+    shape: WordShape,
     in_names: Box<[u32]>,
     in_descriptions: Box<[u32]>,
 }
 
 #[derive(Debug)]
-struct Indexed {
+struct IndexedTool {
     name: Box<str>,
     // Letters and digits of the name.
     squeezed: Box<str>,
@@ -86,10 +86,10 @@ impl CatalogueIndex {
             for word in text::words(&description(tool)) {
                 enter(word, false);
             }
-            tools.push(Indexed { name: tool.name.clone(), squeezed: squeezed(&tool.name).into(), words });
+            tools.push(IndexedTool { name: tool.name.clone(), squeezed: squeezed(&tool.name).into(), words });
         }
         let term = |(text, (names, descriptions)): (String, (Vec<u32>, Vec<u32>))| Term {
-            shape: Shape::of(&text),
+            shape: WordShape::of(&text),
             text: text.into(),
             in_names: names.into(),
             in_descriptions: descriptions.into(),
@@ -115,7 +115,7 @@ impl CatalogueIndex {
     }
 
     /// Calls `tell` with each indexed word of which `asked` may be a misspelling, and the similarity.
-    fn misspelled(&self, asked: (&str, Shape), tell: &mut dyn FnMut(&Term, f32)) {
+    fn misspelled(&self, asked: (&str, WordShape), tell: &mut dyn FnMut(&Term, f32)) {
         for term in &self.terms {
             let near = nearness_of_slips(asked, (&term.text, term.shape));
             if near > 0.0 {
@@ -139,14 +139,14 @@ fn description(tool: &Tool) -> String {
 
 /// Cache of catalogue indexes. An index lives as long as its catalogue.
 #[derive(Debug, Default)]
-pub struct Indexes {
-    kept: Mutex<Kept>,
+pub struct CatalogueIndexes {
+    kept: Mutex<IndexCache>,
     // Held while indexes are created, so that concurrent searches do not create them twice.
     making: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct IndexCache {
     // By address of the catalogue. The weak pointer keeps the allocation, so no other catalogue gets the same address.
     by_address: HashMap<usize, (Weak<Catalogue>, Arc<CatalogueIndex>)>,
     tools: usize,
@@ -154,7 +154,7 @@ struct Kept {
     tidy_at: usize,
 }
 
-impl Indexes {
+impl CatalogueIndexes {
     /// Returns the index of a catalogue; creates it if necessary.
     pub fn of(&self, catalogue: &Arc<Catalogue>) -> Arc<CatalogueIndex> {
         if let Some(index) = self.known(catalogue) {
@@ -199,7 +199,7 @@ impl Indexes {
         self.len() == 0
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+    fn kept(&self) -> std::sync::MutexGuard<'_, IndexCache> {
         // A panic leaves the map consistent, so a poisoned lock is still usable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -209,7 +209,7 @@ fn address(catalogue: &Arc<Catalogue>) -> usize {
     Arc::as_ptr(catalogue) as usize
 }
 
-impl Kept {
+impl IndexCache {
     fn tidy(&mut self) {
         if self.by_address.len() < self.tidy_at && self.tools < INDEXED_TOOLS_MAX {
             return;
@@ -226,7 +226,7 @@ impl Kept {
 
 /// A server of the caller with its tools.
 #[derive(Debug, Clone)]
-pub struct Shelf<'a> {
+pub struct SearchedServer<'a> {
     /// Label of the server.
     pub label: &'a str,
     /// Index of its tools.
@@ -235,7 +235,7 @@ pub struct Shelf<'a> {
 
 /// A tool that matches a query.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Hit {
+pub struct ToolHit {
     /// Position of the server among the shelves.
     pub shelf: usize,
     /// Position of the tool in the catalogue.
@@ -246,22 +246,22 @@ pub struct Hit {
 
 /// Result of a search.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Hits {
+pub struct ToolHits {
     /// The best hits, in descending order.
-    pub best: Vec<Hit>,
+    pub best: Vec<ToolHit>,
     /// Number of all hits.
     pub total: usize,
 }
 
 /// Searches for tools and returns at most `limit` hits. A query without words matches all tools, sorted by path.
-pub fn search(question: &str, shelves: &[Shelf<'_>], limit: usize) -> Hits {
-    let question = Question::read(question);
+pub fn search(question: &str, shelves: &[SearchedServer<'_>], limit: usize) -> ToolHits {
+    let question = SearchQuery::read(question);
     let mut found = if question.words.is_empty() { all(shelves) } else { question.answer(shelves) };
-    let path = |hit: &Hit| (shelves[hit.shelf].label, &*shelves[hit.shelf].index.tools[hit.tool].name);
-    let shorter = |one: &Hit, other: &Hit| {
+    let path = |hit: &ToolHit| (shelves[hit.shelf].label, &*shelves[hit.shelf].index.tools[hit.tool].name);
+    let shorter = |one: &ToolHit, other: &ToolHit| {
         if question.words.is_empty() { Ordering::Equal } else { path(one).1.len().cmp(&path(other).1.len()) }
     };
-    let order = |one: &Hit, other: &Hit| {
+    let order = |one: &ToolHit, other: &ToolHit| {
         let by_path = || path(one).cmp(&path(other)).then(one.tool.cmp(&other.tool));
         other.score.total_cmp(&one.score).then_with(|| shorter(one, other)).then_with(by_path)
     };
@@ -271,44 +271,44 @@ pub fn search(question: &str, shelves: &[Shelf<'_>], limit: usize) -> Hits {
         found.truncate(limit);
     }
     found.sort_unstable_by(order);
-    Hits { best: found, total }
+    ToolHits { best: found, total }
 }
 
-fn all(shelves: &[Shelf<'_>]) -> Vec<Hit> {
-    let of = |(at, shelf): (usize, &Shelf<'_>)| {
-        (0..shelf.index.tools.len()).map(move |tool| Hit { shelf: at, tool, score: 0.0 }).collect::<Vec<_>>()
+fn all(shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
+    let of = |(at, shelf): (usize, &SearchedServer<'_>)| {
+        (0..shelf.index.tools.len()).map(move |tool| ToolHit { shelf: at, tool, score: 0.0 }).collect::<Vec<_>>()
     };
     shelves.iter().enumerate().flat_map(of).collect()
 }
 
-struct Question {
+struct SearchQuery {
     // Distinct texts of all words.
     texts: Vec<String>,
-    words: Vec<Asked>,
+    words: Vec<QueryWord>,
     squeezed: String,
 }
 
 // A word of a query, as positions in `Question::texts`.
-struct Asked {
+struct QueryWord {
     whole: usize,
     parts: Vec<usize>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Near {
+struct ToolSimilarity {
     name: f32,
     description: f32,
 }
 
-struct Page {
+struct ServerSimilarities {
     shelf: usize,
     // Per text of the query.
     server: Vec<f32>,
     // Per tool and text of the query; empty if no tool matches.
-    near: Vec<Near>,
+    near: Vec<ToolSimilarity>,
 }
 
-impl Question {
+impl SearchQuery {
     fn read(text: &str) -> Self {
         let mut asked = text::words(text);
         if asked.iter().any(|word| !text::is_stop_word(&word.whole)) {
@@ -321,21 +321,21 @@ impl Question {
                 texts.len() - 1
             })
         };
-        let mut words: Vec<Asked> = Vec::new();
+        let mut words: Vec<QueryWord> = Vec::new();
         for word in asked.into_iter().take(WORDS_MAX) {
             let whole = place(word.whole);
             let parts = word.parts.into_iter().map(&mut place).collect();
             if words.iter().all(|known| known.whole != whole) {
-                words.push(Asked { whole, parts });
+                words.push(QueryWord { whole, parts });
             }
         }
         Self { texts, words, squeezed: squeezed(text) }
     }
 
-    fn answer(&self, shelves: &[Shelf<'_>]) -> Vec<Hit> {
+    fn answer(&self, shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
         let labels: Vec<Vec<Word>> = shelves.iter().map(|shelf| text::words(shelf.label)).collect();
-        let mut pages: Vec<Page> = (0..shelves.len())
-            .map(|shelf| Page { shelf, server: vec![0.0; self.texts.len()], near: Vec::new() })
+        let mut pages: Vec<ServerSimilarities> = (0..shelves.len())
+            .map(|shelf| ServerSimilarities { shelf, server: vec![0.0; self.texts.len()], near: Vec::new() })
             .collect();
         for (at, text) in self.texts.iter().enumerate() {
             let mut known = false;
@@ -370,34 +370,35 @@ impl Question {
         let weights = self.weights(shelves, &pages);
         let mut hits = Vec::new();
         for page in &pages {
-            let Shelf { label, index } = &shelves[page.shelf];
+            let SearchedServer { label, index } = &shelves[page.shelf];
             let label = squeezed(label);
             for (tool, indexed) in index.tools.iter().enumerate() {
                 let score = if self.names(&label, indexed) { 1.0 } else { self.score(page, tool, indexed, &weights) };
                 if score >= SCORE_MIN {
-                    hits.push(Hit { shelf: page.shelf, tool, score });
+                    hits.push(ToolHit { shelf: page.shelf, tool, score });
                 }
             }
         }
         hits
     }
 
-    fn names(&self, label: &str, tool: &Indexed) -> bool {
+    fn names(&self, label: &str, tool: &IndexedTool) -> bool {
         let Some(rest) = self.squeezed.strip_suffix(&*tool.squeezed) else { return false };
         !tool.squeezed.is_empty() && (rest.is_empty() || rest == label)
     }
 
     /// Returns the weight of each word: the logarithm of its inverse frequency.
-    fn weights(&self, shelves: &[Shelf<'_>], pages: &[Page]) -> Vec<f32> {
+    fn weights(&self, shelves: &[SearchedServer<'_>], pages: &[ServerSimilarities]) -> Vec<f32> {
         let tools: usize = shelves.iter().map(|shelf| shelf.index.tools.len()).sum();
-        let weight = |word: &Asked| {
-            let fits = |page: &Page| {
+        let weight = |word: &QueryWord| {
+            let fits = |page: &ServerSimilarities| {
                 let tools = shelves[page.shelf].index.tools.len();
                 if word.near(|text| page.server[text]) > 0.0 {
                     return tools;
                 }
                 let near = |tool: &usize| {
-                    let near = |of: fn(&Near) -> f32| word.near(|text| page.near(*tool, text, self.texts.len(), of));
+                    let near =
+                        |of: fn(&ToolSimilarity) -> f32| word.near(|text| page.near(*tool, text, self.texts.len(), of));
                     near(|near| near.name) > 0.0 || near(|near| near.description) > 0.0
                 };
                 if page.near.is_empty() { 0 } else { (0..tools).filter(near).count() }
@@ -409,11 +410,11 @@ impl Question {
         self.words.iter().map(weight).collect()
     }
 
-    fn score(&self, page: &Page, tool: usize, indexed: &Indexed, weights: &[f32]) -> f32 {
+    fn score(&self, page: &ServerSimilarities, tool: usize, indexed: &IndexedTool, weights: &[f32]) -> f32 {
         let (mut name, mut description, mut server, mut sum) = (0.0, 0.0, 0.0, 0.0);
         let mut asked_of_name = 0;
         for (word, weight) in self.words.iter().zip(weights) {
-            let near = |of: fn(&Near) -> f32| word.near(|text| page.near(tool, text, self.texts.len(), of));
+            let near = |of: fn(&ToolSimilarity) -> f32| word.near(|text| page.near(tool, text, self.texts.len(), of));
             let in_name = near(|near| near.name);
             if in_name > 0.0 {
                 asked_of_name += word.parts.len().max(1);
@@ -429,8 +430,8 @@ impl Question {
     }
 }
 
-fn meant(text: &str, shelves: &[Shelf<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
-    let asked = (text, Shape::of(text));
+fn meant(text: &str, shelves: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
+    let asked = (text, WordShape::of(text));
     let mut words: HashMap<String, f32> = HashMap::new();
     for shelf in shelves {
         shelf.index.misspelled(asked, &mut |term, near| {
@@ -438,7 +439,7 @@ fn meant(text: &str, shelves: &[Shelf<'_>], labels: &[Vec<Word>]) -> Vec<(String
         });
     }
     for word in labels.iter().flatten().flat_map(|word| word.parts.iter().chain([&word.whole])) {
-        let near = nearness_of_slips(asked, (word, Shape::of(word)));
+        let near = nearness_of_slips(asked, (word, WordShape::of(word)));
         if near > 0.0 {
             words.insert(word.clone(), near);
         }
@@ -449,7 +450,7 @@ fn meant(text: &str, shelves: &[Shelf<'_>], labels: &[Vec<Word>]) -> Vec<(String
     words
 }
 
-impl Asked {
+impl QueryWord {
     /// Returns the similarity of the whole word or the average of its parts, whichever is larger.
     fn near(&self, text: impl Fn(usize) -> f32) -> f32 {
         let whole = text(self.whole);
@@ -461,16 +462,16 @@ impl Asked {
     }
 }
 
-type Terms<'t> = &'t mut dyn FnMut(&CatalogueIndex, &mut dyn FnMut(&Term, f32));
+type TermLookup<'t> = &'t mut dyn FnMut(&CatalogueIndex, &mut dyn FnMut(&Term, f32));
 
-impl Page {
+impl ServerSimilarities {
     fn look(
         &mut self,
         text: usize,
         texts: usize,
         index: &CatalogueIndex,
         label: &[Word],
-        terms: Terms<'_>,
+        terms: TermLookup<'_>,
         nearness: &dyn Fn(&str) -> f32,
     ) -> bool {
         let of_label = label.iter().flat_map(|word| word.parts.iter().chain([&word.whole]));
@@ -479,7 +480,7 @@ impl Page {
         let (near, tools) = (&mut self.near, index.tools.len());
         terms(index, &mut |term, nearness| {
             known = true;
-            near.resize(tools * texts, Near::default());
+            near.resize(tools * texts, ToolSimilarity::default());
             for tool in &*term.in_names {
                 let place = &mut near[*tool as usize * texts + text];
                 place.name = place.name.max(nearness);
@@ -492,7 +493,7 @@ impl Page {
         known
     }
 
-    fn near(&self, tool: usize, text: usize, texts: usize, of: fn(&Near) -> f32) -> f32 {
+    fn near(&self, tool: usize, text: usize, texts: usize, of: fn(&ToolSimilarity) -> f32) -> f32 {
         self.near.get(tool * texts + text).map_or(0.0, of)
     }
 }

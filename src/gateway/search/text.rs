@@ -56,13 +56,13 @@ pub(super) fn squeezed(text: &str) -> String {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct WordShape {
     pub(super) letters: usize,
     // Bit set of the letters; some letters share a bit.
     mask: u64,
 }
 
-impl Shape {
+impl WordShape {
     pub(super) fn of(word: &str) -> Self {
         let bit = |letter: char| match letter {
             'a'..='z' => u32::from(letter) - u32::from('a'),
@@ -111,7 +111,7 @@ pub(super) fn nearness(asked: &str, word: &str) -> f32 {
     by_beginning(asked.chars().count(), word.chars().count(), shared)
 }
 
-pub(super) fn nearness_of_slips(asked: (&str, Shape), word: (&str, Shape)) -> f32 {
+pub(super) fn nearness_of_slips(asked: (&str, WordShape), word: (&str, WordShape)) -> f32 {
     let slips = match asked.1.letters {
         0..4 => return 0.0,
         4..8 => 1,
@@ -186,7 +186,7 @@ mod tests {
             ("gti", "git", 0.0),
             ("brunhc", "branch", 0.0),
         ] {
-            let found = nearness_of_slips((asked, Shape::of(asked)), (word, Shape::of(word)));
+            let found = nearness_of_slips((asked, WordShape::of(asked)), (word, WordShape::of(word)));
             assert!((found - near).abs() < f32::EPSILON, "{asked}, {word}: {found}");
         }
     }
@@ -201,7 +201,7 @@ mod tests {
             letters.remove((at + 1) % letters.len());
             let replaced: String = letters.iter().collect();
             for (other, slips) in [(inserted, 1), (replaced, 2)] {
-                prop_assert!(Shape::of(&word).may_be(Shape::of(&other), slips), "{} {}", word, other);
+                prop_assert!(WordShape::of(&word).may_be(WordShape::of(&other), slips), "{} {}", word, other);
             }
         }
 

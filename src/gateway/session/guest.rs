@@ -5,60 +5,65 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mcp_satellite_actors::audience::{Question, Source};
+use mcp_satellite_actors::audience::{ClientQuestion, SessionSource};
 use mcp_satellite_actors::byte_budget::ByteShare;
-use mcp_satellite_actors::rpc::{Message, joined};
+use mcp_satellite_actors::rpc::{RpcMessage, joined};
 
 use super::super::era::{change, may_ask_back, terms};
-use super::super::face::{Answer, Endpoint, RpcError};
+use super::super::face::{CallAnswer, EndpointId, RpcError};
 use super::super::refusal::SERVER_ERROR;
 use super::super::stream::UNASKED;
-use super::super::subscription::Filter;
-use super::super::tools::raw::{Pairs, quoted};
-use super::super::wishes::Level;
-use super::{Asked, ENDED, Session, State};
+use super::super::subscription::SubscriptionFilter;
+use super::super::tools::raw::{JsonMembers, quoted};
+use super::super::wishes::McpLogLevel;
+use super::{ClientSession, ENDED, SentQuestion, SessionState};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Presence {
+pub(crate) enum ClientLifetime {
     Session,
     Request {
         method: Box<str>,
         // Minimum level of log messages; `None` for none.
-        level: Option<Level>,
+        level: Option<McpLogLevel>,
     },
     Listening {
         // Minimum level of the endpoint's own log messages; `None` for none.
-        level: Option<Level>,
+        level: Option<McpLogLevel>,
     },
 }
 
 #[derive(Debug)]
-pub(super) struct Hearing {
+pub(super) struct GuestSubscription {
     // Id of the request, as JSON text.
     id: Arc<str>,
-    filter: Filter,
+    filter: SubscriptionFilter,
     _kept: ByteShare,
 }
 
-impl State {
-    pub(super) fn keep(&mut self, of: Source, question: Question, mut kept: ByteShare) -> Option<Question> {
+impl SessionState {
+    pub(super) fn keep(
+        &mut self,
+        of: SessionSource,
+        question: ClientQuestion,
+        mut kept: ByteShare,
+    ) -> Option<ClientQuestion> {
         if !kept.try_take(question.message().text().len()) {
             return Some(question);
         }
         self.questions_put += 1;
-        let asked = Asked { of, question, call: None, at: (UNASKED, 0), _kept: Some(kept) };
+        let asked = SentQuestion { of, question, call: None, at: (UNASKED, 0), _kept: Some(kept) };
         self.questions.insert(self.questions_put, asked);
         None
     }
 
-    pub(super) fn last_words(&self) -> Answer {
+    pub(super) fn last_words(&self) -> CallAnswer {
         match &self.hearing {
-            Some(Hearing { id, .. }) => {
+            Some(GuestSubscription { id, .. }) => {
                 let meta = format!("{{{}:{id}}}", quoted(change::SUBSCRIPTION_ID));
-                Answer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
+                CallAnswer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
             }
-            None if self.is_guest => Answer::Error(RpcError::new(change::INTERNAL_ERROR, ENDED)),
-            None => Answer::Error(RpcError::new(SERVER_ERROR, ENDED)),
+            None if self.is_guest => CallAnswer::Error(RpcError::new(change::INTERNAL_ERROR, ENDED)),
+            None => CallAnswer::Error(RpcError::new(SERVER_ERROR, ENDED)),
         }
     }
 }
@@ -67,21 +72,21 @@ fn key(number: u64) -> String {
     format!("input-{number}")
 }
 
-impl Session {
+impl ClientSession {
     pub(crate) fn is_guest(&self) -> bool {
-        self.opening.presence != Presence::Session
+        self.opening.presence != ClientLifetime::Session
     }
 
     /// Passes a server's message on: on behalf of `call`, if that is a call of this client. A guest receives only
     /// messages that belong to its request or match its subscription.
-    pub(crate) fn hear(&self, call: Option<u64>, message: &Message) {
+    pub(crate) fn hear(&self, call: Option<u64>, message: &RpcMessage) {
         let method = message.method().unwrap_or_default();
         match &self.opening.presence {
-            Presence::Session => self.say(call, &[message.text()]),
-            Presence::Request { level, .. } => {
+            ClientLifetime::Session => self.say(call, &[message.text()]),
+            ClientLifetime::Request { level, .. } => {
                 let is_heard = match method {
                     "notifications/message" => {
-                        level.is_some_and(|from| Level::of(message).is_none_or(|level| from <= level))
+                        level.is_some_and(|from| McpLogLevel::of(message).is_none_or(|level| from <= level))
                     }
                     "notifications/resources/updated" | "notifications/tasks/status" => false,
                     "notifications/elicitation/complete" => false,
@@ -91,13 +96,13 @@ impl Session {
                     self.say(call, &[message.text()]);
                 }
             }
-            Presence::Listening { level } => {
+            ClientLifetime::Listening { level } => {
                 // Servers log on behalf of requests; log messages for a subscriber come from the satellite and only on
                 // `/mcp`.
                 let is_notice = method == "notifications/message"
-                    && self.opening.endpoint == Endpoint::Tools
-                    && level.is_some_and(|from| Level::of(message).is_none_or(|level| from <= level));
-                let hears = |hearing: &&Hearing| is_notice || hearing.filter.lets_in(message);
+                    && self.opening.endpoint == EndpointId::Tools
+                    && level.is_some_and(|from| McpLogLevel::of(message).is_none_or(|level| from <= level));
+                let hears = |hearing: &&GuestSubscription| is_notice || hearing.filter.lets_in(message);
                 let mut state = self.state();
                 let Some(hearing) = state.hearing.as_ref().filter(hears) else { return };
                 let Some(tagged) = change::tagged(message, &hearing.id) else { return };
@@ -112,7 +117,7 @@ impl Session {
         self.state().token = token.map(Into::into);
     }
 
-    pub(crate) fn progress(&self, call: u64, message: &Message) {
+    pub(crate) fn progress(&self, call: u64, message: &RpcMessage) {
         if !self.is_guest() {
             return self.say(Some(call), &[message.text()]);
         }
@@ -123,24 +128,24 @@ impl Session {
         self.unless_slow(said);
     }
 
-    pub(crate) fn answers(&self, question: &Message) -> Result<(), String> {
+    pub(crate) fn answers(&self, question: &RpcMessage) -> Result<(), String> {
         let (method, client) = (question.method().unwrap_or_default(), &self.opening.greeting);
         let why = match &self.opening.presence {
-            Presence::Session if client.answers(method) => return Ok(()),
-            Presence::Session => format!("the client that it is asked of does not answer `{method}`"),
-            Presence::Request { method: own, .. } if may_ask_back(own) => match terms::lacks(client, question) {
+            ClientLifetime::Session if client.answers(method) => return Ok(()),
+            ClientLifetime::Session => format!("the client that it is asked of does not answer `{method}`"),
+            ClientLifetime::Request { method: own, .. } if may_ask_back(own) => match terms::lacks(client, question) {
                 None => return Ok(()),
                 Some(what) => format!("the client that it is asked of has no {what}"),
             },
-            Presence::Request { method: own, .. } => format!("nothing can be asked for the sake of a `{own}`"),
-            Presence::Listening { .. } => "the client only listens".to_owned(),
+            ClientLifetime::Request { method: own, .. } => format!("nothing can be asked for the sake of a `{own}`"),
+            ClientLifetime::Listening { .. } => "the client only listens".to_owned(),
         };
         Err(why)
     }
 
     /// Starts a subscription by sending the acknowledgement. Returns false if there is no memory for the filter.
     #[must_use]
-    pub(crate) fn agree(&self, id: &Arc<str>, filter: Filter) -> bool {
+    pub(crate) fn agree(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
         let params =
             format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
@@ -150,7 +155,7 @@ impl Session {
         }
         let mut state = self.state();
         let said = state.say(None, &parts);
-        state.hearing = Some(Hearing { id: id.clone(), filter, _kept: kept });
+        state.hearing = Some(GuestSubscription { id: id.clone(), filter, _kept: kept });
         drop(state);
         self.unless_slow(said);
         true
@@ -171,7 +176,7 @@ impl Session {
         let state = self.state();
         let mut asked: Vec<_> = state.questions.iter().collect();
         asked.sort_unstable_by_key(|(number, _)| **number);
-        let request = |(number, asked): (&u64, &Asked)| {
+        let request = |(number, asked): (&u64, &SentQuestion)| {
             let message = asked.question.message();
             let method = quoted(message.method().unwrap_or_default());
             let params = message.params().unwrap_or("{}");
@@ -183,14 +188,14 @@ impl Session {
 
     /// Passes the answers of a repeated request to the servers. Malformed answers and those to unknown questions are
     /// ignored.
-    pub(in crate::gateway) fn answered_with(&self, responses: &Pairs<'_>) {
+    pub(in crate::gateway) fn answered_with(&self, responses: &JsonMembers<'_>) {
         for (name, value) in responses.iter().filter(|(_, value)| value.starts_with('{')) {
             let number = name.strip_prefix("input-").and_then(|number| number.parse().ok());
             let asked = number.and_then(|number: u64| self.state().questions.remove(&number));
             let Some(asked) = asked else { continue };
             let answer = joined(&[r#"{"jsonrpc":"2.0","id":0,"result":"#, value, "}"]);
             // The text is derived from a valid message and stays valid.
-            if let Ok(answer) = Message::read(answer) {
+            if let Ok(answer) = RpcMessage::read(answer) {
                 asked.question.answer(answer);
             }
         }
@@ -205,6 +210,6 @@ impl Session {
 }
 
 /// Returns a message of the satellite, to be sent like those of servers.
-pub(crate) fn words(text: &'static str) -> Option<Message> {
-    Message::read(Bytes::from_static(text.as_bytes())).ok()
+pub(crate) fn words(text: &'static str) -> Option<RpcMessage> {
+    RpcMessage::read(Bytes::from_static(text.as_bytes())).ok()
 }

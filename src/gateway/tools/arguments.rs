@@ -4,21 +4,22 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::raw::{Members, members};
-use crate::gateway::refusal::Refusal;
+use crate::gateway::refusal::CallRefusal;
 
 #[derive(Debug)]
-pub(super) struct Arguments<'a>(Members<'a>);
+pub(super) struct MetaToolArguments<'a>(Members<'a>);
 
-impl<'a> Arguments<'a> {
-    pub(super) fn read(json: Option<&'a str>, known: &[&str]) -> Result<Self, Refusal> {
+impl<'a> MetaToolArguments<'a> {
+    pub(super) fn read(json: Option<&'a str>, known: &[&str]) -> Result<Self, CallRefusal> {
         let json = json.unwrap_or("{}");
-        let members = members(json).ok_or_else(|| Refusal::bad_input("the arguments of a tool are a JSON object"))?;
+        let members =
+            members(json).ok_or_else(|| CallRefusal::bad_input("the arguments of a tool are a JSON object"))?;
         if let Some(unknown) = members.keys().find(|name| !known.contains(&&***name)) {
             let message = match known {
                 [] => format!("`{unknown}` is not known: this tool takes no arguments"),
                 known => format!("`{unknown}` is not known: this tool takes `{}`", known.join("`, `")),
             };
-            return Err(Refusal::bad_input(message));
+            return Err(CallRefusal::bad_input(message));
         }
         Ok(Self(members))
     }
@@ -29,14 +30,14 @@ impl<'a> Arguments<'a> {
     }
 
     /// Returns a member if it is present. `what` describes the expected value, for the error.
-    pub(super) fn optional<T: DeserializeOwned>(&self, name: &str, what: &str) -> Result<Option<T>, Refusal> {
+    pub(super) fn optional<T: DeserializeOwned>(&self, name: &str, what: &str) -> Result<Option<T>, CallRefusal> {
         let Some(value) = self.raw(name) else { return Ok(None) };
         let value = serde_json::from_str(value.get());
-        value.map(Some).map_err(|_| Refusal::bad_input(format!("`{name}` must be {what}")))
+        value.map(Some).map_err(|_| CallRefusal::bad_input(format!("`{name}` must be {what}")))
     }
 
-    pub(super) fn text(&self, name: &str) -> Result<String, Refusal> {
+    pub(super) fn text(&self, name: &str) -> Result<String, CallRefusal> {
         let text = self.optional(name, "a string")?;
-        text.ok_or_else(|| Refusal::bad_input(format!("`{name}` is missing")))
+        text.ok_or_else(|| CallRefusal::bad_input(format!("`{name}` is missing")))
     }
 }

@@ -8,12 +8,12 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_actors::model::spec::InstanceSpec;
 
-use crate::gateway::names::{self, Found, Names, Register};
-use crate::gateway::refusal::Refusal;
+use crate::gateway::names::{self, NameLookup, ServerNameIndex, ServerNames};
+use crate::gateway::refusal::CallRefusal;
 
 /// A user together with a snapshot.
 #[derive(Debug, Clone)]
-pub struct Caller {
+pub struct CallerSnapshot {
     snapshot: Arc<Snapshot>,
     directory: Arc<Directory>,
 }
@@ -27,14 +27,14 @@ struct Directory {
     // Sorted by installation.
     own: Vec<Arc<InstanceSpec>>,
     labels: Vec<String>,
-    register: Register,
+    register: ServerNameIndex,
 }
 
 impl Directory {
     fn new(snapshot: &Snapshot, team: &TeamId, user: &UserId) -> Self {
         let own: Vec<_> = snapshot.user(team, user).map(|view| view.spec.clone()).collect();
-        let names: Vec<Names<'_>> = own.iter().map(|spec| named(spec)).collect();
-        let (labels, register) = (names::labels(&names), Register::of(&names));
+        let names: Vec<ServerNames<'_>> = own.iter().map(|spec| named(spec)).collect();
+        let (labels, register) = (names::labels(&names), ServerNameIndex::of(&names));
         Self { team: team.clone(), user: user.clone(), own, labels, register }
     }
 
@@ -44,7 +44,7 @@ impl Directory {
     }
 }
 
-impl Caller {
+impl CallerSnapshot {
     /// Creates a caller from a user and a snapshot.
     pub fn new(snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> Self {
         let directory = Arc::new(Directory::new(&snapshot, team, user));
@@ -61,7 +61,7 @@ impl Caller {
     ///
     /// # Errors
     /// No server or several servers have this name.
-    pub fn server(&self, name: &str) -> Result<&Arc<InstanceView>, Refusal> {
+    pub fn server(&self, name: &str) -> Result<&Arc<InstanceView>, CallRefusal> {
         self.taken(self.directory.register.find(name), name)
     }
 
@@ -74,31 +74,31 @@ impl Caller {
         text: &'t str,
         separator: char,
         form: &str,
-    ) -> Result<(&Arc<InstanceView>, &'t str, &'t str), Refusal> {
+    ) -> Result<(&Arc<InstanceView>, &'t str, &'t str), CallRefusal> {
         let Some((found, label, rest)) = self.directory.register.split(text, separator) else {
-            return Err(Refusal::bad_input(format!("`{text}` is not of the form `{form}`")));
+            return Err(CallRefusal::bad_input(format!("`{text}` is not of the form `{form}`")));
         };
         Ok((self.taken(found, label)?, label, rest))
     }
 
     /// Returns the catalogues of the user's servers in this snapshot.
-    pub fn offered(&self) -> Offered {
+    pub fn offered(&self) -> OfferedCatalogues {
         let catalogue = |view: &Arc<InstanceView>| view.offered().cloned();
         let catalogues =
             self.directory.own.iter().map(|spec| self.snapshot.get(&spec.id).and_then(catalogue)).collect();
-        Offered { directory: self.directory.clone(), catalogues }
+        OfferedCatalogues { directory: self.directory.clone(), catalogues }
     }
 
-    fn taken(&self, found: &Found, name: &str) -> Result<&Arc<InstanceView>, Refusal> {
+    fn taken(&self, found: &NameLookup, name: &str) -> Result<&Arc<InstanceView>, CallRefusal> {
         let Directory { team, user, own, labels, .. } = &*self.directory;
-        let not_found = || Refusal::not_found("server", name);
+        let not_found = || CallRefusal::not_found("server", name);
         match found {
-            Found::One(at) => self.snapshot.get(&own[*at].id).ok_or_else(not_found),
-            Found::Several(all) => {
+            NameLookup::One(at) => self.snapshot.get(&own[*at].id).ok_or_else(not_found),
+            NameLookup::Several(all) => {
                 let labels: Vec<&str> = all.iter().map(|at| &*labels[*at]).collect();
-                Err(Refusal::ambiguous(name, &labels))
+                Err(CallRefusal::ambiguous(name, &labels))
             }
-            Found::None => {
+            NameLookup::None => {
                 // All instances are compared in any case, so that the response time does not reveal which ones exist.
                 let others = self.snapshot.iter().filter(|view| named(&view.spec).is(name)).count();
                 if others > 0 {
@@ -117,13 +117,13 @@ impl Caller {
 
 /// Catalogues and labels of a caller's servers at one moment. Immutable, so that derived data can be cached with it.
 #[derive(Debug, Clone)]
-pub struct Offered {
+pub struct OfferedCatalogues {
     directory: Arc<Directory>,
     // In the order of the directory; `None` for a server that offers nothing now.
     catalogues: Box<[Option<Arc<Catalogue>>]>,
 }
 
-impl Offered {
+impl OfferedCatalogues {
     /// Returns label, specification and catalogue of each server that offers something now.
     pub fn each(&self) -> impl Iterator<Item = (&str, &InstanceSpec, &Arc<Catalogue>)> {
         let Directory { labels, own, .. } = &*self.directory;
@@ -132,7 +132,7 @@ impl Offered {
     }
 
     /// Returns true if the caller's snapshot offers the same.
-    pub fn is_of(&self, caller: &Caller) -> bool {
+    pub fn is_of(&self, caller: &CallerSnapshot) -> bool {
         let address = |catalogue: Option<&Arc<Catalogue>>| catalogue.map(Arc::as_ptr);
         let now = |spec: &Arc<InstanceSpec>| address(caller.snapshot.get(&spec.id).and_then(|view| view.offered()));
         Arc::ptr_eq(&self.directory, &caller.directory)
@@ -140,31 +140,31 @@ impl Offered {
     }
 }
 
-fn named(spec: &InstanceSpec) -> Names<'_> {
-    Names { server: spec.server.as_str(), installation: spec.id.installation.as_str(), full: &spec.name }
+fn named(spec: &InstanceSpec) -> ServerNames<'_> {
+    ServerNames { server: spec.server.as_str(), installation: spec.id.installation.as_str(), full: &spec.name }
 }
 
 /// Cache of recent callers, so that the cost of a call does not depend on the number of instances.
 #[derive(Debug, Default)]
-pub struct Callers(Mutex<Known>);
+pub struct CallerCache(Mutex<CachedDirectories>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct CachedDirectories {
     // With the last snapshot for which the directory was valid.
     by_user: HashMap<(TeamId, UserId), (Weak<Snapshot>, Arc<Directory>)>,
     // Size at which users without a current snapshot are removed.
     tidy_at: usize,
 }
 
-impl Callers {
+impl CallerCache {
     /// Returns the caller for a user and a snapshot.
-    pub fn of(&self, snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> Caller {
+    pub fn of(&self, snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> CallerSnapshot {
         let key = (team.clone(), user.clone());
         let known = self.known().by_user.get(&key).cloned();
         let directory = match known {
             // The weak pointer keeps the allocation, so no other snapshot gets the same address.
             Some((seen, directory)) if seen.as_ptr() == Arc::as_ptr(&snapshot) => {
-                return Caller { snapshot, directory };
+                return CallerSnapshot { snapshot, directory };
             }
             Some((_, directory)) if directory.is_of(&snapshot) => directory,
             Some(_) | None => Arc::new(Directory::new(&snapshot, team, user)),
@@ -172,7 +172,7 @@ impl Callers {
         let mut known = self.known();
         known.tidy();
         known.by_user.insert(key, (Arc::downgrade(&snapshot), directory.clone()));
-        Caller { snapshot, directory }
+        CallerSnapshot { snapshot, directory }
     }
 
     /// Returns the number of cached users.
@@ -185,13 +185,13 @@ impl Callers {
         self.len() == 0
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn known(&self) -> std::sync::MutexGuard<'_, CachedDirectories> {
         // A panic leaves the map consistent, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl CachedDirectories {
     fn tidy(&mut self) {
         if self.by_user.len() >= self.tidy_at {
             self.by_user.retain(|_, (seen, _)| seen.strong_count() > 0);

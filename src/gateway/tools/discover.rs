@@ -7,27 +7,27 @@ use mcp_satellite_actors::model::catalogue::Tool;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::arguments::Arguments;
-use super::caller::Caller;
+use super::arguments::MetaToolArguments;
+use super::caller::CallerSnapshot;
 use super::raw::{members, raw, respelled};
 use super::resources::{UI, qualified};
 use super::structured;
-use crate::gateway::refusal::Refusal;
-use crate::gateway::search::{Hit, Indexes, Shelf, search};
+use crate::gateway::refusal::CallRefusal;
+use crate::gateway::search::{CatalogueIndexes, SearchedServer, ToolHit, search};
 
 const QUERY_MAX: usize = 512;
 const LIMIT_MAX: usize = 50;
 const LIMIT: usize = 10;
 
 #[derive(Serialize)]
-struct Discovered<'a> {
-    tools: Vec<Offer<'a>>,
+struct DiscoveryResult<'a> {
+    tools: Vec<DiscoveredTool<'a>>,
     total_found: usize,
     search_time_ms: f64,
 }
 
 #[derive(Serialize)]
-struct Offer<'a> {
+struct DiscoveredTool<'a> {
     tool_path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a RawValue>,
@@ -44,20 +44,20 @@ struct Offer<'a> {
 }
 
 pub(super) async fn discover(
-    caller: &Caller,
-    indexes: &Arc<Indexes>,
+    caller: &CallerSnapshot,
+    indexes: &Arc<CatalogueIndexes>,
     arguments: Option<&str>,
-) -> Result<String, Refusal> {
+) -> Result<String, CallRefusal> {
     let started = Instant::now();
-    let arguments = Arguments::read(arguments, &["query", "limit"])?;
+    let arguments = MetaToolArguments::read(arguments, &["query", "limit"])?;
     let query = arguments.text("query")?;
     if query.chars().nth(QUERY_MAX).is_some() {
-        return Err(Refusal::bad_input(format!("`query` must have at most {QUERY_MAX} characters")));
+        return Err(CallRefusal::bad_input(format!("`query` must have at most {QUERY_MAX} characters")));
     }
     let range = format!("a whole number from 1 to {LIMIT_MAX}");
     let limit = arguments.optional::<usize>("limit", &range)?.unwrap_or(LIMIT);
     if !(1..=LIMIT_MAX).contains(&limit) {
-        return Err(Refusal::bad_input(format!("`limit` must be {range}")));
+        return Err(CallRefusal::bad_input(format!("`limit` must be {range}")));
     }
 
     let offered = caller.offered();
@@ -65,19 +65,19 @@ pub(super) async fn discover(
     let indexes = indexes.ready(catalogues).await;
     let offered: Vec<_> = offered.each().collect();
     let labels = offered.iter().map(|(label, _, _)| *label);
-    let shelves: Vec<_> = labels.zip(indexes).map(|(label, index)| Shelf { label, index }).collect();
+    let shelves: Vec<_> = labels.zip(indexes).map(|(label, index)| SearchedServer { label, index }).collect();
     let hits = search(&query, &shelves, limit);
     let anything = raw(r#"{"type":"object"}"#.to_owned());
-    let offer = |hit: &Hit| {
+    let offer = |hit: &ToolHit| {
         let (label, spec, catalogue) = offered[hit.shelf];
-        Offer::of(label, spec.transport(), &catalogue.tools[hit.tool], hit.score, &anything)
+        DiscoveredTool::of(label, spec.transport(), &catalogue.tools[hit.tool], hit.score, &anything)
     };
     let tools = hits.best.iter().map(offer).collect();
     let search_time_ms = started.elapsed().as_micros() as f64 / 1000.0;
-    Ok(structured(&Discovered { tools, total_found: hits.total, search_time_ms }))
+    Ok(structured(&DiscoveryResult { tools, total_found: hits.total, search_time_ms }))
 }
 
-impl<'a> Offer<'a> {
+impl<'a> DiscoveredTool<'a> {
     fn of(label: &'a str, transport: &'static str, tool: &'a Tool, score: f32, anything: &'a RawValue) -> Self {
         let known = members(tool.raw.get()).unwrap_or_default();
         let part = |name: &str| known.get(name).copied().filter(|value| value.get() != "null");

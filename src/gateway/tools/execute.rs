@@ -4,31 +4,31 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mcp_satellite_actors::audience::Origin;
+use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::{ClientFacts, RuntimeHandle};
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 
-use super::arguments::Arguments;
-use super::caller::Caller;
+use super::arguments::MetaToolArguments;
+use super::caller::CallerSnapshot;
 use super::raw::quoted;
-use crate::gateway::face::{Answer, Call};
+use crate::gateway::face::{CallAnswer, EndpointCall};
 use crate::gateway::forward::forward;
-use crate::gateway::refusal::Refusal;
+use crate::gateway::refusal::CallRefusal;
 
 #[derive(Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct MetaToolCall<'a> {
     // Arguments of the outer tool.
     pub arguments: Option<&'a str>,
     // Other members of the params as JSON text, for example `_meta` with the progress token.
     pub beside: Vec<(&'static str, &'a str)>,
-    pub origin: Origin,
+    pub origin: CallOrigin,
     // Receiver of the client's own cancellation.
-    pub withdrawn: oneshot::Receiver<Message>,
+    pub withdrawn: oneshot::Receiver<RpcMessage>,
     // Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
     // Era of the members in `beside`.
@@ -36,25 +36,29 @@ pub(super) struct Asked<'a> {
     pub client: Arc<ClientFacts>,
 }
 
-pub(super) async fn execute(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Refusal> {
-    let arguments = Arguments::read(asked.arguments, &["tool_path", "arguments"])?;
+pub(super) async fn execute(
+    runtime: &RuntimeHandle,
+    caller: &CallerSnapshot,
+    asked: MetaToolCall<'_>,
+) -> Result<CallAnswer, CallRefusal> {
+    let arguments = MetaToolArguments::read(asked.arguments, &["tool_path", "arguments"])?;
     let path = arguments.text("tool_path")?;
     let (view, label, tool) = caller.part(&path, ':', "server:tool")?;
     let given = arguments.raw("arguments");
     if given.is_some_and(|given| !given.get().starts_with('{')) {
-        return Err(Refusal::bad_input("`arguments` must be an object"));
+        return Err(CallRefusal::bad_input("`arguments` must be an object"));
     }
     let name = [("name", quoted(tool))];
     let params = name.into_iter().chain(given.map(|given| ("arguments", given.get().to_owned())));
     let params: Vec<(&str, String)> = params.collect();
-    match pass_on(runtime, view, "tools/call", &params, asked, Passed::Tool(tool)).await {
+    match pass_on(runtime, view, "tools/call", &params, asked, RelayedOperation::Tool(tool)).await {
         Ok(answer) => Ok(answer),
-        Err(error) => Err(Refusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
+        Err(error) => Err(CallRefusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Passed<'a> {
+pub(super) enum RelayedOperation<'a> {
     Tool(&'a str),
     Resource,
 }
@@ -66,22 +70,22 @@ pub(super) async fn pass_on(
     view: &Arc<InstanceView>,
     method: &str,
     params: &[(&str, String)],
-    asked: Asked<'_>,
-    passed: Passed<'_>,
-) -> Result<Answer, CallError> {
-    let Asked { arguments: _, beside, origin, withdrawn, timeout, era, client } = asked;
+    asked: MetaToolCall<'_>,
+    passed: RelayedOperation<'_>,
+) -> Result<CallAnswer, CallError> {
+    let MetaToolCall { arguments: _, beside, origin, withdrawn, timeout, era, client } = asked;
     let params = params.iter().map(|(name, value)| (*name, &**value)).chain(beside);
     let params: Vec<String> = params.map(|(name, value)| format!("\"{name}\":{value}")).collect();
     // `relay` replaces the id.
     let text = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{{{}}}}}"#, params.join(","));
-    let message = Message::read(Bytes::from(text)).map_err(|why| CallError::BadInput(why.to_string()))?;
+    let message = RpcMessage::read(Bytes::from(text)).map_err(|why| CallError::BadInput(why.to_string()))?;
     let (repeatable, tool) = match passed {
-        Passed::Tool(name) => {
+        RelayedOperation::Tool(name) => {
             let known = view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(name));
             (known.is_some_and(|tool| tool.repeatable), Some(name.to_owned()))
         }
-        Passed::Resource => (true, None),
+        RelayedOperation::Resource => (true, None),
     };
-    let call = Call { message, origin, withdrawn, timeout, era, client };
+    let call = EndpointCall { message, origin, withdrawn, timeout, era, client };
     forward(runtime, &view.spec.id, call, repeatable, tool).await
 }

@@ -5,23 +5,27 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::rpc::{Message, joined, member};
+use mcp_satellite_actors::rpc::{RpcMessage, joined, member};
 
-use super::Tools;
+use super::MetaTools;
 use super::raw::quoted;
 use super::schema::{INSTRUCTIONS, TOOLS};
 use crate::gateway::access::User;
 use crate::gateway::era::{self, change};
-use crate::gateway::face::{Answer, Call, Greeting, RpcError, Welcome};
+use crate::gateway::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
 use crate::gateway::instructions::aggregated;
 use crate::gateway::refusal::INVALID_PARAMS;
 use crate::gateway::reply::METHOD_NOT_FOUND;
-use crate::gateway::session::Session;
-use crate::gateway::wishes::Level;
+use crate::gateway::session::ClientSession;
+use crate::gateway::wishes::McpLogLevel;
 
 const CAPABILITIES: &str = r#"{"tools":{},"logging":{}}"#;
 
-pub(in crate::gateway) fn welcome(greeting: &Greeting, capabilities: &str, instructions: &str) -> Welcome {
+pub(in crate::gateway) fn welcome(
+    greeting: &ClientDescription,
+    capabilities: &str,
+    instructions: &str,
+) -> InitializeAnswer {
     let version = era::agreed(&greeting.version, era::NEWEST);
     let result = format!(
         r#"{{"protocolVersion":{},"capabilities":{capabilities},"serverInfo":{{"name":"mcp-satellite","version":{}}},"instructions":{}}}"#,
@@ -29,28 +33,30 @@ pub(in crate::gateway) fn welcome(greeting: &Greeting, capabilities: &str, instr
         quoted(env!("CARGO_PKG_VERSION")),
         quoted(instructions),
     );
-    Welcome { result, version }
+    InitializeAnswer { result, version }
 }
 
-pub(in crate::gateway) fn unknown(method: Option<&str>) -> Answer {
+pub(in crate::gateway) fn unknown(method: Option<&str>) -> CallAnswer {
     let method = method.unwrap_or_default();
-    Answer::Error(RpcError::new(METHOD_NOT_FOUND, format!("there is no method `{method}` here")))
+    CallAnswer::Error(RpcError::new(METHOD_NOT_FOUND, format!("there is no method `{method}` here")))
 }
 
 /// Returns a list that has a single page; any cursor is unknown.
-pub(in crate::gateway) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> Answer {
+pub(in crate::gateway) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> CallAnswer {
     match params.and_then(|params| member(params, "cursor")) {
-        None | Some("null") => Answer::Result(list()),
-        Some(_) => Answer::Error(RpcError::new(INVALID_PARAMS, "there is no such page: the list is given as a whole")),
+        None | Some("null") => CallAnswer::Result(list()),
+        Some(_) => {
+            CallAnswer::Error(RpcError::new(INVALID_PARAMS, "there is no such page: the list is given as a whole"))
+        }
     }
 }
 
 /// Handles a notification from a client of several servers. Progress on a question goes to the server that asked; all
 /// other notifications concern no server.
-pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &Session, message: &Message) {
+pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
     let Some(token) = message.token().filter(|_| message.method() == Some("notifications/progress")) else { return };
     let Some((of, theirs)) = session.question(token) else { return };
-    let told = Message::read(joined(&message.told_as(&theirs)));
+    let told = RpcMessage::read(joined(&message.told_as(&theirs)));
     // The text is derived from a valid message and stays valid.
     let passed = told.map(|told| runtime.tell(&of.id, told));
     if let Ok(Err(error)) = passed {
@@ -58,12 +64,12 @@ pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &Sessio
     }
 }
 
-impl Tools {
+impl MetaTools {
     pub(in crate::gateway) fn initialize(
         &self,
         user: &User,
-        greeting: &Greeting,
-    ) -> BoxFuture<'static, Result<Welcome, RpcError>> {
+        greeting: &ClientDescription,
+    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         ready(Ok(welcome(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
@@ -75,13 +81,13 @@ impl Tools {
         aggregated(INSTRUCTIONS, &self.caller(&user.team, &user.user))
     }
 
-    pub(in crate::gateway) fn began(&self, session: &Arc<Session>) {
+    pub(in crate::gateway) fn began(&self, session: &Arc<ClientSession>) {
         let user = session.user();
         self.warm(&user.team, &user.user);
         self.listen(session);
     }
 
-    pub(in crate::gateway) fn listen(&self, session: &Arc<Session>) {
+    pub(in crate::gateway) fn listen(&self, session: &Arc<ClientSession>) {
         self.notices.enter(session, &self.runtime, &self.callers);
         // The session may have been evicted before this call.
         if session.ended().is_some() {
@@ -89,27 +95,27 @@ impl Tools {
         }
     }
 
-    pub(in crate::gateway) fn ended(&self, session: &Session) {
+    pub(in crate::gateway) fn ended(&self, session: &ClientSession) {
         self.notices.leave(session);
     }
 
     pub(in crate::gateway) fn request(
         self: &Arc<Self>,
-        session: Arc<Session>,
-        call: Call,
-    ) -> BoxFuture<'static, Answer> {
+        session: Arc<ClientSession>,
+        call: EndpointCall,
+    ) -> BoxFuture<'static, CallAnswer> {
         let tools = self.clone();
         async move {
             match call.message.method() {
                 Some("tools/call") => tools.call((&session.user().team, &session.user().user), call).await,
                 Some("tools/list") => whole(call.message.params(), || TOOLS.to_owned()),
-                Some("ping") => Answer::Result("{}".to_owned()),
-                Some("logging/setLevel") => match Level::of(&call.message) {
+                Some("ping") => CallAnswer::Result("{}".to_owned()),
+                Some("logging/setLevel") => match McpLogLevel::of(&call.message) {
                     Some(level) => {
                         tools.notices.hear_from(&session, level);
-                        Answer::Result("{}".to_owned())
+                        CallAnswer::Result("{}".to_owned())
                     }
-                    None => Answer::Error(RpcError::new(INVALID_PARAMS, "`level` is missing or unknown")),
+                    None => CallAnswer::Error(RpcError::new(INVALID_PARAMS, "`level` is missing or unknown")),
                 },
                 method => unknown(method),
             }

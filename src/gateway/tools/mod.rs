@@ -26,47 +26,47 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-pub use self::caller::{Caller, Callers, Offered};
+pub use self::caller::{CallerCache, CallerSnapshot, OfferedCatalogues};
 use self::discover::discover;
-use self::execute::{Asked, execute};
-use self::notices::Notices;
+use self::execute::{MetaToolCall, execute};
+use self::notices::ServerNotices;
 use self::resources::{list as list_resources, read as read_resource};
 use self::servers::{list as list_servers, reconnect};
-use super::face::{Answer, Call, RpcError};
+use super::face::{CallAnswer, EndpointCall, RpcError};
 use super::refusal::INVALID_PARAMS;
-use super::search::Indexes;
+use super::search::CatalogueIndexes;
 
 /// The six tools, for all users.
 #[derive(Debug)]
-pub struct Tools {
+pub struct MetaTools {
     runtime: RuntimeHandle,
-    callers: Arc<Callers>,
-    indexes: Arc<Indexes>,
-    notices: Notices,
+    callers: Arc<CallerCache>,
+    indexes: Arc<CatalogueIndexes>,
+    notices: ServerNotices,
 }
 
-impl Tools {
+impl MetaTools {
     /// Creates the tools for the instances of `runtime`.
-    pub fn new(runtime: RuntimeHandle, callers: Arc<Callers>) -> Self {
-        Self { runtime, callers, indexes: Arc::default(), notices: Notices::default() }
+    pub fn new(runtime: RuntimeHandle, callers: Arc<CallerCache>) -> Self {
+        Self { runtime, callers, indexes: Arc::default(), notices: ServerNotices::default() }
     }
 
-    fn caller(&self, team: &TeamId, user: &UserId) -> Caller {
+    fn caller(&self, team: &TeamId, user: &UserId) -> CallerSnapshot {
         self.callers.of(self.runtime.snapshot(), team, user)
     }
 
     /// Answers a `tools/call` of this user. Dropping the future cancels it.
-    pub async fn call(&self, (team, user): (&TeamId, &UserId), call: Call) -> Answer {
+    pub async fn call(&self, (team, user): (&TeamId, &UserId), call: EndpointCall) -> CallAnswer {
         let params = call.message.params().and_then(raw::members).unwrap_or_default();
         let name = params.get("name").and_then(|name| serde_json::from_str::<String>(name.get()).ok());
         let Some(name) = name else {
-            return Answer::Error(RpcError::new(INVALID_PARAMS, "`name` is missing, or not a string"));
+            return CallAnswer::Error(RpcError::new(INVALID_PARAMS, "`name` is missing, or not a string"));
         };
         let given = params.get("arguments").map(|arguments| arguments.get()).filter(|arguments| *arguments != "null");
         // Members that belong to the call, not to the tool, are passed on.
         let beside = ["_meta", "inputResponses", "requestState"];
         let beside = beside.into_iter().filter_map(|name| Some((name, params.get(name)?.get()))).collect();
-        let asked = || Asked {
+        let asked = || MetaToolCall {
             arguments: given,
             beside,
             origin: call.origin,
@@ -77,20 +77,20 @@ impl Tools {
         };
         let (runtime, caller) = (&self.runtime, self.caller(team, user));
         let answered = match &*name {
-            "discover_mcp_tools" => discover(&caller, &self.indexes, given).await.map(Answer::Result),
+            "discover_mcp_tools" => discover(&caller, &self.indexes, given).await.map(CallAnswer::Result),
             "execute_mcp_tool" => execute(runtime, &caller, asked()).await,
-            "list_mcp_resources" => list_resources(&caller, given).await.map(Answer::Result),
+            "list_mcp_resources" => list_resources(&caller, given).await.map(CallAnswer::Result),
             "read_mcp_resource" => read_resource(runtime, &caller, asked()).await,
-            "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(Answer::Result),
-            "reconnect_server" => reconnect(runtime, &caller, given).await.map(Answer::Result),
+            "list_servers" => list_servers(&caller, given, Instant::now(), Timestamp::now()).map(CallAnswer::Result),
+            "reconnect_server" => reconnect(runtime, &caller, given).await.map(CallAnswer::Result),
             _ => {
                 let message = format!(
                     "unknown tool `{name}`; tools of servers are called by execute_mcp_tool, with `{name}` in their tool_path"
                 );
-                return Answer::Error(RpcError::new(INVALID_PARAMS, message));
+                return CallAnswer::Error(RpcError::new(INVALID_PARAMS, message));
             }
         };
-        answered.unwrap_or_else(|refusal| Answer::Result(refusal.result()))
+        answered.unwrap_or_else(|refusal| CallAnswer::Result(refusal.result()))
     }
 
     /// Indexes the tools of this user in the background, before the first search.
@@ -103,7 +103,7 @@ impl Tools {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Told<'a, C: Serialize> {
+struct StructuredResult<'a, C: Serialize> {
     content: C,
     structured_content: &'a RawValue,
 }
@@ -115,10 +115,10 @@ fn structured(data: &impl Serialize) -> String {
         text: &'a str,
     }
     let data = raw::raw(raw::written(data));
-    raw::written(&Told { content: [Text { r#type: "text", text: data.get() }], structured_content: &data })
+    raw::written(&StructuredResult { content: [Text { r#type: "text", text: data.get() }], structured_content: &data })
 }
 
 fn structured_with(content: &impl Serialize, data: &impl Serialize) -> String {
     let data = raw::raw(raw::written(data));
-    raw::written(&Told { content, structured_content: &data })
+    raw::written(&StructuredResult { content, structured_content: &data })
 }

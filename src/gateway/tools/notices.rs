@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::Message;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde::Serialize;
 use tokio::time::{Duration, Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::caller::{Caller, Callers};
+use super::caller::{CallerCache, CallerSnapshot};
 use super::raw::written;
-use crate::gateway::session::Session;
-use crate::gateway::session::guest::Presence;
-use crate::gateway::wishes::Level;
+use crate::gateway::session::ClientSession;
+use crate::gateway::session::guest::ClientLifetime;
+use crate::gateway::wishes::McpLogLevel;
 
 // Shorter interruptions are not reported.
 const LOST_AFTER: Duration = Duration::from_secs(2);
@@ -30,14 +30,14 @@ const NOTICES_WINDOW: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Notice {
-    level: Level,
+struct ServerNotice {
+    level: McpLogLevel,
     server: String,
     status: Status,
     message: String,
 }
 
-struct Seen<'a> {
+struct ServerObservation<'a> {
     id: &'a InstanceId,
     label: &'a str,
     status: Status,
@@ -45,45 +45,49 @@ struct Seen<'a> {
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    servers: HashMap<InstanceId, Told>,
+struct AnnouncedStates {
+    servers: HashMap<InstanceId, AnnouncedState>,
     sent: VecDeque<Instant>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct AnnouncedState {
     // True if the clients were told that it is online; `None` during its first start.
     online: Option<bool>,
     // Time since which the actual state differs from the announced one.
     differs_since: Option<Instant>,
 }
 
-impl Known {
+impl AnnouncedStates {
     /// Returns the notices that are due, and when to look again. A server seen for the first time causes no notice.
-    fn look<'a>(&mut self, seen: impl Iterator<Item = Seen<'a>>, now: Instant) -> (Vec<Notice>, Option<Instant>) {
+    fn look<'a>(
+        &mut self,
+        seen: impl Iterator<Item = ServerObservation<'a>>,
+        now: Instant,
+    ) -> (Vec<ServerNotice>, Option<Instant>) {
         let (mut notices, mut again_at) = (Vec::new(), None::<Instant>);
         let mut known = std::mem::take(&mut self.servers);
         while self.sent.front().is_some_and(|at| now.duration_since(*at) >= NOTICES_WINDOW) {
             self.sent.pop_front();
         }
-        for Seen { id, label, status, message } in seen {
+        for ServerObservation { id, label, status, message } in seen {
             let online = status == Status::Online;
             let settled = (!status.is_transitional()).then_some(online);
-            let mut told = known.remove(id).unwrap_or(Told { online: settled, differs_since: None });
+            let mut told = known.remove(id).unwrap_or(AnnouncedState { online: settled, differs_since: None });
             if told.online.is_none_or(|known| known == online) {
-                told = Told { online: told.online.or(settled), differs_since: None };
+                told = AnnouncedState { online: told.online.or(settled), differs_since: None };
             } else {
                 let since = *told.differs_since.get_or_insert(now);
                 let due = if online { since } else { since + LOST_AFTER };
                 let free = if self.sent.len() < NOTICES_MAX { None } else { self.sent.front() };
                 let due = free.map_or(due, |first| due.max(*first + NOTICES_WINDOW));
                 if now >= due {
-                    told = Told { online: Some(online), differs_since: None };
+                    told = AnnouncedState { online: Some(online), differs_since: None };
                     self.sent.push_back(now);
                     let (level, default) =
-                        if online { (Level::Notice, "online") } else { (Level::Warning, "not online") };
+                        if online { (McpLogLevel::Notice, "online") } else { (McpLogLevel::Warning, "not online") };
                     let message = message.filter(|_| !online).unwrap_or(default).to_owned();
-                    notices.push(Notice { level, server: label.to_owned(), status, message });
+                    notices.push(ServerNotice { level, server: label.to_owned(), status, message });
                 } else {
                     again_at = Some(again_at.map_or(due, |at| at.min(due)));
                 }
@@ -94,8 +98,8 @@ impl Known {
     }
 }
 
-fn seen(caller: &Caller) -> impl Iterator<Item = Seen<'_>> {
-    caller.servers().map(|(label, view)| Seen {
+fn seen(caller: &CallerSnapshot) -> impl Iterator<Item = ServerObservation<'_>> {
+    caller.servers().map(|(label, view)| ServerObservation {
         id: &view.spec.id,
         label,
         status: view.status,
@@ -103,37 +107,37 @@ fn seen(caller: &Caller) -> impl Iterator<Item = Seen<'_>> {
     })
 }
 
-impl Notice {
-    fn message(&self) -> Option<Message> {
+impl ServerNotice {
+    fn message(&self) -> Option<RpcMessage> {
         #[derive(Serialize)]
-        struct Data<'a> {
+        struct NoticeData<'a> {
             server: &'a str,
             status: Status,
             message: &'a str,
         }
-        let data = written(&Data { server: &self.server, status: self.status, message: &self.message });
+        let data = written(&NoticeData { server: &self.server, status: self.status, message: &self.message });
         let level = self.level.as_str();
         let text = format!(
             r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"level":"{level}","logger":"mcp-satellite","data":{data}}}}}"#
         );
-        Message::read(text.into()).ok()
+        RpcMessage::read(text.into()).ok()
     }
 }
 
 #[derive(Debug, Default)]
-struct Clients(Mutex<Sessions>);
+struct NoticeClients(Mutex<NoticeSessions>);
 
-type Sessions = HashMap<u64, (Arc<Session>, Option<Level>)>;
+type NoticeSessions = HashMap<u64, (Arc<ClientSession>, Option<McpLogLevel>)>;
 
-impl Clients {
-    fn all(&self) -> MutexGuard<'_, Sessions> {
+impl NoticeClients {
+    fn all(&self) -> MutexGuard<'_, NoticeSessions> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, notice: &Notice) {
+    fn tell(&self, notice: &ServerNotice) {
         let Some(message) = notice.message() else { return };
-        let hears = |from: &Option<Level>| from.is_none_or(|from| from <= notice.level);
+        let hears = |from: &Option<McpLogLevel>| from.is_none_or(|from| from <= notice.level);
         let hearers: Vec<_> = self.all().values().filter(|(_, from)| hears(from)).map(|(one, _)| one.clone()).collect();
         for session in hearers {
             session.hear(None, &message);
@@ -141,29 +145,29 @@ impl Clients {
     }
 }
 
-type ByUser = HashMap<(TeamId, UserId), (Arc<Clients>, AbortOnDropHandle<()>)>;
+type NoticesByUser = HashMap<(TeamId, UserId), (Arc<NoticeClients>, AbortOnDropHandle<()>)>;
 
 #[derive(Debug, Default)]
-pub(super) struct Notices(Mutex<ByUser>);
+pub(super) struct ServerNotices(Mutex<NoticesByUser>);
 
-impl Notices {
-    fn users(&self) -> MutexGuard<'_, ByUser> {
+impl ServerNotices {
+    fn users(&self) -> MutexGuard<'_, NoticesByUser> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, session: &Arc<Session>, runtime: &RuntimeHandle, callers: &Arc<Callers>) {
+    pub(super) fn enter(&self, session: &Arc<ClientSession>, runtime: &RuntimeHandle, callers: &Arc<CallerCache>) {
         let level = match &session.opening.presence {
-            Presence::Session => None,
-            Presence::Listening { level: Some(level) } => Some(*level),
-            Presence::Listening { level: None } | Presence::Request { .. } => return,
+            ClientLifetime::Session => None,
+            ClientLifetime::Listening { level: Some(level) } => Some(*level),
+            ClientLifetime::Listening { level: None } | ClientLifetime::Request { .. } => return,
         };
         let key = (session.user().team.clone(), session.user().user.clone());
         let mut users = self.users();
         let (clients, _) = users.entry(key.clone()).or_insert_with(|| {
-            let clients = Arc::<Clients>::default();
+            let clients = Arc::<NoticeClients>::default();
             // Look now, so that a loss before the watcher first runs is reported.
-            let mut known = Known::default();
+            let mut known = AnnouncedStates::default();
             known.look(seen(&callers.of(runtime.snapshot(), &key.0, &key.1)), Instant::now());
             let watcher = watch(known, clients.clone(), runtime.clone(), callers.clone(), key);
             (clients, AbortOnDropHandle::new(tokio::spawn(watcher)))
@@ -171,7 +175,7 @@ impl Notices {
         clients.all().insert(session.number(), (session.clone(), level));
     }
 
-    pub(super) fn hear_from(&self, session: &Session, level: Level) {
+    pub(super) fn hear_from(&self, session: &ClientSession, level: McpLogLevel) {
         if let Some((clients, _)) = self.users().get(&key_of(session))
             && let Some((_, from)) = clients.all().get_mut(&session.number())
         {
@@ -179,7 +183,7 @@ impl Notices {
         }
     }
 
-    pub(super) fn leave(&self, session: &Session) {
+    pub(super) fn leave(&self, session: &ClientSession) {
         let (key, mut users) = (key_of(session), self.users());
         let is_empty = users.get(&key).is_some_and(|(clients, _)| {
             let mut clients = clients.all();
@@ -192,15 +196,15 @@ impl Notices {
     }
 }
 
-fn key_of(session: &Session) -> (TeamId, UserId) {
+fn key_of(session: &ClientSession) -> (TeamId, UserId) {
     (session.user().team.clone(), session.user().user.clone())
 }
 
 async fn watch(
-    mut known: Known,
-    clients: Arc<Clients>,
+    mut known: AnnouncedStates,
+    clients: Arc<NoticeClients>,
     runtime: RuntimeHandle,
-    callers: Arc<Callers>,
+    callers: Arc<CallerCache>,
     (team, user): (TeamId, UserId),
 ) {
     let mut snapshots = runtime.watch();
@@ -228,15 +232,19 @@ mod tests {
     use super::*;
 
     fn look(
-        known: &mut Known,
+        known: &mut AnnouncedStates,
         start: Instant,
         ms: u64,
         servers: &[(&str, Status)],
     ) -> (Vec<(String, Status)>, Option<u64>) {
         let ids: Vec<InstanceId> =
             servers.iter().map(|(name, _)| InstanceId::new("t".into(), "u".into(), (*name).into())).collect();
-        let seen =
-            servers.iter().zip(&ids).map(|((label, status), id)| Seen { id, label, status: *status, message: None });
+        let seen = servers.iter().zip(&ids).map(|((label, status), id)| ServerObservation {
+            id,
+            label,
+            status: *status,
+            message: None,
+        });
         let (notices, again_at) = known.look(seen, start + Duration::from_millis(ms));
         let again = again_at.and_then(|at| u64::try_from(at.duration_since(start).as_millis()).ok());
         (notices.into_iter().map(|notice| (notice.server, notice.status)).collect(), again)
@@ -245,7 +253,7 @@ mod tests {
     #[test]
     fn a_server_is_lost_after_two_seconds_and_returns_at_once() {
         use Status::{Connecting, Offline, Online};
-        let (mut known, start) = (Known::default(), Instant::now());
+        let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         let mut look = |ms, status| look(&mut known, start, ms, &[("a", status)]);
         let lost = |status| vec![("a".to_owned(), status)];
         assert_eq!(look(0, Online), (vec![], None), "how it is at first is no news");
@@ -261,7 +269,7 @@ mod tests {
     #[test]
     fn a_first_start_is_no_news_and_what_was_away_at_first_returns() {
         use Status::{Connecting, Offline, Online};
-        let (mut known, start) = (Known::default(), Instant::now());
+        let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         for (ms, status) in [(0, Connecting), (60_000, Connecting), (61_000, Online)] {
             let servers = [("starts", status), ("away", Offline)];
             assert_eq!(look(&mut known, start, ms, &servers), (vec![], None), "{ms}");
@@ -272,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_user_has_so_many_notices_a_minute_and_the_rest_after_that() {
-        let (mut known, start) = (Known::default(), Instant::now());
+        let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         let names: Vec<String> = (0..NOTICES_MAX + 5).map(|number| number.to_string()).collect();
         let all = |status| names.iter().map(|name| (name.as_str(), status)).collect::<Vec<_>>();
         look(&mut known, start, 0, &all(Status::Online));

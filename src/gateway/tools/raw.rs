@@ -19,10 +19,10 @@ pub(super) fn members(json: &str) -> Option<Members<'_>> {
 
 /// Members of an object in their order and notation, so that single members can be changed.
 #[derive(Debug, Default)]
-pub(in crate::gateway) struct Pairs<'a>(Vec<Pair<'a>>);
+pub(in crate::gateway) struct JsonMembers<'a>(Vec<JsonMember<'a>>);
 
 #[derive(Debug)]
-struct Pair<'a> {
+struct JsonMember<'a> {
     // Name with its quotes.
     written: Cow<'a, str>,
     // Decoded name; `None` if it is not valid text, so that no lookup matches it.
@@ -32,9 +32,9 @@ struct Pair<'a> {
 
 /// Error: a member is present twice. Two readers could disagree on its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::gateway) struct Twice;
+pub(in crate::gateway) struct DuplicateMember;
 
-impl<'a> Pairs<'a> {
+impl<'a> JsonMembers<'a> {
     pub(in crate::gateway) fn read(json: &'a str) -> Option<Self> {
         // Serde also accepts an array as an object.
         if !json.trim_ascii_start().starts_with('{') {
@@ -48,10 +48,10 @@ impl<'a> Pairs<'a> {
         self.0.iter().rev().find(|pair| pair.is(name)).map(|pair| &*pair.value)
     }
 
-    pub(in crate::gateway) fn once(&self, name: &str) -> Result<Option<&str>, Twice> {
+    pub(in crate::gateway) fn once(&self, name: &str) -> Result<Option<&str>, DuplicateMember> {
         let mut found = self.0.iter().filter(|pair| pair.is(name));
         let first = found.next();
-        if found.next().is_some() { Err(Twice) } else { Ok(first.map(|pair| &*pair.value)) }
+        if found.next().is_some() { Err(DuplicateMember) } else { Ok(first.map(|pair| &*pair.value)) }
     }
 
     pub(in crate::gateway) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -65,7 +65,7 @@ impl<'a> Pairs<'a> {
     pub(in crate::gateway) fn set(&mut self, name: &str, value: String) {
         match self.0.iter_mut().rev().find(|pair| pair.is(name)) {
             Some(pair) => pair.value = Cow::Owned(value),
-            None => self.0.push(Pair {
+            None => self.0.push(JsonMember {
                 written: Cow::Owned(quoted(name)),
                 name: Some(Cow::Owned(name.to_owned())),
                 value: Cow::Owned(value),
@@ -79,37 +79,37 @@ impl<'a> Pairs<'a> {
     }
 }
 
-impl Pair<'_> {
+impl JsonMember<'_> {
     fn is(&self, name: &str) -> bool {
         self.name.as_deref() == Some(name)
     }
 }
 
-impl<'de> Deserialize<'de> for Pairs<'de> {
+impl<'de> Deserialize<'de> for JsonMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Reads;
+        struct MembersVisitor;
 
-        impl<'de> Visitor<'de> for Reads {
-            type Value = Pairs<'de>;
+        impl<'de> Visitor<'de> for MembersVisitor {
+            type Value = JsonMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Pairs<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<JsonMembers<'de>, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some((name, value)) = from.next_entry::<&RawValue, &RawValue>()? {
-                    pairs.push(Pair {
+                    pairs.push(JsonMember {
                         written: name.get().into(),
                         name: serde_json::from_str::<String>(name.get()).ok().map(Cow::Owned),
                         value: value.get().into(),
                     });
                 }
-                Ok(Pairs(pairs))
+                Ok(JsonMembers(pairs))
             }
         }
 
-        from.deserialize_map(Reads)
+        from.deserialize_map(MembersVisitor)
     }
 }
 
@@ -176,15 +176,15 @@ mod tests {
     #[test]
     fn what_is_put_in_or_taken_out_leaves_the_rest_as_it_is() {
         let sent = "{ \"a\\u0062\" : 1e400 ,\n\"\\ud800\":[ ], \"x\":1,\"y\":{ } ,\"x\":2 }";
-        let mut pairs = Pairs::read(sent).unwrap();
+        let mut pairs = JsonMembers::read(sent).unwrap();
         assert_eq!((pairs.get("ab"), pairs.get("x"), pairs.once("y")), (Some("1e400"), Some("2"), Ok(Some("{ }"))));
-        assert_eq!((pairs.once("x"), pairs.once("z")), (Err(Twice), Ok(None)));
+        assert_eq!((pairs.once("x"), pairs.once("z")), (Err(DuplicateMember), Ok(None)));
         pairs.set("y", "null".to_owned());
         pairs.set("n\"", "1".to_owned());
         assert_eq!(pairs.written(), r#"{"a\u0062":1e400,"\ud800":[ ],"x":1,"y":null,"x":2,"n\"":1}"#);
         pairs.remove(&["x", "ab"]);
         assert_eq!(pairs.written(), r#"{"\ud800":[ ],"y":null,"n\"":1}"#);
-        assert!(Pairs::read("[[\"a\",1]]").is_none() && Pairs::read("{").is_none());
+        assert!(JsonMembers::read("[[\"a\",1]]").is_none() && JsonMembers::read("{").is_none());
         let text = "{\"a\":{\"b\":1}}";
         assert_eq!(spliced(text, member(text, "a").unwrap(), "[]"), "{\"a\":[]}");
     }

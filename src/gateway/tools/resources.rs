@@ -2,18 +2,18 @@
 //! `server|uri`.
 
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::catalogue::Entry;
-use mcp_satellite_actors::rpc::{Kind, member};
+use mcp_satellite_actors::model::catalogue::CatalogueEntry;
+use mcp_satellite_actors::rpc::{MessageKind, member};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::arguments::Arguments;
-use super::caller::{Caller, Offered};
-use super::execute::{Asked, Passed, pass_on};
+use super::arguments::MetaToolArguments;
+use super::caller::{CallerSnapshot, OfferedCatalogues};
+use super::execute::{MetaToolCall, RelayedOperation, pass_on};
 use super::raw::{members, quoted, raw, respelled};
 use super::{structured, structured_with};
-use crate::gateway::face::Answer;
-use crate::gateway::refusal::Refusal;
+use crate::gateway::face::CallAnswer;
+use crate::gateway::refusal::CallRefusal;
 
 // Path of the member in which a tool or resource names the resource of its user interface.
 pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
@@ -39,18 +39,18 @@ pub(in crate::gateway) fn qualified(label: &str, uri: &str) -> String {
 }
 
 /// Answers `list_mcp_resources`. Runs on a blocking thread, because the list may be long.
-pub(super) async fn list(caller: &Caller, arguments: Option<&str>) -> Result<String, Refusal> {
-    Arguments::read(arguments, &[])?;
+pub(super) async fn list(caller: &CallerSnapshot, arguments: Option<&str>) -> Result<String, CallRefusal> {
+    MetaToolArguments::read(arguments, &[])?;
     let offered = caller.offered();
     let written = tokio::task::spawn_blocking(move || structured(&Resources::of(&offered))).await;
-    written.map_err(|_| Refusal::ending())
+    written.map_err(|_| CallRefusal::ending())
 }
 
 impl Resources {
-    fn of(offered: &Offered) -> Self {
+    fn of(offered: &OfferedCatalogues) -> Self {
         let mut all = Self { resources: Vec::new(), resource_templates: Vec::new() };
         for (label, _, catalogue) in offered.each() {
-            let entry = |entry: &Entry, key: &str| raw(described(label, entry.raw.get(), key));
+            let entry = |entry: &CatalogueEntry, key: &str| raw(described(label, entry.raw.get(), key));
             all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
             all.resource_templates
                 .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));
@@ -60,26 +60,30 @@ impl Resources {
 }
 
 /// Answers `read_mcp_resource`. Contents are not cached.
-pub(super) async fn read(runtime: &RuntimeHandle, caller: &Caller, asked: Asked<'_>) -> Result<Answer, Refusal> {
-    let uri = Arguments::read(asked.arguments, &["uri"])?.text("uri")?;
+pub(super) async fn read(
+    runtime: &RuntimeHandle,
+    caller: &CallerSnapshot,
+    asked: MetaToolCall<'_>,
+) -> Result<CallAnswer, CallRefusal> {
+    let uri = MetaToolArguments::read(asked.arguments, &["uri"])?.text("uri")?;
     let (view, label, uri) = caller.part(&uri, SEPARATOR, "server|uri")?;
     let params = [("uri", quoted(uri))];
-    match pass_on(runtime, view, "resources/read", &params, asked, Passed::Resource).await {
-        Err(error) => Err(Refusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
-        Ok(Answer::Message(answer)) => {
+    match pass_on(runtime, view, "resources/read", &params, asked, RelayedOperation::Resource).await {
+        Err(error) => Err(CallRefusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
+        Ok(CallAnswer::Message(answer)) => {
             let outcome = answer.outcome().unwrap_or_default();
             match answer.kind() {
                 // The client has to answer a question and then repeats its request.
-                Kind::Result if is_question(outcome) => Ok(Answer::Message(answer)),
-                Kind::Result => contents(outcome).map(Answer::Result),
-                Kind::Error | Kind::Request | Kind::Notification => Err(refused(outcome)),
+                MessageKind::Result if is_question(outcome) => Ok(CallAnswer::Message(answer)),
+                MessageKind::Result => contents(outcome).map(CallAnswer::Result),
+                MessageKind::Error | MessageKind::Request | MessageKind::Notification => Err(refused(outcome)),
             }
         }
         Ok(answer) => Ok(answer),
     }
 }
 
-fn contents(result: &str) -> Result<String, Refusal> {
+fn contents(result: &str) -> Result<String, CallRefusal> {
     #[derive(Serialize)]
     struct Contents<'a> {
         contents: Vec<&'a RawValue>,
@@ -92,7 +96,7 @@ fn contents(result: &str) -> Result<String, Refusal> {
     let found = members(result).and_then(|members| members.get("contents").copied());
     let contents: Option<Vec<&RawValue>> = found.and_then(|contents| serde_json::from_str(contents.get()).ok());
     let Some(contents) = contents else {
-        return Err(Refusal::new("server_error", "the server's answer has no `contents`"));
+        return Err(CallRefusal::new("server_error", "the server's answer has no `contents`"));
     };
     let blocks: Vec<Block<'_>> = contents.iter().map(|resource| Block { r#type: "resource", resource }).collect();
     Ok(structured_with(&blocks, &Contents { contents }))
@@ -102,9 +106,9 @@ fn is_question(result: &str) -> bool {
     member(result, "resultType").is_some_and(|kind| kind == r#""input_required""#)
 }
 
-fn refused(error: &str) -> Refusal {
+fn refused(error: &str) -> CallRefusal {
     let told = members(error).unwrap_or_default();
     let message = told.get("message").and_then(|message| serde_json::from_str::<String>(message.get()).ok());
     let code = told.get("code").map_or("", |code| code.get());
-    Refusal::new("server_error", format!("server error {code}: {}", message.unwrap_or_default()))
+    CallRefusal::new("server_error", format!("server error {code}: {}", message.unwrap_or_default()))
 }

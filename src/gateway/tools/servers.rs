@@ -4,25 +4,25 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::remote::{Connection, Health};
+use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::spec::Target;
+use mcp_satellite_actors::model::spec::ServerTarget;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::Want;
+use mcp_satellite_actors::rules::slot::RequestedState;
 use serde::Serialize;
 
-use super::arguments::Arguments;
-use super::caller::Caller;
+use super::arguments::MetaToolArguments;
+use super::caller::CallerSnapshot;
 use super::structured;
-use crate::gateway::refusal::{CallTarget, Refusal};
+use crate::gateway::refusal::{CallRefusal, CallTarget};
 
 #[derive(Serialize)]
-struct Servers {
-    servers: Vec<Server>,
+struct ServerList {
+    servers: Vec<ServerEntry>,
 }
 
 #[derive(Serialize)]
-struct Server {
+struct ServerEntry {
     name: String,
     transport: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,37 +39,37 @@ struct Server {
     reconnect_attempt: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     next_retry_ms: Option<u64>,
-    health: Health,
+    health: ServerHealth,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_check_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     consecutive_health_failures: Option<u64>,
     degraded: bool,
     dormant: bool,
-    want: Want,
+    want: RequestedState,
     tool_count: usize,
 }
 
 /// Answers `list_servers`. `now` is the monotonic clock of the runtime, `today` the wall clock of the same moment.
 pub(super) fn list(
-    caller: &Caller,
+    caller: &CallerSnapshot,
     arguments: Option<&str>,
     now: Instant,
     today: Timestamp,
-) -> Result<String, Refusal> {
-    Arguments::read(arguments, &[])?;
-    let servers = caller.servers().map(|(name, view)| Server::of(name, view, now, today)).collect();
-    Ok(structured(&Servers { servers }))
+) -> Result<String, CallRefusal> {
+    MetaToolArguments::read(arguments, &[])?;
+    let servers = caller.servers().map(|(name, view)| ServerEntry::of(name, view, now, today)).collect();
+    Ok(structured(&ServerList { servers }))
 }
 
-impl Server {
+impl ServerEntry {
     fn of(name: &str, view: &InstanceView, now: Instant, today: Timestamp) -> Self {
         let url = match &view.spec.target {
-            Target::Stdio { .. } => None,
-            Target::Remote { url, .. } => Some(shown(url)),
+            ServerTarget::Stdio { .. } => None,
+            ServerTarget::Remote { url, .. } => Some(shown(url)),
         };
         let connected = match view.connection {
-            Some(connection) => connection == Connection::Connected,
+            Some(connection) => connection == ConnectionState::Connected,
             None => view.port.is_some(),
         };
         let age = |at: Instant| now.saturating_duration_since(at);
@@ -91,7 +91,7 @@ impl Server {
             last_check_at: view.counters.last_check(),
             // Processes have no health checks.
             consecutive_health_failures: (connected && view.spec.is_remote()).then(|| view.counters.failed_checks()),
-            degraded: view.health == Health::Degraded,
+            degraded: view.health == ServerHealth::Degraded,
             dormant: view.dormant,
             want: view.want,
             tool_count: view.offered().map_or(0, |catalogue| catalogue.tools.len()),
@@ -115,9 +115,9 @@ fn milliseconds(duration: std::time::Duration) -> u64 {
 /// Answers `reconnect_server`; a process is restarted. A server that a person has stopped stays stopped.
 pub(super) async fn reconnect(
     runtime: &RuntimeHandle,
-    caller: &Caller,
+    caller: &CallerSnapshot,
     arguments: Option<&str>,
-) -> Result<String, Refusal> {
+) -> Result<String, CallRefusal> {
     #[derive(Serialize)]
     struct Reconnected {
         success: bool,
@@ -125,20 +125,20 @@ pub(super) async fn reconnect(
         #[serde(skip_serializing_if = "Option::is_none")]
         status_message: Option<String>,
     }
-    let name = Arguments::read(arguments, &["name"])?.text("name")?;
+    let name = MetaToolArguments::read(arguments, &["name"])?.text("name")?;
     let view = caller.server(&name)?;
-    if view.want == Want::Stopped {
+    if view.want == RequestedState::Stopped {
         return Err(stopped(&view.spec.name));
     }
     let target = CallTarget { label: Some(&name), name: &view.spec.name, missing: &view.spec.missing };
-    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| Refusal::of_control(&error, &target))?;
-    let mcp_satellite_actors::Reconnected { success, status, status_message } = outcome;
+    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| CallRefusal::of_control(&error, &target))?;
+    let mcp_satellite_actors::ReconnectOutcome { success, status, status_message } = outcome;
     Ok(structured(&Reconnected { success, status, status_message }))
 }
 
-fn stopped(name: &str) -> Refusal {
+fn stopped(name: &str) -> CallRefusal {
     let message = format!("`{name}` is stopped: a person has done that, and `satellite start {name}` undoes it");
-    let mut refusal = Refusal::new("refused", message).then("Ask the user whether it should run.");
+    let mut refusal = CallRefusal::new("refused", message).then("Ask the user whether it should run.");
     refusal.state.status = Some(Status::Offline.as_str());
     refusal
 }

@@ -4,17 +4,17 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::Broken;
+use super::FoundViolations;
 use crate::load::types::Invariant;
 
 /// Tokens of the calls of one caller. Each caller has its own instance, so that no lock is needed.
 #[derive(Debug, Default)]
-pub struct Answers {
+pub struct ResponseCheck {
     open: HashSet<Box<str>>,
     wrong: Vec<String>,
 }
 
-impl Answers {
+impl ResponseCheck {
     /// Creates an instance without calls.
     pub fn new() -> Self {
         Self::default()
@@ -48,7 +48,7 @@ impl Answers {
         }
     }
 
-    pub(super) fn settle(self, broken: &mut Broken) {
+    pub(super) fn settle(self, broken: &mut FoundViolations) {
         let Self { open, wrong } = self;
         let mut open: Vec<_> = open.into_iter().collect();
         open.sort();

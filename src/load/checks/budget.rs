@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::RestartPolicy;
 
-use super::Broken;
-use crate::load::types::{Invariant, Nth};
+use super::FoundViolations;
+use crate::load::types::{InstanceNo, Invariant};
 
 // Delay between a start and the event that excuses it: events are sent in batches.
 const LATE: Duration = Duration::from_secs(10);
@@ -19,17 +19,17 @@ const LATE: Duration = Duration::from_secs(10);
 const SKEW: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct BudgetCheck {
     policy: RestartPolicy,
-    instances: Vec<Record>,
+    instances: Vec<InstanceTimes>,
     // Starts to be checked, in the order of their time.
-    due: VecDeque<(Duration, Nth)>,
+    due: VecDeque<(Duration, InstanceNo)>,
     // End of the period in which ends may be unknown because events were lost.
     deaf_until: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
-struct Record {
+struct InstanceTimes {
     starts: VecDeque<Duration>,
     // Ends charged to the budget.
     ends: VecDeque<Duration>,
@@ -37,30 +37,30 @@ struct Record {
     pardons: VecDeque<Duration>,
 }
 
-impl Budget {
+impl BudgetCheck {
     pub(super) fn new(instances: usize, policy: &RestartPolicy) -> Self {
-        let instances = (0..instances).map(|_| Record::default()).collect();
+        let instances = (0..instances).map(|_| InstanceTimes::default()).collect();
         Self { policy: policy.clone(), instances, due: VecDeque::new(), deaf_until: None }
     }
 
-    fn record(&mut self, nth: Nth) -> Option<&mut Record> {
+    fn record(&mut self, nth: InstanceNo) -> Option<&mut InstanceTimes> {
         self.instances.get_mut(nth.0 as usize)
     }
 
-    pub(super) fn started(&mut self, at: Duration, nth: Nth) {
+    pub(super) fn started(&mut self, at: Duration, nth: InstanceNo) {
         if let Some(record) = self.record(nth) {
             record.starts.push_back(at);
             self.due.push_back((at, nth));
         }
     }
 
-    pub(super) fn excuse(&mut self, at: Duration, nth: Nth) {
+    pub(super) fn excuse(&mut self, at: Duration, nth: InstanceNo) {
         if let Some(record) = self.record(nth) {
             record.excuses.push_back(at);
         }
     }
 
-    pub(super) fn ended(&mut self, at: Duration, nth: Nth) {
+    pub(super) fn ended(&mut self, at: Duration, nth: InstanceNo) {
         let window = self.policy.window;
         if let Some(record) = self.record(nth) {
             while record.ends.front().is_some_and(|end| *end + window + SKEW <= at) {
@@ -71,12 +71,12 @@ impl Budget {
     }
 
     // The event of the last end precedes this one.
-    pub(super) fn gave_up(&mut self, at: Duration, nth: Nth, broken: &mut Broken) {
+    pub(super) fn gave_up(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
         if self.deaf_until.is_some_and(|until| at < until) {
             return;
         }
         let RestartPolicy { window, max_crashes, .. } = self.policy;
-        let Some(Record { starts, ends, pardons, .. }) = self.record(nth) else { return };
+        let Some(InstanceTimes { starts, ends, pardons, .. }) = self.record(nth) else { return };
         // Each pardon is recorded twice. Ends between the two records may be forgiven or not.
         let pardon = pardons.iter().rev().filter(|pardon| **pardon <= at).nth(1).copied().unwrap_or_default();
         let counts = |time: &&Duration| **time <= at + SKEW && **time + window + SKEW > at && **time + SKEW >= pardon;
@@ -95,30 +95,30 @@ impl Budget {
         self.deaf_until = Some(at + self.policy.window);
     }
 
-    pub(super) fn pardoned(&mut self, at: Duration, nth: Nth) {
+    pub(super) fn pardoned(&mut self, at: Duration, nth: InstanceNo) {
         if let Some(record) = self.record(nth) {
             record.pardons.push_back(at);
         }
     }
 
     // Checks the starts that no later event can excuse. The current time is at least `now`.
-    pub(super) fn settle(&mut self, now: Duration, broken: &mut Broken) {
+    pub(super) fn settle(&mut self, now: Duration, broken: &mut FoundViolations) {
         while let Some((at, nth)) = self.due.front().copied().filter(|(at, _)| *at + LATE <= now) {
             self.due.pop_front();
             self.judge(at, nth, broken);
         }
     }
 
-    pub(super) fn finish(mut self, broken: &mut Broken) {
+    pub(super) fn finish(mut self, broken: &mut FoundViolations) {
         while let Some((at, nth)) = self.due.pop_front() {
             self.judge(at, nth, broken);
         }
     }
 
     // Starts of an instance are checked in order.
-    fn judge(&mut self, at: Duration, nth: Nth, broken: &mut Broken) {
+    fn judge(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
         let RestartPolicy { window, max_crashes, .. } = self.policy;
-        let Some(Record { starts, excuses, pardons, .. }) = self.record(nth) else { return };
+        let Some(InstanceTimes { starts, excuses, pardons, .. }) = self.record(nth) else { return };
         // Times older than a window do not matter for this start or any later one.
         let old = |time: &Duration| *time + window + SKEW <= at;
         for times in [&mut *starts, &mut *excuses] {

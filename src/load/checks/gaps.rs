@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::event::{Envelope, Event};
 
-use super::Broken;
-use crate::load::types::{End, Invariant};
+use super::FoundViolations;
+use crate::load::types::{Invariant, RunEndState};
 
 #[derive(Debug, Default)]
-pub(super) struct Gaps {
+pub(super) struct EventGapCheck {
     last: u64,
     // Missing events: first number, last number, and time of detection.
     holes: Vec<(u64, u64, Duration)>,
 }
 
-impl Gaps {
+impl EventGapCheck {
     /// Records an event. Returns true if events before it are missing.
-    pub(super) fn told(&mut self, at: Duration, envelope: &Envelope, broken: &mut Broken) -> bool {
+    pub(super) fn told(&mut self, at: Duration, envelope: &Envelope, broken: &mut FoundViolations) -> bool {
         let (seq, last) = (envelope.seq, self.last);
         if seq <= last {
             let what = format!("event {seq} came after event {last}");
@@ -40,7 +40,7 @@ impl Gaps {
     }
 
     // A drop event may only name events that are missing and were not named before.
-    fn dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut Broken) {
+    fn dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut FoundViolations) {
         if from > to || to >= seq {
             let what = format!("event {seq} says that events {from} to {to} were dropped, which cannot be by then");
             broken.push(Invariant::NoGap, at, None, what);
@@ -66,7 +66,7 @@ impl Gaps {
         self.holes = std::mem::take(&mut self.holes).into_iter().flat_map(rest).collect();
     }
 
-    pub(super) fn finish(mut self, end: &End, broken: &mut Broken) {
+    pub(super) fn finish(mut self, end: &RunEndState, broken: &mut FoundViolations) {
         // Events that the runtime itself reports as lost are handled below.
         if end.events_emitted > self.last + end.events_lost as u64 {
             self.gap(self.last + 1, end.events_emitted, end.at);

@@ -1,16 +1,16 @@
 //! Check of [`Invariant::MemoryBack`]: an instance needs hardly more memory after the faults than before.
 
-use super::Broken;
+use super::FoundViolations;
 use crate::load::measure;
-use crate::load::scenario::Limits;
-use crate::load::types::{End, Invariant};
+use crate::load::scenario::ScenarioLimits;
+use crate::load::types::{Invariant, RunEndState};
 
 // Growth of the whole process, in bytes, that is no leak: the harness keeps its own data in the process, queues keep
 // their capacity, and the allocator returns memory late and in large pieces. The check cannot judge fleets that are
 // small compared to this.
 const FLOOR: f64 = (48 << 20) as f64;
 
-pub(super) fn finish(end: &End, limits: &Limits, broken: &mut Broken) {
+pub(super) fn finish(end: &RunEndState, limits: &ScenarioLimits, broken: &mut FoundViolations) {
     if is_broken(end, limits) {
         let each = |bytes: u64| bytes as f64 / 1024.0 / end.instances.max(1) as f64;
         let what = format!(
@@ -23,13 +23,13 @@ pub(super) fn finish(end: &End, limits: &Limits, broken: &mut Broken) {
     }
 }
 
-fn is_broken(end: &End, limits: &Limits) -> bool {
+fn is_broken(end: &RunEndState, limits: &ScenarioLimits) -> bool {
     let (before, after) = (end.memory_before as f64, end.memory_after as f64);
     after > (limits.growth * before).max(before + FLOOR)
 }
 
 // Returns the reason why the check proves nothing, if there is one.
-pub(super) fn not_checked(end: &End, limits: &Limits) -> Option<String> {
+pub(super) fn not_checked(end: &RunEndState, limits: &ScenarioLimits) -> Option<String> {
     if end.memory_before == 0 {
         return Some("memory cannot be read here".to_owned());
     }

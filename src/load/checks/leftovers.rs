@@ -1,10 +1,10 @@
 //! Check of [`Invariant::NothingLeft`]: no resources are left after the end of the runtime.
 
-use super::Broken;
-use crate::load::types::{End, Invariant, Left};
+use super::FoundViolations;
+use crate::load::types::{Invariant, LeftoverResources, RunEndState};
 
-pub(super) fn finish(end: &End, broken: &mut Broken) {
-    let Left { servers, tasks, descriptors, processes } = end.left;
+pub(super) fn finish(end: &RunEndState, broken: &mut FoundViolations) {
+    let LeftoverResources { servers, tasks, descriptors, processes } = end.left;
     let counted =
         [(servers, "server or line"), (tasks, "task"), (descriptors, "file descriptor"), (processes, "process")];
     for (count, what) in counted {

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::super::measure::Latency;
-use crate::load::scenario::Limits;
-use crate::load::types::{Invariant, Nth, Sample, Violation};
+use crate::load::scenario::ScenarioLimits;
+use crate::load::types::{InstanceNo, Invariant, InvariantViolation, RunSample};
 
-type Curve = fn(&Sample) -> u64;
+type SampleValue = fn(&RunSample) -> u64;
 
 // Minimum number of calls for a meaningful 99th percentile.
 const CALLS_MIN: u64 = 500;
@@ -31,15 +31,15 @@ const STARVED_AFTER_MS: u64 = 2_000;
 /// Returns a violation if the recovery from the fault at `at` was too slow. `took` may be at most the restart delay of
 /// the policy, plus the handshake, plus the slack of the limits.
 pub fn recovery(
-    limits: &Limits,
-    nth: Nth,
+    limits: &ScenarioLimits,
+    nth: InstanceNo,
     at: Duration,
     took: Duration,
     delay: Duration,
     handshake: Duration,
-) -> Option<Violation> {
+) -> Option<InvariantViolation> {
     let allowed = delay + handshake + limits.recovery_slack;
-    (took > allowed).then(|| Violation {
+    (took > allowed).then(|| InvariantViolation {
         invariant: Invariant::Recovery,
         since_ms: millis(at),
         at_ms: millis(at + took),
@@ -51,19 +51,19 @@ pub fn recovery(
 /// Checks that calls to teams without a fault were not slower after a large fault than before the first fault. A call
 /// that failed or was not made counts as slower than all others. Returns an error if there are too few calls.
 pub(super) fn neighbours(
-    limits: &Limits,
+    limits: &ScenarioLimits,
     at: Duration,
     quiet: &Latency,
     storm: &Latency,
     failed: u64,
-) -> Result<Option<Violation>, String> {
+) -> Result<Option<InvariantViolation>, String> {
     let Some(times) = limits.neighbours else { return Ok(None) };
     let calls = storm.len() + failed;
     if quiet.len() < CALLS_MIN || calls < CALLS_MIN {
         return Err(format!("{} calls before and {calls} after, of {CALLS_MIN} that it takes", quiet.len()));
     }
     let before = quiet.quantile(0.99);
-    let told = |took: &str| Violation {
+    let told = |took: &str| InvariantViolation {
         invariant: Invariant::Neighbours,
         since_ms: 0,
         at_ms: millis(at),
@@ -84,10 +84,10 @@ pub(super) fn neighbours(
 }
 
 /// Creates the violation for a failed call that no fault of its team explains. `why` is the error of the caller.
-pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
+pub fn unexcused(at: Duration, nth: InstanceNo, token: &str, why: &str) -> InvariantViolation {
     // The error may have any length.
     let why: String = why.chars().take(200).collect();
-    Violation {
+    InvariantViolation {
         invariant: Invariant::OnlineIsCallable,
         since_ms: millis(at),
         at_ms: millis(at),
@@ -104,7 +104,11 @@ pub fn unexcused(at: Duration, nth: Nth, token: &str, why: &str) -> Violation {
 /// their connections, rise and fall over minutes. The first two fifths are left out: memory grows there when each
 /// instance restarts for the first time. The error is the reason why there is no result, such as a run that was too
 /// short.
-pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Result<Vec<Violation>, String> {
+pub(super) fn flat(
+    limits: &ScenarioLimits,
+    samples: &[RunSample],
+    took: Duration,
+) -> Result<Vec<InvariantViolation>, String> {
     let Some(share) = limits.flat else { return Ok(Vec::new()) };
     let end = samples.last().map_or(0, |sample| sample.at_ms);
     if took < FLAT_MIN {
@@ -113,13 +117,13 @@ pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Resul
         return Err(format!("it took {took}, and in less than {least} everything is still warming up"));
     }
     let from = end / 5 * 2;
-    let floor = |window: u64, value: Curve| {
+    let floor = |window: u64, value: SampleValue| {
         let edge = |window: u64| from + (end - from) * window / WINDOWS;
         let within = samples.iter().filter(|sample| (edge(window)..=edge(window + 1)).contains(&sample.at_ms));
         within.map(value).min()
     };
     let mut violations = Vec::new();
-    let curves: [(&str, Curve); 2] =
+    let curves: [(&str, SampleValue); 2] =
         [("bytes of memory", |sample| sample.rss), ("descriptors", |sample| sample.descriptors.into())];
     for (what, value) in curves {
         let floors: Option<Vec<u64>> = (0..WINDOWS).map(|window| floor(window, value)).collect();
@@ -140,7 +144,13 @@ pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Resul
                 "{what} grew by {growth:.0} in the last three fifths of the run, from {before:.0}; {} % are allowed",
                 share * 100.0
             );
-            violations.push(Violation { invariant: Invariant::Flat, since_ms: from, at_ms: end, instance: None, what });
+            violations.push(InvariantViolation {
+                invariant: Invariant::Flat,
+                since_ms: from,
+                at_ms: end,
+                instance: None,
+                what,
+            });
         }
     }
     Ok(violations)
@@ -148,7 +158,7 @@ pub(super) fn flat(limits: &Limits, samples: &[Sample], took: Duration) -> Resul
 
 /// Returns the CPU time that other programs used around a violation, in percent of all cores, if it was high enough to
 /// have delayed the satellite. Only invariants about time can be violated by such a delay.
-pub(super) fn starved(violation: &Violation, samples: &[Sample]) -> Option<u64> {
+pub(super) fn starved(violation: &InvariantViolation, samples: &[RunSample]) -> Option<u64> {
     if !matches!(violation.invariant, Invariant::Recovery | Invariant::Neighbours | Invariant::OnlineIsCallable) {
         return None;
     }

@@ -16,14 +16,17 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::RestartPolicy;
 
 use super::measure::Latency;
-use super::scenario::Limits;
-use super::types::{CallFindings, Checked, End, Invariant, Nth, Pardon, Probe, Sample, TeamNo, Violation};
+use super::scenario::ScenarioLimits;
+use super::types::{
+    BudgetReset, CallFindings, InstanceNo, Invariant, InvariantCoverage, InvariantViolation, ProbeResult, RunEndState,
+    RunSample, TeamNo,
+};
 
-pub use answers::Answers;
+pub use answers::ResponseCheck;
 pub use limits::{recovery, unexcused};
 
 // Maximum number of violations kept; the rest is only counted.
@@ -45,11 +48,11 @@ const LOOKED_AT: [(Invariant, &str); 10] = [
 
 /// Checks of a run, with their observations so far.
 #[derive(Debug)]
-pub struct Judge {
-    limits: Limits,
-    gaps: gaps::Gaps,
-    transitions: transitions::Transitions,
-    budget: budget::Budget,
+pub struct InvariantChecks {
+    limits: ScenarioLimits,
+    gaps: gaps::EventGapCheck,
+    transitions: transitions::TransitionCheck,
+    budget: budget::BudgetCheck,
     teams: Vec<TeamNo>,
     // Timestamp of the first event, the time origin of all events.
     origin: Option<Timestamp>,
@@ -57,39 +60,39 @@ pub struct Judge {
     looks: BTreeMap<Invariant, u64>,
     // Reasons why an invariant could not be checked.
     not_checked: BTreeMap<Invariant, String>,
-    broken: Broken,
+    broken: FoundViolations,
 }
 
 #[derive(Debug, Default)]
-struct Broken {
-    violations: Vec<Violation>,
+struct FoundViolations {
+    violations: Vec<InvariantViolation>,
     count: u64,
 }
 
-impl Broken {
-    fn push(&mut self, invariant: Invariant, at: Duration, whose: Option<Nth>, what: String) {
+impl FoundViolations {
+    fn push(&mut self, invariant: Invariant, at: Duration, whose: Option<InstanceNo>, what: String) {
         self.count += 1;
         if self.violations.len() < KEPT_MAX {
             let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
             let instance = whose.map(|nth| format!("i{}", nth.0));
-            self.violations.push(Violation { invariant, since_ms: at_ms, at_ms, instance, what });
+            self.violations.push(InvariantViolation { invariant, since_ms: at_ms, at_ms, instance, what });
         }
     }
 }
 
-impl Judge {
+impl InvariantChecks {
     /// Creates the checks for a fleet, given by the team of each instance, with this restart budget and these limits.
-    pub fn new(fleet: &[TeamNo], budget: &RestartPolicy, limits: &Limits) -> Self {
+    pub fn new(fleet: &[TeamNo], budget: &RestartPolicy, limits: &ScenarioLimits) -> Self {
         Self {
             limits: limits.clone(),
-            gaps: gaps::Gaps::default(),
-            transitions: transitions::Transitions::new(fleet.len()),
-            budget: budget::Budget::new(fleet.len(), budget),
+            gaps: gaps::EventGapCheck::default(),
+            transitions: transitions::TransitionCheck::new(fleet.len()),
+            budget: budget::BudgetCheck::new(fleet.len(), budget),
             teams: fleet.to_vec(),
             origin: None,
             looks: BTreeMap::new(),
             not_checked: BTreeMap::new(),
-            broken: Broken::default(),
+            broken: FoundViolations::default(),
         }
     }
 
@@ -102,7 +105,7 @@ impl Judge {
             self.transitions.begin_anew();
             self.budget.deafened(at);
         }
-        let nth = envelope.event.subject().and_then(|of| Nth::of(of.installation_id.as_str()));
+        let nth = envelope.event.subject().and_then(|of| InstanceNo::of(of.installation_id.as_str()));
         if let Some(nth) = nth {
             match &envelope.event {
                 Event::StatusChanged { status, .. } => {
@@ -120,7 +123,7 @@ impl Judge {
     }
 
     /// Records a start of a process. Connections to remote servers do not count: they have no restart budget.
-    pub fn started(&mut self, nth: Nth, _run: Run, at: Duration) {
+    pub fn started(&mut self, nth: InstanceNo, _run: RunNumber, at: Duration) {
         self.looked(Invariant::RestartBudget, 1);
         self.budget.started(at, nth);
     }
@@ -130,12 +133,12 @@ impl Judge {
     /// once, before it.
     ///
     /// A wake-up needs no pardon: the event of the earlier sleep excuses the start.
-    pub fn pardoned(&mut self, whom: Pardon, at: Duration) {
+    pub fn pardoned(&mut self, whom: BudgetReset, at: Duration) {
         match whom {
-            Pardon::Instance(nth) => self.budget.pardoned(at, nth),
-            Pardon::Team(team) => {
+            BudgetReset::Instance(nth) => self.budget.pardoned(at, nth),
+            BudgetReset::Team(team) => {
                 // Each instance of the team is started once without a charge, and its status is published anew.
-                for nth in (0..).zip(&self.teams).filter(|(_, of)| **of == team).map(|(nth, _)| Nth(nth)) {
+                for nth in (0..).zip(&self.teams).filter(|(_, of)| **of == team).map(|(nth, _)| InstanceNo(nth)) {
                     self.budget.excuse(at, nth);
                     self.transitions.excuse(at, nth);
                 }
@@ -144,13 +147,13 @@ impl Judge {
     }
 
     /// Records the result of a probe.
-    pub fn probed(&mut self, probe: &Probe) {
+    pub fn probed(&mut self, probe: &ProbeResult) {
         self.looked(Invariant::OnlineIsCallable, 1);
         callable::probed(probe, &mut self.broken);
     }
 
     /// Adds the results of a caller.
-    pub fn answers(&mut self, answers: Answers) {
+    pub fn answers(&mut self, answers: ResponseCheck) {
         answers.settle(&mut self.broken);
     }
 
@@ -174,7 +177,7 @@ impl Judge {
     }
 
     /// Checks the samples of the run. `took` is its duration in real time.
-    pub fn curves(&mut self, samples: &[Sample], took: Duration) {
+    pub fn curves(&mut self, samples: &[RunSample], took: Duration) {
         if self.limits.flat.is_some() {
             self.looked(Invariant::Flat, samples.len() as u64);
             match limits::flat(&self.limits, samples, took) {
@@ -185,7 +188,7 @@ impl Judge {
     }
 
     /// Returns the number of checks of each invariant that the scenario requires.
-    pub fn checked(&self, end: &End) -> Vec<Checked> {
+    pub fn checked(&self, end: &RunEndState) -> Vec<InvariantCoverage> {
         let checked = |(invariant, at)| {
             let (looks, why) = match invariant {
                 Invariant::NothingLeft => (1, None),
@@ -193,7 +196,7 @@ impl Judge {
                 _ => (self.looks.get(&invariant).copied().unwrap_or(0), self.not_checked.get(&invariant).cloned()),
             };
             let why = why.or_else(|| (looks == 0).then(|| "there was nothing to look at".to_owned()));
-            Checked { invariant, looks, at, not_checked: why }
+            InvariantCoverage { invariant, looks, at, not_checked: why }
         };
         let is_asked_for = |(invariant, _): &(Invariant, &str)| match invariant {
             Invariant::Neighbours => self.limits.neighbours.is_some(),
@@ -204,7 +207,7 @@ impl Judge {
     }
 
     /// Adds violations found elsewhere, such as those of [`recovery`] and [`unexcused`].
-    pub fn found(&mut self, violations: impl IntoIterator<Item = Violation>) {
+    pub fn found(&mut self, violations: impl IntoIterator<Item = InvariantViolation>) {
         for violation in violations {
             self.broken.count += 1;
             self.broken.violations.push(violation);
@@ -213,7 +216,7 @@ impl Judge {
 
     /// Removes violations that occurred while other programs used most of the CPU time: the machine, not the satellite,
     /// may have been late. The invariant then counts as not checked, with this reason.
-    pub fn excuse_starved(&mut self, samples: &[Sample]) {
+    pub fn excuse_starved(&mut self, samples: &[RunSample]) {
         let mut excused: BTreeMap<Invariant, (u64, u64)> = BTreeMap::new();
         self.broken.violations.retain(|violation| {
             let Some(share) = limits::starved(violation, samples) else { return true };
@@ -234,7 +237,7 @@ impl Judge {
     }
 
     /// Performs the final checks and returns all violations in the order of their time.
-    pub fn finish(self, end: &End) -> Vec<Violation> {
+    pub fn finish(self, end: &RunEndState) -> Vec<InvariantViolation> {
         let Self { limits, gaps, budget, mut broken, .. } = self;
         gaps.finish(end, &mut broken);
         budget.finish(&mut broken);

@@ -2,29 +2,29 @@
 
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::event::{StopKind, Subject};
+use mcp_satellite_actors::model::event::{EventSubject, StopKind};
 use mcp_satellite_actors::model::status::Status::{
     AwaitingUserConfig, CommandReceived, Connecting, DiscoveringTools, Offline, Online, Provisioning, SyncingTools,
 };
-use mcp_satellite_actors::model::status::{Cause, Status, next};
+use mcp_satellite_actors::model::status::{Status, StatusCause, next};
 
 use super::limits::{flat, neighbours};
 use super::*;
-use crate::load::types::{Answered, Left};
+use crate::load::types::{CallOutcome, LeftoverResources};
 
 // Simulated history of three instances in two teams.
-struct Told {
-    judge: Judge,
+struct SimulatedHistory {
+    judge: InvariantChecks,
     seq: u64,
     now_ms: i64,
 }
 
 const UP: [Status; 6] = [Provisioning, CommandReceived, Connecting, DiscoveringTools, SyncingTools, Online];
 
-impl Told {
+impl SimulatedHistory {
     fn new() -> Self {
         let budget = RestartPolicy { max_crashes: 3, ..RestartPolicy::default() };
-        let judge = Judge::new(&[TeamNo(0), TeamNo(1), TeamNo(0)], &budget, &Limits::default());
+        let judge = InvariantChecks::new(&[TeamNo(0), TeamNo(1), TeamNo(0)], &budget, &ScenarioLimits::default());
         Self { judge, seq: 1, now_ms: 0 }
     }
 
@@ -48,8 +48,8 @@ impl Told {
         self.now_ms += 1000 * seconds;
     }
 
-    fn subject(nth: u32) -> Arc<Subject> {
-        Arc::new(Subject {
+    fn subject(nth: u32) -> Arc<EventSubject> {
+        Arc::new(EventSubject {
             installation_id: format!("i{nth}").into(),
             team_id: "t".into(),
             user_id: "u".into(),
@@ -71,7 +71,7 @@ impl Told {
 
     fn start(&mut self, nth: u32) {
         let at = self.now();
-        self.judge.started(Nth(nth), Run(1), at);
+        self.judge.started(InstanceNo(nth), RunNumber(1), at);
     }
 
     // Unexpected end and restart.
@@ -87,10 +87,10 @@ impl Told {
         self.tell(Event::EventsDropped { from_seq, to_seq });
     }
 
-    fn end(&self) -> End {
-        End {
+    fn end(&self) -> RunEndState {
+        RunEndState {
             at: self.now(),
-            left: Left::default(),
+            left: LeftoverResources::default(),
             memory_before: 1000 << 20,
             memory_after: 1100 << 20,
             instances: 3,
@@ -99,7 +99,7 @@ impl Told {
         }
     }
 
-    fn broken_at(self, end: impl FnOnce(&mut End)) -> Vec<(Invariant, String)> {
+    fn broken_at(self, end: impl FnOnce(&mut RunEndState)) -> Vec<(Invariant, String)> {
         let mut last = self.end();
         end(&mut last);
         self.judge.finish(&last).into_iter().map(|violation| (violation.invariant, violation.what)).collect()
@@ -118,11 +118,11 @@ fn said(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
 
 #[test]
 fn nothing_is_said_of_a_run_in_which_all_is_well() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.again(0);
-    let answer = Answered::Text("x".to_owned());
-    told.judge.probed(&Probe { nth: Nth(1), at: told.now(), answer, token: "x".into(), moved: false });
-    let mut answers = Answers::new();
+    let answer = CallOutcome::Text("x".to_owned());
+    told.judge.probed(&ProbeResult { nth: InstanceNo(1), at: told.now(), answer, token: "x".into(), moved: false });
+    let mut answers = ResponseCheck::new();
     for token in ["a", "b", "c"] {
         answers.asked(token);
     }
@@ -139,8 +139,8 @@ fn nothing_is_said_of_a_run_in_which_all_is_well() {
 
 #[test]
 fn the_answer_of_another_call_is_caught() {
-    let mut told = Told::up();
-    let mut answers = Answers::new();
+    let mut told = SimulatedHistory::up();
+    let mut answers = ResponseCheck::new();
     answers.asked("a");
     answers.asked("b");
     answers.answered("a", "b");
@@ -151,16 +151,16 @@ fn the_answer_of_another_call_is_caught() {
 
 #[test]
 fn a_second_answer_and_one_that_never_comes_are_caught() {
-    let mut told = Told::up();
-    let mut answers = Answers::new();
+    let mut told = SimulatedHistory::up();
+    let mut answers = ResponseCheck::new();
     answers.asked("a");
     answers.answered("a", "a");
     answers.failed("a");
     told.judge.answers(answers);
     assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a was answered more than once");
 
-    let mut told = Told::up();
-    let mut answers = Answers::new();
+    let mut told = SimulatedHistory::up();
+    let mut answers = ResponseCheck::new();
     answers.asked("a");
     told.judge.answers(answers);
     assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a was never answered");
@@ -168,14 +168,14 @@ fn a_second_answer_and_one_that_never_comes_are_caught() {
 
 #[test]
 fn a_number_that_is_missing_is_caught_and_one_that_is_explained_is_not() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.seq += 1;
     told.again(0);
     let missing = told.broken();
     assert_eq!(said(&missing, Invariant::NoGap), "event 19 is missing, and no event says why");
 
     // Drop events right after the gap, later, and in two parts.
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.seq = 24;
     told.dropped(19, 23);
     told.again(0);
@@ -189,7 +189,7 @@ fn a_number_that_is_missing_is_caught_and_one_that_is_explained_is_not() {
 
 #[test]
 fn a_gap_that_is_explained_in_part_is_caught_for_the_rest() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.seq = 34;
     told.dropped(19, 24);
     told.dropped(27, 33);
@@ -198,7 +198,7 @@ fn a_gap_that_is_explained_in_part_is_caught_for_the_rest() {
 
 #[test]
 fn a_number_that_comes_again_is_caught() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.seq -= 1;
     told.status(0, Online);
     assert_eq!(said(&told.broken(), Invariant::NoGap), "event 18 came after event 18");
@@ -206,16 +206,16 @@ fn a_number_that_comes_again_is_caught() {
 
 #[test]
 fn events_that_are_lost_at_the_end_are_caught() {
-    let lost = |end: &mut End| (end.events_lost, end.events_emitted) = (3, end.events_emitted + 3);
-    assert_eq!(said(&Told::up().broken_at(lost), Invariant::NoGap), "3 events were lost at the end");
+    let lost = |end: &mut RunEndState| (end.events_lost, end.events_emitted) = (3, end.events_emitted + 3);
+    assert_eq!(said(&SimulatedHistory::up().broken_at(lost), Invariant::NoGap), "3 events were lost at the end");
     // The runtime does not report the loss.
-    let silent = Told::up().broken_at(|end| end.events_emitted += 2);
+    let silent = SimulatedHistory::up().broken_at(|end| end.events_emitted += 2);
     assert_eq!(said(&silent, Invariant::NoGap), "events 19 to 20 (2) are missing, and no event says why");
 }
 
 #[test]
 fn an_event_that_is_missing_before_all_others_is_caught() {
-    let mut told = Told::new();
+    let mut told = SimulatedHistory::new();
     told.seq = 3;
     told.start(0);
     told.status(0, Provisioning);
@@ -224,13 +224,13 @@ fn an_event_that_is_missing_before_all_others_is_caught() {
 
 #[test]
 fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.seq = 24;
     told.dropped(17, 23);
     let what = "events 17 to 23 are said to be dropped, and 2 of them came or were told before";
     assert_eq!(said(&told.broken(), Invariant::NoGap), what);
 
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.seq = 20;
     told.dropped(19, u64::MAX);
     told.seq = 30;
@@ -243,7 +243,7 @@ fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
 
 #[test]
 fn a_status_that_is_skipped_is_caught() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     for status in [Connecting, SyncingTools, Online] {
         told.status(1, status);
     }
@@ -256,7 +256,7 @@ fn a_status_that_is_skipped_is_caught() {
 
 #[test]
 fn a_life_that_begins_in_the_middle_is_caught() {
-    let mut told = Told::new();
+    let mut told = SimulatedHistory::new();
     told.status(0, AwaitingUserConfig);
     told.status(1, Connecting);
     assert_eq!(said(&told.broken(), Invariant::LegalTransitions), "the first that is told of it is connecting");
@@ -264,7 +264,7 @@ fn a_life_that_begins_in_the_middle_is_caught() {
 
 #[test]
 fn statuses_that_are_told_in_the_wrong_order_are_caught() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.pass(1);
     told.status(0, Offline);
     told.now_ms -= 500;
@@ -278,10 +278,10 @@ fn statuses_that_are_told_in_the_wrong_order_are_caught() {
 
 #[test]
 fn a_team_that_panicked_is_shown_anew_once_and_another_team_is_not() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.status(0, Offline);
     told.status(1, Offline);
-    told.judge.pardoned(Pardon::Team(TeamNo(0)), told.now());
+    told.judge.pardoned(BudgetReset::Team(TeamNo(0)), told.now());
     told.status(0, Online);
     told.status(1, Online);
     told.status(0, Offline);
@@ -292,7 +292,7 @@ fn a_team_that_panicked_is_shown_anew_once_and_another_team_is_not() {
 
 #[test]
 fn after_a_gap_nobody_knows_what_came_before() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.status(0, Offline);
     told.seq += 1;
     told.dropped(told.seq - 1, told.seq - 1);
@@ -303,7 +303,7 @@ fn after_a_gap_nobody_knows_what_came_before() {
 #[test]
 fn what_is_legal_here_is_what_is_legal_in_the_runtime() {
     for (from, legal) in transitions::LEGAL {
-        let by_cause = |to: &Status| Cause::ALL.into_iter().any(|cause| next(from, cause) == Some(*to));
+        let by_cause = |to: &Status| StatusCause::ALL.into_iter().any(|cause| next(from, cause) == Some(*to));
         let of_the_runtime: Vec<_> = Status::ALL.into_iter().filter(by_cause).collect();
         assert_eq!(legal, of_the_runtime, "from {from}");
     }
@@ -312,7 +312,7 @@ fn what_is_legal_here_is_what_is_legal_in_the_runtime() {
 
 #[test]
 fn a_restart_too_many_is_caught() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     told.again(0);
     told.again(0);
     told.pass(10);
@@ -327,7 +327,7 @@ fn a_restart_too_many_is_caught() {
 
 #[test]
 fn a_restart_is_not_too_many_once_the_window_is_over() {
-    let mut told = Told::up();
+    let mut told = SimulatedHistory::up();
     for _ in 0..10 {
         told.pass(151);
         told.again(0);
@@ -338,9 +338,9 @@ fn a_restart_is_not_too_many_once_the_window_is_over() {
 #[test]
 fn who_is_pardoned_has_a_new_budget_and_nobody_else() {
     let run = |pardoned: u32| {
-        let mut told = Told::up();
+        let mut told = SimulatedHistory::up();
         (0..2).for_each(|_| told.again(0));
-        told.judge.pardoned(Pardon::Instance(Nth(pardoned)), told.now());
+        told.judge.pardoned(BudgetReset::Instance(InstanceNo(pardoned)), told.now());
         (0..3).for_each(|_| told.again(0));
         told.broken()
     };
@@ -350,15 +350,15 @@ fn who_is_pardoned_has_a_new_budget_and_nobody_else() {
 
 #[test]
 fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
-    let run = |excuse: &dyn Fn(&mut Told)| {
-        let mut told = Told::up();
+    let run = |excuse: &dyn Fn(&mut SimulatedHistory)| {
+        let mut told = SimulatedHistory::up();
         (0..2).for_each(|_| told.again(0));
         excuse(&mut told);
         told.again(0);
         told.broken().len()
     };
     assert_eq!(run(&|_| ()), 1);
-    let of = Told::subject(0);
+    let of = SimulatedHistory::subject(0);
     let stopped = Event::Stopped {
         of: of.clone(),
         kind: StopKind::Manual,
@@ -372,23 +372,23 @@ fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
     let last_activity_at = Timestamp::UNIX_EPOCH;
     let dormant = Event::Dormant { of, pid: None, idle_duration_seconds: 1, last_activity_at };
     assert_eq!(run(&|told| told.tell(dormant.clone())), 0);
-    assert_eq!(run(&|told| told.judge.pardoned(Pardon::Team(TeamNo(0)), told.now())), 0);
-    assert_eq!(run(&|told| told.judge.pardoned(Pardon::Team(TeamNo(1)), told.now())), 1);
+    assert_eq!(run(&|told| told.judge.pardoned(BudgetReset::Team(TeamNo(0)), told.now())), 0);
+    assert_eq!(run(&|told| told.judge.pardoned(BudgetReset::Team(TeamNo(1)), told.now())), 1);
 }
 
 #[test]
 fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
-    let mut told = Told::up();
-    let failed = Answered::Failed { fate: Some("timed_out".to_owned()), why: "no answer within 5s".to_owned() };
-    let probe = |answer: &Answered, moved| Probe {
-        nth: Nth(2),
+    let mut told = SimulatedHistory::up();
+    let failed = CallOutcome::Failed { fate: Some("timed_out".to_owned()), why: "no answer within 5s".to_owned() };
+    let probe = |answer: &CallOutcome, moved| ProbeResult {
+        nth: InstanceNo(2),
         at: Duration::ZERO,
         answer: answer.clone(),
         token: "p".into(),
         moved,
     };
     told.judge.probed(&probe(&failed, true));
-    told.judge.probed(&probe(&Answered::ServerError("no such tool".to_owned()), false));
+    told.judge.probed(&probe(&CallOutcome::ServerError("no such tool".to_owned()), false));
     assert_eq!(told.judge.count(), 0);
     told.judge.probed(&probe(&failed, false));
     let broken = told.broken();
@@ -400,18 +400,18 @@ fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
 
 #[test]
 fn a_probe_that_gets_the_answer_of_another_is_caught() {
-    let mut told = Told::up();
-    let answer = Answered::Text("q".to_owned());
-    told.judge.probed(&Probe { nth: Nth(2), at: Duration::ZERO, answer, token: "p".into(), moved: false });
+    let mut told = SimulatedHistory::up();
+    let answer = CallOutcome::Text("q".to_owned());
+    told.judge.probed(&ProbeResult { nth: InstanceNo(2), at: Duration::ZERO, answer, token: "p".into(), moved: false });
     assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the probe p got the answer `q`");
 }
 
 #[test]
 fn it_is_told_how_much_was_looked_at_and_what_was_not() {
-    let looks = |judge: &Judge, end: &End| -> BTreeMap<_, _> {
+    let looks = |judge: &InvariantChecks, end: &RunEndState| -> BTreeMap<_, _> {
         judge.checked(end).into_iter().map(|it| (it.invariant, (it.looks, it.not_checked))).collect()
     };
-    let idle = Told::new();
+    let idle = SimulatedHistory::new();
     let nothing = looks(&idle.judge, &idle.end());
     let unseen = (0, Some("there was nothing to look at".to_owned()));
     for invariant in [Invariant::OwnAnswer, Invariant::OnlineIsCallable, Invariant::RestartBudget, Invariant::NoGap] {
@@ -419,11 +419,11 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
     }
     assert!(!nothing.contains_key(&Invariant::Neighbours) && !nothing.contains_key(&Invariant::Flat), "nobody asked");
 
-    let mut told = Told::up();
-    told.judge.limits = Limits { neighbours: Some(2.0), flat: Some(0.02), ..Limits::default() };
+    let mut told = SimulatedHistory::up();
+    told.judge.limits = ScenarioLimits { neighbours: Some(2.0), flat: Some(0.02), ..ScenarioLimits::default() };
     let calls = CallFindings { answered: 12, neighbours_failed: 75, ..CallFindings::default() };
     told.judge.calls(told.now(), &calls, &Latency::default());
-    told.judge.curves(&[Sample { at_ms: 900_000, ..Sample::default() }], Duration::from_secs(90));
+    told.judge.curves(&[RunSample { at_ms: 900_000, ..RunSample::default() }], Duration::from_secs(90));
     let much = looks(&told.judge, &told.end());
     assert_eq!(much[&Invariant::OwnAnswer], (12, None));
     assert_eq!(much[&Invariant::RestartBudget], (3, None));
@@ -436,41 +436,43 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
 
 #[test]
 fn each_thing_that_is_left_is_caught() {
-    let broken = Told::up().broken_at(|end| end.left.processes = 1);
+    let broken = SimulatedHistory::up().broken_at(|end| end.left.processes = 1);
     assert_eq!(said(&broken, Invariant::NothingLeft), "1 process is left");
-    let broken = Told::up().broken_at(|end| end.left.tasks = 2);
+    let broken = SimulatedHistory::up().broken_at(|end| end.left.tasks = 2);
     assert_eq!(said(&broken, Invariant::NothingLeft), "2 of them are left: task");
-    let all = Left { servers: 1, tasks: 1, descriptors: 1, processes: 1 };
-    assert_eq!(Told::up().broken_at(|end| end.left = all).len(), 4);
+    let all = LeftoverResources { servers: 1, tasks: 1, descriptors: 1, processes: 1 };
+    assert_eq!(SimulatedHistory::up().broken_at(|end| end.left = all).len(), 4);
 }
 
 #[test]
 fn memory_that_is_kept_is_caught() {
-    let broken = Told::up().broken_at(|end| end.memory_after = 1201 << 20);
+    let broken = SimulatedHistory::up().broken_at(|end| end.memory_after = 1201 << 20);
     assert!(
         said(&broken, Invariant::MemoryBack).starts_with("an instance takes 409941.3 KiB after the faults"),
         "{broken:?}"
     );
-    assert_eq!(Told::up().broken_at(|end| end.memory_after = 1199 << 20), []);
+    assert_eq!(SimulatedHistory::up().broken_at(|end| end.memory_after = 1199 << 20), []);
 }
 
 #[test]
 fn memory_of_a_small_fleet_is_not_judged_by_a_multiple_but_a_leak_is_caught() {
-    let small = |after: u64| End { memory_before: 30 << 20, memory_after: after << 20, ..Told::up().end() };
-    let why = |end: &End| growth::not_checked(end, &Limits::default());
+    let small =
+        |after: u64| RunEndState { memory_before: 30 << 20, memory_after: after << 20, ..SimulatedHistory::up().end() };
+    let why = |end: &RunEndState| growth::not_checked(end, &ScenarioLimits::default());
     let what = "the fleet takes 30.0 MiB, of which 1.2 × cannot be told from the 48.0 MiB that anything may take";
     assert_eq!(why(&small(77)).as_deref(), Some(what));
-    assert_eq!(Told::up().broken_at(|end| *end = small(77)), []);
-    let broken = Told::up().broken_at(|end| *end = small(79));
+    assert_eq!(SimulatedHistory::up().broken_at(|end| *end = small(77)), []);
+    let broken = SimulatedHistory::up().broken_at(|end| *end = small(79));
     said(&broken, Invariant::MemoryBack);
     assert_eq!(why(&small(79)), None, "it was found out");
-    assert_eq!(why(&Told::up().end()), None, "it is large enough");
+    assert_eq!(why(&SimulatedHistory::up().end()), None, "it is large enough");
 }
 
 #[test]
 fn who_is_back_too_late_is_caught() {
     let millis = Duration::from_millis;
-    let late = |took| recovery(&Limits::default(), Nth(4), millis(100), millis(took), millis(1000), millis(50));
+    let late =
+        |took| recovery(&ScenarioLimits::default(), InstanceNo(4), millis(100), millis(took), millis(1000), millis(50));
     assert_eq!(late(2050), None);
     let violation = late(2051).unwrap();
     assert_eq!((violation.invariant, violation.at_ms), (Invariant::Recovery, 2151));
@@ -481,14 +483,21 @@ fn who_is_back_too_late_is_caught() {
 fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
     let millis = Duration::from_millis;
     let judged = |foreign_cpu_percent: u8| {
-        let mut told = Told::up();
+        let mut told = SimulatedHistory::up();
         told.judge.looked(Invariant::Recovery, 1);
-        told.judge.found(recovery(&Limits::default(), Nth(4), millis(60_000), millis(5000), millis(1000), millis(50)));
-        let sample = |at: u64| Sample {
+        told.judge.found(recovery(
+            &ScenarioLimits::default(),
+            InstanceNo(4),
+            millis(60_000),
+            millis(5000),
+            millis(1000),
+            millis(50),
+        ));
+        let sample = |at: u64| RunSample {
             at_ms: at * 1000,
             // Other programs use the CPU only during the recovery.
             foreign_cpu_percent: if (55..=67).contains(&at) { foreign_cpu_percent } else { 0 },
-            ..Sample::default()
+            ..RunSample::default()
         };
         told.judge.excuse_starved(&(0..200).map(sample).collect::<Vec<_>>());
         let checked = told.judge.checked(&told.end());
@@ -502,7 +511,7 @@ fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
 
 #[test]
 fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
-    let limits = Limits { neighbours: Some(2.0), ..Limits::default() };
+    let limits = ScenarioLimits { neighbours: Some(2.0), ..ScenarioLimits::default() };
     let calls = |count: u64, millis| {
         let mut latency = Latency::default();
         (0..count).for_each(|_| latency.record(Duration::from_millis(millis)));
@@ -513,12 +522,12 @@ fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
     assert!(judged(&calls(499, 100), 0).is_err(), "too few to say");
     assert_eq!(judged(&calls(500, 21), 0).unwrap().unwrap().invariant, Invariant::Neighbours);
     let (quiet, storm) = (calls(500, 1), calls(500, 100));
-    assert_eq!(neighbours(&Limits::default(), Duration::ZERO, &quiet, &storm, 9), Ok(None), "nobody asked");
+    assert_eq!(neighbours(&ScenarioLimits::default(), Duration::ZERO, &quiet, &storm, 9), Ok(None), "nobody asked");
 }
 
 #[test]
 fn neighbours_whose_calls_fail_are_slower_than_any() {
-    let limits = Limits { neighbours: Some(2.0), ..Limits::default() };
+    let limits = ScenarioLimits { neighbours: Some(2.0), ..ScenarioLimits::default() };
     let mut storm = Latency::default();
     (0..1000).for_each(|_| storm.record(Duration::from_millis(10)));
     let quiet = storm.clone();
@@ -531,10 +540,14 @@ fn neighbours_whose_calls_fail_are_slower_than_any() {
 
 #[test]
 fn memory_and_descriptors_that_grow_with_time_are_caught() {
-    let limits = Limits { flat: Some(0.02), ..Limits::default() };
+    let limits = ScenarioLimits { flat: Some(0.02), ..ScenarioLimits::default() };
     let run = |rss: fn(u64) -> u64, descriptors: fn(u64) -> u32| {
-        let sample =
-            |at: u64| Sample { at_ms: at * 1000, rss: rss(at), descriptors: descriptors(at), ..Sample::default() };
+        let sample = |at: u64| RunSample {
+            at_ms: at * 1000,
+            rss: rss(at),
+            descriptors: descriptors(at),
+            ..RunSample::default()
+        };
         flat(&limits, &(0..=600).map(sample).collect::<Vec<_>>(), Duration::from_secs(600)).unwrap()
     };
     // A warm-up and single peaks are no growth.

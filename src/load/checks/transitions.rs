@@ -7,8 +7,8 @@ use mcp_satellite_actors::model::status::Status::{
     Provisioning, RequiresReauth, Restarting, SyncingTools,
 };
 
-use super::Broken;
-use crate::load::types::{Invariant, Nth};
+use super::FoundViolations;
+use crate::load::types::{InstanceNo, Invariant};
 
 // Lifetime of an unused excuse. A longer one would hide a later violation.
 const EXCUSE_MAX: Duration = Duration::from_secs(30);
@@ -71,21 +71,21 @@ pub(super) const LEGAL: [(Status, &[Status]); Status::ALL.len()] = [
 ];
 
 #[derive(Debug)]
-pub(super) struct Transitions {
+pub(super) struct TransitionCheck {
     legal: [[bool; Status::ALL.len()]; Status::ALL.len()],
-    chains: Vec<Chain>,
+    chains: Vec<StatusHistory>,
     // Incremented when events are lost: the earlier status of an instance is then unknown.
     epoch: u32,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Chain {
+struct StatusHistory {
     epoch: u32,
     last: Option<(Status, Duration)>,
     excused_until: Option<Duration>,
 }
 
-impl Transitions {
+impl TransitionCheck {
     pub(super) fn new(instances: usize) -> Self {
         let mut legal = [[false; Status::ALL.len()]; Status::ALL.len()];
         for (status, next) in LEGAL {
@@ -95,7 +95,7 @@ impl Transitions {
                 legal[status as usize][*to as usize] = true;
             }
         }
-        Self { legal, chains: vec![Chain::default(); instances], epoch: 0 }
+        Self { legal, chains: vec![StatusHistory::default(); instances], epoch: 0 }
     }
 
     pub(super) fn begin_anew(&mut self) {
@@ -103,16 +103,16 @@ impl Transitions {
     }
 
     /// Excuses one illegal transition: the instance's supervisor panicked, and its successor publishes a new status.
-    pub(super) fn excuse(&mut self, at: Duration, nth: Nth) {
+    pub(super) fn excuse(&mut self, at: Duration, nth: InstanceNo) {
         if let Some(chain) = self.chains.get_mut(nth.0 as usize) {
             chain.excused_until = Some(at + EXCUSE_MAX);
         }
     }
 
-    pub(super) fn changed(&mut self, at: Duration, nth: Nth, status: Status, broken: &mut Broken) {
+    pub(super) fn changed(&mut self, at: Duration, nth: InstanceNo, status: Status, broken: &mut FoundViolations) {
         let Some(chain) = self.chains.get_mut(nth.0 as usize) else { return };
         if chain.epoch != self.epoch {
-            *chain = Chain { epoch: self.epoch, last: None, excused_until: chain.excused_until };
+            *chain = StatusHistory { epoch: self.epoch, last: None, excused_until: chain.excused_until };
         } else if let Some((before, when)) = chain.last {
             if !self.legal[before as usize][status as usize] {
                 let excused = chain.excused_until.take().is_some_and(|until| at <= until);

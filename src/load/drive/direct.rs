@@ -10,61 +10,61 @@ use mcp_satellite_actors::runtime::RuntimeHandle;
 use serde::Deserialize;
 use serde_json::value::to_raw_value;
 
-use super::Caller;
-use crate::load::types::{Answered, PlannedCall};
+use super::LoadCaller;
+use crate::load::types::{CallOutcome, PlannedCall};
 
-pub(crate) struct Direct {
+pub(crate) struct RuntimeCaller {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) ids: Arc<[InstanceId]>,
 }
 
-impl Caller for Direct {
-    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered> {
+impl LoadCaller for RuntimeCaller {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome> {
         async move {
             let Some(id) = self.ids.get(call.nth.0 as usize) else {
-                return Answered::Failed { fate: None, why: "there is no such instance".to_owned() };
+                return CallOutcome::Failed { fate: None, why: "there is no such instance".to_owned() };
             };
             let after_ms = u64::try_from(call.after.as_millis()).unwrap_or(u64::MAX);
             let arguments = to_raw_value(&serde_json::json!({ "text": call.token, "after_ms": after_ms })).ok();
             match self.runtime.call(id, "echo", arguments, Some(call.timeout)).await {
                 Ok(result) => said(result.get()),
-                Err(error @ CallError::Server { .. }) => Answered::ServerError(error.to_string()),
-                Err(error) => Answered::Failed { fate: error.fate().map(fate), why: error.to_string() },
+                Err(error @ CallError::Server { .. }) => CallOutcome::ServerError(error.to_string()),
+                Err(error) => CallOutcome::Failed { fate: error.fate().map(fate), why: error.to_string() },
             }
         }
         .boxed()
     }
 }
 
-fn fate(fate: mcp_satellite_actors::model::exit::Fate) -> String {
-    use mcp_satellite_actors::model::exit::Fate;
+fn fate(fate: mcp_satellite_actors::model::exit::CallFate) -> String {
+    use mcp_satellite_actors::model::exit::CallFate;
     match fate {
-        Fate::NotSent => "not_sent",
-        Fate::MaybeExecuted => "maybe_executed",
-        Fate::TimedOut => "timed_out",
+        CallFate::NotSent => "not_sent",
+        CallFate::MaybeExecuted => "maybe_executed",
+        CallFate::TimedOut => "timed_out",
     }
     .to_owned()
 }
 
 /// Converts a result of the tool `echo`. The tool encodes its text as JSON, here a string.
-pub(crate) fn said(result: &str) -> Answered {
+pub(crate) fn said(result: &str) -> CallOutcome {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Said {
-        content: Vec<Content>,
+    struct EchoResult {
+        content: Vec<EchoContent>,
         #[serde(default)]
         is_error: bool,
     }
     #[derive(Deserialize)]
-    struct Content {
+    struct EchoContent {
         text: String,
     }
-    let Ok(Said { content, is_error }) = serde_json::from_str(result) else {
-        return Answered::Text(result.to_owned());
+    let Ok(EchoResult { content, is_error }) = serde_json::from_str(result) else {
+        return CallOutcome::Text(result.to_owned());
     };
     let text = content.into_iter().next().map(|content| content.text).unwrap_or_default();
     if is_error {
-        return Answered::ServerError(text);
+        return CallOutcome::ServerError(text);
     }
-    Answered::Text(serde_json::from_str(&text).unwrap_or(text))
+    CallOutcome::Text(serde_json::from_str(&text).unwrap_or(text))
 }

@@ -20,16 +20,16 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::Caller;
+use super::LoadCaller;
 use super::direct::said;
-use crate::config::{GatewayLimits, GatewayPlan, GatewayUser, Listen, TokenHash};
+use crate::config::{GatewayLimits, GatewayPlan, GatewayUser, ListenSetting, TokenHash};
 use crate::gateway::access::Access;
-use crate::gateway::behind::Behind;
-use crate::gateway::room::Rooms;
+use crate::gateway::behind::EndpointDispatcher;
+use crate::gateway::room::GatewayAudience;
 use crate::gateway::sessions::Sessions;
-use crate::gateway::{self, Gateway, Settings};
-use crate::load::fleet::Fleet;
-use crate::load::types::{Answered, PlannedCall};
+use crate::gateway::{self, Gateway, GatewaySettings};
+use crate::load::fleet::LoadFleet;
+use crate::load::types::{CallOutcome, PlannedCall};
 
 // Concurrent session starts.
 const OPENING: usize = 32;
@@ -45,15 +45,15 @@ const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","param
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
 /// Parts of the endpoint that must exist before the runtime starts.
-pub(crate) struct Lobby {
+pub(crate) struct EndpointParts {
     sessions: Arc<Sessions>,
-    rooms: Arc<Rooms>,
+    rooms: Arc<GatewayAudience>,
 }
 
-impl Lobby {
+impl EndpointParts {
     pub(crate) fn new() -> Self {
         let sessions = Arc::new(Sessions::new());
-        Self { rooms: Arc::new(Rooms::new(Arc::clone(&sessions))), sessions }
+        Self { rooms: Arc::new(GatewayAudience::new(Arc::clone(&sessions))), sessions }
     }
 
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {
@@ -64,9 +64,9 @@ impl Lobby {
     pub(crate) async fn open(
         &self,
         runtime: &RuntimeHandle,
-        fleet: &Arc<Fleet>,
+        fleet: &Arc<LoadFleet>,
         deadline: Duration,
-    ) -> io::Result<Door> {
+    ) -> io::Result<LoadEndpoint> {
         let mut tokens: HashMap<(TeamId, UserId), String> = HashMap::new();
         for id in &*fleet.ids {
             let owner = (id.team.clone(), id.user.clone());
@@ -94,37 +94,40 @@ impl Lobby {
         };
         let plan = GatewayPlan {
             asked: true,
-            listen: Listen::At(any),
+            listen: ListenSetting::At(any),
             limits,
             users: tokens.iter().map(user).collect(),
             ..GatewayPlan::default()
         };
         let listener = gateway::bind(any)?;
-        let settings = Settings::new("load", &plan, listener.local_addr()?);
+        let settings = GatewaySettings::new("load", &plan, listener.local_addr()?);
         let access = Arc::new(Access::new(&plan)?);
-        let faces = Arc::new(Behind::new(runtime, Arc::clone(&self.rooms)));
+        let faces = Arc::new(EndpointDispatcher::new(runtime, Arc::clone(&self.rooms)));
         let emitter = runtime.emitter().clone();
         let tell = Box::new(move |event| emitter.emit(event));
         let gateway = Gateway::start(listener, settings, access, faces, Arc::clone(&self.sessions), tell)?;
         let address = gateway.address();
         let open = |(owner, token): ((TeamId, UserId), String)| async move {
-            let session = timeout(OPEN_MAX, Session::open(address, &token)).await;
+            let session = timeout(OPEN_MAX, LoadSession::open(address, &token)).await;
             Ok::<_, io::Error>((owner, session.map_err(|_| io::ErrorKind::TimedOut)??))
         };
         let sessions = futures::stream::iter(tokens).map(open).buffer_unordered(OPENING).try_collect().await?;
-        Ok(Door { gateway, clients: Arc::new(Clients { fleet: Arc::clone(fleet), sessions, deadline }) })
+        Ok(LoadEndpoint {
+            gateway,
+            clients: Arc::new(EndpointClients { fleet: Arc::clone(fleet), sessions, deadline }),
+        })
     }
 }
 
 /// Running endpoint and its clients.
-pub(crate) struct Door {
+pub(crate) struct LoadEndpoint {
     gateway: Gateway,
-    clients: Arc<Clients>,
+    clients: Arc<EndpointClients>,
 }
 
-impl Door {
+impl LoadEndpoint {
     // Uses the session of the user to whom the called instance belongs.
-    pub(crate) fn caller(&self) -> Arc<dyn Caller> {
+    pub(crate) fn caller(&self) -> Arc<dyn LoadCaller> {
         self.clients.clone()
     }
 
@@ -136,14 +139,14 @@ impl Door {
     }
 }
 
-struct Clients {
-    fleet: Arc<Fleet>,
-    sessions: HashMap<(TeamId, UserId), Session>,
+struct EndpointClients {
+    fleet: Arc<LoadFleet>,
+    sessions: HashMap<(TeamId, UserId), LoadSession>,
     deadline: Duration,
 }
 
-impl Caller for Clients {
-    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered> {
+impl LoadCaller for EndpointClients {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome> {
         async move {
             let id = self.fleet.id(call.nth);
             let Some(session) = self.sessions.get(&(id.team.clone(), id.user.clone())) else {
@@ -174,12 +177,12 @@ impl Caller for Clients {
     }
 }
 
-fn failed(fate: Option<String>, why: &dyn std::fmt::Display) -> Answered {
-    Answered::Failed { fate, why: why.to_string() }
+fn failed(fate: Option<String>, why: &dyn std::fmt::Display) -> CallOutcome {
+    CallOutcome::Failed { fate, why: why.to_string() }
 }
 
 // Parses the response to `tools/call`.
-fn read(body: &[u8]) -> Answered {
+fn read(body: &[u8]) -> CallOutcome {
     #[derive(Deserialize)]
     struct Message<'a> {
         #[serde(borrow)]
@@ -189,20 +192,20 @@ fn read(body: &[u8]) -> Answered {
     #[derive(Deserialize)]
     struct Error {
         message: String,
-        data: Option<Refused>,
+        data: Option<SatelliteError>,
     }
     #[derive(Deserialize)]
-    struct Marked {
+    struct MarkedResult {
         #[serde(rename = "_meta")]
-        meta: Option<Meta>,
+        meta: Option<CallMeta>,
     }
     #[derive(Deserialize)]
-    struct Meta {
+    struct CallMeta {
         #[serde(rename = "mcp-satellite/error")]
-        error: Option<Refused>,
+        error: Option<SatelliteError>,
     }
     #[derive(Deserialize)]
-    struct Refused {
+    struct SatelliteError {
         kind: Option<String>,
         #[serde(default)]
         message: String,
@@ -217,22 +220,22 @@ fn read(body: &[u8]) -> Answered {
     };
     match serde_json::from_str(message.trim()) {
         Ok(Message { result: Some(result), .. }) => {
-            let marked = serde_json::from_str::<Marked>(result.get()).ok();
+            let marked = serde_json::from_str::<MarkedResult>(result.get()).ok();
             match marked.and_then(|marked| marked.meta?.error) {
                 Some(refused) => failed(refused.fate, &refused.message),
                 None => said(result.get()),
             }
         }
         Ok(Message { error: Some(error), .. }) => match error.data {
-            Some(Refused { kind: Some(_), fate, .. }) => failed(fate, &error.message),
-            _ => Answered::ServerError(error.message),
+            Some(SatelliteError { kind: Some(_), fate, .. }) => failed(fate, &error.message),
+            _ => CallOutcome::ServerError(error.message),
         },
         Ok(_) => failed(None, &"the answer has neither a result nor an error"),
         Err(error) => failed(None, &format!("the answer cannot be read: {error}")),
     }
 }
 
-struct Session {
+struct LoadSession {
     address: SocketAddr,
     // Request line and headers, without the length of the body.
     head: String,
@@ -241,7 +244,7 @@ struct Session {
     idle: Mutex<Vec<(Instant, BufReader<TcpStream>)>>,
 }
 
-struct Reply {
+struct EndpointResponse {
     status: u16,
     session: Option<String>,
     body: Vec<u8>,
@@ -249,7 +252,7 @@ struct Reply {
     stays: bool,
 }
 
-impl Session {
+impl LoadSession {
     async fn open(address: SocketAddr, token: &str) -> io::Result<Self> {
         let head = format!(
             "POST /mcp HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\n\
@@ -257,7 +260,7 @@ impl Session {
              mcp-protocol-version: 2025-11-25\r\n"
         );
         let mut session = Self { address, head, next: AtomicU64::new(1), idle: Mutex::default() };
-        let refused = |reply: &Reply| {
+        let refused = |reply: &EndpointResponse| {
             let said = String::from_utf8_lossy(&reply.body).into_owned();
             io::Error::other(format!("the endpoint refuses a session with HTTP {}: {said}", reply.status))
         };
@@ -272,7 +275,7 @@ impl Session {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn post(&self, body: &str) -> io::Result<Reply> {
+    async fn post(&self, body: &str) -> io::Result<EndpointResponse> {
         let request = format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len());
         let kept = self.idle().pop();
         if let Some((_, mut kept)) = kept {
@@ -289,7 +292,7 @@ impl Session {
         self.reply(stream).await
     }
 
-    async fn reply(&self, mut stream: BufReader<TcpStream>) -> io::Result<Reply> {
+    async fn reply(&self, mut stream: BufReader<TcpStream>) -> io::Result<EndpointResponse> {
         let reply = reply(&mut stream).await?;
         if reply.stays {
             let mut idle = self.idle();
@@ -301,7 +304,7 @@ impl Session {
     }
 }
 
-async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<Reply> {
+async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointResponse> {
     let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "the endpoint's answer is no HTTP");
     let status = line(stream).await?;
     let status = status.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(unreadable)?;
@@ -329,7 +332,7 @@ async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<Reply> {
         line(stream).await?;
         chunked = length > 0;
     }
-    Ok(Reply { status, session, body, stays })
+    Ok(EndpointResponse { status, session, body, stays })
 }
 
 // Without the line break.
@@ -357,21 +360,21 @@ mod tests {
 
     #[test]
     fn an_answer_is_the_servers_text_its_error_or_why_there_is_none() {
-        let text = |said: &str| Answered::Text(said.to_owned());
+        let text = |said: &str| CallOutcome::Text(said.to_owned());
         let echo = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"\"a-1\""}]}}"#;
         assert_eq!(read(echo.as_bytes()), text("a-1"));
         let stream = format!(": keep-alive\n\nid: 1\ndata:\n\nevent: message\ndata: {echo}\n\n");
         assert_eq!(read(stream.as_bytes()), text("a-1"));
         let own = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"no"}],"isError":true}}"#;
-        assert_eq!(read(own), Answered::ServerError("no".to_owned()));
+        assert_eq!(read(own), CallOutcome::ServerError("no".to_owned()));
         let own = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such tool"}}"#;
-        assert_eq!(read(own), Answered::ServerError("no such tool".to_owned()));
+        assert_eq!(read(own), CallOutcome::ServerError("no such tool".to_owned()));
         let ours = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"x"}],"isError":true,
             "_meta":{"mcp-satellite/error":{"kind":"terminated","message":"it ended","fate":"maybe_executed"}}}}"#;
         let fate = Some("maybe_executed".to_owned());
-        assert_eq!(read(ours), Answered::Failed { fate: fate.clone(), why: "it ended".to_owned() });
+        assert_eq!(read(ours), CallOutcome::Failed { fate: fate.clone(), why: "it ended".to_owned() });
         let ours = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"it ended","data":{"kind":"terminated","fate":"maybe_executed"}}}"#;
-        assert_eq!(read(ours), Answered::Failed { fate, why: "it ended".to_owned() });
-        assert!(matches!(read(b"{"), Answered::Failed { .. }));
+        assert_eq!(read(ours), CallOutcome::Failed { fate, why: "it ended".to_owned() });
+        assert!(matches!(read(b"{"), CallOutcome::Failed { .. }));
     }
 }

@@ -14,20 +14,20 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::checks::{Answers, unexcused};
+use super::checks::{ResponseCheck, unexcused};
 use super::measure::Latency;
 use super::plan::CallSource;
-use super::recorder::Clock;
+use super::recorder::RunClock;
 use super::scenario::FleetShape;
-use super::types::{Answered, CallFindings, PlannedCall, TeamNo, Violation};
+use super::types::{CallFindings, CallOutcome, InvariantViolation, PlannedCall, TeamNo};
 
-pub(crate) use direct::Direct;
-pub(crate) use http::{Door, Lobby};
+pub(crate) use direct::RuntimeCaller;
+pub(crate) use http::{EndpointParts, LoadEndpoint};
 pub(crate) use prober::Prober;
 
 /// Path of calls to the servers.
-pub(crate) trait Caller: Send + Sync {
-    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, Answered>;
+pub(crate) trait LoadCaller: Send + Sync {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome>;
 }
 
 // Time after the deadline of a call until it counts as never answered, once no more calls are made.
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 // Period after a large fault in which calls to other teams are measured.
 const NEIGHBOURS: Duration = Duration::from_secs(3);
 
-pub(crate) enum Sources {
+pub(crate) enum CallSources {
     // Open loop: calls do not wait for responses. The number limits the calls in flight.
     Open(Box<CallSource>, usize),
     // Closed loop: one source per caller, which waits for its response.
@@ -44,14 +44,14 @@ pub(crate) enum Sources {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct CallCounters {
     pub(crate) ended: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) in_flight: AtomicU64,
 }
 
 /// Periods of the load, which classify calls.
-pub(crate) struct Times {
+pub(crate) struct LoadPeriods {
     pub(crate) from: Duration,
     // No calls are made from this time on.
     pub(crate) until: Duration,
@@ -63,7 +63,7 @@ pub(crate) struct Times {
     pub(crate) untouched: HashSet<TeamNo>,
 }
 
-impl Times {
+impl LoadPeriods {
     /// Returns true if a call at this time follows shortly after a large fault that does not hit the called team.
     fn is_beside_a_storm(&self, at: Duration, team: TeamNo) -> bool {
         self.storms.iter().any(|(from, hit)| *from <= at && at < *from + NEIGHBOURS && !hit.contains(&team))
@@ -76,45 +76,45 @@ impl Times {
 }
 
 /// Task that makes all calls and collects their results.
-pub(crate) struct Desk {
-    pub(crate) caller: Arc<dyn Caller>,
-    pub(crate) clock: Clock,
+pub(crate) struct LoadGenerator {
+    pub(crate) caller: Arc<dyn LoadCaller>,
+    pub(crate) clock: RunClock,
     pub(crate) shape: FleetShape,
-    pub(crate) times: Times,
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) times: LoadPeriods,
+    pub(crate) tally: Arc<CallCounters>,
     pub(crate) timeout: Duration,
     pub(crate) stop: CancellationToken,
 }
 
 #[derive(Default)]
-pub(crate) struct Calls {
+pub(crate) struct CallResults {
     pub(crate) findings: CallFindings,
-    pub(crate) answers: Answers,
+    pub(crate) answers: ResponseCheck,
     // Calls before the first fault to the teams that no large fault hits.
     pub(crate) neighbours_quiet: Latency,
     // Failed calls before the first fault, or to teams without a fault during the whole run.
-    pub(crate) unexcused: Vec<Violation>,
+    pub(crate) unexcused: Vec<InvariantViolation>,
 }
 
-struct Done {
+struct FinishedCall {
     call: PlannedCall,
     planned: Duration,
     // Outcome and latency; `None` if the call was not made.
-    came_of_it: Option<(Answered, Duration)>,
+    came_of_it: Option<(CallOutcome, Duration)>,
     // Index of the caller in a closed loop.
     source: usize,
 }
 
-impl Desk {
-    pub(crate) async fn run(self, sources: Sources) -> Calls {
-        let mut calls = Calls::default();
+impl LoadGenerator {
+    pub(crate) async fn run(self, sources: CallSources) -> CallResults {
+        let mut calls = CallResults::default();
         let mut under_way = JoinSet::new();
         let made = async {
             match sources {
-                Sources::Open(source, in_flight_max) => {
+                CallSources::Open(source, in_flight_max) => {
                     self.open(*source, in_flight_max, &mut under_way, &mut calls).await;
                 }
-                Sources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
+                CallSources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
             }
             // Keep the load period even if no source has another call.
             self.over().await;
@@ -146,7 +146,13 @@ impl Desk {
         sleep(self.timeout + PATIENCE).await;
     }
 
-    async fn open(&self, source: CallSource, in_flight_max: usize, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
+    async fn open(
+        &self,
+        source: CallSource,
+        in_flight_max: usize,
+        under_way: &mut JoinSet<FinishedCall>,
+        calls: &mut CallResults,
+    ) {
         let mut planned = self.times.from;
         for call in source {
             planned += call.pause;
@@ -173,7 +179,12 @@ impl Desk {
         }
     }
 
-    async fn closed(&self, mut sources: Vec<CallSource>, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
+    async fn closed(
+        &self,
+        mut sources: Vec<CallSource>,
+        under_way: &mut JoinSet<FinishedCall>,
+        calls: &mut CallResults,
+    ) {
         for nth in 0..sources.len() {
             self.next(&mut sources, nth, self.times.from, under_way, calls);
         }
@@ -191,8 +202,8 @@ impl Desk {
         sources: &mut [CallSource],
         nth: usize,
         now: Duration,
-        under_way: &mut JoinSet<Done>,
-        calls: &mut Calls,
+        under_way: &mut JoinSet<FinishedCall>,
+        calls: &mut CallResults,
     ) {
         let Some(call) = sources.get_mut(nth).and_then(Iterator::next) else { return };
         let planned = now + call.pause;
@@ -206,8 +217,8 @@ impl Desk {
         call: PlannedCall,
         planned: Duration,
         source: usize,
-        under_way: &mut JoinSet<Done>,
-        calls: &mut Calls,
+        under_way: &mut JoinSet<FinishedCall>,
+        calls: &mut CallResults,
     ) {
         calls.answers.asked(&call.token);
         let (caller, tally, stop) = (Arc::clone(&self.caller), Arc::clone(&self.tally), self.stop.clone());
@@ -216,17 +227,17 @@ impl Desk {
             tokio::select! {
                 biased;
                 () = sleep_until(at) => {}
-                () = stop.cancelled() => return Done { call, planned, came_of_it: None, source },
+                () = stop.cancelled() => return FinishedCall { call, planned, came_of_it: None, source },
             }
             tally.in_flight.fetch_add(1, Ordering::Relaxed);
             let answered = caller.call(&call).await;
             tally.in_flight.fetch_sub(1, Ordering::Relaxed);
             // Measured from the planned time: a delay in the harness must not make a server look faster.
-            Done { call, planned, came_of_it: Some((answered, at.elapsed())), source }
+            FinishedCall { call, planned, came_of_it: Some((answered, at.elapsed())), source }
         });
     }
 
-    async fn rest(&self, under_way: &mut JoinSet<Done>, calls: &mut Calls) {
+    async fn rest(&self, under_way: &mut JoinSet<FinishedCall>, calls: &mut CallResults) {
         let longest = self.clock.instant(self.clock.now().max(self.times.until)) + self.timeout + PATIENCE;
         while let Ok(Some(done)) = timeout_at(longest, under_way.join_next()).await {
             self.settle(done, calls);
@@ -234,16 +245,16 @@ impl Desk {
         under_way.abort_all();
     }
 
-    fn settle(&self, done: Result<Done, tokio::task::JoinError>, calls: &mut Calls) {
+    fn settle(&self, done: Result<FinishedCall, tokio::task::JoinError>, calls: &mut CallResults) {
         // A caller that panicked received no response: its token stays open.
-        let Ok(Done { call, planned, came_of_it, .. }) = done else { return };
+        let Ok(FinishedCall { call, planned, came_of_it, .. }) = done else { return };
         let Some((answered, took)) = came_of_it else { return calls.answers.failed(&call.token) };
         let findings = &mut calls.findings;
         findings.asked += 1;
         self.tally.ended.fetch_add(1, Ordering::Relaxed);
         let team = self.shape.team_of(call.nth);
         let (fate, why) = match answered {
-            Answered::Text(text) => {
+            CallOutcome::Text(text) => {
                 calls.answers.answered(&call.token, &text);
                 findings.answered += 1;
                 if planned < self.times.quiet_until {
@@ -259,8 +270,8 @@ impl Desk {
                 }
                 return;
             }
-            Answered::ServerError(why) => ("server_error".to_owned(), why),
-            Answered::Failed { fate, why } => (fate.unwrap_or_else(|| "unknown".to_owned()), why),
+            CallOutcome::ServerError(why) => ("server_error".to_owned(), why),
+            CallOutcome::Failed { fate, why } => (fate.unwrap_or_else(|| "unknown".to_owned()), why),
         };
         if planned < self.times.quiet_until {
             findings.quiet_failed += 1;

@@ -15,11 +15,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::Caller;
-use crate::load::chance::Seed;
-use crate::load::fleet::Fleet;
-use crate::load::recorder::Recorder;
-use crate::load::types::{Answered, Nth, PlannedCall, Probe};
+use super::LoadCaller;
+use crate::load::chance::RunSeed;
+use crate::load::fleet::LoadFleet;
+use crate::load::recorder::RunRecorder;
+use crate::load::types::{CallOutcome, InstanceNo, PlannedCall, ProbeResult};
 
 // Maximum number of concurrent probes; further ones are skipped.
 const PROBES_MAX: usize = 256;
@@ -30,14 +30,14 @@ const SLACK: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub(crate) struct Prober {
-    pub(crate) caller: Arc<dyn Caller>,
+    pub(crate) caller: Arc<dyn LoadCaller>,
     pub(crate) runtime: RuntimeHandle,
-    pub(crate) fleet: Arc<Fleet>,
-    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) fleet: Arc<LoadFleet>,
+    pub(crate) recorder: Arc<RunRecorder>,
     pub(crate) policy: Arc<Policy>,
     // Longest timeout of the other calls.
     pub(crate) timeout: Duration,
-    pub(crate) seed: Seed,
+    pub(crate) seed: RunSeed,
     // Interval between probes.
     pub(crate) every: Duration,
     pub(crate) stop: CancellationToken,
@@ -56,7 +56,8 @@ impl Prober {
             }
             while looks.try_join_next().is_some() {}
             // Draw in any case, so that later draws do not depend on the status of this instance.
-            let nth = Nth(chance.random_range(0..u32::try_from(self.fleet.ids.len()).unwrap_or(u32::MAX).max(1)));
+            let nth =
+                InstanceNo(chance.random_range(0..u32::try_from(self.fleet.ids.len()).unwrap_or(u32::MAX).max(1)));
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online);
             if let Some(view) = view.filter(|_| looks.len() < PROBES_MAX) {
                 let prober = self.clone();
@@ -68,9 +69,9 @@ impl Prober {
 
     /// Calls each of these instances that is online and returns those that answered. Stops early if the prober is
     /// stopped.
-    pub(crate) async fn ask(&self, whom: Vec<Nth>) -> Vec<Nth> {
+    pub(crate) async fn ask(&self, whom: Vec<InstanceNo>) -> Vec<InstanceNo> {
         let now = self.recorder.clock.now().as_millis();
-        let ask = |nth: Nth| async move {
+        let ask = |nth: InstanceNo| async move {
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online)?;
             let has_answered = self.look(nth, &view, &format!("all-{now}-{}", nth.0)).await;
             has_answered.then_some(nth)
@@ -80,7 +81,7 @@ impl Prober {
     }
 
     // Returns true if the instance answered.
-    async fn look(&self, nth: Nth, before: &InstanceView, name: &str) -> bool {
+    async fn look(&self, nth: InstanceNo, before: &InstanceView, name: &str) -> bool {
         let at = self.recorder.clock.now();
         let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
         // A call in flight counts as activity until its deadline.
@@ -101,13 +102,14 @@ impl Prober {
             };
             // Stop waiting if the runtime loses the call.
             let answer = timeout(patience, self.caller.call(&call)).await;
-            let answer = answer.unwrap_or_else(|_| Answered::Failed { fate: None, why: "no answer at all".to_owned() });
+            let answer =
+                answer.unwrap_or_else(|_| CallOutcome::Failed { fate: None, why: "no answer at all".to_owned() });
             let moved = moved();
-            let is_settled = moved || !matches!(answer, Answered::Failed { .. });
+            let is_settled = moved || !matches!(answer, CallOutcome::Failed { .. });
             if is_settled || Instant::now() >= deadline {
-                let has_answered = !moved && !matches!(answer, Answered::Failed { .. });
+                let has_answered = !moved && !matches!(answer, CallOutcome::Failed { .. });
                 let token = call.token;
-                self.recorder.probed(&Probe { nth, at, answer, token, moved });
+                self.recorder.probed(&ProbeResult { nth, at, answer, token, moved });
                 return has_answered;
             }
             sleep(AGAIN_AFTER).await;

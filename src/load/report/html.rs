@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use mcp_satellite_actors::model::status::Status;
 
-use super::plots::{self, Colour, Curve, Drawn, Times, Unit, Width};
-use super::tables::{Headline, Table, headline, headlines, tables};
+use super::plots::{self, Colour, PlotCurve, PlotResult, PlotUnit, PlotWidth, TimeAxis};
+use super::tables::{HeadlineFigure, ReportTable, headline, headlines, tables};
 use super::verdict;
 use crate::load::measure::Latency;
 use crate::load::scenario::fault_name;
-use crate::load::types::{Findings, Sample};
+use crate::load::types::{RunFindings, RunSample};
 
 // Maximum points of a curve; a screen cannot show more.
 const POINTS_MAX: usize = 600;
@@ -26,8 +26,8 @@ const VIOLET: Colour = (0x97, 0x75, 0xfa);
 const TEAL: Colour = (0x0c, 0xa6, 0x78);
 
 /// Renders the results as an HTML page.
-pub fn html(findings: &Findings) -> String {
-    let mut page = Page(String::new());
+pub fn html(findings: &RunFindings) -> String {
+    let mut page = HtmlPage(String::new());
     page.head(findings);
     page.tiles(&headlines(findings));
     page.plots(findings);
@@ -38,15 +38,15 @@ pub fn html(findings: &Findings) -> String {
     page.0
 }
 
-struct Page(String);
+struct HtmlPage(String);
 
 // Writing to a `String` cannot fail.
 macro_rules! put {
     ($page:expr, $($what:tt)*) => {{ let _ = write!($page.0, $($what)*); }};
 }
 
-impl Page {
-    fn head(&mut self, findings: &Findings) {
+impl HtmlPage {
+    fn head(&mut self, findings: &RunFindings) {
         let title = escaped(&headline(findings));
         let class = if findings.violations_in_all == 0 { "verdict" } else { "verdict broke" };
         put!(self, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
@@ -57,9 +57,9 @@ impl Page {
         put!(self, "<p class=\"faint\">repeat: <code>{}</code></p>\n</header>\n", escaped(&findings.repeat));
     }
 
-    fn tiles(&mut self, tiles: &[Headline]) {
+    fn tiles(&mut self, tiles: &[HeadlineFigure]) {
         put!(self, "<div class=\"tiles\">\n");
-        for Headline { name, value, beside, bad } in tiles {
+        for HeadlineFigure { name, value, beside, bad } in tiles {
             let class = if *bad { "tile bad" } else { "tile" };
             let (value, beside) = (escaped(value), escaped(beside));
             put!(self, "<div class=\"{class}\"><span class=\"faint\">{name}</span><b>{value}</b>");
@@ -68,7 +68,7 @@ impl Page {
         put!(self, "</div>\n");
     }
 
-    fn plots(&mut self, findings: &Findings) {
+    fn plots(&mut self, findings: &RunFindings) {
         put!(self, "<div class=\"plots\">\n");
         self.over_time(findings);
         let calls = &findings.calls;
@@ -81,24 +81,24 @@ impl Page {
         let legend: Vec<_> = latencies.iter().map(|(name, colour, _)| (*name, *colour)).collect();
         let drawn: Vec<_> = latencies.iter().map(|(_, colour, latency)| (*colour, *latency)).collect();
         if !drawn.is_empty() {
-            self.plot(Width::Half, "How long a call takes", &legend, plots::histogram(Width::Half, &drawn));
+            self.plot(PlotWidth::Half, "How long a call takes", &legend, plots::histogram(PlotWidth::Half, &drawn));
         }
         if !findings.online.is_empty() {
-            let online = plots::histogram(Width::Half, &[(GREEN, &findings.online)]);
-            self.plot(Width::Half, "From its installation until a server is online", &[], online);
+            let online = plots::histogram(PlotWidth::Half, &[(GREEN, &findings.online)]);
+            self.plot(PlotWidth::Half, "From its installation until a server is online", &[], online);
         }
         let waits =
             [("supervisors", VIOLET, &findings.supervisors), ("Root and the registry", TEAL, &findings.registry)];
         if waits.iter().all(|(_, _, latency)| !latency.is_empty()) {
             let legend = waits.map(|(name, colour, _)| (name, colour));
-            let drawn = plots::histogram(Width::Half, &waits.map(|(_, colour, latency)| (colour, latency)));
-            self.plot(Width::Half, "How long the runtime's own parts take to answer", &legend, drawn);
+            let drawn = plots::histogram(PlotWidth::Half, &waits.map(|(_, colour, latency)| (colour, latency)));
+            self.plot(PlotWidth::Half, "How long the runtime's own parts take to answer", &legend, drawn);
         }
         self.recoveries(findings);
         put!(self, "</div>\n");
     }
 
-    fn recoveries(&mut self, findings: &Findings) {
+    fn recoveries(&mut self, findings: &RunFindings) {
         let mut recoveries: Vec<_> = findings.recoveries.iter().filter(|(_, latency)| !latency.is_empty()).collect();
         if recoveries.is_empty() {
             return;
@@ -107,68 +107,73 @@ impl Page {
         for (_, latency) in &recoveries {
             all.merge(latency);
         }
-        let histogram = plots::histogram(Width::Half, &[(VIOLET, &all)]);
-        self.plot(Width::Half, "From a fault, or its healing, until its victim is online", &[], histogram);
+        let histogram = plots::histogram(PlotWidth::Half, &[(VIOLET, &all)]);
+        self.plot(PlotWidth::Half, "From a fault, or its healing, until its victim is online", &[], histogram);
         recoveries.sort_by_key(|(_, latency)| latency.quantile(0.5));
         let rows: Vec<_> = recoveries
             .into_iter()
             .map(|(kind, latency)| (format!("{} ({})", fault_name(*kind), latency.len()), VIOLET, latency))
             .collect();
-        let spans = plots::spans(Width::Full, &rows);
-        self.plot(Width::Full, "The same by fault: half, nine of ten, all within", &[], spans);
+        let spans = plots::spans(PlotWidth::Full, &rows);
+        self.plot(PlotWidth::Full, "The same by fault: half, nine of ten, all within", &[], spans);
     }
 
-    fn over_time(&mut self, findings: &Findings) {
+    fn over_time(&mut self, findings: &RunFindings) {
         let samples = &findings.samples;
         if samples.len() < 2 {
             return;
         }
-        let buckets: Vec<&[Sample]> = samples.chunks(samples.len().div_ceil(POINTS_MAX)).collect();
+        let buckets: Vec<&[RunSample]> = samples.chunks(samples.len().div_ceil(POINTS_MAX)).collect();
         let seconds: Vec<f64> = buckets.iter().map(|bucket| bucket[0].at_ms as f64 / 1e3).collect();
         let marks: Vec<(f64, String)> =
             findings.marks.iter().take(MARKS_MAX).map(|(at_ms, name)| (*at_ms as f64 / 1e3, name.clone())).collect();
-        let times = Times { seconds: &seconds, marks: &marks };
-        let bare = Times { seconds: &seconds, marks: &[] };
+        let times = TimeAxis { seconds: &seconds, marks: &marks };
+        let bare = TimeAxis { seconds: &seconds, marks: &[] };
 
         let layers = statuses(&buckets);
-        self.plot(Width::Full, "Servers by status", &legend(&layers), plots::stack(Width::Full, &times, &layers));
+        self.plot(
+            PlotWidth::Full,
+            "Servers by status",
+            &legend(&layers),
+            plots::stack(PlotWidth::Full, &times, &layers),
+        );
         // Skip the start of the fleet: instances that were never online are not missing.
         let up = buckets.iter().position(|bucket| bucket[0].at_ms as f64 > findings.all_online_ms).unwrap_or(0);
         let mut ill = statuses(&buckets[up..]);
         ill.retain(|layer| !WELL.contains(&layer.name.as_str()));
         if !ill.is_empty() {
-            let times = Times { seconds: &seconds[up..], marks: &[] };
-            let drawn = plots::stack(Width::Full, &times, &ill);
-            self.plot(Width::Full, "Those of them that cannot be called", &legend(&ill), drawn);
+            let times = TimeAxis { seconds: &seconds[up..], marks: &[] };
+            let drawn = plots::stack(PlotWidth::Full, &times, &ill);
+            self.plot(PlotWidth::Full, "Those of them that cannot be called", &legend(&ill), drawn);
         }
 
-        let of = |value: fn(&Sample) -> f64| -> Vec<f64> {
+        let of = |value: fn(&RunSample) -> f64| -> Vec<f64> {
             buckets.iter().map(|bucket| bucket.iter().map(value).fold(0.0, f64::max)).collect()
         };
-        let one = |colour, values| [Curve { name: String::new(), colour, values }];
+        let one = |colour, values| [PlotCurve { name: String::new(), colour, values }];
         let calls = rates(&seconds, &buckets);
-        let drawn = plots::lines(Width::Full, &times, &calls, Unit::Count);
-        self.plot(Width::Full, "Calls that end, a second", &legend(&calls), drawn);
-        let memory = plots::lines(Width::Half, &bare, &one(BLUE, of(|sample| sample.rss as f64)), Unit::Bytes);
-        self.plot(Width::Half, "Memory of this process", &[], memory);
+        let drawn = plots::lines(PlotWidth::Full, &times, &calls, PlotUnit::Count);
+        self.plot(PlotWidth::Full, "Calls that end, a second", &legend(&calls), drawn);
+        let memory = plots::lines(PlotWidth::Half, &bare, &one(BLUE, of(|sample| sample.rss as f64)), PlotUnit::Bytes);
+        self.plot(PlotWidth::Half, "Memory of this process", &[], memory);
         // Virtual runs open no descriptors.
         if findings.mode != "virtual" {
             let descriptors = one(TEAL, of(|sample| f64::from(sample.descriptors)));
-            let drawn = plots::lines(Width::Half, &bare, &descriptors, Unit::Count);
-            self.plot(Width::Half, "Open descriptors", &[], drawn);
+            let drawn = plots::lines(PlotWidth::Half, &bare, &descriptors, PlotUnit::Count);
+            self.plot(PlotWidth::Half, "Open descriptors", &[], drawn);
         }
         let backlog = one(ORANGE, of(|sample| sample.backlog as f64));
-        let drawn = plots::lines(Width::Half, &bare, &backlog, Unit::Count);
-        self.plot(Width::Half, "Events that wait for the sink", &[], drawn);
+        let drawn = plots::lines(PlotWidth::Half, &bare, &backlog, PlotUnit::Count);
+        self.plot(PlotWidth::Half, "Events that wait for the sink", &[], drawn);
         if samples.iter().any(|sample| sample.lag_us > 0) {
             let lag = one(VIOLET, of(|sample| sample.lag_us as f64));
-            let drawn = plots::lines(Width::Half, &bare, &lag, Unit::Microseconds);
-            self.plot(Width::Half, "How long the registry takes to answer", &[], drawn);
+            let drawn = plots::lines(PlotWidth::Half, &bare, &lag, PlotUnit::Microseconds);
+            self.plot(PlotWidth::Half, "How long the registry takes to answer", &[], drawn);
         }
     }
 
-    fn plot(&mut self, width: Width, title: &str, legend: &[(&str, Colour)], drawn: Drawn) {
-        let class = if width == Width::Full { " class=\"full\"" } else { "" };
+    fn plot(&mut self, width: PlotWidth, title: &str, legend: &[(&str, Colour)], drawn: PlotResult) {
+        let class = if width == PlotWidth::Full { " class=\"full\"" } else { "" };
         put!(self, "<figure{class}>\n<h2>{title}</h2>\n");
         if !legend.is_empty() {
             put!(self, "<div class=\"legend\">");
@@ -184,7 +189,7 @@ impl Page {
         put!(self, "</figure>\n");
     }
 
-    fn table(&mut self, Table { title, head, rows }: &Table) {
+    fn table(&mut self, ReportTable { title, head, rows }: &ReportTable) {
         // A table with long cells contains text, which is aligned to the left.
         let numbers = rows.iter().flatten().all(|cell| cell.len() < 32);
         let class = if numbers { "" } else { " class=\"words\"" };
@@ -206,7 +211,7 @@ impl Page {
         put!(self, "</tr>\n");
     }
 
-    fn foot(&mut self, findings: &Findings) {
+    fn foot(&mut self, findings: &RunFindings) {
         let machine: Vec<String> = findings.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         let clock = if findings.mode == "virtual" {
             " Time was virtual: durations are what was simulated, and say nothing about this machine."
@@ -224,25 +229,25 @@ const WELL: [&str; 2] = ["online", "online, asleep"];
 
 /// Returns a layer for each status that occurred, from healthy at the bottom to failed. Of the samples that share a
 /// point, the one with the fewest online instances counts.
-fn statuses(buckets: &[&[Sample]]) -> Vec<Curve> {
-    let online = |sample: &Sample| sample.by_status[place(Status::Online)];
-    let worst: Vec<&Sample> =
+fn statuses(buckets: &[&[RunSample]]) -> Vec<PlotCurve> {
+    let online = |sample: &RunSample| sample.by_status[place(Status::Online)];
+    let worst: Vec<&RunSample> =
         buckets.iter().filter_map(|bucket| bucket.iter().min_by_key(|sample| online(sample))).collect();
     // A dormant instance is online, except while it is being stopped: a layer must not become negative.
-    let asleep = |sample: &Sample| sample.dormant.min(online(sample));
+    let asleep = |sample: &RunSample| sample.dormant.min(online(sample));
     let mut layers = vec![
-        Curve {
+        PlotCurve {
             name: WELL[0].to_owned(),
             colour: colour(Status::Online),
             values: worst.iter().map(|sample| f64::from(online(sample) - asleep(sample))).collect(),
         },
-        Curve {
+        PlotCurve {
             name: WELL[1].to_owned(),
             colour: (0xb2, 0xf2, 0xbb),
             values: worst.iter().map(|sample| f64::from(asleep(sample))).collect(),
         },
     ];
-    layers.extend(Status::ALL.into_iter().filter(|status| *status != Status::Online).map(|status| Curve {
+    layers.extend(Status::ALL.into_iter().filter(|status| *status != Status::Online).map(|status| PlotCurve {
         name: status.as_str().to_owned(),
         colour: colour(status),
         values: worst.iter().map(|sample| f64::from(sample.by_status[place(status)])).collect(),
@@ -273,12 +278,12 @@ fn colour(status: Status) -> Colour {
     }
 }
 
-fn legend(curves: &[Curve]) -> Vec<(&str, Colour)> {
+fn legend(curves: &[PlotCurve]) -> Vec<(&str, Colour)> {
     curves.iter().map(|curve| (curve.name.as_str(), curve.colour)).collect()
 }
 
-fn rates(seconds: &[f64], buckets: &[&[Sample]]) -> [Curve; 2] {
-    let of = |value: fn(&Sample) -> u64| -> Vec<f64> {
+fn rates(seconds: &[f64], buckets: &[&[RunSample]]) -> [PlotCurve; 2] {
+    let of = |value: fn(&RunSample) -> u64| -> Vec<f64> {
         let at = |nth: usize| buckets[nth].first().map(value).unwrap_or_default();
         let rate = |nth: usize| {
             let (from, to) = (nth.saturating_sub(1), nth.max(1));
@@ -287,8 +292,8 @@ fn rates(seconds: &[f64], buckets: &[&[Sample]]) -> [Curve; 2] {
         (0..buckets.len()).map(rate).collect()
     };
     [
-        Curve { name: "all".to_owned(), colour: GREEN, values: of(|sample| sample.calls) },
-        Curve { name: "failed".to_owned(), colour: RED, values: of(|sample| sample.failed) },
+        PlotCurve { name: "all".to_owned(), colour: GREEN, values: of(|sample| sample.calls) },
+        PlotCurve { name: "failed".to_owned(), colour: RED, values: of(|sample| sample.failed) },
     ]
 }
 
@@ -349,14 +354,14 @@ mod tests {
     #[test]
     fn a_long_run_makes_no_larger_page() {
         let mut rng = StdRng::seed_from_u64(1);
-        let findings = Findings { samples: samples(30_000, &mut rng), ..held() };
+        let findings = RunFindings { samples: samples(30_000, &mut rng), ..held() };
         let page = html(&findings);
         assert!(page.len() < 500_000, "{} bytes", page.len());
     }
 
     #[test]
     fn a_run_that_ended_at_once_has_a_page() {
-        let nothing = Findings {
+        let nothing = RunFindings {
             samples: Vec::new(),
             recoveries: BTreeMap::default(),
             online: Latency::default(),
@@ -371,7 +376,8 @@ mod tests {
 
     #[test]
     fn the_worst_look_of_many_is_shown() {
-        let mut all: Vec<Sample> = (0..10).map(|_| Sample { by_status: [0; 12], ..Sample::default() }).collect();
+        let mut all: Vec<RunSample> =
+            (0..10).map(|_| RunSample { by_status: [0; 12], ..RunSample::default() }).collect();
         for sample in &mut all {
             sample.by_status[place(Status::Online)] = 5;
         }

@@ -8,10 +8,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use mcp_satellite_actors::model::status::Status;
 
 use crate::load::measure::{bytes, time};
-use crate::load::types::{Sample, Show};
+use crate::load::types::{ProgressDisplay, RunSample};
 
 /// Progress display on stderr.
-pub struct Live {
+pub struct TerminalProgress {
     bar: ProgressBar,
     // Planned duration of the load.
     until: Duration,
@@ -21,7 +21,7 @@ pub struct Live {
     stopped: AtomicBool,
 }
 
-impl Live {
+impl TerminalProgress {
     /// Creates the display for a run with this planned duration.
     pub fn new(until: Duration) -> Self {
         let drawn = std::io::stderr().is_terminal();
@@ -58,7 +58,7 @@ fn style(bar: &ProgressBar, template: &str) {
     }
 }
 
-impl Show for Live {
+impl ProgressDisplay for TerminalProgress {
     fn phase(&self, name: &'static str) {
         if self.drawn {
             self.bar.set_prefix(name);
@@ -72,7 +72,7 @@ impl Show for Live {
         self.bar.set_position(online as u64);
     }
 
-    fn sample(&self, sample: &Sample, injected: u64, violations: u64) {
+    fn sample(&self, sample: &RunSample, injected: u64, violations: u64) {
         if !self.runs.swap(true, Ordering::Relaxed) {
             style(&self.bar, "{prefix:14} {bar:30} {msg}");
             self.bar.set_length(u64::try_from(self.until.as_millis()).unwrap_or(u64::MAX));
@@ -87,7 +87,7 @@ impl Show for Live {
 }
 
 // Example: `12.3 s · 996 of 1000 online · 4412 calls, 12 failed, 7 under way · 20.1 MiB · 31 faults`
-fn line(sample: &Sample, injected: u64, violations: u64) -> String {
+fn line(sample: &RunSample, injected: u64, violations: u64) -> String {
     let all: u32 = sample.by_status.iter().sum();
     let online = Status::ALL.iter().zip(sample.by_status).find(|(status, _)| **status == Status::Online);
     let broken = match violations {
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn the_line_of_a_run_says_how_many_are_online_and_whether_a_promise_was_broken() {
         let mut sample =
-            Sample { at_ms: 12_340, calls: 4412, failed: 12, in_flight: 7, rss: 20 << 20, ..Sample::default() };
+            RunSample { at_ms: 12_340, calls: 4412, failed: 12, in_flight: 7, rss: 20 << 20, ..RunSample::default() };
         sample.by_status[6] = 996;
         sample.by_status[3] = 4;
         let usual = "12.3 s · 996 of 1000 online · 4412 calls, 12 failed, 7 under way · 20.0 MiB · 31 faults";

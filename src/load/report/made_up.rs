@@ -7,10 +7,12 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::load::measure::Latency;
-use crate::load::types::{CallFindings, EventFindings, FaultKind, Findings, Invariant, Left, Sample, Violation};
+use crate::load::types::{
+    CallFindings, EventFindings, FaultKind, Invariant, InvariantViolation, LeftoverResources, RunFindings, RunSample,
+};
 
 // Results without violations.
-pub(crate) fn held() -> Findings {
+pub(crate) fn held() -> RunFindings {
     let mut rng = StdRng::seed_from_u64(42);
     let mut spread = |n: usize, median_ms: f64, factor: f64| {
         let mut latency = Latency::default();
@@ -46,7 +48,7 @@ pub(crate) fn held() -> Findings {
         (FaultKind::TeamPanic, spread(2, 900.0, 1.5)),
     ];
     let injected: BTreeMap<FaultKind, u64> = recoveries.iter().map(|(kind, latency)| (*kind, latency.len())).collect();
-    Findings {
+    RunFindings {
         repeat: "satellite load --scenario mixed --instances 1000 --teams 50 --seconds 60 --seed 42".to_owned(),
         scenario: "mixed".to_owned(),
         about: "Everything that can go wrong, a little of each, in servers & in our own parts.".to_owned(),
@@ -78,7 +80,7 @@ pub(crate) fn held() -> Findings {
         events: EventFindings { emitted: 31_204, sent: 31_204, failed: 100, dropped: 0, lost: 0 },
         permanently_failed: 3,
         pardons: 4,
-        left: Left::default(),
+        left: LeftoverResources::default(),
         samples: samples(600, &mut rng),
         marks: vec![
             (18_000, "team_panic".to_owned()),
@@ -92,16 +94,16 @@ pub(crate) fn held() -> Findings {
 }
 
 // Results with violations.
-pub(crate) fn broken() -> Findings {
-    let violation = |invariant, at_ms, instance: Option<&str>, what: &str| Violation {
+pub(crate) fn broken() -> RunFindings {
+    let violation = |invariant, at_ms, instance: Option<&str>, what: &str| InvariantViolation {
         invariant,
         since_ms: at_ms,
         at_ms,
         instance: instance.map(str::to_owned),
         what: what.to_owned(),
     };
-    Findings {
-        left: Left { descriptors: 3, ..Left::default() },
+    RunFindings {
+        left: LeftoverResources { descriptors: 3, ..LeftoverResources::default() },
         events: EventFindings { lost: 1, ..held().events },
         violations: vec![
             violation(Invariant::OwnAnswer, 12_304, Some("i77"), "asked for `2a-3-50` and was told <b>`2a-3-49`</b>"),
@@ -113,7 +115,7 @@ pub(crate) fn broken() -> Findings {
 }
 
 // Samples distributed over one minute.
-pub(crate) fn samples(count: u64, rng: &mut StdRng) -> Vec<Sample> {
+pub(crate) fn samples(count: u64, rng: &mut StdRng) -> Vec<RunSample> {
     let mut calls = (0, 0);
     let sample = |nth: u64| {
         let at_ms = nth * 60_000 / count;
@@ -125,7 +127,7 @@ pub(crate) fn samples(count: u64, rng: &mut StdRng) -> Vec<Sample> {
         by_status[11] = if at_ms > 30_000 { 3 } else { 0 };
         by_status[6] = 1000 - by_status.iter().sum::<u32>();
         calls = (calls.0 + 24_000 / count, calls.1 + u64::from(ill) / 4);
-        Sample {
+        RunSample {
             at_ms,
             by_status,
             dormant: 0,

@@ -10,23 +10,23 @@ mod tables;
 use std::collections::BTreeMap;
 
 pub use html::html;
-pub use live::Live;
-pub use tables::{Table, headline, tables};
+pub use live::TerminalProgress;
+pub use tables::{ReportTable, headline, tables};
 
 use super::scenario::fault_name;
-use super::types::{Findings, Invariant};
+use super::types::{Invariant, RunFindings};
 
 /// Serializes the results as one JSON object on one line.
 ///
 /// # Errors
 ///
 /// Fails if the serialization fails.
-pub fn json(findings: &Findings) -> Result<String, serde_json::Error> {
+pub fn json(findings: &RunFindings) -> Result<String, serde_json::Error> {
     serde_json::to_string(findings)
 }
 
 /// Returns a verdict in one line, with the invariants that were violated or not checked.
-pub fn verdict(findings: &Findings) -> String {
+pub fn verdict(findings: &RunFindings) -> String {
     let so_far = if findings.stopped { " so far" } else { "" };
     if findings.violations_in_all == 0 {
         let unchecked = findings.checked.iter().filter(|checked| checked.not_checked.is_some());
@@ -71,7 +71,7 @@ pub fn promise(invariant: Invariant) -> &'static str {
 mod tests {
     use super::made_up::{broken, held};
     use super::*;
-    use crate::load::types::{Checked, FaultKind};
+    use crate::load::types::{FaultKind, InvariantCoverage};
 
     #[test]
     fn a_verdict_says_in_one_line_which_promises_were_broken() {
@@ -80,10 +80,10 @@ mod tests {
             verdict(&broken()),
             "BROKE, 12 times in all: each caller gets its own answer, once; events are numbered without a gap",
         );
-        let partly = Findings {
+        let partly = RunFindings {
             checked: vec![
-                Checked { invariant: Invariant::NoGap, looks: 9, at: "events", not_checked: None },
-                Checked {
+                InvariantCoverage { invariant: Invariant::NoGap, looks: 9, at: "events", not_checked: None },
+                InvariantCoverage {
                     invariant: Invariant::Flat,
                     looks: 3,
                     at: "samples",
@@ -95,7 +95,7 @@ mod tests {
         };
         let but = "; not checked: memory and descriptors do not grow with time; faults that never came: huge, exit_0";
         assert_eq!(verdict(&partly), format!("HELD: every promise that was checked was kept{but}"));
-        let early = |findings| verdict(&Findings { stopped: true, ..findings });
+        let early = |findings| verdict(&RunFindings { stopped: true, ..findings });
         assert_eq!(early(held()), "HELD so far: every promise that was checked was kept");
         assert!(early(broken()).starts_with("BROKE so far, 12 times in all: "));
     }

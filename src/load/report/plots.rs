@@ -8,7 +8,7 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::load::measure::{Bar, Latency, bytes, time};
+use crate::load::measure::{HistogramBar, Latency, bytes, time};
 
 // Plot units per pixel: shapes at whole units are drawn sharply.
 const SCALE: u32 = 2;
@@ -25,15 +25,15 @@ const MARK_GAP: f64 = 0.12;
 const INK: &str = "#000000";
 
 // SVG text, or an error message that the page shows in place of the plot.
-pub(super) type Drawn = Result<String, String>;
+pub(super) type PlotResult = Result<String, String>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Width {
+pub(super) enum PlotWidth {
     Half,
     Full,
 }
 
-impl Width {
+impl PlotWidth {
     fn units(self) -> u32 {
         match self {
             Self::Half => 560 * SCALE,
@@ -50,7 +50,7 @@ pub(super) fn hex((red, green, blue): Colour) -> String {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Curve {
+pub(super) struct PlotCurve {
     pub(super) name: String,
     pub(super) colour: Colour,
     // One value for each time of `Times`.
@@ -58,25 +58,25 @@ pub(super) struct Curve {
 }
 
 // Time axis in seconds, and the marks on it.
-pub(super) struct Times<'a> {
+pub(super) struct TimeAxis<'a> {
     pub(super) seconds: &'a [f64],
     pub(super) marks: &'a [(f64, String)],
 }
 
-impl Times<'_> {
+impl TimeAxis<'_> {
     fn last(&self) -> f64 {
         self.seconds.last().copied().unwrap_or_default().max(1.0)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum PlotUnit {
     Count,
     Bytes,
     Microseconds,
 }
 
-impl Unit {
+impl PlotUnit {
     fn written(self, value: f64) -> String {
         let value = value.max(0.0);
         match self {
@@ -99,7 +99,7 @@ impl Unit {
 }
 
 // A single curve is drawn with a filled area.
-pub(super) fn lines(width: Width, times: &Times<'_>, curves: &[Curve], unit: Unit) -> Drawn {
+pub(super) fn lines(width: PlotWidth, times: &TimeAxis<'_>, curves: &[PlotCurve], unit: PlotUnit) -> PlotResult {
     let top = curves.iter().flat_map(|curve| &curve.values).copied().fold(0.0, f64::max);
     draw(width, HEIGHT, |area| {
         let mut chart = over_time(area, times, top, unit)?;
@@ -115,11 +115,11 @@ pub(super) fn lines(width: Width, times: &Times<'_>, curves: &[Curve], unit: Uni
 }
 
 // The first layer is at the bottom.
-pub(super) fn stack(width: Width, times: &Times<'_>, layers: &[Curve]) -> Drawn {
+pub(super) fn stack(width: PlotWidth, times: &TimeAxis<'_>, layers: &[PlotCurve]) -> PlotResult {
     let total = |nth: usize| layers.iter().filter_map(|layer| layer.values.get(nth)).sum::<f64>();
     let top = (0..times.seconds.len()).map(total).fold(0.0, f64::max);
     draw(width, HEIGHT, |area| {
-        let mut chart = over_time(area, times, top, Unit::Count)?;
+        let mut chart = over_time(area, times, top, PlotUnit::Count)?;
         let mut below = vec![0.0; times.seconds.len()];
         for layer in layers {
             let above: Vec<f64> = below.iter().zip(&layer.values).map(|(below, value)| below + value).collect();
@@ -134,21 +134,21 @@ pub(super) fn stack(width: Width, times: &Times<'_>, layers: &[Curve]) -> Drawn 
 }
 
 /// Draws overlaid histograms on a logarithmic axis, each in percent of its own count.
-pub(super) fn histogram(width: Width, all: &[(Colour, &Latency)]) -> Drawn {
-    let all: Vec<(Colour, Vec<Bar>)> = all.iter().map(|(colour, latency)| (*colour, latency.bars())).collect();
-    let share = |bars: &[Bar], bar: &Bar| {
+pub(super) fn histogram(width: PlotWidth, all: &[(Colour, &Latency)]) -> PlotResult {
+    let all: Vec<(Colour, Vec<HistogramBar>)> = all.iter().map(|(colour, latency)| (*colour, latency.bars())).collect();
+    let share = |bars: &[HistogramBar], bar: &HistogramBar| {
         bar.count as f64 * 100.0 / bars.iter().map(|bar| bar.count).sum::<u64>().max(1) as f64
     };
     let tallest = all.iter().flat_map(|(_, bars)| bars.iter().map(|bar| share(bars, bar))).fold(1.0, f64::max);
     let range = range(all.iter().flat_map(|(_, bars)| bars).flat_map(|bar| [bar.from, bar.until]));
     draw(width, HEIGHT, |area| {
-        let x = Axis { range: range.0..range.1, ticks: decades(range) };
-        let y = Axis { range: 0.0..height(tallest), ticks: round_numbers(tallest, 1.0) };
+        let x = PlotAxis { range: range.0..range.1, ticks: decades(range) };
+        let y = PlotAxis { range: 0.0..height(tallest), ticks: round_numbers(tallest, 1.0) };
         let mut chart = frame(area, LEFT).build_cartesian_2d(x, y)?;
         let percent = |share: &f64| format!("{} %", round(*share));
         mesh(&mut chart, &|at: &f64| exponent(*at), &percent)?;
         for (fill, bars) in &all {
-            let bar = |bar: &Bar| {
+            let bar = |bar: &HistogramBar| {
                 let corners = [(log(bar.from), 0.0), (log(bar.until), share(bars, bar))];
                 Rectangle::new(corners, colour(*fill).mix(if all.len() == 1 { 0.85 } else { 0.55 }).filled())
             };
@@ -159,14 +159,14 @@ pub(super) fn histogram(width: Width, all: &[(Colour, &Latency)]) -> Drawn {
 }
 
 /// Draws a row for each name: a line from minimum to maximum, a bar up to the 90th percentile and a mark at the median.
-pub(super) fn spans(width: Width, rows: &[(String, Colour, &Latency)]) -> Drawn {
+pub(super) fn spans(width: PlotWidth, rows: &[(String, Colour, &Latency)]) -> PlotResult {
     let range = range(rows.iter().flat_map(|(_, _, all)| [all.quantile(0.0), all.quantile(1.0)]));
     // The first row is at the top.
     let place = |nth: usize| (rows.len() - nth) as f64 - 0.5;
     let height = BELOW + ROW * u32::try_from(rows.len() + 1).unwrap_or(u32::MAX / ROW - 2);
     draw(width, height, |area| {
-        let x = Axis { range: range.0..range.1, ticks: decades(range) };
-        let y = Axis { range: 0.0..rows.len().max(1) as f64, ticks: (0..rows.len()).map(place).collect() };
+        let x = PlotAxis { range: range.0..range.1, ticks: decades(range) };
+        let y = PlotAxis { range: 0.0..rows.len().max(1) as f64, ticks: (0..rows.len()).map(place).collect() };
         let mut chart = frame(area, LEFT * 2).build_cartesian_2d(x, y)?;
         let name = |at: &f64| {
             let nth = (0..rows.len()).find(|nth| (place(*nth) - at).abs() < 0.1);
@@ -193,7 +193,7 @@ pub(super) fn spans(width: Width, rows: &[(String, Colour, &Latency)]) -> Drawn 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Failure = DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>;
 
-fn draw(width: Width, height: u32, plot: impl FnOnce(&Area<'_>) -> Result<(), Failure>) -> Drawn {
+fn draw(width: PlotWidth, height: u32, plot: impl FnOnce(&Area<'_>) -> Result<(), Failure>) -> PlotResult {
     let size = (width.units(), height);
     let mut text = String::new();
     {
@@ -213,12 +213,12 @@ fn frame<'a, 'b>(area: &'a Area<'b>, left: u32) -> ChartBuilder<'a, 'a, SVGBacke
 }
 
 // Axis with labels at given positions.
-struct Axis {
+struct PlotAxis {
     range: Range<f64>,
     ticks: Vec<f64>,
 }
 
-impl Ranged for Axis {
+impl Ranged for PlotAxis {
     type FormatOption = DefaultFormatting;
     type ValueType = f64;
 
@@ -238,12 +238,17 @@ impl Ranged for Axis {
     }
 }
 
-type Plane<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+type PlotChart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<PlotAxis, PlotAxis>>;
 
-fn over_time<'a, 'b>(area: &'a Area<'b>, times: &Times<'_>, top: f64, unit: Unit) -> Result<Plane<'a, 'b>, Failure> {
+fn over_time<'a, 'b>(
+    area: &'a Area<'b>,
+    times: &TimeAxis<'_>,
+    top: f64,
+    unit: PlotUnit,
+) -> Result<PlotChart<'a, 'b>, Failure> {
     let first = times.seconds.first().copied().unwrap_or_default().min(times.last() - 1.0);
-    let x = Axis { range: first..times.last(), ticks: ticks(first, times.last()) };
-    let y = Axis { range: 0.0..height(top), ticks: round_numbers(top, unit.base(top)) };
+    let x = PlotAxis { range: first..times.last(), ticks: ticks(first, times.last()) };
+    let y = PlotAxis { range: 0.0..height(top), ticks: round_numbers(top, unit.base(top)) };
     let mut chart = frame(area, LEFT).build_cartesian_2d(x, y)?;
     mesh(&mut chart, &|seconds: &f64| moment(*seconds), &|value: &f64| unit.written(*value))?;
     Ok(chart)
@@ -254,7 +259,11 @@ fn height(top: f64) -> f64 {
     if top > 0.0 { top * 1.06 } else { 1.0 }
 }
 
-fn mesh(chart: &mut Plane<'_, '_>, along: &dyn Fn(&f64) -> String, up: &dyn Fn(&f64) -> String) -> Result<(), Failure> {
+fn mesh(
+    chart: &mut PlotChart<'_, '_>,
+    along: &dyn Fn(&f64) -> String,
+    up: &dyn Fn(&f64) -> String,
+) -> Result<(), Failure> {
     chart
         .configure_mesh()
         .x_label_formatter(along)
@@ -266,7 +275,7 @@ fn mesh(chart: &mut Plane<'_, '_>, along: &dyn Fn(&f64) -> String, up: &dyn Fn(&
         .draw()
 }
 
-fn marks(chart: &mut Plane<'_, '_>, times: &Times<'_>, top: f64) -> Result<(), Failure> {
+fn marks(chart: &mut PlotChart<'_, '_>, times: &TimeAxis<'_>, top: f64) -> Result<(), Failure> {
     let ink = BLACK.mix(0.75);
     let mut labelled = f64::NEG_INFINITY;
     for (at, name) in times.marks {
@@ -375,7 +384,8 @@ mod tests {
         assert_eq!(round_numbers(1000.0, 1.0), [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]);
         assert_eq!(round_numbers(7.0, 1.0), [0.0, 2.0, 4.0, 6.0]);
         let memory = 70.0 * 1024.0 * 1024.0;
-        let written = round_numbers(memory, Unit::Bytes.base(memory)).into_iter().map(|at| Unit::Bytes.written(at));
+        let written =
+            round_numbers(memory, PlotUnit::Bytes.base(memory)).into_iter().map(|at| PlotUnit::Bytes.written(at));
         assert_eq!(written.collect::<Vec<_>>(), ["0 B", "20 MiB", "40 MiB", "60 MiB"]);
         assert!(round_numbers(0.0, 1.0).len() <= 6);
     }
@@ -392,15 +402,15 @@ mod tests {
 
     #[test]
     fn nothing_at_all_can_be_drawn() {
-        let times = Times { seconds: &[], marks: &[] };
-        let empty = Curve { name: String::new(), colour: (0, 0, 0), values: Vec::new() };
+        let times = TimeAxis { seconds: &[], marks: &[] };
+        let empty = PlotCurve { name: String::new(), colour: (0, 0, 0), values: Vec::new() };
         let drawn = [
-            lines(Width::Half, &times, &[], Unit::Count),
-            lines(Width::Half, &times, std::slice::from_ref(&empty), Unit::Bytes),
-            stack(Width::Full, &times, &[empty]),
-            histogram(Width::Half, &[((0, 0, 0), &Latency::default())]),
-            spans(Width::Half, &[]),
-            spans(Width::Half, &[("none".to_owned(), (0, 0, 0), &Latency::default())]),
+            lines(PlotWidth::Half, &times, &[], PlotUnit::Count),
+            lines(PlotWidth::Half, &times, std::slice::from_ref(&empty), PlotUnit::Bytes),
+            stack(PlotWidth::Full, &times, &[empty]),
+            histogram(PlotWidth::Half, &[((0, 0, 0), &Latency::default())]),
+            spans(PlotWidth::Half, &[]),
+            spans(PlotWidth::Half, &[("none".to_owned(), (0, 0, 0), &Latency::default())]),
         ];
         for svg in drawn {
             let svg = svg.unwrap();

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::load::measure::{Latency, bytes, number, time};
 use crate::load::scenario::fault_name;
-use crate::load::types::{Checked, FaultKind, Findings, Outcome, Violation};
+use crate::load::types::{FaultKind, FaultOutcomes, InvariantCoverage, InvariantViolation, RunFindings};
 
 /// Table of a report. All columns except the first contain numbers, unless a cell is a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct ReportTable {
     /// Title of the table.
     pub title: &'static str,
     /// Column titles; all may be empty.
@@ -20,7 +20,7 @@ pub struct Table {
 
 /// Headline figure and its caption.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Headline {
+pub(super) struct HeadlineFigure {
     pub name: &'static str,
     pub value: String,
     pub beside: String,
@@ -29,7 +29,7 @@ pub(super) struct Headline {
 }
 
 /// Returns the first line of every report: the scenario and its size.
-pub fn headline(findings: &Findings) -> String {
+pub fn headline(findings: &RunFindings) -> String {
     let through = if findings.gateway { " through the MCP endpoint" } else { "" };
     format!(
         "{} · seed {} · {} {} servers in {} teams{through} · {} of fleet in {}",
@@ -43,8 +43,8 @@ pub fn headline(findings: &Findings) -> String {
     )
 }
 
-pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
-    let Findings { calls, events, left, .. } = findings;
+pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
+    let RunFindings { calls, events, left, .. } = findings;
     let at =
         |latency: &Latency, share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) };
     // Recovery times differ by kind of fault, so an overall percentile would be meaningless.
@@ -52,7 +52,7 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
     let worst = worst.max_by_key(|(_, latency)| latency.quantile(0.99));
     let injected: u64 = findings.injected.values().sum();
     let left_over = left.servers + left.tasks + left.descriptors + left.processes;
-    let plain = |name, value, beside| Headline { name, value, beside, bad: false };
+    let plain = |name, value, beside| HeadlineFigure { name, value, beside, bad: false };
     let share = calls.failed as f64 * 100.0 / (calls.answered + calls.failed).max(1) as f64;
     [
         plain(
@@ -84,13 +84,13 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
                 .map(|(kind, latency)| format!("{}: half within {}", fault_name(*kind), at(latency, 0.5)))
                 .unwrap_or_default(),
         ),
-        Headline {
+        HeadlineFigure {
             name: "events lost",
             value: count(events.lost),
             beside: format!("of {}; {} given up and said so", count(events.emitted), count(events.dropped)),
             bad: events.lost > 0,
         },
-        Headline {
+        HeadlineFigure {
             name: "left over",
             value: count(left_over as u64),
             beside: format!(
@@ -103,7 +103,7 @@ pub(super) fn headlines(findings: &Findings) -> [Headline; 8] {
 }
 
 /// Returns all tables that have rows.
-pub fn tables(findings: &Findings) -> Vec<Table> {
+pub fn tables(findings: &RunFindings) -> Vec<ReportTable> {
     let mut tables = vec![promises(findings), numbers(findings), durations(findings), faults(findings)];
     if !findings.violations.is_empty() {
         tables.insert(0, violations(findings));
@@ -112,8 +112,8 @@ pub fn tables(findings: &Findings) -> Vec<Table> {
     tables
 }
 
-fn numbers(findings: &Findings) -> Table {
-    let Findings { calls, events, .. } = findings;
+fn numbers(findings: &RunFindings) -> ReportTable {
+    let RunFindings { calls, events, .. } = findings;
     let mut rows: Vec<Vec<String>> =
         headlines(findings).into_iter().map(|one| vec![one.name.to_owned(), one.value, one.beside]).collect();
     let mut row = |name: &str, value: String, beside: String| rows.push(vec![name.to_owned(), value, beside]);
@@ -129,10 +129,10 @@ fn numbers(findings: &Findings) -> Table {
         format!("the servers' own until they were online: {}", time(Duration::from_secs_f64(cpu.max(0.0) / 1e3)))
     });
     row("CPU of this process", cpu, children.unwrap_or_default());
-    Table { title: "in numbers", head: vec!["", "", ""], rows }
+    ReportTable { title: "in numbers", head: vec!["", "", ""], rows }
 }
 
-fn durations(findings: &Findings) -> Table {
+fn durations(findings: &RunFindings) -> ReportTable {
     let calls = &findings.calls;
     let rows = [
         ("until online".to_owned(), None, &findings.online),
@@ -154,10 +154,10 @@ fn durations(findings: &Findings) -> Table {
         [name, count(latency.len()), failed].into_iter().chain(at).collect()
     };
     let head = vec!["how long", "n", "failed", "shortest", "50 %", "90 %", "99 %", "99.9 %", "longest"];
-    Table { title: "durations", head, rows: all.map(row).collect() }
+    ReportTable { title: "durations", head, rows: all.map(row).collect() }
 }
 
-fn faults(findings: &Findings) -> Table {
+fn faults(findings: &RunFindings) -> ReportTable {
     let mut kinds: Vec<_> = findings.injected.keys().chain(findings.impossible.keys()).copied().collect();
     kinds.sort_unstable();
     kinds.dedup();
@@ -166,22 +166,22 @@ fn faults(findings: &Findings) -> Table {
         let mut row = vec![fault_name(kind).to_owned(), of(&findings.injected), of(&findings.impossible)];
         // Faults of the satellite itself have no victims that recover.
         row.extend(match findings.outcomes.get(&kind) {
-            Some(Outcome { back, unharmed, given_up, missing }) => {
+            Some(FaultOutcomes { back, unharmed, given_up, missing }) => {
                 [back, unharmed, given_up, missing].map(|n| count(*n))
             }
             None => [(); 4].map(|()| "–".to_owned()),
         });
         row
     };
-    Table {
+    ReportTable {
         title: "faults",
         head: vec!["fault", "injected", "found nobody", "came back", "unharmed", "given up", "missing"],
         rows: kinds.into_iter().map(row).collect(),
     }
 }
 
-fn promises(findings: &Findings) -> Table {
-    let row = |Checked { invariant, looks, at, not_checked }: &Checked| {
+fn promises(findings: &RunFindings) -> ReportTable {
+    let row = |InvariantCoverage { invariant, looks, at, not_checked }: &InvariantCoverage| {
         let broken = findings.violations.iter().filter(|violation| violation.invariant == *invariant).count();
         let what = match (broken, not_checked) {
             (0, None) => "kept".to_owned(),
@@ -190,15 +190,15 @@ fn promises(findings: &Findings) -> Table {
         };
         vec![super::promise(*invariant).to_owned(), format!("{} {at}", count(*looks)), what]
     };
-    Table {
+    ReportTable {
         title: "promises",
         head: vec!["promise", "looked at", "and"],
         rows: findings.checked.iter().map(row).collect(),
     }
 }
 
-fn violations(findings: &Findings) -> Table {
-    let row = |violation: &Violation| {
+fn violations(findings: &RunFindings) -> ReportTable {
+    let row = |violation: &InvariantViolation| {
         vec![
             super::promise(violation.invariant).to_owned(),
             seconds(violation.at_ms as f64 / 1e3),
@@ -206,7 +206,7 @@ fn violations(findings: &Findings) -> Table {
             violation.what.clone(),
         ]
     };
-    Table {
+    ReportTable {
         title: "promises broken",
         head: vec!["promise", "at", "instance", "what happened"],
         rows: findings.violations.iter().map(row).collect(),
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_promise_that_nobody_could_look_at_is_no_promise_that_was_kept() {
-        let checked = |invariant, not_checked: Option<&str>| Checked {
+        let checked = |invariant, not_checked: Option<&str>| InvariantCoverage {
             invariant,
             looks: 1200,
             at: "calls",
@@ -266,7 +266,7 @@ mod tests {
             checked(Invariant::Flat, Some("too short")),
             checked(Invariant::OwnAnswer, None),
         ];
-        let rows = promises(&Findings { checked, ..broken() }).rows;
+        let rows = promises(&RunFindings { checked, ..broken() }).rows;
         let said: Vec<_> = rows.iter().map(|row| (row[1].as_str(), row[2].as_str())).collect();
         assert_eq!(
             said,
@@ -276,8 +276,8 @@ mod tests {
 
     #[test]
     fn what_became_of_a_fault_stands_beside_it() {
-        let outcome = Outcome { back: 7, unharmed: 1, given_up: 2, missing: 3 };
-        let table = faults(&Findings { outcomes: [(FaultKind::Hang, outcome)].into(), ..held() });
+        let outcome = FaultOutcomes { back: 7, unharmed: 1, given_up: 2, missing: 3 };
+        let table = faults(&RunFindings { outcomes: [(FaultKind::Hang, outcome)].into(), ..held() });
         let hang = table.rows.iter().find(|row| row[0] == "hang").unwrap();
         assert_eq!(hang[3..], ["7", "1", "2", "3"]);
         let panic = table.rows.iter().find(|row| row[0] == "team_panic").unwrap();

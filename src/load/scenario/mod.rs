@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy, TeamBudgetPolicy};
-use mcp_satellite_actors::model::spec::Keep;
+use mcp_satellite_actors::model::spec::ProcessLifetime;
 use toml_span::ErrorKind;
 
-use super::chance::Spread;
-use super::types::{Befalls, FaultKind, Nth, TeamNo, Transport};
-use crate::config::errors::{Findings, Source};
+use super::chance::DurationDistribution;
+use super::types::{FaultKind, InstanceNo, LoadTransport, TeamNo, VictimClass};
+use crate::config::errors::{ConfigFindings, ConfigText};
 use crate::config::reader::nearest;
-use crate::connect::sim::Script;
+use crate::connect::sim::SimScript;
 
 pub use crate::config::ConfigErrors as ScenarioErrors;
 
@@ -50,9 +50,9 @@ pub struct Scenario {
     /// Size of the fleet.
     pub fleet: FleetShape,
     /// Kinds of servers, at least one.
-    pub kinds: Vec<ServerKind>,
+    pub kinds: Vec<ScenarioServer>,
     /// Load of calls.
-    pub load: Load,
+    pub load: CallLoad,
     /// Policy of each instance.
     pub policy: Arc<Policy>,
     /// Restart budget of each team.
@@ -66,7 +66,7 @@ pub struct Scenario {
     /// Faults in the order of the file.
     pub faults: Vec<FaultRule>,
     /// Limits for the checks.
-    pub limits: Limits,
+    pub limits: ScenarioLimits,
 }
 
 /// Size of a fleet.
@@ -82,20 +82,20 @@ pub struct FleetShape {
 
 impl FleetShape {
     /// Returns the team of an instance. Instances are assigned to the teams in turn.
-    pub fn team_of(&self, nth: Nth) -> TeamNo {
+    pub fn team_of(&self, nth: InstanceNo) -> TeamNo {
         let teams = u32::try_from(self.teams.max(1)).unwrap_or(u32::MAX);
         TeamNo(nth.0 % teams)
     }
 
     /// Returns the index of the user, within the team, to whom an instance belongs.
-    pub fn user_of(&self, nth: Nth) -> usize {
+    pub fn user_of(&self, nth: InstanceNo) -> usize {
         (nth.0 as usize / self.teams.max(1)) % self.users.max(1)
     }
 
     /// Returns all instances of a team.
-    pub fn members(&self, team: TeamNo) -> impl Iterator<Item = Nth> {
+    pub fn members(&self, team: TeamNo) -> impl Iterator<Item = InstanceNo> {
         let step = self.teams.max(1);
-        (team.0 as usize..self.instances).step_by(step).filter_map(|nth| u32::try_from(nth).ok().map(Nth))
+        (team.0 as usize..self.instances).step_by(step).filter_map(|nth| u32::try_from(nth).ok().map(InstanceNo))
     }
 
     /// Returns the number of instances of a team.
@@ -104,41 +104,41 @@ impl FleetShape {
     }
 
     /// Returns all instances.
-    pub fn all(&self) -> impl Iterator<Item = Nth> + use<> {
-        (0..u32::try_from(self.instances).unwrap_or(u32::MAX)).map(Nth)
+    pub fn all(&self) -> impl Iterator<Item = InstanceNo> + use<> {
+        (0..u32::try_from(self.instances).unwrap_or(u32::MAX)).map(InstanceNo)
     }
 }
 
 /// Kind of server.
 #[derive(Debug, Clone)]
-pub struct ServerKind {
+pub struct ScenarioServer {
     /// First part of the servers' names.
     pub name: String,
     /// Relative frequency among all kinds.
     pub weight: u32,
     /// Transport of the servers.
-    pub transport: Transport,
+    pub transport: LoadTransport,
     /// Behavior of the servers. Handshake and seed are drawn for each script.
-    pub script: Script,
+    pub script: SimScript,
     /// Delay of the response to `initialize`.
-    pub handshake: Spread,
+    pub handshake: DurationDistribution,
     /// Duration of a call.
-    pub call: Spread,
+    pub call: DurationDistribution,
     /// Policy for dormant instances.
-    pub keep: Keep,
+    pub keep: ProcessLifetime,
     /// True if the calls are logged.
     pub request_logging: bool,
 }
 
 /// Load of calls on the fleet.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Load {
+pub enum CallLoad {
     /// Closed loop: each caller waits for the response, then for the think time, before its next call.
     Closed {
         /// Number of callers.
         callers: usize,
         /// Think time before each call.
-        think: Spread,
+        think: DurationDistribution,
         /// Exponent of Zipf's law for the choice of a team; 0 is uniform.
         skew: f64,
         /// Timeout of a call.
@@ -157,7 +157,7 @@ pub enum Load {
     },
 }
 
-impl Load {
+impl CallLoad {
     /// Returns the exponent of Zipf's law for the choice of a team.
     pub fn skew(&self) -> f64 {
         match self {
@@ -179,39 +179,39 @@ pub struct FaultRule {
     /// Kind of fault.
     pub kind: FaultKind,
     /// Time of the faults.
-    pub when: When,
+    pub when: FaultTiming,
     /// Victims of the faults.
-    pub whom: Whom,
+    pub whom: VictimSelection,
     /// Time until a fault is healed; zero if it heals by itself.
-    pub lasts: Spread,
+    pub lasts: DurationDistribution,
 }
 
 /// Time of faults.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum When {
+pub enum FaultTiming {
     /// Single time.
-    At(Moment),
+    At(RunMoment),
     /// Random times, as a Poisson process.
     Every {
         /// Mean time between two faults.
         mean: Duration,
         /// Start of the period.
-        from: Moment,
+        from: RunMoment,
         /// End of the period.
-        until: Moment,
+        until: RunMoment,
     },
 }
 
 /// Moment of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Moment {
+pub enum RunMoment {
     /// Time since the start of the load.
     After(Duration),
     /// Share of the load's duration, from 0 to 1.
     Share(f64),
 }
 
-impl Moment {
+impl RunMoment {
     /// Returns the time since the start in a run of this duration.
     pub fn of(self, run: Duration) -> Duration {
         match self {
@@ -223,7 +223,7 @@ impl Moment {
 
 /// Selection of victims from all possible ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Whom {
+pub enum VictimSelection {
     /// Random single victim.
     One,
     /// Random share of the instances, from 0 to 1.
@@ -234,7 +234,7 @@ pub enum Whom {
 
 /// Limits of a scenario for the checks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
+pub struct ScenarioLimits {
     /// Maximum memory of an instance after the faults, as a multiple of that before the faults.
     pub growth: f64,
     /// Maximum duration of a recovery beyond the restart delay and the handshake.
@@ -246,7 +246,7 @@ pub struct Limits {
     pub flat: Option<f64>,
 }
 
-impl Default for Limits {
+impl Default for ScenarioLimits {
     fn default() -> Self {
         Self { growth: 1.2, recovery_slack: Duration::from_secs(1), neighbours: None, flat: None }
     }
@@ -254,7 +254,7 @@ impl Default for Limits {
 
 /// Settings of the command line that replace those of a scenario.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Overrides {
+pub struct ScenarioOverrides {
     /// Number of instances.
     pub instances: Option<usize>,
     /// Number of teams.
@@ -352,8 +352,8 @@ pub fn load(name_or_path: &str) -> Result<Scenario, ScenarioErrors> {
 ///
 /// Returns all errors of the text.
 pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioErrors> {
-    let mut findings = Findings::default();
-    let source = Source { name: file, text, shown: text.to_owned() };
+    let mut findings = ConfigFindings::default();
+    let source = ConfigText { name: file, text, shown: text.to_owned() };
     let name = Path::new(file).file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let scenario = match toml_span::parse(text) {
         Ok(tree) => read::scenario(name, tree, &mut findings),
@@ -373,11 +373,11 @@ pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioErrors> {
 
 /// Returns true if the fault can hit a server with this transport, or needs no server because it hits a team or the
 /// satellite.
-pub fn fits(kind: FaultKind, transport: Transport) -> bool {
+pub fn fits(kind: FaultKind, transport: LoadTransport) -> bool {
     match kind.befalls() {
-        Befalls::Stdio => transport == Transport::Stdio,
-        Befalls::Remote => transport == Transport::Remote,
-        Befalls::Any | Befalls::Team | Befalls::Us => true,
+        VictimClass::Stdio => transport == LoadTransport::Stdio,
+        VictimClass::Remote => transport == LoadTransport::Remote,
+        VictimClass::Any | VictimClass::Team | VictimClass::Us => true,
     }
 }
 
@@ -387,13 +387,13 @@ fn beyond(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(S
     let shown = humantime::format_duration(run);
     let share = "write it as a share of the run, such as \"40 %\"".to_owned();
     let times = match rule.when {
-        When::At(at) => {
+        FaultTiming::At(at) => {
             if at.of(run) >= run {
                 wrong.push((format!("`at` is beyond the run, which takes {shown}"), share));
             }
             1.0
         }
-        When::Every { mean, from, until } => {
+        FaultTiming::Every { mean, from, until } => {
             let (from, until) = (from.of(run), until.of(run));
             if from >= until {
                 wrong.push(("`from` is not before `until`".to_owned(), share));
@@ -404,8 +404,10 @@ fn beyond(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(S
         }
     };
     let victims = match (rule.whom, fleet) {
-        (Whom::One, _) | (_, None) => 1.0,
-        (Whom::Share(share) | Whom::TeamsShare(share), Some(fleet)) => (share * fleet.instances as f64).max(1.0),
+        (VictimSelection::One, _) | (_, None) => 1.0,
+        (VictimSelection::Share(share) | VictimSelection::TeamsShare(share), Some(fleet)) => {
+            (share * fleet.instances as f64).max(1.0)
+        }
     };
     if times * victims > FAULTS_MAX {
         let message = format!("this is about {:.0} faults, and a million is the most", times * victims);
@@ -421,8 +423,8 @@ impl Scenario {
     /// # Errors
     ///
     /// Fails if the result is not a valid scenario.
-    pub fn with(self, overrides: Overrides) -> Result<Self, ScenarioErrors> {
-        let Overrides { instances, teams, duration } = overrides;
+    pub fn with(self, overrides: ScenarioOverrides) -> Result<Self, ScenarioErrors> {
+        let ScenarioOverrides { instances, teams, duration } = overrides;
         let instances = instances.unwrap_or(self.fleet.instances);
         let mut wrong = Vec::new();
         if instances > MANY_MAX as usize {
@@ -464,12 +466,12 @@ impl Scenario {
     /// Fails if callers have no think time.
     pub fn paused(&self) -> Result<(), ScenarioErrors> {
         match &self.load {
-            Load::Closed { think, .. } if think.is_zero() => {
+            CallLoad::Closed { think, .. } if think.is_zero() => {
                 let message = "callers that do not think never let virtual time go on".to_owned();
                 let hint = "give `think` in [load], such as \"exp 10ms\"".to_owned();
                 Err(ScenarioErrors::nowhere(&self.name, vec![(message, hint)]))
             }
-            Load::Closed { .. } | Load::Open { .. } => Ok(()),
+            CallLoad::Closed { .. } | CallLoad::Open { .. } => Ok(()),
         }
     }
 }

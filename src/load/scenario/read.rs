@@ -6,22 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy, TeamBudgetPolicy};
-use mcp_satellite_actors::model::spec::Keep;
+use mcp_satellite_actors::model::spec::ProcessLifetime;
 use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
 use super::{
-    FAULTS, FaultRule, FleetShape, Limits, Load, MANY_MAX, Moment, QUIET, RATE_MAX, Scenario, ServerKind, When, Whom,
-    beyond, fault_name, fits, is_healed,
+    CallLoad, FAULTS, FaultRule, FaultTiming, FleetShape, MANY_MAX, QUIET, RATE_MAX, RunMoment, Scenario,
+    ScenarioLimits, ScenarioServer, VictimSelection, beyond, fault_name, fits, is_healed,
 };
-use crate::config::errors::Findings;
-use crate::config::reader::{Fields, nearest};
-use crate::connect::sim::Script;
-use crate::load::chance::{SPREADS, Spread};
-use crate::load::types::{Befalls, Transport};
+use crate::config::errors::ConfigFindings;
+use crate::config::reader::{TableReader, nearest};
+use crate::connect::sim::SimScript;
+use crate::load::chance::{DurationDistribution, SPREADS};
+use crate::load::types::{LoadTransport, VictimClass};
 
-pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut Findings) -> Option<Scenario> {
-    let mut file = Fields::open(tree, Span::new(0, 0), "the scenario".to_owned(), findings)?;
+pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindings) -> Option<Scenario> {
+    let mut file = TableReader::open(tree, Span::new(0, 0), "the scenario".to_owned(), findings)?;
     let missing = ["about", "seconds", "fleet", "servers", "load"].map(|key| !file.has(key));
     let about = file.text("about").given().map(|about| about.value.clone());
     let seconds = file.count::<1, u64>("seconds");
@@ -54,7 +54,7 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut Findings) -
         }
     }
     let whole = kinds.iter().all(Option::is_some);
-    let kinds: Vec<ServerKind> = kinds.into_iter().flatten().map(|(_, kind)| kind).collect();
+    let kinds: Vec<ScenarioServer> = kinds.into_iter().flatten().map(|(_, kind)| kind).collect();
     let duration = seconds.map(Duration::from_secs);
     for (at, rule) in faults.iter().filter_map(|(at, rule)| Some((at, rule.as_ref()?))) {
         if let Some(duration) = duration {
@@ -65,12 +65,12 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut Findings) -
         if whole && !kinds.is_empty() && !kinds.iter().any(|kind| fits(rule.kind, kind.transport)) {
             let kind = fault_name(rule.kind);
             let message = format!("there is no kind of server here that `{kind}` could befall");
-            let transport = if rule.kind.befalls() == Befalls::Remote { "remote" } else { "stdio" };
+            let transport = if rule.kind.befalls() == VictimClass::Remote { "remote" } else { "stdio" };
             file.findings.error(*at, message, format!("add one with transport = \"{transport}\", or leave it out"));
         }
     }
     file.close();
-    let Policies { policy, team_budget, start_permits, connect_permits } = policies.unwrap_or_default();
+    let ScenarioPolicies { policy, team_budget, start_permits, connect_permits } = policies.unwrap_or_default();
     Some(Scenario {
         name,
         about: about?,
@@ -88,7 +88,7 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut Findings) -
     })
 }
 
-fn fleet(fields: &mut Fields<'_, '_>) -> Option<FleetShape> {
+fn fleet(fields: &mut TableReader<'_, '_>) -> Option<FleetShape> {
     let at = fields.at;
     if !fields.has("instances") {
         fields.findings.error(at, "`instances` is missing", "say how many servers there are: instances = 1000");
@@ -103,7 +103,7 @@ fn fleet(fields: &mut Fields<'_, '_>) -> Option<FleetShape> {
     Some(FleetShape { instances: instances as usize, teams: teams as usize, users: users as usize })
 }
 
-fn server(fields: &mut Fields<'_, '_>) -> Option<(Span, ServerKind)> {
+fn server(fields: &mut TableReader<'_, '_>) -> Option<(Span, ScenarioServer)> {
     let at = fields.at;
     if !fields.has("name") {
         fields.findings.error(at, "a kind of server has no name", "give it one: name = \"tools\"");
@@ -116,15 +116,19 @@ fn server(fields: &mut Fields<'_, '_>) -> Option<(Span, ServerKind)> {
             fields.findings.error(name.span, message, "use small letters, digits and hyphens");
         }
     }
-    let transports = [("stdio", Transport::Stdio), ("remote", Transport::Remote)];
-    let keeps = [("listed", Keep::Listed), ("always_on", Keep::AlwaysOn), ("lazy", Keep::Lazy)];
-    let kind = ServerKind {
+    let transports = [("stdio", LoadTransport::Stdio), ("remote", LoadTransport::Remote)];
+    let keeps = [
+        ("listed", ProcessLifetime::Listed),
+        ("always_on", ProcessLifetime::AlwaysOn),
+        ("lazy", ProcessLifetime::Lazy),
+    ];
+    let kind = ScenarioServer {
         name: name.map(|name| name.value).unwrap_or_default(),
         weight: fields.count::<1, _>("weight").unwrap_or(1),
-        transport: fields.one_of("transport", &transports).unwrap_or(Transport::Stdio),
+        transport: fields.one_of("transport", &transports).unwrap_or(LoadTransport::Stdio),
         handshake: spread(fields, "handshake").unwrap_or_default(),
         call: spread(fields, "call").unwrap_or_default(),
-        keep: fields.one_of("keep", &keeps).unwrap_or(Keep::AlwaysOn),
+        keep: fields.one_of("keep", &keeps).unwrap_or(ProcessLifetime::AlwaysOn),
         request_logging: fields.flag("request_logging").given().is_none_or(|logging| logging.value),
         script: script(fields),
     };
@@ -143,13 +147,13 @@ const DRAWN: [(&str, &str); 7] = [
 ];
 
 // Each key is parsed separately, so that each error has its own position.
-fn script(fields: &mut Fields<'_, '_>) -> Script {
-    let Some((name, mut value)) = fields.take("script") else { return Script::default() };
+fn script(fields: &mut TableReader<'_, '_>) -> SimScript {
+    let Some((name, mut value)) = fields.take("script") else { return SimScript::default() };
     let ValueInner::Table(table) = value.take() else {
         fields.findings.error(name.span, "`script` must be a table", "write it as a table: { key = value }");
-        return Script::default();
+        return SimScript::default();
     };
-    let known = match serde_json::to_value(Script::default()) {
+    let known = match serde_json::to_value(SimScript::default()) {
         Ok(serde_json::Value::Object(known)) => known,
         // Unreachable: a struct is serialized as an object.
         _ => serde_json::Map::new(),
@@ -172,7 +176,7 @@ fn script(fields: &mut Fields<'_, '_>) -> Script {
         }
         let value = json(value.take());
         let alone = serde_json::Value::Object([(key.clone(), value.clone())].into_iter().collect());
-        match serde_json::from_value::<Script>(alone) {
+        match serde_json::from_value::<SimScript>(alone) {
             Ok(_) => drop(said.insert(key, value)),
             Err(error) => {
                 let hint = "the flag of this name tells more: `satellite sim-server --help`";
@@ -199,7 +203,7 @@ fn json(value: ValueInner<'_>) -> serde_json::Value {
     }
 }
 
-fn load_of(fields: &mut Fields<'_, '_>) -> Option<Load> {
+fn load_of(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
     let at = fields.at;
     if !fields.has("loop") {
         let hint = "write loop = \"open\" (so many calls a second) or loop = \"closed\" (so many callers)";
@@ -235,19 +239,19 @@ fn load_of(fields: &mut Fields<'_, '_>) -> Option<Load> {
         if !rate_there {
             fields.findings.error(at, "`per_second` is missing", "say how many calls there are: per_second = 100");
         }
-        Some(Load::Open { per_second: per_second?, in_flight_max: in_flight_max.unwrap_or(1000), skew, timeout })
+        Some(CallLoad::Open { per_second: per_second?, in_flight_max: in_flight_max.unwrap_or(1000), skew, timeout })
     } else {
         stray(rate_there, "per_second", "open");
         stray(limit_there, "in_flight_max", "open");
         if !callers_there {
             fields.findings.error(at, "`callers` is missing", "say how many there are: callers = 32");
         }
-        Some(Load::Closed { callers: callers?, think: think.unwrap_or_default(), skew, timeout })
+        Some(CallLoad::Closed { callers: callers?, think: think.unwrap_or_default(), skew, timeout })
     }
 }
 
 #[derive(Default)]
-struct Policies {
+struct ScenarioPolicies {
     policy: Policy,
     team_budget: TeamBudgetPolicy,
     start_permits: Option<usize>,
@@ -260,8 +264,8 @@ fn put<T>(typed: Option<T>, meant: &mut T) {
     }
 }
 
-fn policies(fields: &mut Fields<'_, '_>) -> Policies {
-    let Policies { mut policy, mut team_budget, .. } = Policies::default();
+fn policies(fields: &mut TableReader<'_, '_>) -> ScenarioPolicies {
+    let ScenarioPolicies { mut policy, mut team_budget, .. } = ScenarioPolicies::default();
     let Policy { restart, reconnect, health, remote, watchdog, idle, session, .. } = &mut policy;
     put(fields.count::<1, _>("max_crashes"), &mut restart.max_crashes);
     put(fields.positive("window"), &mut restart.window);
@@ -296,7 +300,7 @@ fn policies(fields: &mut Fields<'_, '_>) -> Policies {
     if session.line_max < 1024 {
         fields.findings.error(fields.at, "`line_max` has no room for a message", "give at least \"1KiB\"");
     }
-    Policies { policy, team_budget, start_permits, connect_permits }
+    ScenarioPolicies { policy, team_budget, start_permits, connect_permits }
 }
 
 // Same batch size as a satellite with a journal.
@@ -304,7 +308,7 @@ fn default_batch() -> BatchPolicy {
     BatchPolicy { batch_max: 2000, ..BatchPolicy::default() }
 }
 
-fn events(fields: &mut Fields<'_, '_>) -> BatchPolicy {
+fn events(fields: &mut TableReader<'_, '_>) -> BatchPolicy {
     let mut batch = default_batch();
     put(fields.count::<1, _>("queue_max"), &mut batch.queue_max);
     let batch_max = fields.count::<1, _>("batch_max");
@@ -316,7 +320,7 @@ fn events(fields: &mut Fields<'_, '_>) -> BatchPolicy {
     batch
 }
 
-fn fault(fields: &mut Fields<'_, '_>) -> Option<FaultRule> {
+fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     let at = fields.at;
     if !fields.has("kind") {
         fields.findings.error(at, "a fault has no kind", "give it one: kind = \"crash\"");
@@ -325,8 +329,8 @@ fn fault(fields: &mut Fields<'_, '_>) -> Option<FaultRule> {
     let [at_there, every_there, from_there, until_there] = ["at", "every", "from", "until"].map(|key| fields.has(key));
     let once = moment(fields, "at");
     let every = fields.positive("every");
-    let from = moment(fields, "from").unwrap_or(Moment::Share(QUIET));
-    let until = moment(fields, "until").unwrap_or(Moment::Share(0.75));
+    let from = moment(fields, "from").unwrap_or(RunMoment::Share(QUIET));
+    let until = moment(fields, "until").unwrap_or(RunMoment::Share(0.75));
     let [share_there, teams_there] = ["share", "teams"].map(|key| fields.has(key));
     let (share, teams) = (portion(fields, "share"), portion(fields, "teams"));
     let lasts_there = fields.has("lasts");
@@ -340,9 +344,9 @@ fn fault(fields: &mut Fields<'_, '_>) -> Option<FaultRule> {
             if from_there || until_there {
                 wrong("`from` and `until` are for a fault with `every`".to_owned(), "leave them out");
             }
-            once.map(When::At)
+            once.map(FaultTiming::At)
         }
-        (false, true) => every.map(|mean| When::Every { mean, from, until }),
+        (false, true) => every.map(|mean| FaultTiming::Every { mean, from, until }),
         (true, true) => {
             wrong(
                 format!("`{name}` has both `at` and `every`"),
@@ -356,7 +360,7 @@ fn fault(fields: &mut Fields<'_, '_>) -> Option<FaultRule> {
         }
     };
     let whom = match (share_there, teams_there) {
-        (false, false) => Some(Whom::One),
+        (false, false) => Some(VictimSelection::One),
         (true, true) => {
             wrong(
                 format!("`{name}` has both `share` and `teams`"),
@@ -364,16 +368,16 @@ fn fault(fields: &mut Fields<'_, '_>) -> Option<FaultRule> {
             );
             None
         }
-        _ if kind.befalls() == Befalls::Us => {
+        _ if kind.befalls() == VictimClass::Us => {
             wrong(format!("`{name}` befalls the satellite, of which there is one"), "leave `share` and `teams` out");
             None
         }
-        (true, false) if kind.befalls() == Befalls::Team => {
+        (true, false) if kind.befalls() == VictimClass::Team => {
             wrong(format!("`{name}` befalls teams"), "write `teams` instead of `share`");
             None
         }
-        (true, false) => share.map(Whom::Share),
-        (false, true) => teams.map(Whom::TeamsShare),
+        (true, false) => share.map(VictimSelection::Share),
+        (false, true) => teams.map(VictimSelection::TeamsShare),
     };
     let healed = is_healed(kind);
     if lasts_there && !healed {
@@ -381,14 +385,14 @@ fn fault(fields: &mut Fields<'_, '_>) -> Option<FaultRule> {
     }
     let lasts = match lasts {
         Some(lasts) => lasts,
-        None if healed => Spread::Fixed(Duration::from_secs(5)),
-        None => Spread::default(),
+        None if healed => DurationDistribution::Fixed(Duration::from_secs(5)),
+        None => DurationDistribution::default(),
     };
     Some(FaultRule { kind, when: when?, whom: whom?, lasts })
 }
 
-fn limits(fields: &mut Fields<'_, '_>) -> Limits {
-    let mut limits = Limits::default();
+fn limits(fields: &mut TableReader<'_, '_>) -> ScenarioLimits {
+    let mut limits = ScenarioLimits::default();
     put(above_zero(fields, "growth"), &mut limits.growth);
     put(fields.duration("recovery_slack"), &mut limits.recovery_slack);
     limits.neighbours = above_zero(fields, "neighbours");
@@ -397,7 +401,7 @@ fn limits(fields: &mut Fields<'_, '_>) -> Limits {
 }
 
 // From 1 to `MANY_MAX`.
-fn at_most(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<u32> {
+fn at_most(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<u32> {
     let at = fields.at;
     let count = fields.count::<1, u32>(key)?;
     if count > MANY_MAX {
@@ -407,7 +411,7 @@ fn at_most(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<u32> {
     Some(count)
 }
 
-fn spread(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Spread> {
+fn spread(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<DurationDistribution> {
     let typed = fields.text(key);
     let text = typed.given()?;
     match text.value.parse() {
@@ -419,7 +423,7 @@ fn spread(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Spread> {
     }
 }
 
-fn above_zero(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
+fn above_zero(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
     let typed = fields.number(key);
     let number = typed.given()?;
     if number.value.is_finite() && number.value > 0.0 {
@@ -430,7 +434,7 @@ fn above_zero(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
 }
 
 // Greater than 0 and at most 1.
-fn portion(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
+fn portion(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
     let typed = fields.number(key);
     let number = typed.given()?;
     if number.value > 0.0 && number.value <= 1.0 {
@@ -444,17 +448,17 @@ fn portion(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<f64> {
     None
 }
 
-fn moment(fields: &mut Fields<'_, '_>, key: &'static str) -> Option<Moment> {
+fn moment(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<RunMoment> {
     let typed = fields.text(key);
     let text = typed.given()?;
     let share = text.value.strip_suffix('%').map(|number| number.trim().parse::<f64>());
     let hint = "write a share of the run, such as \"40 %\", or a time after its start, such as \"90s\"";
     match share {
-        Some(Ok(share)) if (0.0..=100.0).contains(&share) => return Some(Moment::Share(share / 100.0)),
+        Some(Ok(share)) if (0.0..=100.0).contains(&share) => return Some(RunMoment::Share(share / 100.0)),
         Some(_) => {}
         None => {
             if let Ok(after) = humantime::parse_duration(&text.value) {
-                return Some(Moment::After(after));
+                return Some(RunMoment::After(after));
             }
         }
     }

@@ -41,14 +41,14 @@ fn what_a_file_does_not_say_has_a_default() {
     assert_eq!(scenario.name, "small");
     assert_eq!(scenario.fleet, FleetShape { instances: 10, teams: 1, users: 1 });
     let kind = &scenario.kinds[0];
-    assert_eq!((kind.weight, kind.transport, kind.keep), (1, Transport::Stdio, Keep::AlwaysOn));
+    assert_eq!((kind.weight, kind.transport, kind.keep), (1, LoadTransport::Stdio, ProcessLifetime::AlwaysOn));
     assert!(kind.request_logging);
-    assert_eq!(kind.script, Script::default());
+    assert_eq!(kind.script, SimScript::default());
     let timeout = Duration::from_secs(30);
-    assert_eq!(scenario.load, Load::Open { per_second: 5.0, in_flight_max: 1000, skew: 0.0, timeout });
+    assert_eq!(scenario.load, CallLoad::Open { per_second: 5.0, in_flight_max: 1000, skew: 0.0, timeout });
     assert_eq!(*scenario.policy, Policy::default());
     assert_eq!(scenario.batch.batch_max, 2000);
-    assert_eq!(scenario.limits, Limits::default());
+    assert_eq!(scenario.limits, ScenarioLimits::default());
     assert!(scenario.faults.is_empty());
 }
 
@@ -121,18 +121,19 @@ flat = 0.02
     let kind = &scenario.kinds[0];
     assert_eq!(
         (kind.name.as_str(), kind.weight, kind.transport, kind.keep),
-        ("a-1", 3, Transport::Remote, Keep::Listed)
+        ("a-1", 3, LoadTransport::Remote, ProcessLifetime::Listed)
     );
-    assert_eq!((kind.handshake, kind.request_logging), (Spread::Exp(Duration::from_millis(5)), false));
-    let script = Script {
+    assert_eq!((kind.handshake, kind.request_logging), (DurationDistribution::Exp(Duration::from_millis(5)), false));
+    let script = SimScript {
         tools: 7,
         call_delay: Duration::from_millis(3),
         jitter: 0.5,
         stderr_text: Some("x".to_owned()),
-        ..Script::default()
+        ..SimScript::default()
     };
     assert_eq!(kind.script, script);
-    let load = Load::Closed { callers: 3, think: Spread::Fixed(seconds(1)), skew: 1.0, timeout: seconds(4) };
+    let load =
+        CallLoad::Closed { callers: 3, think: DurationDistribution::Fixed(seconds(1)), skew: 1.0, timeout: seconds(4) };
     assert_eq!(scenario.load, load);
     let Policy { restart, reconnect, health, remote, watchdog, idle, session, .. } = &*scenario.policy;
     assert_eq!((restart.max_crashes, restart.window, restart.quick), (9, seconds(60), seconds(3)));
@@ -147,17 +148,22 @@ flat = 0.02
     assert_eq!(scenario.team_budget.max_exits, 6);
     assert_eq!((scenario.start_permits, scenario.connect_permits), (Some(7), Some(8)));
     assert_eq!((scenario.batch.queue_max, scenario.batch.batch_max), (500, 500));
-    let every = When::Every { mean: seconds(2), from: Moment::After(seconds(5)), until: Moment::Share(0.5) };
-    let refused =
-        FaultRule { kind: FaultKind::Refused, when: every, whom: Whom::Share(0.5), lasts: Spread::Exp(seconds(1)) };
+    let every =
+        FaultTiming::Every { mean: seconds(2), from: RunMoment::After(seconds(5)), until: RunMoment::Share(0.5) };
+    let refused = FaultRule {
+        kind: FaultKind::Refused,
+        when: every,
+        whom: VictimSelection::Share(0.5),
+        lasts: DurationDistribution::Exp(seconds(1)),
+    };
     let panic = FaultRule {
         kind: FaultKind::TeamPanic,
-        when: When::At(Moment::Share(0.125)),
-        whom: Whom::TeamsShare(0.1),
-        lasts: Spread::default(),
+        when: FaultTiming::At(RunMoment::Share(0.125)),
+        whom: VictimSelection::TeamsShare(0.1),
+        lasts: DurationDistribution::default(),
     };
     assert_eq!(scenario.faults, [refused, panic]);
-    let limits = Limits { growth: 2.0, recovery_slack: seconds(3), neighbours: Some(2.5), flat: Some(0.02) };
+    let limits = ScenarioLimits { growth: 2.0, recovery_slack: seconds(3), neighbours: Some(2.5), flat: Some(0.02) };
     assert_eq!(scenario.limits, limits);
 }
 
@@ -268,8 +274,9 @@ fn more_than_a_machine_can_hold_is_an_error_and_not_tried() {
     assert_eq!(errors(&closed), ["6:1: `callers` is too large (a million is the most)"]);
     let text = "[fleet]\ninstances = 1_000_001\nteams = 1_000_001";
     assert!(errors(text).iter().any(|error| error.contains("`instances` is too large")), "{:?}", errors(text));
-    let over =
-        |instances| load("mixed").unwrap().with(Overrides { instances: Some(instances), ..Overrides::default() });
+    let over = |instances| {
+        load("mixed").unwrap().with(ScenarioOverrides { instances: Some(instances), ..ScenarioOverrides::default() })
+    };
     let told = over(usize::MAX).unwrap_err().items().remove(0);
     assert_eq!(told.hint, "a million is the most");
     assert!(over(1_000_000).is_ok(), "{:?}", over(1_000_000).err());
@@ -287,22 +294,22 @@ fn a_file_that_is_not_there_and_one_that_is_no_toml_are_told() {
 #[test]
 fn the_command_line_overrides_the_file_and_is_checked_as_well() {
     let scenario = load("storm").unwrap();
-    let few = Overrides { instances: Some(20), ..Overrides::default() };
+    let few = ScenarioOverrides { instances: Some(20), ..ScenarioOverrides::default() };
     let fleet = scenario.clone().with(few).unwrap().fleet;
     assert_eq!((fleet.instances, fleet.teams), (20, 20), "no team is empty");
-    let teams = Overrides { teams: Some(5), duration: Some(Duration::from_secs(7)), ..few };
+    let teams = ScenarioOverrides { teams: Some(5), duration: Some(Duration::from_secs(7)), ..few };
     let with = scenario.clone().with(teams).unwrap();
     assert_eq!((with.fleet.teams, with.duration), (5, Duration::from_secs(7)));
     let told = |overrides| {
         let errors = scenario.clone().with(overrides).unwrap_err().items();
         errors.into_iter().map(|item| item.message).collect::<Vec<_>>()
     };
-    assert_eq!(told(Overrides { teams: Some(30), ..few }), ["30 teams are more than 20 instances"]);
-    assert_eq!(told(Overrides { instances: Some(0), ..few }), ["no instances are no fleet"]);
-    assert_eq!(told(Overrides { duration: Some(Duration::ZERO), ..few }), ["a run takes some time"]);
+    assert_eq!(told(ScenarioOverrides { teams: Some(30), ..few }), ["30 teams are more than 20 instances"]);
+    assert_eq!(told(ScenarioOverrides { instances: Some(0), ..few }), ["no instances are no fleet"]);
+    assert_eq!(told(ScenarioOverrides { duration: Some(Duration::ZERO), ..few }), ["a run takes some time"]);
 
     let late = parse("late.toml", &format!("{SMALL}\n[[faults]]\nkind = \"crash\"\nat = \"8s\"")).unwrap();
-    let short = Overrides { duration: Some(Duration::from_secs(5)), ..Overrides::default() };
+    let short = ScenarioOverrides { duration: Some(Duration::from_secs(5)), ..ScenarioOverrides::default() };
     let told = late.with(short).unwrap_err().items().remove(0);
     assert_eq!(told.message, "of `crash`: `at` is beyond the run, which takes 5s");
 }

@@ -2,38 +2,38 @@
 
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::exit::Fate;
+use mcp_satellite_actors::model::exit::CallFate;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use serde_json::value::RawValue;
 
-use super::{GROWTH, GROWTH_MAX, POKE, Scripts, Times, World, changed};
+use super::{FaultTimings, FleetScripts, GROWTH, GROWTH_MAX, POKE, ServerWorld, changed};
 use crate::load::scenario::Scenario;
-use crate::load::types::{FaultKind, Injection, Nth, Victim};
+use crate::load::types::{FaultKind, FaultVictim, InstanceNo, PlannedFault};
 
 // Calls to a server that starts with a fault, each with its own timeout: a busy machine starts it late.
 const BRING_UP_CALLS: usize = 5;
 
 /// Injector of server faults.
-pub(crate) struct Hand {
-    world: Arc<dyn World>,
-    pub(super) scripts: Arc<Scripts>,
+pub(crate) struct ServerFaults {
+    world: Arc<dyn ServerWorld>,
+    pub(super) scripts: Arc<FleetScripts>,
     pub(super) runtime: RuntimeHandle,
-    times: Times,
+    times: FaultTimings,
 }
 
-impl Hand {
+impl ServerFaults {
     pub(crate) fn new(
-        world: Arc<dyn World>,
-        scripts: Arc<Scripts>,
+        world: Arc<dyn ServerWorld>,
+        scripts: Arc<FleetScripts>,
         runtime: RuntimeHandle,
         scenario: &Scenario,
     ) -> Self {
-        Self { world, scripts, runtime, times: Times::of(scenario) }
+        Self { world, scripts, runtime, times: FaultTimings::of(scenario) }
     }
 
-    pub(crate) async fn hurt(&self, what: &Injection) -> Result<(), String> {
-        let Victim::Instance(nth) = what.victim else { return Err("it is no server".to_owned()) };
+    pub(crate) async fn hurt(&self, what: &PlannedFault) -> Result<(), String> {
+        let FaultVictim::Instance(nth) = what.victim else { return Err("it is no server".to_owned()) };
         match what.kind {
             FaultKind::Crash => self.world.kill(nth, &self.runtime)?,
             FaultKind::Exit0 => self.world.exit(nth, self).await?,
@@ -78,8 +78,8 @@ impl Hand {
         Ok(())
     }
 
-    pub(crate) async fn heal(&self, what: &Injection) -> Result<(), String> {
-        let Victim::Instance(nth) = what.victim else { return Ok(()) };
+    pub(crate) async fn heal(&self, what: &PlannedFault) -> Result<(), String> {
+        let FaultVictim::Instance(nth) = what.victim else { return Ok(()) };
         match what.kind {
             FaultKind::SlowHandshake | FaultKind::NoHandshake => self.world.act(nth, None),
             FaultKind::CrashLoop | FaultKind::StderrFlood | FaultKind::Garbage | FaultKind::StrayAnswers => {
@@ -105,45 +105,45 @@ impl Hand {
         }
     }
 
-    pub(super) fn is_online(&self, nth: Nth) -> Result<(), String> {
+    pub(super) fn is_online(&self, nth: InstanceNo) -> Result<(), String> {
         let status = self.runtime.status(self.scripts.fleet.id(nth)).map(|view| view.status);
         status.filter(|status| *status == Status::Online).map(drop).ok_or_else(|| "it is not online".to_owned())
     }
 
     // Applies from the server's next start on.
-    fn overlay(&self, nth: Nth, kind: FaultKind) -> Result<(), String> {
+    fn overlay(&self, nth: InstanceNo, kind: FaultKind) -> Result<(), String> {
         match changed(kind, self.scripts.own(nth), self.times) {
             Some(script) => self.world.act(nth, Some(script)),
             None => Ok(()),
         }
     }
 
-    async fn restart(&self, nth: Nth) -> Result<(), String> {
+    async fn restart(&self, nth: InstanceNo) -> Result<(), String> {
         self.runtime.restart(self.scripts.fleet.id(nth)).await.map_err(|error| error.to_string())
     }
 
     /// Calls a tool and waits for the result. A tool that causes a fault returns none, so the function fails only if
     /// the server did not receive the call.
-    pub(super) async fn poke(&self, nth: Nth, tool: &str, arguments: &str) -> Result<(), String> {
+    pub(super) async fn poke(&self, nth: InstanceNo, tool: &str, arguments: &str) -> Result<(), String> {
         let arguments = RawValue::from_string(arguments.to_owned()).ok();
         match self.runtime.call(self.scripts.fleet.id(nth), tool, arguments, Some(self.times.call)).await {
-            Err(error) if error.fate() == Some(Fate::NotSent) => Err(error.to_string()),
+            Err(error) if error.fate() == Some(CallFate::NotSent) => Err(error.to_string()),
             _ => Ok(()),
         }
     }
 
-    pub(super) async fn echo(&self, nth: Nth) -> Result<(), String> {
+    pub(super) async fn echo(&self, nth: InstanceNo) -> Result<(), String> {
         self.poke(nth, "echo", &format!(r#"{{"text":"poke","after_ms":{}}}"#, POKE.as_millis())).await
     }
 
     /// Makes the runtime notice the server's state. The result of the call is ignored.
-    pub(super) async fn notice(&self, nth: Nth) {
+    pub(super) async fn notice(&self, nth: InstanceNo) {
         let _ = self.echo(nth).await;
     }
 
     /// Restarts the server with the script of the fault, waits until it answers, and restores its own script for later
     /// starts.
-    async fn bring_up(&self, nth: Nth, kind: FaultKind) -> Result<(), String> {
+    async fn bring_up(&self, nth: InstanceNo, kind: FaultKind) -> Result<(), String> {
         self.overlay(nth, kind)?;
         let mut up = self.restart(nth).await;
         if up.is_ok() {

@@ -8,21 +8,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::runtime::RuntimeHandle;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
 
-use super::fleet::Fleet;
+use super::fleet::LoadFleet;
 use super::plan::script_of;
-use super::recorder::Recorder;
+use super::recorder::RunRecorder;
 use super::scenario::Scenario;
-use super::types::{FaultKind, Injection, Nth, Target};
+use super::types::{FaultKind, InstanceNo, LoadTarget, PlannedFault};
 
-use crate::connect::sim::Script;
+use crate::connect::sim::SimScript;
 
-pub(crate) use hand::Hand;
-pub(crate) use real::RealWorld;
+pub(crate) use hand::ServerFaults;
+pub(crate) use real::ProcessWorld;
 pub(crate) use sim::SimWorld;
 
 // Bytes per second that a flooding server writes to stderr.
@@ -39,20 +39,30 @@ const LIFETIME: Duration = Duration::from_millis(100);
 const POKE: Duration = Duration::from_millis(20);
 
 // The error contains the reason why a fault could not be injected.
-type Done<'a> = BoxFuture<'a, Result<(), String>>;
+type InjectionFuture<'a> = BoxFuture<'a, Result<(), String>>;
 
 /// Servers and the basic actions that faults consist of. [`Hand`] combines these actions.
-pub(crate) trait World: Send + Sync {
+pub(crate) trait ServerWorld: Send + Sync {
     fn connector(&self) -> Arc<dyn Connector>;
-    fn target(&self, nth: Nth, kind: usize) -> Target;
+    fn target(&self, nth: InstanceNo, kind: usize) -> LoadTarget;
     /// Sets the script from the next start on; `None` restores the server's own script.
-    fn act(&self, nth: Nth, script: Option<Script>) -> Result<(), String>;
-    fn kill(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String>;
-    fn freeze(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String>;
+    fn act(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String>;
+    fn kill(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String>;
+    fn freeze(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String>;
     // Exits with code 0.
-    fn exit<'a>(&'a self, nth: Nth, hand: &'a Hand) -> Done<'a>;
-    fn hurt_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a>;
-    fn heal_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a>;
+    fn exit<'a>(&'a self, nth: InstanceNo, hand: &'a ServerFaults) -> InjectionFuture<'a>;
+    fn hurt_remote<'a>(
+        &'a self,
+        nth: InstanceNo,
+        what: &'a PlannedFault,
+        hand: &'a ServerFaults,
+    ) -> InjectionFuture<'a>;
+    fn heal_remote<'a>(
+        &'a self,
+        nth: InstanceNo,
+        what: &'a PlannedFault,
+        hand: &'a ServerFaults,
+    ) -> InjectionFuture<'a>;
     // Releases the environment's own resources after the end of the runtime.
     fn close(&self) {}
     // Number of existing servers and connections to servers.
@@ -64,28 +74,28 @@ pub(crate) trait World: Send + Sync {
 }
 
 /// Scripts of the servers without faults.
-pub(crate) struct Scripts {
-    pub(crate) fleet: Arc<Fleet>,
+pub(crate) struct FleetScripts {
+    pub(crate) fleet: Arc<LoadFleet>,
     // By kind of server and result of `script_of`.
-    pub(crate) scripts: Vec<Vec<Arc<Script>>>,
+    pub(crate) scripts: Vec<Vec<Arc<SimScript>>>,
 }
 
-impl Scripts {
-    fn own(&self, nth: Nth) -> &Arc<Script> {
+impl FleetScripts {
+    fn own(&self, nth: InstanceNo) -> &Arc<SimScript> {
         &self.scripts[self.fleet.kind(nth)][script_of(nth)]
     }
 }
 
 // Times of the policy that determine the parameters of faults.
 #[derive(Debug, Clone, Copy)]
-struct Times {
+struct FaultTimings {
     handshake_timeout: Duration,
     grace: Duration,
     // Upper limit for the duration of a call.
     call: Duration,
 }
 
-impl Times {
+impl FaultTimings {
     fn of(scenario: &Scenario) -> Self {
         let session = &scenario.policy.session;
         Self {
@@ -97,7 +107,7 @@ impl Times {
 }
 
 /// Returns the script of a server with this fault, or `None` if the fault does not change the script.
-fn changed(kind: FaultKind, own: &Script, times: Times) -> Option<Script> {
+fn changed(kind: FaultKind, own: &SimScript, times: FaultTimings) -> Option<SimScript> {
     let mut script = own.clone();
     match kind {
         FaultKind::CrashLoop => (script.exit_after, script.exit_code) = (Some(LIFETIME), 1),
@@ -140,20 +150,20 @@ pub(crate) fn heals_by_restart(kind: FaultKind) -> bool {
 }
 
 /// Connector that counts every start.
-pub(crate) struct Counting {
+pub(crate) struct CountingConnector {
     pub(crate) connector: Arc<dyn Connector>,
-    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) recorder: Arc<RunRecorder>,
 }
 
-impl Connector for Counting {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
-        if let Some(nth) = Nth::of(spec.id.installation.as_str()) {
+impl Connector for CountingConnector {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
+        if let Some(nth) = InstanceNo::of(spec.id.installation.as_str()) {
             self.recorder.started(nth, run);
         }
         self.connector.open(spec, run)
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         self.connector.dial(spec, run)
     }
 }

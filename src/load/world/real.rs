@@ -11,49 +11,49 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use mcp_satellite_actors::model::ids::Run;
+use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::runtime::RuntimeHandle;
-use mcp_satellite_actors::seam::{Connector, Line, Link, OpenError, Unserved};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 use tokio::task::spawn_blocking;
 
-use super::{Done, Hand, Scripts, World};
+use super::{FleetScripts, InjectionFuture, ServerFaults, ServerWorld};
 use crate::connect::Connectors;
 use crate::connect::process::raise_descriptor_limit;
 use crate::connect::remote::RemoteConnector;
-use crate::connect::sim::Script;
+use crate::connect::sim::SimScript;
 use crate::connect::stdio::StdioConnector;
-use crate::load::types::{FaultKind, Injection, Nth, Target};
+use crate::load::types::{FaultKind, InstanceNo, LoadTarget, PlannedFault};
 use crate::reaper::is_orphan;
 
 // Concurrent starts of remote servers.
 const STARTS: usize = 8;
 
-pub(crate) struct RealWorld {
-    connectors: Gate,
-    scripts: Arc<Scripts>,
+pub(crate) struct ProcessWorld {
+    connectors: ClosableConnector,
+    scripts: Arc<FleetScripts>,
     program: PathBuf,
     // Directory of the script files.
     home: TempDir,
-    remote: Mutex<HashMap<Nth, Remote>>,
+    remote: Mutex<HashMap<InstanceNo, RemoteProcess>>,
 }
 
 // A remote server keeps its address while its process is down.
-struct Remote {
+struct RemoteProcess {
     address: SocketAddr,
     process: Option<Child>,
 }
 
-impl Drop for Remote {
+impl Drop for RemoteProcess {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Remote {
+impl RemoteProcess {
     // Kills the process, as a failing machine would.
     fn end(&mut self) {
         if let Some(mut process) = self.process.take() {
@@ -66,37 +66,37 @@ impl Remote {
 
 /// Closable connector. After it is closed, its remaining clones open no more connections.
 #[derive(Clone)]
-struct Gate(Arc<Mutex<Option<Connectors>>>);
+struct ClosableConnector(Arc<Mutex<Option<Connectors>>>);
 
-impl Gate {
+impl ClosableConnector {
     fn connectors(&self) -> MutexGuard<'_, Option<Connectors>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Connector for Gate {
-    fn open(&self, spec: Arc<InstanceSpec>, run: Run) -> BoxFuture<'static, Result<Link, OpenError>> {
+impl Connector for ClosableConnector {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         match &*self.connectors() {
             Some(connectors) => connectors.open(spec, run),
             None => futures::future::ready(Err(OpenError::Server("the harness has ended".to_owned()))).boxed(),
         }
     }
 
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: Run) -> Box<dyn Line> {
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         match &*self.connectors() {
             Some(connectors) => connectors.dial(spec, run),
-            None => Box::new(Unserved::default()),
+            None => Box::new(UnsupportedLine::default()),
         }
     }
 }
 
-impl RealWorld {
-    pub(crate) async fn new(scripts: &Arc<Scripts>, program: &Path) -> io::Result<Self> {
+impl ProcessWorld {
+    pub(crate) async fn new(scripts: &Arc<FleetScripts>, program: &Path) -> io::Result<Self> {
         // Each process needs three pipes and more. If the limit cannot be raised, only smaller fleets are possible.
         let _ = raise_descriptor_limit();
         let connectors = Connectors { stdio: StdioConnector::new(Vec::new())?, remote: RemoteConnector::new()? };
         let world = Self {
-            connectors: Gate(Arc::new(Mutex::new(Some(connectors)))),
+            connectors: ClosableConnector(Arc::new(Mutex::new(Some(connectors)))),
             scripts: Arc::clone(scripts),
             program: program.to_owned(),
             home: TempDir::with_prefix("satellite-load-")?,
@@ -114,22 +114,22 @@ impl RealWorld {
         Ok(world)
     }
 
-    fn remote(&self) -> MutexGuard<'_, HashMap<Nth, Remote>> {
+    fn remote(&self) -> MutexGuard<'_, HashMap<InstanceNo, RemoteProcess>> {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn file(&self, nth: Nth) -> PathBuf {
+    fn file(&self, nth: InstanceNo) -> PathBuf {
         self.home.path().join(format!("i{}.json", nth.0))
     }
 
     // Replaces the file atomically: a process that starts now reads the old or the new script.
-    fn write(&self, nth: Nth, script: &Script) -> io::Result<()> {
+    fn write(&self, nth: InstanceNo, script: &SimScript) -> io::Result<()> {
         let (file, fresh) = (self.file(nth), self.home.path().join(format!("i{}.new", nth.0)));
         fs::write(&fresh, serde_json::to_vec(script)?)?;
         fs::rename(fresh, file)
     }
 
-    async fn start(&self, nth: Nth, address: SocketAddr) -> io::Result<()> {
+    async fn start(&self, nth: InstanceNo, address: SocketAddr) -> io::Result<()> {
         let mut command = Command::new(&self.program);
         command.args(["sim-server", "--http", &address.to_string(), "--script-file"]).arg(self.file(nth));
         // A tokio process would keep additional descriptors.
@@ -138,30 +138,30 @@ impl RealWorld {
         Ok(())
     }
 
-    fn stop(&self, nth: Nth) -> Result<SocketAddr, String> {
+    fn stop(&self, nth: InstanceNo) -> Result<SocketAddr, String> {
         let mut remote = self.remote();
         let remote = remote.get_mut(&nth).ok_or("it is no remote server")?;
         remote.end();
         Ok(remote.address)
     }
 
-    async fn start_again(&self, nth: Nth) -> Result<(), String> {
+    async fn start_again(&self, nth: InstanceNo) -> Result<(), String> {
         let address = self.remote().get(&nth).map(|remote| remote.address).ok_or("it is no remote server")?;
         self.start(nth, address).await.map_err(|error| error.to_string())
     }
 
-    fn signal(&self, nth: Nth, signal: Signal, runtime: &RuntimeHandle) -> Result<(), String> {
+    fn signal(&self, nth: InstanceNo, signal: Signal, runtime: &RuntimeHandle) -> Result<(), String> {
         let pid =
             runtime.status(self.scripts.fleet.id(nth)).and_then(|view| view.pid).ok_or("it has no process now")?;
         kill(Pid::from_raw(pid.cast_signed()), signal).map_err(|error| error.to_string())
     }
 }
 
-fn listening(mut command: Command) -> io::Result<Remote> {
+fn listening(mut command: Command) -> io::Result<RemoteProcess> {
     let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let stdout = process.stdout.take();
     // From here on, dropping `remote` ends the process.
-    let mut remote = Remote { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), process: Some(process) };
+    let mut remote = RemoteProcess { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), process: Some(process) };
     let mut line = String::new();
     if let Some(stdout) = stdout {
         BufReader::new(stdout).read_line(&mut line)?;
@@ -172,37 +172,42 @@ fn listening(mut command: Command) -> io::Result<Remote> {
     Ok(remote)
 }
 
-impl World for RealWorld {
+impl ServerWorld for ProcessWorld {
     fn connector(&self) -> Arc<dyn Connector> {
         Arc::new(self.connectors.clone())
     }
 
-    fn target(&self, nth: Nth, _kind: usize) -> Target {
+    fn target(&self, nth: InstanceNo, _kind: usize) -> LoadTarget {
         if let Some(remote) = self.remote().get(&nth) {
-            return Target::Remote(format!("http://{}/mcp", remote.address));
+            return LoadTarget::Remote(format!("http://{}/mcp", remote.address));
         }
         let file = self.file(nth).display().to_string();
         let arguments = ["sim-server", "--script-file", &file].map(str::to_owned);
-        Target::Process(self.program.display().to_string(), arguments.into())
+        LoadTarget::Process(self.program.display().to_string(), arguments.into())
     }
 
-    fn act(&self, nth: Nth, script: Option<Script>) -> Result<(), String> {
+    fn act(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String> {
         self.write(nth, script.as_ref().unwrap_or_else(|| self.scripts.own(nth))).map_err(|error| error.to_string())
     }
 
-    fn kill(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
+    fn kill(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String> {
         self.signal(nth, Signal::SIGKILL, runtime)
     }
 
-    fn freeze(&self, nth: Nth, runtime: &RuntimeHandle) -> Result<(), String> {
+    fn freeze(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String> {
         self.signal(nth, Signal::SIGSTOP, runtime)
     }
 
-    fn exit<'a>(&'a self, nth: Nth, hand: &'a Hand) -> Done<'a> {
+    fn exit<'a>(&'a self, nth: InstanceNo, hand: &'a ServerFaults) -> InjectionFuture<'a> {
         hand.poke(nth, "crash", r#"{"code":0}"#).boxed()
     }
 
-    fn hurt_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a> {
+    fn hurt_remote<'a>(
+        &'a self,
+        nth: InstanceNo,
+        what: &'a PlannedFault,
+        hand: &'a ServerFaults,
+    ) -> InjectionFuture<'a> {
         async move {
             match what.kind {
                 // The sessions are lost because a new process listens on the same address.
@@ -219,7 +224,12 @@ impl World for RealWorld {
         .boxed()
     }
 
-    fn heal_remote<'a>(&'a self, nth: Nth, _what: &'a Injection, _hand: &'a Hand) -> Done<'a> {
+    fn heal_remote<'a>(
+        &'a self,
+        nth: InstanceNo,
+        _what: &'a PlannedFault,
+        _hand: &'a ServerFaults,
+    ) -> InjectionFuture<'a> {
         self.start_again(nth).boxed()
     }
 

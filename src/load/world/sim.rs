@@ -10,35 +10,35 @@ use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::Connector;
 use tokio::time::sleep;
 
-use super::{Done, Hand, POKE, Scripts, World};
-use crate::connect::sim::{Script, SimConnector, SimHandle, SimPlan};
+use super::{FleetScripts, InjectionFuture, POKE, ServerFaults, ServerWorld};
+use crate::connect::sim::{SimConnector, SimHandle, SimPlan, SimScript};
 use crate::load::fleet::CREDENTIAL;
 use crate::load::scenario::Scenario;
-use crate::load::types::{FaultKind, Injection, Nth, Target, Transport};
+use crate::load::types::{FaultKind, InstanceNo, LoadTarget, LoadTransport, PlannedFault};
 
 pub(crate) struct SimWorld {
     sim: SimConnector,
-    scripts: Arc<Scripts>,
-    over: Arc<Over>,
-    transports: Vec<Transport>,
+    scripts: Arc<FleetScripts>,
+    over: Arc<ScriptOverrides>,
+    transports: Vec<LoadTransport>,
 }
 
 /// Scripts of faults, which override the servers' own scripts.
 #[derive(Default)]
-struct Over(Mutex<HashMap<Nth, Arc<Script>>>);
+struct ScriptOverrides(Mutex<HashMap<InstanceNo, Arc<SimScript>>>);
 
-impl Over {
-    fn scripts(&self) -> MutexGuard<'_, HashMap<Nth, Arc<Script>>> {
+impl ScriptOverrides {
+    fn scripts(&self) -> MutexGuard<'_, HashMap<InstanceNo, Arc<SimScript>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl SimWorld {
-    pub(crate) fn new(scenario: &Scenario, scripts: &Arc<Scripts>) -> Self {
-        let over = Arc::<Over>::default();
+    pub(crate) fn new(scenario: &Scenario, scripts: &Arc<FleetScripts>) -> Self {
+        let over = Arc::<ScriptOverrides>::default();
         let (now, own) = (Arc::clone(&over), Arc::clone(scripts));
         let sim = SimConnector::with(move |spec, _| {
-            let nth = Nth::of(spec.id.installation.as_str()).unwrap_or(Nth(0));
+            let nth = InstanceNo::of(spec.id.installation.as_str()).unwrap_or(InstanceNo(0));
             let over = now.scripts().get(&nth).cloned();
             SimPlan::new(over.unwrap_or_else(|| Arc::clone(own.own(nth))))
         });
@@ -50,29 +50,29 @@ impl SimWorld {
         }
     }
 
-    fn handle(&self, nth: Nth) -> Result<SimHandle, String> {
+    fn handle(&self, nth: InstanceNo) -> Result<SimHandle, String> {
         self.sim.handle(self.scripts.fleet.id(nth)).ok_or_else(|| "it has no server now".to_owned())
     }
 }
 
 // Credentials that the remote server requires after the fault. They differ from all earlier ones.
-fn credential(what: &Injection) -> String {
+fn credential(what: &PlannedFault) -> String {
     format!("Bearer {}", what.serial)
 }
 
-impl World for SimWorld {
+impl ServerWorld for SimWorld {
     fn connector(&self) -> Arc<dyn Connector> {
         Arc::new(self.sim.clone())
     }
 
-    fn target(&self, _nth: Nth, kind: usize) -> Target {
+    fn target(&self, _nth: InstanceNo, kind: usize) -> LoadTarget {
         match self.transports[kind] {
-            Transport::Stdio => Target::Process("simulated".to_owned(), Vec::new()),
-            Transport::Remote => Target::Remote("http://simulated.example/mcp".to_owned()),
+            LoadTransport::Stdio => LoadTarget::Process("simulated".to_owned(), Vec::new()),
+            LoadTransport::Remote => LoadTarget::Remote("http://simulated.example/mcp".to_owned()),
         }
     }
 
-    fn act(&self, nth: Nth, script: Option<Script>) -> Result<(), String> {
+    fn act(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String> {
         let mut over = self.over.scripts();
         match script {
             Some(script) => drop(over.insert(nth, Arc::new(script))),
@@ -81,19 +81,24 @@ impl World for SimWorld {
         Ok(())
     }
 
-    fn kill(&self, nth: Nth, _runtime: &RuntimeHandle) -> Result<(), String> {
+    fn kill(&self, nth: InstanceNo, _runtime: &RuntimeHandle) -> Result<(), String> {
         self.handle(nth).map(|handle| handle.signal(9))
     }
 
-    fn freeze(&self, nth: Nth, _runtime: &RuntimeHandle) -> Result<(), String> {
+    fn freeze(&self, nth: InstanceNo, _runtime: &RuntimeHandle) -> Result<(), String> {
         self.handle(nth).map(|handle| handle.freeze())
     }
 
-    fn exit<'a>(&'a self, nth: Nth, _hand: &'a Hand) -> Done<'a> {
+    fn exit<'a>(&'a self, nth: InstanceNo, _hand: &'a ServerFaults) -> InjectionFuture<'a> {
         ready(self.handle(nth).map(|handle| handle.exit(0))).boxed()
     }
 
-    fn hurt_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a> {
+    fn hurt_remote<'a>(
+        &'a self,
+        nth: InstanceNo,
+        what: &'a PlannedFault,
+        hand: &'a ServerFaults,
+    ) -> InjectionFuture<'a> {
         let remote = self.sim.remote(self.scripts.fleet.id(nth));
         async move {
             match what.kind {
@@ -126,7 +131,12 @@ impl World for SimWorld {
         .boxed()
     }
 
-    fn heal_remote<'a>(&'a self, nth: Nth, what: &'a Injection, hand: &'a Hand) -> Done<'a> {
+    fn heal_remote<'a>(
+        &'a self,
+        nth: InstanceNo,
+        what: &'a PlannedFault,
+        hand: &'a ServerFaults,
+    ) -> InjectionFuture<'a> {
         async move {
             let fleet = &self.scripts.fleet;
             if what.kind == FaultKind::Unauthorized {

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::HealthNews;
-use crate::model::catalogue::{Aspect, Catalogue};
+use super::HealthChange;
+use crate::model::catalogue::{Catalogue, CatalogueAspect};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::WorkerExit;
-use crate::model::ids::Run;
+use crate::model::ids::RunNumber;
 use crate::model::remedy::Remedy;
 use crate::model::remote::ServerInfo;
 use crate::model::spec::InstanceSpec;
-use crate::model::status::{Cause, Status};
-use crate::rules::idle::Activity;
+use crate::model::status::{Status, StatusCause};
+use crate::rules::idle::RunActivity;
 
 /// Inputs of a slot.
 #[derive(Debug, Clone)]
-pub enum Input {
+pub enum SlotInput {
     /// A person starts the instance.
     Start,
     /// A person stops the instance.
@@ -35,37 +35,37 @@ pub enum Input {
     /// A caller needs a run that accepts calls.
     Call,
     /// A start permit for the run with this number was granted.
-    Granted(Run),
+    Granted(RunNumber),
     /// The first byte of the server arrived: the expensive part of its start is over.
-    FirstByte(Run),
+    FirstByte(RunNumber),
     /// The process with this ID was started.
-    Spawned(Run, Option<u32>),
+    Spawned(RunNumber, Option<u32>),
     /// The handshake is complete. Contains the self-description of the server.
-    Initialized(Run, Arc<ServerInfo>),
+    Initialized(RunNumber, Arc<ServerInfo>),
     /// The process wrote a line to stdout that is not JSON-RPC.
-    Printed(Run, String),
+    Printed(RunNumber, String),
     /// The lists were read.
-    Discovered(Run, Arc<Catalogue>),
+    Discovered(RunNumber, Arc<Catalogue>),
     /// The lists could not be read on a working connection: the reason, and the minimum delay before the next attempt.
-    DiscoveryFailed(Run, String, Duration),
+    DiscoveryFailed(RunNumber, String, Duration),
     /// The run has ended completely.
-    Ended(Run, WorkerExit),
+    Ended(RunNumber, WorkerExit),
     /// A call succeeded although the lists could not be read.
-    Recovered(Run),
+    Recovered(RunNumber),
     /// The server refused the first request of the other era, and this era is tried.
-    Leans(Run, Era),
+    Leans(RunNumber, Era),
     /// The health of the server has changed.
-    Health(Run, HealthNews),
+    Health(RunNumber, HealthChange),
     /// The machine was suspended for this duration.
     Woke(Duration),
     /// Memory is short, and the instance has been idle for this duration: it sleeps if permitted.
     MakeRoom(Duration),
     /// A deadline of this slot may have passed. Contains the activity of its open run, if there is one.
-    Tick(Option<Activity>),
-    /// The run accepts no more calls, as requested by [`Effect::TrySleep`].
+    Tick(Option<RunActivity>),
+    /// The run accepts no more calls, as requested by [`SlotEffect::TrySleep`].
     Sleep {
         /// Run that falls asleep.
-        run: Run,
+        run: RunNumber,
         /// Idle time of the run.
         idle: Duration,
     },
@@ -73,7 +73,7 @@ pub enum Input {
 
 /// Effects that the supervisor of the team executes.
 #[derive(Debug, Clone)]
-pub enum Effect {
+pub enum SlotEffect {
     /// Request a start permit.
     RequestPermit {
         /// True if a caller waits.
@@ -82,37 +82,37 @@ pub enum Effect {
     /// Withdraw the request for a permit.
     WithdrawPermit,
     /// Release the permit of a run.
-    ReleasePermit(Run),
+    ReleasePermit(RunNumber),
     /// Start a worker.
     Spawn {
         /// Number of the run.
-        run: Run,
+        run: RunNumber,
         /// Specification of the run.
         spec: Arc<InstanceSpec>,
         /// True if the worker must read the lists before the run is ready.
         discover: bool,
     },
     /// Stop the worker gracefully.
-    Stop(Run),
+    Stop(RunNumber),
     /// Shorten the grace period of a run that is being stopped, because a caller waits for its end.
-    Hurry(Run),
+    Hurry(RunNumber),
     /// Make the run refuse new calls, and end when the current ones are answered.
-    Drain(Run),
-    /// Make the run refuse new calls unless one is in progress, and then send [`Input::Sleep`].
+    Drain(RunNumber),
+    /// Make the run refuse new calls unless one is in progress, and then send [`SlotInput::Sleep`].
     TrySleep {
         /// Idle run.
-        run: Run,
+        run: RunNumber,
         /// Idle time of the run.
         idle: Duration,
     },
     /// Read the lists again on the existing connection.
-    Discover(Run),
+    Discover(RunNumber),
     /// Check at once whether the server is still reachable.
-    Check(Run),
+    Check(RunNumber),
     /// Apply another configuration to an existing run.
     Adopt {
         /// Run that continues.
-        run: Run,
+        run: RunNumber,
         /// New specification.
         spec: Arc<InstanceSpec>,
     },
@@ -130,14 +130,14 @@ pub enum Effect {
         /// Unchanged status.
         status: Status,
         /// Cause that is invalid in this status.
-        cause: Cause,
+        cause: StatusCause,
     },
     /// Charge an unwanted exit to the budget of the team.
     ChargeTeam,
     /// Emit an event.
-    Tell(Told),
+    Tell(SlotEvent),
     /// Give this run to the waiting callers.
-    Admit(Run),
+    Admit(RunNumber),
     /// Refuse the waiting callers.
     Refuse {
         /// Status and its cause.
@@ -163,7 +163,7 @@ pub enum Effect {
     Remove,
 }
 
-impl Effect {
+impl SlotEffect {
     /// Returns true if the effect may change the snapshot.
     pub fn shows(&self) -> bool {
         match self {
@@ -193,7 +193,7 @@ impl Effect {
 
 /// Events of a slot, before the names and wall-clock times are added.
 #[derive(Debug, Clone)]
-pub enum Told {
+pub enum SlotEvent {
     /// The instance is ready for the first time.
     Started {
         /// Time from the permit to the ready state.
@@ -250,10 +250,10 @@ pub enum Told {
         /// Number of attempts since the connection was lost or closed, the successful one included.
         attempts: u32,
         /// Parts of the catalogue that have changed.
-        changed: Vec<Aspect>,
+        changed: Vec<CatalogueAspect>,
     },
     /// The health of the server has changed.
-    Health(HealthNews),
+    Health(HealthChange),
     /// The run ended on request.
     Stopped {
         /// Reason of the stop.

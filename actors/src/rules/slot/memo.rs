@@ -5,34 +5,34 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::remote::Away;
-use super::{Effect, Phase, Refusal, Slot, Want, Why};
+use super::remote::DisconnectedState;
+use super::{RejectedUpdate, RequestedState, Slot, SlotEffect, SlotPhase, StartReason};
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::RestartReason;
-use crate::model::memo::{Asleep, Delay, Exit, StoredMemo};
+use crate::model::memo::{StoredDelay, StoredExit, StoredMemo, StoredSleep};
 use crate::model::remote::ServerInfo;
-use crate::model::spec::{InstanceSpec, Keep};
-use crate::model::status::{Cause, Status};
-use crate::rules::jitter::Dice;
-use crate::rules::restart::{self, History};
+use crate::model::spec::{InstanceSpec, ProcessLifetime};
+use crate::model::status::{Status, StatusCause};
+use crate::rules::jitter::JitterRng;
+use crate::rules::restart::{self, ExitHistory};
 
 /// State of an instance that outlives the supervisor of its team. The supervisor sends it to Root at each change,
 /// because ractor returns no state after a panic.
 #[derive(Debug, Clone, Default)]
-pub struct Memo {
+pub struct SlotMemo {
     pub(super) stopped: bool,
     pub(super) failed: Option<String>,
     pub(super) dormant: Option<(Instant, Instant)>,
     pub(super) not_before: Option<Instant>,
-    pub(super) history: History,
+    pub(super) history: ExitHistory,
     pub(super) catalogue: Option<Arc<Catalogue>>,
     pub(super) restarts: u64,
     pub(super) was_ready: bool,
     pub(super) last_exit: Option<String>,
     pub(super) last_error: Option<String>,
-    pub(super) refused: Option<Refusal>,
-    pub(super) away: Option<(Away, Status, Option<String>)>,
+    pub(super) refused: Option<RejectedUpdate>,
+    pub(super) away: Option<(DisconnectedState, Status, Option<String>)>,
     pub(super) server: Option<Arc<ServerInfo>>,
     pub(super) era: Option<Era>,
     pub(super) degraded: Option<(u32, String)>,
@@ -46,7 +46,7 @@ pub struct Memo {
     pub(super) made: Option<Instant>,
 }
 
-impl Memo {
+impl SlotMemo {
     /// Restores an instance that is new to this satellite from its stored state under the same configuration, and from
     /// its catalogue if known. With a catalogue it sleeps if it did before, or if it is `lazy`.
     pub fn restored(
@@ -62,9 +62,9 @@ impl Memo {
         let since = stored.dormant.as_ref().map(|asleep| ago(asleep.since));
         let may_sleep = !spec.is_remote() && spec.missing.is_empty() && catalogue.is_some();
         let since = match spec.keep {
-            Keep::Lazy => Some(since.unwrap_or(now)),
-            Keep::Listed => since,
-            Keep::AlwaysOn => None,
+            ProcessLifetime::Lazy => Some(since.unwrap_or(now)),
+            ProcessLifetime::Listed => since,
+            ProcessLifetime::AlwaysOn => None,
         };
         let dormant = since.filter(|_| may_sleep).map(|since| (since, not_before.unwrap_or(now)));
         Self {
@@ -72,7 +72,7 @@ impl Memo {
             failed: stored.failed.clone(),
             dormant,
             not_before,
-            history: History::restored(stored.exits.iter().map(|exit| (ago(exit.at), exit.crash)), stored.quick),
+            history: ExitHistory::restored(stored.exits.iter().map(|exit| (ago(exit.at), exit.crash)), stored.quick),
             catalogue: catalogue.filter(|_| dormant.is_some()),
             restarts: stored.restarts,
             was_ready: dormant.is_some(),
@@ -94,9 +94,9 @@ impl Memo {
             config: None,
             stopped: self.stopped,
             failed: self.failed.clone(),
-            dormant: self.dormant.map(|(since, _)| Asleep { since: ago(since) }),
-            delayed: not_before.filter(|at| *at > now).map(|at| Delay { from: wall, until: until(at) }),
-            exits: self.history.exits().map(|(at, crash)| Exit { at: ago(at), crash }).collect(),
+            dormant: self.dormant.map(|(since, _)| StoredSleep { since: ago(since) }),
+            delayed: not_before.filter(|at| *at > now).map(|at| StoredDelay { from: wall, until: until(at) }),
+            exits: self.history.exits().map(|(at, crash)| StoredExit { at: ago(at), crash }).collect(),
             quick: self.history.quick(),
             restarts: self.restarts,
             last_exit: self.last_exit.clone(),
@@ -143,7 +143,7 @@ fn between(from: Timestamp, to: Timestamp) -> Duration {
 impl Slot {
     /// Recreates an instance whose supervisor panicked, or one of an earlier satellite. Its state is kept, and a run
     /// that existed is started again. The state of an earlier satellite is reported anew.
-    pub fn revive(spec: Arc<InstanceSpec>, dice: Dice, memo: &Memo) -> (Self, Vec<Effect>) {
+    pub fn revive(spec: Arc<InstanceSpec>, dice: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
         let mut slot = Self::blank(spec, dice);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
@@ -162,11 +162,11 @@ impl Slot {
         slot.revisions_told = memo.revisions_told;
         let mut out = Vec::new();
         if memo.made.is_some() && slot.spec.missing.is_empty() {
-            out.push(Effect::Status { status: Status::Provisioning, message: None, remedy: None });
+            out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
         }
         slot.tell_disconnected(memo.stopped, &mut out);
         if memo.stopped {
-            slot.want = Want::Stopped;
+            slot.want = RequestedState::Stopped;
             if slot.spec.missing.is_empty() {
                 slot.stopped(&mut out);
             } else {
@@ -175,12 +175,12 @@ impl Slot {
         } else if !slot.spec.missing.is_empty() {
             slot.await_config(&mut out);
         } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.made.is_none()) {
-            slot.phase = Phase::Failed;
+            slot.phase = SlotPhase::Failed;
             slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
-            slot.phase = Phase::Dormant { since, not_before };
+            slot.phase = SlotPhase::Dormant { since, not_before };
             if memo.made.is_some() {
-                slot.moves(Cause::Recalled, None, &mut out);
+                slot.moves(StatusCause::Recalled, None, &mut out);
             } else {
                 slot.becomes(Status::Online, slot.refusal(), &mut out);
             }
@@ -194,8 +194,8 @@ impl Slot {
             match memo.not_before {
                 // The delay that was running stays in effect.
                 Some(until) if !slot.is_remote() => {
-                    let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
-                    slot.phase = Phase::Backoff { until, why };
+                    let why = StartReason::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
+                    slot.phase = SlotPhase::Backoff { until, why };
                 }
                 _ => slot.begin_again(RestartReason::Crash, None, &mut out),
             }
@@ -204,7 +204,7 @@ impl Slot {
     }
 
     // Starts an instance of an earlier satellite, after the rest of its delay.
-    fn recalled(&mut self, memo: &Memo, made: Instant, out: &mut Vec<Effect>) {
+    fn recalled(&mut self, memo: &SlotMemo, made: Instant, out: &mut Vec<SlotEffect>) {
         let Some(until) = memo.not_before.filter(|_| !self.is_remote()) else {
             self.take(out);
             return;
@@ -212,29 +212,29 @@ impl Slot {
         let attempt = self.history.exits().count();
         let left = restart::in_seconds(until.saturating_duration_since(made));
         let message = format!("restarting in {left} (attempt {attempt}), as before the satellite was restarted");
-        self.moves(Cause::Taken, Some(message), out);
-        let why = Why::Again { reason: RestartReason::Crash, old_pid: None, attempt };
-        self.phase = Phase::Backoff { until, why };
+        self.moves(StatusCause::Taken, Some(message), out);
+        let why = StartReason::Again { reason: RestartReason::Crash, old_pid: None, attempt };
+        self.phase = SlotPhase::Backoff { until, why };
     }
 
     /// Returns the state that outlives the supervisor.
-    pub fn memo(&self) -> Memo {
-        Memo {
-            stopped: self.want == Want::Stopped,
-            failed: matches!(self.phase, Phase::Failed).then(|| self.message.clone().unwrap_or_default()),
+    pub fn memo(&self) -> SlotMemo {
+        SlotMemo {
+            stopped: self.want == RequestedState::Stopped,
+            failed: matches!(self.phase, SlotPhase::Failed).then(|| self.message.clone().unwrap_or_default()),
             // An interrupted wake does not count: its caller calls again.
             dormant: match self.phase {
-                Phase::Dormant { since, not_before } => Some((since, not_before)),
-                Phase::Backoff { until, why: Why::Wake { since, .. } } => Some((since, until)),
-                Phase::FallingAsleep { since, .. }
-                | Phase::Queued { why: Why::Wake { since, .. }, .. }
-                | Phase::Starting { why: Why::Wake { since, .. }, .. } => Some((since, since)),
+                SlotPhase::Dormant { since, not_before } => Some((since, not_before)),
+                SlotPhase::Backoff { until, why: StartReason::Wake { since, .. } } => Some((since, until)),
+                SlotPhase::FallingAsleep { since, .. }
+                | SlotPhase::Queued { why: StartReason::Wake { since, .. }, .. }
+                | SlotPhase::Starting { why: StartReason::Wake { since, .. }, .. } => Some((since, since)),
                 _ => None,
             },
             not_before: match self.phase {
                 // A start that the machine could not execute is repeated from the beginning.
-                Phase::Backoff { why: Why::First, .. } => None,
-                Phase::Backoff { until, .. } => Some(until),
+                SlotPhase::Backoff { why: StartReason::First, .. } => None,
+                SlotPhase::Backoff { until, .. } => Some(until),
                 _ => None,
             },
             history: self.history.clone(),

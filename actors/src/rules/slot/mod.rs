@@ -35,28 +35,28 @@ mod wishes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use beside::Beside;
-pub use effect::{Effect, Input, Told};
-pub use memo::Memo;
-pub use phase::{Phase, Then, Want, Why};
-pub use remote::HealthNews;
+pub use beside::SecondRun;
+pub use effect::{SlotEffect, SlotEvent, SlotInput};
+pub use memo::SlotMemo;
+pub use phase::{AfterStop, RequestedState, SlotPhase, StartReason};
+pub use remote::HealthChange;
 
 use super::idle;
-use super::jitter::Dice;
-use super::restart::History;
+use super::jitter::JitterRng;
+use super::restart::ExitHistory;
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{WorkerExit, refused_because};
-use crate::model::ids::Run;
+use crate::model::ids::RunNumber;
 use crate::model::remedy::Remedy;
-use crate::model::remote::{Health, ServerInfo};
-use crate::model::spec::{InstanceSpec, Keep};
-use crate::model::status::{self, Cause, Status};
+use crate::model::remote::{ServerHealth, ServerInfo};
+use crate::model::spec::{InstanceSpec, ProcessLifetime};
+use crate::model::status::{self, Status, StatusCause};
 
 // A new configuration that did not start beside the old one.
 #[derive(Debug, Clone)]
-struct Refusal {
+struct RejectedUpdate {
     spec: Arc<InstanceSpec>,
     reason: String,
 }
@@ -67,9 +67,9 @@ pub struct Slot {
     /// Specification of the instance.
     pub spec: Arc<InstanceSpec>,
     /// State requested by a person.
-    pub want: Want,
+    pub want: RequestedState,
     /// Phase of the life of the instance.
-    pub phase: Phase,
+    pub phase: SlotPhase,
     /// Status shown to the user.
     pub status: Status,
     /// Reason of the status.
@@ -87,7 +87,7 @@ pub struct Slot {
     /// Time at which the current run was initialized.
     pub initialized_at: Option<Instant>,
     /// Health of the server.
-    pub health: Health,
+    pub health: ServerHealth,
     /// Self-description of the server from its last handshake.
     pub server: Option<Arc<ServerInfo>>,
     /// Protocol era of the next first request, if it is not the default.
@@ -95,13 +95,13 @@ pub struct Slot {
     /// Counters of changes of the catalogue.
     pub revisions: Revisions,
     /// Unwanted exits.
-    pub history: History,
+    pub history: ExitHistory,
     /// Second run, during a rolling update.
-    pub beside: Option<Beside>,
+    pub beside: Option<SecondRun>,
     server_beside: Option<Arc<ServerInfo>>,
-    dice: Dice,
-    refused: Option<Refusal>,
-    permit: Option<(Run, Instant)>,
+    dice: JitterRng,
+    refused: Option<RejectedUpdate>,
+    permit: Option<(RunNumber, Instant)>,
     was_ready: bool,
     // True if a caller waits, or has waited, for the start in progress.
     called: bool,
@@ -120,18 +120,18 @@ pub struct Slot {
     // Consecutive starts that the machine could not execute.
     machine_faults: u32,
     // Run that is a connection and not a process. An update can change the kind of the instance while an old run ends.
-    dialled: Option<Run>,
+    dialled: Option<RunNumber>,
     // Set during a removal: whether the instance was active, and whether it was asleep.
     removal: Option<(bool, bool)>,
 }
 
 impl Slot {
     /// Creates a new instance. Returns it with the first effects. `dice` varies its delays.
-    pub fn new(spec: Arc<InstanceSpec>, dice: Dice) -> (Self, Vec<Effect>) {
+    pub fn new(spec: Arc<InstanceSpec>, dice: JitterRng) -> (Self, Vec<SlotEffect>) {
         let mut slot = Self::blank(spec, dice);
         let mut out = Vec::new();
         if slot.spec.missing.is_empty() {
-            out.push(Effect::Status { status: Status::Provisioning, message: None, remedy: None });
+            out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
             slot.take(&mut out);
         } else {
             slot.await_config(&mut out);
@@ -140,53 +140,52 @@ impl Slot {
     }
 
     /// Returns the run that accepts calls now.
-    pub fn open_run(&self) -> Option<Run> {
+    pub fn open_run(&self) -> Option<RunNumber> {
         match self.phase {
-            Phase::Ready { run, .. } | Phase::Undiscovered { run, .. } => Some(run),
-            Phase::Unconfigured
-            | Phase::Reconnecting { .. }
-            | Phase::Reauth
-            | Phase::Exhausted { .. }
-            | Phase::Queued { .. }
-            | Phase::Starting { .. }
-            | Phase::FallingAsleep { .. }
-            | Phase::Backoff { .. }
-            | Phase::Dormant { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped
-            | Phase::Failed
-            | Phase::Over => None,
+            SlotPhase::Ready { run, .. } | SlotPhase::Undiscovered { run, .. } => Some(run),
+            SlotPhase::Unconfigured
+            | SlotPhase::Reconnecting { .. }
+            | SlotPhase::Reauth
+            | SlotPhase::Exhausted { .. }
+            | SlotPhase::Queued { .. }
+            | SlotPhase::Starting { .. }
+            | SlotPhase::FallingAsleep { .. }
+            | SlotPhase::Backoff { .. }
+            | SlotPhase::Dormant { .. }
+            | SlotPhase::Stopping { .. }
+            | SlotPhase::Stopped
+            | SlotPhase::Failed
+            | SlotPhase::Over => None,
         }
     }
 
     /// Returns true if the instance sleeps or is being woken.
     pub fn is_dormant(&self) -> bool {
         match &self.phase {
-            Phase::Dormant { .. } => true,
-            Phase::Queued { why, .. } | Phase::Starting { why, .. } | Phase::Backoff { why, .. } => {
-                matches!(why, Why::Wake { .. })
+            SlotPhase::Dormant { .. } => true,
+            SlotPhase::Queued { why, .. } | SlotPhase::Starting { why, .. } | SlotPhase::Backoff { why, .. } => {
+                matches!(why, StartReason::Wake { .. })
             }
-            Phase::Unconfigured
-            | Phase::Reconnecting { .. }
-            | Phase::Reauth
-            | Phase::Exhausted { .. }
-            | Phase::Ready { .. }
-            | Phase::FallingAsleep { .. }
-            | Phase::Undiscovered { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped
-            | Phase::Failed
-            | Phase::Over => false,
+            SlotPhase::Unconfigured
+            | SlotPhase::Reconnecting { .. }
+            | SlotPhase::Reauth
+            | SlotPhase::Exhausted { .. }
+            | SlotPhase::Ready { .. }
+            | SlotPhase::FallingAsleep { .. }
+            | SlotPhase::Undiscovered { .. }
+            | SlotPhase::Stopping { .. }
+            | SlotPhase::Stopped
+            | SlotPhase::Failed
+            | SlotPhase::Over => false,
         }
     }
 
     /// Returns the time of the next attempt, while a delay runs.
     pub fn next_retry_at(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Backoff { until, why: Why::First | Why::Again { .. } } | Phase::Reconnecting { until, .. } => {
-                Some(until)
-            }
-            Phase::Undiscovered { retry_at, .. } => retry_at,
+            SlotPhase::Backoff { until, why: StartReason::First | StartReason::Again { .. } }
+            | SlotPhase::Reconnecting { until, .. } => Some(until),
+            SlotPhase::Undiscovered { retry_at, .. } => retry_at,
             _ => None,
         }
     }
@@ -194,113 +193,115 @@ impl Slot {
     /// Returns the number of the next or current attempt; `None` if it does not follow a failure.
     pub fn attempt(&self) -> Option<usize> {
         let attempt = match &self.phase {
-            Phase::Backoff { why: Why::Again { attempt, .. }, .. }
-            | Phase::Queued { why: Why::Again { attempt, .. }, .. }
-            | Phase::Starting { why: Why::Again { attempt, .. }, .. } => *attempt,
-            Phase::Reconnecting { attempt, .. }
-            | Phase::Queued { why: Why::Reconnect { attempt, .. }, .. }
-            | Phase::Starting { why: Why::Reconnect { attempt, .. }, .. }
-            | Phase::Undiscovered { attempt, .. } => *attempt as usize,
+            SlotPhase::Backoff { why: StartReason::Again { attempt, .. }, .. }
+            | SlotPhase::Queued { why: StartReason::Again { attempt, .. }, .. }
+            | SlotPhase::Starting { why: StartReason::Again { attempt, .. }, .. } => *attempt,
+            SlotPhase::Reconnecting { attempt, .. }
+            | SlotPhase::Queued { why: StartReason::Reconnect { attempt, .. }, .. }
+            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, .. }, .. }
+            | SlotPhase::Undiscovered { attempt, .. } => *attempt as usize,
             _ => 0,
         };
         (attempt > 0).then_some(attempt)
     }
 
-    /// Returns the time at which this slot needs an [`Input::Tick`].
+    /// Returns the time at which this slot needs an [`SlotInput::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         let own = match self.phase {
-            Phase::Backoff { until, .. } | Phase::Reconnecting { until, .. } => Some(until),
-            Phase::Undiscovered { retry_at, .. } => retry_at,
-            Phase::Ready { look_at, .. } => look_at,
-            Phase::Unconfigured
-            | Phase::Reauth
-            | Phase::Exhausted { .. }
-            | Phase::Queued { .. }
-            | Phase::Starting { .. }
-            | Phase::FallingAsleep { .. }
-            | Phase::Dormant { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped
-            | Phase::Failed
-            | Phase::Over => None,
+            SlotPhase::Backoff { until, .. } | SlotPhase::Reconnecting { until, .. } => Some(until),
+            SlotPhase::Undiscovered { retry_at, .. } => retry_at,
+            SlotPhase::Ready { look_at, .. } => look_at,
+            SlotPhase::Unconfigured
+            | SlotPhase::Reauth
+            | SlotPhase::Exhausted { .. }
+            | SlotPhase::Queued { .. }
+            | SlotPhase::Starting { .. }
+            | SlotPhase::FallingAsleep { .. }
+            | SlotPhase::Dormant { .. }
+            | SlotPhase::Stopping { .. }
+            | SlotPhase::Stopped
+            | SlotPhase::Failed
+            | SlotPhase::Over => None,
         };
         let drain = match self.beside {
-            Some(Beside::Leaving { drain_until, .. }) => drain_until,
-            Some(Beside::Postponed { until, .. }) => Some(until),
-            Some(Beside::Queued { .. } | Beside::Starting { .. }) | None => None,
+            Some(SecondRun::Leaving { drain_until, .. }) => drain_until,
+            Some(SecondRun::Postponed { until, .. }) => Some(until),
+            Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }) | None => None,
         };
         let permit = self.permit.map(|(_, until)| until);
         own.into_iter().chain(drain).chain(permit).min()
     }
 
     /// Processes an input. Every change of a slot goes through this function.
-    pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Effect> {
+    pub fn handle(&mut self, now: Instant, input: SlotInput) -> Vec<SlotEffect> {
         let mut out = Vec::new();
         match input {
-            Input::Start => self.on_start(&mut out),
-            Input::Stop => self.on_stop(&mut out),
-            Input::Restart if self.is_remote() && self.want == Want::Running => self.on_reconnect(&mut out),
-            Input::Restart => self.on_restart(&mut out),
-            Input::Reconnect => self.on_reconnect(&mut out),
-            Input::Update(spec) => self.on_update(now, spec, &mut out),
-            Input::Uninstall => self.on_end(StopKind::Uninstall, &mut out),
-            Input::Shutdown => self.on_end(StopKind::Shutdown, &mut out),
-            Input::Call => self.on_call(now, &mut out),
-            Input::Granted(run) => self.on_granted(now, run, &mut out),
-            Input::FirstByte(run) => self.release(run, &mut out),
-            Input::Spawned(run, pid) => {
+            SlotInput::Start => self.on_start(&mut out),
+            SlotInput::Stop => self.on_stop(&mut out),
+            SlotInput::Restart if self.is_remote() && self.want == RequestedState::Running => {
+                self.on_reconnect(&mut out)
+            }
+            SlotInput::Restart => self.on_restart(&mut out),
+            SlotInput::Reconnect => self.on_reconnect(&mut out),
+            SlotInput::Update(spec) => self.on_update(now, spec, &mut out),
+            SlotInput::Uninstall => self.on_end(StopKind::Uninstall, &mut out),
+            SlotInput::Shutdown => self.on_end(StopKind::Shutdown, &mut out),
+            SlotInput::Call => self.on_call(now, &mut out),
+            SlotInput::Granted(run) => self.on_granted(now, run, &mut out),
+            SlotInput::FirstByte(run) => self.release(run, &mut out),
+            SlotInput::Spawned(run, pid) => {
                 if self.run() == Some(run) {
                     self.pid = pid;
                 }
                 self.on_spawned_beside(run, pid);
             }
-            Input::Printed(run, line) => self.on_printed(run, &line, &mut out),
-            Input::Initialized(run, server) => self.on_initialized(now, run, server, &mut out),
-            Input::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
-            Input::DiscoveryFailed(run, why, pause) => self.on_discovery_failed(now, run, why, pause, &mut out),
-            Input::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
-            Input::Tick(activity) => self.on_tick(now, activity, &mut out),
-            Input::Recovered(run) => self.on_recovered(run, &mut out),
+            SlotInput::Printed(run, line) => self.on_printed(run, &line, &mut out),
+            SlotInput::Initialized(run, server) => self.on_initialized(now, run, server, &mut out),
+            SlotInput::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
+            SlotInput::DiscoveryFailed(run, why, pause) => self.on_discovery_failed(now, run, why, pause, &mut out),
+            SlotInput::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
+            SlotInput::Tick(activity) => self.on_tick(now, activity, &mut out),
+            SlotInput::Recovered(run) => self.on_recovered(run, &mut out),
             // If the run ends before the server has answered, the next run begins with this era.
-            Input::Leans(run, era) => {
+            SlotInput::Leans(run, era) => {
                 if self.run() == Some(run) {
                     self.leans(era);
                 }
             }
-            Input::Health(run, news) => self.on_health(run, news, &mut out),
-            Input::Woke(asleep) => self.on_woke(now, asleep, &mut out),
-            Input::MakeRoom(idle) => self.on_make_room(idle, &mut out),
-            Input::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
+            SlotInput::Health(run, news) => self.on_health(run, news, &mut out),
+            SlotInput::Woke(asleep) => self.on_woke(now, asleep, &mut out),
+            SlotInput::MakeRoom(idle) => self.on_make_room(idle, &mut out),
+            SlotInput::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
         }
         out
     }
 
     /// Returns the current run, in any phase.
-    pub fn run(&self) -> Option<Run> {
+    pub fn run(&self) -> Option<RunNumber> {
         match self.phase {
-            Phase::Starting { run, .. }
-            | Phase::Ready { run, .. }
-            | Phase::FallingAsleep { run, .. }
-            | Phase::Undiscovered { run, .. }
-            | Phase::Stopping { run, .. } => Some(run),
-            Phase::Unconfigured
-            | Phase::Reconnecting { .. }
-            | Phase::Reauth
-            | Phase::Exhausted { .. }
-            | Phase::Queued { .. }
-            | Phase::Backoff { .. }
-            | Phase::Dormant { .. }
-            | Phase::Stopped
-            | Phase::Failed
-            | Phase::Over => None,
+            SlotPhase::Starting { run, .. }
+            | SlotPhase::Ready { run, .. }
+            | SlotPhase::FallingAsleep { run, .. }
+            | SlotPhase::Undiscovered { run, .. }
+            | SlotPhase::Stopping { run, .. } => Some(run),
+            SlotPhase::Unconfigured
+            | SlotPhase::Reconnecting { .. }
+            | SlotPhase::Reauth
+            | SlotPhase::Exhausted { .. }
+            | SlotPhase::Queued { .. }
+            | SlotPhase::Backoff { .. }
+            | SlotPhase::Dormant { .. }
+            | SlotPhase::Stopped
+            | SlotPhase::Failed
+            | SlotPhase::Over => None,
         }
     }
 
-    fn blank(spec: Arc<InstanceSpec>, dice: Dice) -> Self {
+    fn blank(spec: Arc<InstanceSpec>, dice: JitterRng) -> Self {
         Self {
             spec,
-            want: Want::Running,
-            phase: Phase::Unconfigured,
+            want: RequestedState::Running,
+            phase: SlotPhase::Unconfigured,
             status: Status::Provisioning,
             message: None,
             catalogue: None,
@@ -309,10 +310,10 @@ impl Slot {
             last_exit: None,
             last_error: None,
             initialized_at: None,
-            health: Health::Unknown,
+            health: ServerHealth::Unknown,
             server: None,
             era: None,
-            history: History::default(),
+            history: ExitHistory::default(),
             beside: None,
             server_beside: None,
             dice,
@@ -334,57 +335,57 @@ impl Slot {
     }
 
     // Accepts a configured instance: sets the status `command_received` and requests a permit.
-    fn take(&mut self, out: &mut Vec<Effect>) {
-        self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
-        self.queue(Why::First, out);
+    fn take(&mut self, out: &mut Vec<SlotEffect>) {
+        self.moves(StatusCause::Taken, Some("waiting for a start permit".to_owned()), out);
+        self.queue(StartReason::First, out);
     }
 
-    fn begin_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<Effect>) {
-        let why = if self.was_ready { self.anew(reason, old_pid) } else { Why::First };
+    fn begin_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<SlotEffect>) {
+        let why = if self.was_ready { self.anew(reason, old_pid) } else { StartReason::First };
         self.again(why, out);
     }
 
     // Reason of a start that does not follow a failure.
-    fn anew(&self, reason: RestartReason, old_pid: Option<u32>) -> Why {
+    fn anew(&self, reason: RestartReason, old_pid: Option<u32>) -> StartReason {
         match self.is_remote() {
-            true if self.was_ready => Why::Reconnect { attempt: 0, resume: None },
-            true => Why::First,
-            false => Why::Again { reason, old_pid, attempt: 0 },
+            true if self.was_ready => StartReason::Reconnect { attempt: 0, resume: None },
+            true => StartReason::First,
+            false => StartReason::Again { reason, old_pid, attempt: 0 },
         }
     }
 
-    fn again(&mut self, why: Why, out: &mut Vec<Effect>) {
+    fn again(&mut self, why: StartReason, out: &mut Vec<SlotEffect>) {
         if self.status == Status::Provisioning {
-            self.moves(Cause::Taken, Some("waiting for a start permit".to_owned()), out);
+            self.moves(StatusCause::Taken, Some("waiting for a start permit".to_owned()), out);
         }
         self.queue(why, out);
     }
 
-    fn queue(&mut self, why: Why, out: &mut Vec<Effect>) {
-        let urgent = self.called || matches!(why, Why::Wake { .. });
-        self.phase = Phase::Queued { why, urgent };
-        out.push(Effect::RequestPermit { urgent });
+    fn queue(&mut self, why: StartReason, out: &mut Vec<SlotEffect>) {
+        let urgent = self.called || matches!(why, StartReason::Wake { .. });
+        self.phase = SlotPhase::Queued { why, urgent };
+        out.push(SlotEffect::RequestPermit { urgent });
     }
 
-    fn ready(&mut self, now: Instant, run: Run, why: &Why, since: Instant, out: &mut Vec<Effect>) {
+    fn ready(&mut self, now: Instant, run: RunNumber, why: &StartReason, since: Instant, out: &mut Vec<SlotEffect>) {
         self.opens(now, run);
         self.clear_error();
         let first = !std::mem::replace(&mut self.was_ready, true);
         self.told_connected = self.is_remote();
         let attempts = std::mem::take(&mut self.attempts);
         let told = match why {
-            Why::Wake { since, asked } => Told::Respawned {
+            StartReason::Wake { since, asked } => SlotEvent::Respawned {
                 dormant: asked.saturating_duration_since(*since),
                 took: now.saturating_duration_since(*asked),
             },
-            Why::Again { reason, old_pid, attempt } if !first => {
-                Told::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
+            StartReason::Again { reason, old_pid, attempt } if !first => {
+                SlotEvent::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
-            Why::Reconnect { .. } if !first => {
-                Told::Reconnected { attempts, changed: self.revisions.since(&self.revisions_told) }
+            StartReason::Reconnect { .. } if !first => {
+                SlotEvent::Reconnected { attempts, changed: self.revisions.since(&self.revisions_told) }
             }
             // The instance was never `online`: this is its first start.
-            Why::First | Why::Again { .. } | Why::Reconnect { .. } => Told::Started {
+            StartReason::First | StartReason::Again { .. } | StartReason::Reconnect { .. } => SlotEvent::Started {
                 after: now.saturating_duration_since(since),
                 tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
             },
@@ -392,18 +393,18 @@ impl Slot {
         // A wake does not change the status `online`.
         let was_postponed = std::mem::take(&mut self.machine_faults) > 0;
         if self.status != Status::Online {
-            self.moves(Cause::Synced, self.refusal(), out);
+            self.moves(StatusCause::Synced, self.refusal(), out);
         } else if was_postponed {
             self.remark(self.refusal(), out);
         }
-        out.push(Effect::Tell(told));
-        out.push(Effect::Admit(run));
+        out.push(SlotEffect::Tell(told));
+        out.push(SlotEffect::Admit(run));
         if self.recalled {
-            out.push(Effect::Discover(run));
+            out.push(SlotEffect::Discover(run));
         }
         let called = std::mem::take(&mut self.called);
-        if self.spec.keep == Keep::Lazy && !called && !self.is_remote() {
-            out.push(Effect::TrySleep { run, idle: Duration::ZERO });
+        if self.spec.keep == ProcessLifetime::Lazy && !called && !self.is_remote() {
+            out.push(SlotEffect::TrySleep { run, idle: Duration::ZERO });
         }
     }
 
@@ -430,122 +431,122 @@ impl Slot {
         self.era = (era != Era::Sessions).then_some(era);
     }
 
-    fn opens(&mut self, now: Instant, run: Run) {
-        self.phase = Phase::Ready { run, since: now, look_at: self.first_look(now) };
+    fn opens(&mut self, now: Instant, run: RunNumber) {
+        self.phase = SlotPhase::Ready { run, since: now, look_at: self.first_look(now) };
     }
 
     // Time of the first check whether a run is idle; `None` if it never sleeps.
     fn first_look(&self, ready: Instant) -> Option<Instant> {
         match self.spec.keep {
             // A sleeping connection would save no resources.
-            Keep::Listed | Keep::Lazy if self.is_remote() => None,
-            Keep::Listed | Keep::Lazy => idle::first_look(&self.spec.policy.idle, ready),
-            Keep::AlwaysOn => None,
+            ProcessLifetime::Listed | ProcessLifetime::Lazy if self.is_remote() => None,
+            ProcessLifetime::Listed | ProcessLifetime::Lazy => idle::first_look(&self.spec.policy.idle, ready),
+            ProcessLifetime::AlwaysOn => None,
         }
     }
 
     // Ends the current run and the one beside it. A run that was falling asleep has already received its stop.
-    fn end_run(&mut self, kind: StopKind, then: Then, out: &mut Vec<Effect>) {
+    fn end_run(&mut self, kind: StopKind, then: AfterStop, out: &mut Vec<SlotEffect>) {
         self.dismiss(kind, out);
         let Some(run) = self.run() else { return };
-        if !matches!(self.phase, Phase::FallingAsleep { .. }) {
-            out.push(Effect::Stop(run));
+        if !matches!(self.phase, SlotPhase::FallingAsleep { .. }) {
+            out.push(SlotEffect::Stop(run));
         }
-        self.phase = Phase::Stopping { run, kind, then };
+        self.phase = SlotPhase::Stopping { run, kind, then };
     }
 
     // Status message while the configured specification is one that did not start.
     fn refusal(&self) -> Option<String> {
-        let Refusal { reason, .. } = self.refused.as_ref()?;
+        let RejectedUpdate { reason, .. } = self.refused.as_ref()?;
         Some(format!("the new configuration did not come up: {reason}; the old one stays until a restart"))
     }
 
     fn sleeps(&mut self, since: Instant, not_before: Instant) {
         self.called = false;
-        self.phase = Phase::Dormant { since, not_before };
+        self.phase = SlotPhase::Dormant { since, not_before };
     }
 
-    fn stopped(&mut self, out: &mut Vec<Effect>) {
+    fn stopped(&mut self, out: &mut Vec<SlotEffect>) {
         self.called = false;
-        self.phase = Phase::Stopped;
-        self.moves(Cause::Stopped, Some("stopped on request".to_owned()), out);
+        self.phase = SlotPhase::Stopped;
+        self.moves(StatusCause::Stopped, Some("stopped on request".to_owned()), out);
     }
 
-    fn await_config(&mut self, out: &mut Vec<Effect>) {
-        self.phase = Phase::Unconfigured;
-        self.moves(Cause::ConfigMissing, Some(self.missing_message()), out);
+    fn await_config(&mut self, out: &mut Vec<SlotEffect>) {
+        self.phase = SlotPhase::Unconfigured;
+        self.moves(StatusCause::ConfigMissing, Some(self.missing_message()), out);
         self.refuse(out);
     }
 
     fn missing_message(&self) -> String {
-        let stopped = if self.want == Want::Stopped { "stopped, and " } else { "" };
+        let stopped = if self.want == RequestedState::Stopped { "stopped, and " } else { "" };
         format!("{stopped}waiting for its user to give {}", self.spec.missing.join(", "))
     }
 
     // Ends the life of the instance. A removal is reported here, once, after the end of its last process.
-    fn over(&mut self, exit: Option<WorkerExit>, out: &mut Vec<Effect>) {
-        self.phase = Phase::Over;
+    fn over(&mut self, exit: Option<WorkerExit>, out: &mut Vec<SlotEffect>) {
+        self.phase = SlotPhase::Over;
         if let Some((active, dormant)) = self.removal.take() {
-            out.push(Effect::Tell(Told::Removed { active, dormant, exit }));
+            out.push(SlotEffect::Tell(SlotEvent::Removed { active, dormant, exit }));
         }
-        out.push(Effect::Remove);
+        out.push(SlotEffect::Remove);
     }
 
-    fn denied(&self, verb: &str, why: &str, remedy: Option<Remedy>) -> Effect {
-        Effect::Denied { message: format!("cannot {verb} `{}`: {why}", self.spec.name), remedy }
+    fn denied(&self, verb: &str, why: &str, remedy: Option<Remedy>) -> SlotEffect {
+        SlotEffect::Denied { message: format!("cannot {verb} `{}`: {why}", self.spec.name), remedy }
     }
 
     /// Returns the next step for its user; `None` if there is nothing to do but wait.
     pub fn remedy(&self) -> Option<Remedy> {
-        if matches!(self.phase, Phase::Over | Phase::Stopping { then: Then::Over, .. }) {
+        if matches!(self.phase, SlotPhase::Over | SlotPhase::Stopping { then: AfterStop::Over, .. }) {
             return None;
         }
         // A restart replaces the old configuration with the new one.
         let refused = self.refused.as_ref().map(|_| Remedy::Restart);
-        Remedy::of(self.status, self.want == Want::Stopped, self.is_remote()).or(refused)
+        Remedy::of(self.status, self.want == RequestedState::Stopped, self.is_remote()).or(refused)
     }
 
     // A slot holds one permit at a time: the run of an earlier one is already ending.
-    fn hold_permit(&mut self, now: Instant, run: Run, at_most: Duration, out: &mut Vec<Effect>) {
+    fn hold_permit(&mut self, now: Instant, run: RunNumber, at_most: Duration, out: &mut Vec<SlotEffect>) {
         if let Some((held, _)) = self.permit.replace((run, now + at_most)) {
-            out.push(Effect::ReleasePermit(held));
+            out.push(SlotEffect::ReleasePermit(held));
         }
     }
 
-    fn release(&mut self, run: Run, out: &mut Vec<Effect>) {
+    fn release(&mut self, run: RunNumber, out: &mut Vec<SlotEffect>) {
         if self.permit.is_some_and(|(held, _)| held == run) {
             self.permit = None;
-            out.push(Effect::ReleasePermit(run));
+            out.push(SlotEffect::ReleasePermit(run));
         }
     }
 
     // Refuses the waiting callers with the status, its cause and the next step.
-    fn refuse(&mut self, out: &mut Vec<Effect>) {
+    fn refuse(&mut self, out: &mut Vec<SlotEffect>) {
         self.called = false;
         let name = &self.spec.name;
         let message = match self.status {
-            Status::Offline if self.want == Want::Stopped => format!("`{name}` is stopped"),
+            Status::Offline if self.want == RequestedState::Stopped => format!("`{name}` is stopped"),
             status => refused_because(name, status, self.message.as_deref().unwrap_or_default()),
         };
-        out.push(Effect::Refuse { message, remedy: self.remedy() });
+        out.push(SlotEffect::Refuse { message, remedy: self.remedy() });
     }
 
-    fn moves(&mut self, cause: Cause, message: Option<String>, out: &mut Vec<Effect>) {
+    fn moves(&mut self, cause: StatusCause, message: Option<String>, out: &mut Vec<SlotEffect>) {
         match status::next(self.status, cause) {
             Some(next) => self.becomes(next, message, out),
-            None => out.push(Effect::Refused { status: self.status, cause }),
+            None => out.push(SlotEffect::Refused { status: self.status, cause }),
         }
     }
 
-    fn becomes(&mut self, status: Status, message: Option<String>, out: &mut Vec<Effect>) {
+    fn becomes(&mut self, status: Status, message: Option<String>, out: &mut Vec<SlotEffect>) {
         self.status = status;
         self.message.clone_from(&message);
-        out.push(Effect::Status { status, message, remedy: self.remedy() });
+        out.push(SlotEffect::Status { status, message, remedy: self.remedy() });
     }
 }
 
-fn refuse_ending(kind: StopKind) -> Effect {
-    Effect::Refuse { message: ending(kind).to_owned(), remedy: None }
+fn refuse_ending(kind: StopKind) -> SlotEffect {
+    SlotEffect::Refuse { message: ending(kind).to_owned(), remedy: None }
 }
 
 fn ending(kind: StopKind) -> &'static str {

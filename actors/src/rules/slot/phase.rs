@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use crate::model::event::{RestartReason, StopKind};
-use crate::model::ids::Run;
+use crate::model::ids::RunNumber;
 
 /// State of an instance requested by a person. A stop takes precedence over every other request; only a start ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Want {
+pub enum RequestedState {
     /// Available for calls.
     Running,
     /// Stopped, regardless of calls.
@@ -17,7 +17,7 @@ pub enum Want {
 
 /// Reasons for the start of a run. They determine the event emitted when the run is ready.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Why {
+pub enum StartReason {
     /// First start.
     First,
     /// Restart of a process.
@@ -47,29 +47,29 @@ pub enum Why {
 
 /// Phase of the life of an instance.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Phase {
+pub enum SlotPhase {
     /// A required value is missing.
     Unconfigured,
     /// The instance waits for a start permit.
     Queued {
         /// Reason of the start.
-        why: Why,
+        why: StartReason,
         /// True if the permit was requested with a waiting caller.
         urgent: bool,
     },
     /// A worker runs; handshake and discovery are in progress.
     Starting {
         /// Current run.
-        run: Run,
+        run: RunNumber,
         /// Reason of the start.
-        why: Why,
+        why: StartReason,
         /// Time at which the permit was granted.
         since: Instant,
     },
     /// The run accepts calls.
     Ready {
         /// Current run.
-        run: Run,
+        run: RunNumber,
         /// Time at which the run became ready.
         since: Instant,
         /// Time of the next check whether the server is idle; `None` if it never sleeps.
@@ -78,7 +78,7 @@ pub enum Phase {
     /// The server is idle: the run accepts no more calls and is being ended.
     FallingAsleep {
         /// Current run.
-        run: Run,
+        run: RunNumber,
         /// Start of this phase.
         since: Instant,
         /// Idle time before this phase.
@@ -87,9 +87,9 @@ pub enum Phase {
     /// The connection works, but the lists cannot be read or are being read again. Calls are accepted.
     Undiscovered {
         /// Current run.
-        run: Run,
+        run: RunNumber,
         /// Reason of the start.
-        why: Why,
+        why: StartReason,
         /// Time at which the permit was granted.
         since: Instant,
         /// Number of failed discoveries; 0 during the first one after a reconnection.
@@ -116,7 +116,7 @@ pub enum Phase {
         /// End of the delay.
         until: Instant,
         /// Reason of the start.
-        why: Why,
+        why: StartReason,
     },
     /// The instance sleeps, with its tools listed. The next call wakes it.
     Dormant {
@@ -128,11 +128,11 @@ pub enum Phase {
     /// The run is being ended.
     Stopping {
         /// Current run.
-        run: Run,
+        run: RunNumber,
         /// Reason of the stop, for the event.
         kind: StopKind,
         /// Action after the end.
-        then: Then,
+        then: AfterStop,
     },
     /// The instance is stopped until a person starts it.
     Stopped,
@@ -144,11 +144,11 @@ pub enum Phase {
 
 /// Action after the requested end of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Then {
+pub enum AfterStop {
     /// Stay stopped.
     Stop,
     /// Start again.
-    Again(Why),
+    Again(StartReason),
     /// Wait for the configuration to be completed.
     AwaitConfig,
     /// Remove the instance.

@@ -18,19 +18,19 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Effect, Phase, Slot, Then, Told, Want, Why};
+use super::{AfterStop, RequestedState, Slot, SlotEffect, SlotEvent, SlotPhase, StartReason};
 use crate::model::event::StopKind;
 use crate::model::exit::{ExitCause, WorkerExit};
-use crate::model::failure::{Failure, FailureKind};
-use crate::model::ids::Run;
-use crate::model::remote::{Connection, Health};
-use crate::model::status::{self, Cause, Status};
+use crate::model::failure::{ExchangeFailure, FailureKind};
+use crate::model::ids::RunNumber;
+use crate::model::remote::{ConnectionState, ServerHealth};
+use crate::model::status::{self, Status, StatusCause};
 use crate::rules::restart;
-use crate::rules::retry::{self, Class};
+use crate::rules::retry::{self, FailureClass};
 
 /// Change of the health of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HealthNews {
+pub enum HealthChange {
     /// Too many consecutive checks have failed.
     Degraded {
         /// Number of consecutive failures.
@@ -49,19 +49,12 @@ pub enum HealthNews {
 
 // State of a remote instance without a connection, as far as a new supervisor needs it.
 #[derive(Debug, Clone)]
-pub(super) enum Away {
-    Reconnecting {
-        until: Instant,
-        attempt: u32,
-    },
+pub(super) enum DisconnectedState {
+    Reconnecting { until: Instant, attempt: u32 },
     // An attempt was in progress.
-    Attempting {
-        attempt: u32,
-    },
+    Attempting { attempt: u32 },
     Reauth,
-    Exhausted {
-        attempts: u32,
-    },
+    Exhausted { attempts: u32 },
 }
 
 impl Slot {
@@ -71,51 +64,60 @@ impl Slot {
     }
 
     /// Returns the state of the connection; `None` for a process.
-    pub fn connection(&self) -> Option<Connection> {
+    pub fn connection(&self) -> Option<ConnectionState> {
         let connection = match &self.phase {
-            Phase::Starting { .. } if self.initialized_at.is_some() => Connection::Connected,
-            Phase::Queued { .. } | Phase::Starting { .. } if self.is_known_to_be_away() => Connection::Reconnecting,
-            Phase::Queued { .. } | Phase::Starting { .. } | Phase::Stopping { then: Then::Again(_), .. } => {
-                Connection::Connecting
+            SlotPhase::Starting { .. } if self.initialized_at.is_some() => ConnectionState::Connected,
+            SlotPhase::Queued { .. } | SlotPhase::Starting { .. } if self.is_known_to_be_away() => {
+                ConnectionState::Reconnecting
             }
-            Phase::Unconfigured | Phase::Stopping { .. } | Phase::Stopped | Phase::Over => Connection::Disconnected,
-            Phase::Ready { .. } | Phase::Undiscovered { .. } => Connection::Connected,
-            Phase::Reconnecting { .. } => Connection::Reconnecting,
-            Phase::Reauth | Phase::Exhausted { .. } => Connection::Error,
+            SlotPhase::Queued { .. }
+            | SlotPhase::Starting { .. }
+            | SlotPhase::Stopping { then: AfterStop::Again(_), .. } => ConnectionState::Connecting,
+            SlotPhase::Unconfigured | SlotPhase::Stopping { .. } | SlotPhase::Stopped | SlotPhase::Over => {
+                ConnectionState::Disconnected
+            }
+            SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => ConnectionState::Connected,
+            SlotPhase::Reconnecting { .. } => ConnectionState::Reconnecting,
+            SlotPhase::Reauth | SlotPhase::Exhausted { .. } => ConnectionState::Error,
             // Phases of processes only.
-            Phase::FallingAsleep { .. } | Phase::Dormant { .. } | Phase::Backoff { .. } | Phase::Failed => {
-                Connection::Disconnected
-            }
+            SlotPhase::FallingAsleep { .. }
+            | SlotPhase::Dormant { .. }
+            | SlotPhase::Backoff { .. }
+            | SlotPhase::Failed => ConnectionState::Disconnected,
         };
         self.is_remote().then_some(connection)
     }
 
-    pub(super) fn away(&self) -> Option<Away> {
+    pub(super) fn away(&self) -> Option<DisconnectedState> {
         match &self.phase {
-            Phase::Reconnecting { until, attempt } => Some(Away::Reconnecting { until: *until, attempt: *attempt }),
-            // An interrupted attempt does not count: its schedule continues, or the attempt is repeated.
-            Phase::Queued { why: Why::Reconnect { attempt, resume: Some(until) }, .. }
-            | Phase::Starting { why: Why::Reconnect { attempt, resume: Some(until) }, .. } => {
-                Some(Away::Reconnecting { until: *until, attempt: *attempt })
+            SlotPhase::Reconnecting { until, attempt } => {
+                Some(DisconnectedState::Reconnecting { until: *until, attempt: *attempt })
             }
-            Phase::Queued { why: Why::Reconnect { attempt, resume: None }, .. }
-            | Phase::Starting { why: Why::Reconnect { attempt, resume: None }, .. }
+            // An interrupted attempt does not count: its schedule continues, or the attempt is repeated.
+            SlotPhase::Queued { why: StartReason::Reconnect { attempt, resume: Some(until) }, .. }
+            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, resume: Some(until) }, .. } => {
+                Some(DisconnectedState::Reconnecting { until: *until, attempt: *attempt })
+            }
+            SlotPhase::Queued { why: StartReason::Reconnect { attempt, resume: None }, .. }
+            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, resume: None }, .. }
                 if self.is_known_to_be_away() =>
             {
-                Some(Away::Attempting { attempt: *attempt })
+                Some(DisconnectedState::Attempting { attempt: *attempt })
             }
-            Phase::Reauth => Some(Away::Reauth),
-            Phase::Exhausted { attempts } => Some(Away::Exhausted { attempts: *attempts }),
+            SlotPhase::Reauth => Some(DisconnectedState::Reauth),
+            SlotPhase::Exhausted { attempts } => Some(DisconnectedState::Exhausted { attempts: *attempts }),
             _ => None,
         }
     }
 
-    pub(super) fn is_away(&mut self, away: &Away, out: &mut Vec<Effect>) {
+    pub(super) fn is_away(&mut self, away: &DisconnectedState, out: &mut Vec<SlotEffect>) {
         match *away {
-            Away::Reconnecting { until, attempt } => self.phase = Phase::Reconnecting { until, attempt },
-            Away::Attempting { attempt } => self.attempt_now(attempt, None, out),
-            Away::Reauth => self.phase = Phase::Reauth,
-            Away::Exhausted { attempts } => self.phase = Phase::Exhausted { attempts },
+            DisconnectedState::Reconnecting { until, attempt } => {
+                self.phase = SlotPhase::Reconnecting { until, attempt }
+            }
+            DisconnectedState::Attempting { attempt } => self.attempt_now(attempt, None, out),
+            DisconnectedState::Reauth => self.phase = SlotPhase::Reauth,
+            DisconnectedState::Exhausted { attempts } => self.phase = SlotPhase::Exhausted { attempts },
         }
     }
 
@@ -125,58 +127,60 @@ impl Slot {
     }
 
     // `resume` is the scheduled time that stays in effect if the attempt fails; `None` if the backoff begins anew.
-    pub(super) fn attempt_now(&mut self, attempt: u32, resume: Option<Instant>, out: &mut Vec<Effect>) {
-        self.queue(Why::Reconnect { attempt, resume }, out);
+    pub(super) fn attempt_now(&mut self, attempt: u32, resume: Option<Instant>, out: &mut Vec<SlotEffect>) {
+        self.queue(StartReason::Reconnect { attempt, resume }, out);
     }
 
-    pub(super) fn on_reconnect(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn on_reconnect(&mut self, out: &mut Vec<SlotEffect>) {
         if !self.is_remote() {
             return self.on_restart(out);
         }
         // A person waits for this connection: it takes precedence over starts without a waiting caller.
         let waited_for = std::mem::replace(&mut self.called, true);
         match &mut self.phase {
-            Phase::Ready { .. } | Phase::Undiscovered { .. } => {
-                let again = Why::Reconnect { attempt: 0, resume: None };
-                self.end_run(StopKind::Manual, Then::Again(again), out);
-                self.moves(Cause::Asked, Some("reconnecting on request".to_owned()), out);
+            SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => {
+                let again = StartReason::Reconnect { attempt: 0, resume: None };
+                self.end_run(StopKind::Manual, AfterStop::Again(again), out);
+                self.moves(StatusCause::Asked, Some("reconnecting on request".to_owned()), out);
             }
             // The timer is cancelled and the backoff begins anew.
-            Phase::Reconnecting { .. } => self.attempt_now(0, None, out),
+            SlotPhase::Reconnecting { .. } => self.attempt_now(0, None, out),
             // A remote instance is in `Failed` only if it was set aside after panics of its supervisor.
-            Phase::Reauth | Phase::Exhausted { .. } | Phase::Failed => {
-                self.moves(Cause::Asked, Some("reconnecting on request".to_owned()), out);
+            SlotPhase::Reauth | SlotPhase::Exhausted { .. } | SlotPhase::Failed => {
+                self.moves(StatusCause::Asked, Some("reconnecting on request".to_owned()), out);
                 self.attempt_now(0, None, out);
             }
             // An attempt is already in progress. If it fails, the backoff begins anew.
-            Phase::Queued { why, urgent } => {
-                if let Why::Reconnect { attempt, resume } = why {
+            SlotPhase::Queued { why, urgent } => {
+                if let StartReason::Reconnect { attempt, resume } = why {
                     (*attempt, *resume) = (0, None);
                 }
                 if !std::mem::replace(urgent, true) {
-                    out.push(Effect::RequestPermit { urgent: true });
+                    out.push(SlotEffect::RequestPermit { urgent: true });
                 }
             }
-            Phase::Starting { why, .. } => {
-                if let Why::Reconnect { attempt, resume } = why {
+            SlotPhase::Starting { why, .. } => {
+                if let StartReason::Reconnect { attempt, resume } = why {
                     (*attempt, *resume) = (0, None);
                 }
             }
-            Phase::Stopping { then: Then::Again(_), .. } => {}
-            Phase::Stopped | Phase::Stopping { then: Then::Stop, .. } => self.on_start(out),
-            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } if self.want == Want::Stopped => {
+            SlotPhase::Stopping { then: AfterStop::Again(_), .. } => {}
+            SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => self.on_start(out),
+            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. }
+                if self.want == RequestedState::Stopped =>
+            {
                 self.on_start(out);
             }
-            Phase::Unconfigured | Phase::Stopping { then: Then::AwaitConfig, .. } => {
+            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
                 self.called = waited_for;
                 out.push(self.denied_unconfigured("reconnect"));
             }
-            Phase::Stopping { then: Then::Over, .. } | Phase::Over => {
+            SlotPhase::Stopping { then: AfterStop::Over, .. } | SlotPhase::Over => {
                 self.called = waited_for;
                 out.push(self.denied_removed("reconnect"));
             }
             // Phases of processes only.
-            Phase::FallingAsleep { .. } | Phase::Backoff { .. } | Phase::Dormant { .. } => {}
+            SlotPhase::FallingAsleep { .. } | SlotPhase::Backoff { .. } | SlotPhase::Dormant { .. } => {}
         }
     }
 
@@ -184,36 +188,36 @@ impl Slot {
     pub(super) fn lost(
         &mut self,
         now: Instant,
-        ended: &Phase,
+        ended: &SlotPhase,
         connected: bool,
         exit: WorkerExit,
-        out: &mut Vec<Effect>,
+        out: &mut Vec<SlotEffect>,
     ) {
         // Callers of an established connection were already admitted and no longer count. Otherwise a server that
         // disconnects right after the handshake would be retried for them without a pause.
-        let is_attempt = matches!(ended, Phase::Starting { .. } | Phase::Undiscovered { attempt: 0, .. });
+        let is_attempt = matches!(ended, SlotPhase::Starting { .. } | SlotPhase::Undiscovered { attempt: 0, .. });
         self.called &= is_attempt;
         let failure = match exit.cause {
             ExitCause::Lost(failure) => failure,
-            ExitCause::Panicked(how) => Failure::sent(FailureKind::Panicked(how)),
+            ExitCause::Panicked(how) => ExchangeFailure::sent(FailureKind::Panicked(how)),
             // The session ended by itself.
-            cause => Failure::sent(FailureKind::Broken(WorkerExit::because(cause).reason())),
+            cause => ExchangeFailure::sent(FailureKind::Broken(WorkerExit::because(cause).reason())),
         };
         let reason = failure.to_string();
         self.last_error = Some(reason.clone());
         self.tell_disconnected(false, out);
         let class = retry::class(&failure.kind);
-        if class == Class::Unauthorized {
+        if class == FailureClass::Unauthorized {
             // The credentials changed while the server rejected the old ones. A change longer ago does not count: every
             // request with the old credentials has been answered since.
             let patience = self.spec.policy.session.request_timeout_max;
             if self.newer_credentials.take().is_some_and(|since| now.saturating_duration_since(since) < patience) {
-                self.moves(Cause::Lost, Some(format!("{reason}; its credentials have changed meanwhile")), out);
+                self.moves(StatusCause::Lost, Some(format!("{reason}; its credentials have changed meanwhile")), out);
                 self.attempt_now(0, None, out);
                 return;
             }
-            self.phase = Phase::Reauth;
-            self.moves(Cause::AuthRefused, Some(reason), out);
+            self.phase = SlotPhase::Reauth;
+            self.moves(StatusCause::AuthRefused, Some(reason), out);
             self.refuse(out);
             return;
         }
@@ -221,8 +225,8 @@ impl Slot {
         // succeeds only when the lists are read: a server that disconnects after the handshake is not retried every
         // second.
         let (attempt, resume) = match ended {
-            Phase::Starting { why: Why::Reconnect { attempt, resume }, .. }
-            | Phase::Undiscovered { why: Why::Reconnect { attempt, resume }, .. } => {
+            SlotPhase::Starting { why: StartReason::Reconnect { attempt, resume }, .. }
+            | SlotPhase::Undiscovered { why: StartReason::Reconnect { attempt, resume }, .. } => {
                 match resume.filter(|until| *until > now) {
                     Some(until) => (*attempt, Some(until)),
                     None => (attempt + 1, None),
@@ -231,37 +235,40 @@ impl Slot {
             _ => (1, None),
         };
         let policy = &self.spec.policy.reconnect;
-        let offline = matches!(class, Class::Unreachable) || (class == Class::Expired && connected);
+        let offline = matches!(class, FailureClass::Unreachable) || (class == FailureClass::Expired && connected);
         let retry_at = if policy.attempts_max.is_some_and(|most| attempt > most) {
-            self.phase = Phase::Exhausted { attempts: attempt - 1 };
-            self.moves_on(Cause::Failed, "Connection failed after max retries".to_owned(), out);
+            self.phase = SlotPhase::Exhausted { attempts: attempt - 1 };
+            self.moves_on(StatusCause::Failed, "Connection failed after max retries".to_owned(), out);
             None
         } else {
             let delay = restart::reconnect_delay(policy, attempt);
             let delay = self.dice.spread(delay, policy.jitter_percent);
             let asked = retry::asked_pause(&failure.kind);
             let until = resume.unwrap_or(now + delay).max(now + asked);
-            self.phase = Phase::Reconnecting { until, attempt };
+            self.phase = SlotPhase::Reconnecting { until, attempt };
             let (cause, message) = match class {
-                Class::Unreachable => (Cause::Lost, format!("Server unreachable: {reason}")),
-                _ if offline => (Cause::Lost, format!("Server disconnected: {reason}")),
-                _ => (Cause::Failed, reason.clone()),
+                FailureClass::Unreachable => (StatusCause::Lost, format!("Server unreachable: {reason}")),
+                _ if offline => (StatusCause::Lost, format!("Server disconnected: {reason}")),
+                _ => (StatusCause::Failed, reason.clone()),
             };
             self.moves_on(cause, message, out);
             if resume != Some(until) {
-                out.push(Effect::Tell(Told::Reconnecting { attempt, after: until.saturating_duration_since(now) }));
+                out.push(SlotEffect::Tell(SlotEvent::Reconnecting {
+                    attempt,
+                    after: until.saturating_duration_since(now),
+                }));
             }
             Some(until)
         };
         // The callers of this attempt receive its error; later callers trigger another attempt.
         if is_attempt {
             self.called = false;
-            out.push(Effect::Unreachable { last_error: reason, retry_at });
+            out.push(SlotEffect::Unreachable { last_error: reason, retry_at });
         }
     }
 
     // Does not repeat the same status and message: a server that is unreachable for a week is reported once.
-    fn moves_on(&mut self, cause: Cause, message: String, out: &mut Vec<Effect>) {
+    fn moves_on(&mut self, cause: StatusCause, message: String, out: &mut Vec<SlotEffect>) {
         let same = status::next(self.status, cause) == Some(self.status) && self.message.as_ref() == Some(&message);
         if !same {
             self.moves(cause, Some(message), out);
@@ -269,62 +276,64 @@ impl Slot {
     }
 
     // Reports a closed connection once for each established one.
-    pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<Effect>) {
+    pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<SlotEffect>) {
         if std::mem::take(&mut self.told_connected) {
             self.revisions_told = self.revisions;
-            out.push(Effect::Tell(Told::Disconnected { intentional }));
+            out.push(SlotEffect::Tell(SlotEvent::Disconnected { intentional }));
         }
     }
 
     // Also accepted while the lists are being read.
-    pub(super) fn on_health(&mut self, run: Run, news: HealthNews, out: &mut Vec<Effect>) {
-        if self.run() != Some(run) || matches!(self.phase, Phase::Stopping { .. }) {
+    pub(super) fn on_health(&mut self, run: RunNumber, news: HealthChange, out: &mut Vec<SlotEffect>) {
+        if self.run() != Some(run) || matches!(self.phase, SlotPhase::Stopping { .. }) {
             return;
         }
         (self.health, self.degraded) = match &news {
-            HealthNews::Degraded { failures, last_error } => (Health::Degraded, Some((*failures, last_error.clone()))),
-            HealthNews::Restored { .. } => (Health::Healthy, None),
+            HealthChange::Degraded { failures, last_error } => {
+                (ServerHealth::Degraded, Some((*failures, last_error.clone())))
+            }
+            HealthChange::Restored { .. } => (ServerHealth::Healthy, None),
         };
-        out.push(Effect::Tell(Told::Health(news)));
+        out.push(SlotEffect::Tell(SlotEvent::Health(news)));
     }
 
     // A completed handshake ends a degradation of the connection before.
-    pub(super) fn is_well(&mut self, out: &mut Vec<Effect>) {
-        self.health = Health::Healthy;
+    pub(super) fn is_well(&mut self, out: &mut Vec<SlotEffect>) {
+        self.health = ServerHealth::Healthy;
         if let Some((failures, last_error)) = self.degraded.take() {
             let last_error = Some(last_error);
-            out.push(Effect::Tell(Told::Health(HealthNews::Restored { failures, last_error })));
+            out.push(SlotEffect::Tell(SlotEvent::Health(HealthChange::Restored { failures, last_error })));
         }
     }
 
     // The monotonic clock did not run during the suspension, so deadlines are moved earlier.
-    pub(super) fn on_woke(&mut self, now: Instant, asleep: Duration, out: &mut Vec<Effect>) {
+    pub(super) fn on_woke(&mut self, now: Instant, asleep: Duration, out: &mut Vec<SlotEffect>) {
         let earlier = |at: Instant| at.checked_sub(asleep).unwrap_or(now);
         match &mut self.phase {
-            Phase::Reconnecting { until, .. }
-            | Phase::Backoff { until, .. }
-            | Phase::Dormant { not_before: until, .. }
-            | Phase::Queued { why: Why::Reconnect { resume: Some(until), .. }, .. }
-            | Phase::Starting { why: Why::Reconnect { resume: Some(until), .. }, .. }
-            | Phase::Undiscovered { why: Why::Reconnect { resume: Some(until), .. }, attempt: 0, .. } => {
+            SlotPhase::Reconnecting { until, .. }
+            | SlotPhase::Backoff { until, .. }
+            | SlotPhase::Dormant { not_before: until, .. }
+            | SlotPhase::Queued { why: StartReason::Reconnect { resume: Some(until), .. }, .. }
+            | SlotPhase::Starting { why: StartReason::Reconnect { resume: Some(until), .. }, .. }
+            | SlotPhase::Undiscovered { why: StartReason::Reconnect { resume: Some(until), .. }, attempt: 0, .. } => {
                 *until = earlier(*until);
             }
-            Phase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
+            SlotPhase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
             // The connection may have been lost without notice.
-            Phase::Ready { run, .. } if self.spec.is_remote() => out.push(Effect::Check(*run)),
+            SlotPhase::Ready { run, .. } if self.spec.is_remote() => out.push(SlotEffect::Check(*run)),
             // No deadline to move.
-            Phase::Unconfigured
-            | Phase::Queued { .. }
-            | Phase::Starting { .. }
-            | Phase::Ready { .. }
-            | Phase::FallingAsleep { .. }
-            | Phase::Undiscovered { .. }
-            | Phase::Reauth
-            | Phase::Exhausted { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped
-            | Phase::Failed
-            | Phase::Over => {}
+            SlotPhase::Unconfigured
+            | SlotPhase::Queued { .. }
+            | SlotPhase::Starting { .. }
+            | SlotPhase::Ready { .. }
+            | SlotPhase::FallingAsleep { .. }
+            | SlotPhase::Undiscovered { .. }
+            | SlotPhase::Reauth
+            | SlotPhase::Exhausted { .. }
+            | SlotPhase::Stopping { .. }
+            | SlotPhase::Stopped
+            | SlotPhase::Failed
+            | SlotPhase::Over => {}
         }
         self.on_tick(now, None, out);
     }
@@ -332,21 +341,23 @@ impl Slot {
     /// Returns true if the instance is in transition to a state that a person waits for.
     pub fn is_under_way(&self) -> bool {
         match &self.phase {
-            Phase::Queued { .. } | Phase::Starting { .. } | Phase::Stopping { .. } => self.want == Want::Running,
+            SlotPhase::Queued { .. } | SlotPhase::Starting { .. } | SlotPhase::Stopping { .. } => {
+                self.want == RequestedState::Running
+            }
             // The connection is established, and the lists are being read.
-            Phase::Undiscovered { retry_at: None, .. } => true,
-            Phase::Unconfigured
-            | Phase::Ready { .. }
-            | Phase::FallingAsleep { .. }
-            | Phase::Undiscovered { .. }
-            | Phase::Reconnecting { .. }
-            | Phase::Reauth
-            | Phase::Exhausted { .. }
-            | Phase::Backoff { .. }
-            | Phase::Dormant { .. }
-            | Phase::Stopped
-            | Phase::Failed
-            | Phase::Over => false,
+            SlotPhase::Undiscovered { retry_at: None, .. } => true,
+            SlotPhase::Unconfigured
+            | SlotPhase::Ready { .. }
+            | SlotPhase::FallingAsleep { .. }
+            | SlotPhase::Undiscovered { .. }
+            | SlotPhase::Reconnecting { .. }
+            | SlotPhase::Reauth
+            | SlotPhase::Exhausted { .. }
+            | SlotPhase::Backoff { .. }
+            | SlotPhase::Dormant { .. }
+            | SlotPhase::Stopped
+            | SlotPhase::Failed
+            | SlotPhase::Over => false,
         }
     }
 }
