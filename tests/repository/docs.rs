@@ -129,6 +129,12 @@ fn configuration_keys() -> BTreeSet<String> {
                 keys.insert(key.to_owned());
             }
         }
+        // The keys of a policy are the fields of its `section!`.
+        for section in code.split("section!(").skip(1) {
+            let fields = section.split("\n);").next().unwrap().lines();
+            let fields = fields.filter(|line| line.contains(" = ") && !line.trim_start().starts_with('/'));
+            keys.extend(fields.filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())));
+        }
     }
     keys
 }
