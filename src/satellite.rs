@@ -1,5 +1,9 @@
 //! A satellite process, which owns its data directory exclusively and runs the runtime, the control socket, the MCP
 //! endpoint and the link to the backend, with the instances of the current configuration.
+//!
+//! Every plan, from files or from the backend, goes through `Satellite::install`, and only `Values::merge` turns
+//! configurations into specifications. The applied configuration is locked while a plan is installed and while a user's
+//! value is stored and applied, so that neither overtakes the other.
 
 use std::collections::HashSet;
 use std::fmt;

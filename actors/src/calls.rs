@@ -2,6 +2,9 @@
 //!
 //! Every caller gets exactly one answer: a [`Ticket`] answers when it is dropped, with the fate that the session last
 //! recorded.
+//!
+//! Ids on the wire are assigned here and are never reused in a run. A port is closed for sleep only while no call is in
+//! it; a caller that finds it closed has sent nothing and asks the slot, which counts as no attempt.
 
 use std::fmt;
 use std::sync::Arc;

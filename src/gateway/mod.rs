@@ -9,6 +9,10 @@
 //! ────────────────────────────── face: the interface ──────────────────────────
 //! one instance, passed through · the tools that find tools · all tools in one list
 //! ```
+//!
+//! The front replaces the HTTP server of rmcp. That server parses every message into its own types, finds a session by
+//! its id alone, cancels the call of a disconnected client only without sessions, and keeps two tasks and about 50 KB
+//! for each idle session.
 
 pub mod access;
 pub mod behind;

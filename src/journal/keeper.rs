@@ -9,6 +9,11 @@
 //!      │
 //!      └── damaged: put aside, salvaged, replaced ──► ok
 //! ```
+//!
+//! At the start the noted numbers decide what is lost. After an orderly end, or a kill in the same boot with a database
+//! that reaches as far as noted, only events that had a number and were not stored are lost. Otherwise numbering
+//! continues after the last reserved number, and the range between is reported as lost. Before each job the files are
+//! looked for at their paths, because data in a deleted file reaches no reader.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

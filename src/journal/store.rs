@@ -1,4 +1,7 @@
 //! The database, for the only thread that writes it. Each method executes one transaction or only reads.
+//!
+//! In this process only `SQLite` opens the file of the database: closing another descriptor would release its locks on
+//! the file. Other code uses `stat`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;

@@ -1,6 +1,9 @@
 //! Load harness: it runs a fleet of simulated or real servers under the real runtime. One seed determines all calls and
 //! faults, and invariants are checked during the run. Operators use it to size machines and to test supervision; the
 //! project uses it to find its own defects.
+//!
+//! In virtual time nothing may wait for the operating system: every `select!` is biased, and the number of permits is
+//! the same on every machine.
 
 mod books;
 #[cfg(test)]

@@ -3,6 +3,9 @@
 //! An instance without a configured `Authorization` header uses the grant of its user, if there is one. [`Grants`]
 //! supplies the tokens to the connector and replaces a token that a server rejects. A grant belongs to a single
 //! instance. Its tokens are not part of the configuration, so a renewal changes only the masking.
+//!
+//! A new token is stored, then masked, then used. A change of the mask alone does not count as new credentials of a
+//! connection, because a request that was refused had the newest token.
 
 mod discovery;
 mod flow;

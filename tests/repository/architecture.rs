@@ -1,9 +1,10 @@
-//! Rules about the code itself: what may not be there, and where. The boundary between `actors` and the world is
-//! proved by the compiler as long as `actors/Cargo.toml` depends on nothing that touches it; the rest is read here.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+//! Rules about the code. The compiler proves the boundary between `actors` and the outside world as long as
+//! `actors/Cargo.toml` depends on nothing that touches it; the tests here read the rest.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use crate::{files, root, shown};
 
 struct Source {
     path: PathBuf,
@@ -50,35 +51,18 @@ fn after() {}
     assert_eq!(code, [(1, "fn before() {}"), (4, "fn between() {}"), (13, "fn after() {}")]);
 }
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+/// Returns every Rust file below a directory of the repository.
+fn sources(directory: &str) -> Vec<Source> {
+    files(directory, "rs").into_iter().map(|path| Source { text: fs::read_to_string(&path).unwrap(), path }).collect()
 }
 
-/// Every Rust file under a folder of this repository, at least one.
-fn sources(folder: &str) -> Vec<Source> {
-    fn walk(folder: &Path, into: &mut Vec<Source>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                walk(&path, into);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                into.push(Source { text: fs::read_to_string(&path).unwrap(), path });
-            }
-        }
-    }
-    let mut found = Vec::new();
-    walk(&root().join(folder), &mut found);
-    assert!(!found.is_empty(), "nothing to read in {folder}");
-    found
-}
-
-/// Where any of these words stands, as `path:line: word`.
+/// Returns the occurrences of the words in code, as `path:line: word`.
 fn places(sources: &[Source], words: &[&str]) -> Vec<String> {
     let mut places = Vec::new();
     for source in sources {
         for (at, line) in source.code() {
             for word in words.iter().filter(|word| line.contains(**word)) {
-                places.push(format!("{}:{at}: {word}", source.path.strip_prefix(root()).unwrap().display()));
+                places.push(format!("{}:{at}: {word}", shown(&source.path)));
             }
         }
     }
@@ -90,7 +74,7 @@ fn nowhere(sources: &[Source], words: &[&str], why: &str) {
     assert!(found.is_empty(), "{why}\n{}", found.join("\n"));
 }
 
-/// Everything of ours that is compiled, but for this file, which names what it forbids.
+/// Returns all Rust files of the repository except this one, which contains the forbidden words.
 fn everything() -> Vec<Source> {
     let folders = ["src", "tests", "benches", "examples", "actors/src", "actors/tests", "actors/benches"];
     let there = folders.into_iter().filter(|folder| root().join(folder).is_dir());

@@ -13,6 +13,9 @@
 //! A stateless server cannot lose a session. It is lost if it is unreachable, if it rejects the credentials, if too
 //! many requests fail (5xx) or checks remain unanswered, or if it no longer supports `server/discover`, which is
 //! mandatory in its era. After an answer that breaks off, the server is checked at once.
+//!
+//! An error in a session counts as a sign of the other era only if it names the version or answers a check of ours: the
+//! text of an error never decides.
 
 use std::time::Duration;
 

@@ -1,5 +1,8 @@
 //! Start permits. They limit the number of concurrent starts in the whole satellite, are fair between teams, and prefer
 //! starts for which a caller waits. Without them a mass crash would fork thousands of processes at once.
+//!
+//! The wait for a permit counts against the deadline of a caller, never against the handshake timeout: that one starts
+//! with the run. A team over its budget holds one permit at a time.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

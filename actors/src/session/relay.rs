@@ -1,5 +1,8 @@
 //! Messages between a server and the clients of its host: notifications and requests of the server, and notifications
 //! and responses of clients.
+//!
+//! Messages that a server sends before a response reach the audience before the caller gets that response. Progress is
+//! attributed by its token, other messages by their stream or by `rules::origin`.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,9 @@
 //! Sessions with stateless servers. The satellite itself answers session requests of clients (`ping`, log level,
 //! subscriptions), and it keeps a stream open for the server's notifications. For a server with sessions, it asks on
 //! demand whether the server supports the stateless era too.
+//!
+//! Over HTTP a stateless request to a server with sessions uses the same line but belongs to no session, so its failure
+//! says nothing about the session.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

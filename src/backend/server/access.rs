@@ -1,5 +1,7 @@
 //! Authentication: a satellite by its API key, an administrator by the admin token. A satellite has access only to its
 //! own paths; others are answered with 404.
+//!
+//! The caller is authenticated before the body is read. Credentials are compared in constant time.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -5,6 +5,10 @@
 //! The directories are `mcp-satellite-PID-START-ID/RUN` under the cgroup that the satellite was started in. Controllers
 //! are enabled where that cgroup is delegated to the satellite or is the root; without controllers a cgroup still
 //! contains and kills.
+//!
+//! A process is started in its cgroup by `clone3(CLONE_INTO_CGROUP)`, which needs a writable hierarchy and Linux 5.14
+//! for `cgroup.kill`. Killing was tested as root and with a delegated subtree; controllers were not, because version 1
+//! holds them on all machines of the project.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};

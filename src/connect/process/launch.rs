@@ -1,4 +1,8 @@
 //! Description of a process to be started, preparation of the child between fork and exec, and errors of a start.
+//!
+//! The order of the steps in the child matters: the session first, then limits and user namespace, then the
+//! parent-death signal, which a change of credentials clears, then privileges, keyring and filter, and descriptors and
+//! signals last.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

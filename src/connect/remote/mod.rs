@@ -1,4 +1,8 @@
 //! Connector for remote servers: streamable HTTP, and the older HTTP+SSE.
+//!
+//! The lines replace the HTTP client of rmcp. Its transport worker parses messages into its own types, so unknown
+//! fields are lost; it does not report whether a request was sent, it replays requests after a 404, it never ends by
+//! itself, and it needs five tasks per instance.
 
 mod access;
 mod clients;

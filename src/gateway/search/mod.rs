@@ -8,6 +8,9 @@
 //!
 //! A word that matches fewer of the caller's tools has a larger weight. Misspellings are considered only for a word
 //! that matches no tool as written.
+//!
+//! `strsim` compares words; the index is our own. Search engines need about 70 crates and a writer for each index, or
+//! find no misspelled words.
 
 mod text;
 

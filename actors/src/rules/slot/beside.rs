@@ -10,6 +10,9 @@
 //! `Queued` and `Starting` exist only beside the phase `Ready`. `Leaving` may exist beside any phase and changes no
 //! decision, but a stop, a removal and a shutdown wait for its end. Only a rolling update drains a run; every other
 //! request ends the second run at once.
+//!
+//! If the new run does not start, the old one stays. The failure is charged to the team, not to the instance, and the
+//! slot keeps the refused specification and the reason for the next decision of a person.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -19,6 +19,10 @@
 //!
 //! This file defines the slot. `memo.rs` contains the state that outlives a supervisor, `wishes.rs` the requests of
 //! people, configuration and callers, `runs.rs` the events of runs.
+//!
+//! A decision over phases names every phase, so that a new one must be considered. A status transition that is not in
+//! the table is refused: the supervisor logs it, and nothing changes. Inputs name their run. An input of an old run
+//! changes no decision, but it settles what belongs to that run, such as its permit.
 
 mod beside;
 mod effect;

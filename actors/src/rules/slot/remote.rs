@@ -10,6 +10,11 @@
 //!    │  └──────────────── forced: Stopping ─▶ Queued                                            │
 //!    └───────────────────────── lists are read ◀── Undiscovered (takes calls) ◀── initialized ──┘
 //! ```
+//!
+//! At most one attempt is in progress, whoever requested it. `Reauth` ends by new credentials, a new token, a request
+//! of a person or a new configuration. New credentials or a new policy never end a connection. Connected and
+//! disconnected are reported alternately, and every reported degradation is followed by a recovery, also over
+//! reconnects and panics of the supervisor.
 
 use std::time::{Duration, Instant};
 

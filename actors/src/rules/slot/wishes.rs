@@ -1,4 +1,7 @@
 //! Requests of people, configuration and callers: the effect of each in each phase.
+//!
+//! A stop wins over every other request, and only a person undoes it: by a start, or by a reconnect of a remote
+//! instance. A call never shortens the delay of a restart; for a remote instance it makes an attempt at once.
 
 use std::sync::Arc;
 use std::time::Instant;
