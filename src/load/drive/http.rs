@@ -197,10 +197,10 @@ fn read(body: &[u8]) -> CallOutcome {
     #[derive(Deserialize)]
     struct MarkedResult {
         #[serde(rename = "_meta")]
-        meta: Option<CallMeta>,
+        meta: Option<LoadCallMeta>,
     }
     #[derive(Deserialize)]
-    struct CallMeta {
+    struct LoadCallMeta {
         #[serde(rename = "mcp-satellite/error")]
         error: Option<SatelliteError>,
     }
