@@ -14,7 +14,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use crate::config::{EndpointAuth, GatewayPlan, LISTEN, ListenSetting};
 use crate::console::api::EndpointStatus;
 use crate::data_dir::DataDir;
-use crate::disk::in_time;
+use mcp_satellite_files::disk::in_time;
 use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
 use crate::gateway::behind::EndpointDispatcher;
 use crate::gateway::clients::ClientStatus;

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
-use crate::disk::in_time;
+use mcp_satellite_files::disk::in_time;
 use crate::oauth::Grants;
 use crate::satellite::ActiveConfiguration;
 use crate::values::UserValues;

@@ -13,21 +13,14 @@ pub mod config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
-pub mod data_dir;
 #[cfg(feature = "journal")]
 pub mod delivery;
-mod disk;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
 mod erasures;
 #[cfg(feature = "cli")]
 pub mod gateway;
-#[cfg(feature = "remote")]
-mod http;
-#[cfg(feature = "cli")]
-mod http_server;
-mod huge_pages;
 #[cfg(feature = "cli")]
 mod identity;
 #[cfg(feature = "journal")]
@@ -39,13 +32,9 @@ pub mod load;
 #[cfg(feature = "cli")]
 mod memories;
 #[cfg(feature = "cli")]
-mod memory_limit;
-#[cfg(feature = "cli")]
 mod oauth;
 #[cfg(feature = "cli")]
 mod printable;
-#[cfg(feature = "cli")]
-mod reaper;
 #[cfg(feature = "cli")]
 pub mod remedy;
 #[cfg(feature = "cli")]
@@ -57,3 +46,4 @@ mod values;
 mod watch;
 
 pub use mcp_satellite_actors as actors;
+pub use mcp_satellite_files::data_dir;

@@ -53,16 +53,16 @@ use crate::console::find::TeamMembers;
 use crate::console::server::{self, ConsoleState};
 use crate::data_dir::{DataDir, OpenMode};
 use crate::delivery::Delivery;
-use crate::disk::{WAIT_MAX, in_time};
+use mcp_satellite_files::disk::{WAIT_MAX, in_time};
 use crate::endpoint::{EndpointError, SatelliteEndpoint};
 use crate::erasures::DataEraser;
 use crate::identity;
 use crate::journal::{Journal, JournalLimits, JournalSink};
 use crate::known_dirs::DataDirLocation;
 use crate::memories::MemoStore;
-use crate::memory_limit;
+use mcp_satellite_process::memory_limit;
 use crate::oauth::{Grants, TokenListener};
-use crate::reaper::ReaperLink;
+use mcp_satellite_process::reaper::ReaperLink;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
@@ -986,7 +986,7 @@ async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
     let mut holder = String::new();
     // Only a hint for the error message: the lock itself decides.
     let _ = file.read_to_string(&mut holder);
-    let orphan = || holder.trim().parse().is_ok_and(crate::reaper::is_orphan);
+    let orphan = || holder.trim().parse().is_ok_and(mcp_satellite_process::reaper::is_orphan);
     let until = Instant::now() + ORPHAN_PATIENCE;
     let locked = loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

@@ -20,7 +20,7 @@ use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{RequiredValue, RequiredValueSource};
 use crate::data_dir::DataDir;
-use crate::disk::{DiskSaver, NotSaved};
+use mcp_satellite_files::disk::{DiskSaver, NotSaved};
 use crate::satellite::{ActiveConfiguration, ConfigHash};
 
 const FILE: &str = "values.json";

@@ -12,7 +12,7 @@ use super::run::{LogArgs, beside_the_bar, supervise};
 use super::{BAD_INPUT, CommandFailure, DEMO_DATA_DIR, DataDirArg, FAILED, flag, location, shell_word, tell};
 use crate::config::{self, ConfigErrors, Plan};
 use crate::console::api::EndpointStatus;
-use crate::reaper::ReaperLink;
+use mcp_satellite_process::reaper::ReaperLink;
 
 const CLIENT: (&str, &str) = ("team_acme", "user_alice");
 

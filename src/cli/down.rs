@@ -13,7 +13,7 @@ use super::{CommandFailure, DONE, DataDirArg, say};
 use crate::connect::process::ProcessStat;
 use crate::console::api::{ConsoleFilter, ShutdownReply, StatusReply};
 use crate::console::client::{ClientError, ConsoleClient};
-use crate::reaper;
+use mcp_satellite_process::reaper;
 
 const POLL: Duration = Duration::from_millis(100);
 

@@ -26,7 +26,7 @@ use crate::load::report::{self, ReportTable, TerminalProgress, headline, tables,
 use crate::load::scenario::{self, SHIPPED, Scenario, ScenarioErrors, ScenarioOverrides};
 use crate::load::types::{RunFindings, RunSetup, ServerEnvironment};
 use crate::load::{self, LoadError};
-use crate::reaper::ReaperLink;
+use mcp_satellite_process::reaper::ReaperLink;
 
 /// Exit code if the result is unknown or could not be written.
 const NOT_KNOWN: u8 = 4;

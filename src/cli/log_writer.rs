@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::thread;
 
-use crate::disk::WAIT_MAX;
+use mcp_satellite_files::disk::WAIT_MAX;
 
 const QUEUE_MAX: usize = 10_000;
 

@@ -31,9 +31,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::console::api::ConsoleFilter;
 use crate::console::client::{ClientError, ConsoleClient};
-use crate::huge_pages;
+use mcp_satellite_process::huge_pages;
 use crate::known_dirs::{self, DataDirLocation};
-use crate::reaper::{self, ReaperLink};
+use mcp_satellite_process::reaper::{self, ReaperLink};
 use print::{complain, complain_styled, printable, say, say_json, say_styled, tell, to_json};
 
 /// Upper limit for the time to wait at exit for tasks on blocking threads.
@@ -345,7 +345,7 @@ fn told(outcome: Result<u8, CommandFailure>) -> u8 {
             };
             if std::thread::Builder::new().spawn(print).is_ok() {
                 // An error means that the message was not printed in time.
-                let _ = written.recv_timeout(crate::disk::WAIT_MAX);
+                let _ = written.recv_timeout(mcp_satellite_files::disk::WAIT_MAX);
             }
             code
         }

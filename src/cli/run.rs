@@ -19,7 +19,7 @@ use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, tel
 use crate::config::{Plan, SinkPlan, listen_address};
 use crate::connect::process::signals::are_ignored;
 use crate::known_dirs::DataDirLocation;
-use crate::reaper::ReaperLink;
+use mcp_satellite_process::reaper::ReaperLink;
 use crate::satellite::{AcceptedReload, RejectedReload, ReloadRequest, RunningSatellite, StartError};
 use crate::watch::{ConfigTexts, ConfigWatch};
 

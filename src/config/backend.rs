@@ -14,7 +14,7 @@ use super::gateway::is_sendable;
 use super::plan::{Plan, PlanRestrictions};
 use super::reader::{ParsedValue, SpannedText, TableReader};
 use crate::backend::wire;
-use crate::http::is_loopback;
+use mcp_satellite_http::client::is_loopback;
 
 /// Name of the document in errors. It is not a path, so nothing in the document is relative to a folder.
 const NAME: &str = "the backend's configuration";

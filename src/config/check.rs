@@ -20,7 +20,7 @@ use super::reader::{ParsedValue, SpannedText, nearest};
 use super::secrets::{SecretSources, looks_secret, reference, refers};
 use crate::connect::environment::DENIED;
 use crate::connect::remote::is_reserved;
-use crate::http::is_loopback;
+use mcp_satellite_http::client::is_loopback;
 use crate::journal::JournalLimits;
 
 /// Minimum of `size_max`, in bytes: a smaller journal has no room for the required data.

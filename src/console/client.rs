@@ -56,7 +56,7 @@ impl ConsoleClient {
             |directory| directory.check_socket(SOCKET).map(|()| directory.through_descriptor(SOCKET)),
         );
         let socket = socket.map_err(ClientError::Unsafe)?;
-        crate::http::install_tls_provider();
+        mcp_satellite_http::client::install_tls_provider();
         let http = reqwest::Client::builder()
             .unix_socket(socket)
             .no_proxy()

@@ -22,7 +22,7 @@ use tokio_util::either::Either;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
 use super::front::{self, HttpFront};
-use crate::http_server::{Admission, HttpServer};
+use mcp_satellite_http::server::{Admission, HttpServer};
 
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 // Time after which the system closes a connection whose client does not acknowledge sent data.
@@ -53,7 +53,7 @@ pub(crate) fn check(cert: &Path, key: &Path) -> Result<(), CertificateError> {
 }
 
 fn read(cert: &Path, key: &Path) -> Result<ServerConfig, CertificateError> {
-    crate::http::install_tls_provider();
+    mcp_satellite_http::client::install_tls_provider();
     let broken = |is_key| move |error: pem::Error| CertificateError { is_key, why: in_our_words(&error) };
     let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let chain = chain.map_err(broken(false))?;

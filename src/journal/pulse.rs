@@ -1,6 +1,6 @@
 //! Detects a disk that does not answer. A thread checks it on the system clock, because tests can advance the clock of
 //! the async runtime faster than any disk. Callers wait for the journal no longer than
-//! [`WAIT_MAX`](crate::disk::WAIT_MAX), the sum of the two durations below.
+//! [`WAIT_MAX`](mcp_satellite_files::disk::WAIT_MAX), the sum of the two durations below.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::disk::WAIT_MAX;
+use mcp_satellite_files::disk::WAIT_MAX;
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum duration of a job. A longer job means that the disk does not answer.

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::OAuthError;
 use crate::connect::remote::HttpClients;
-use crate::http::{is_loopback, root_of};
+use mcp_satellite_http::client::{is_loopback, root_of};
 
 // From the connection to the last byte of the response.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_token_goes_over_tls_or_stays_on_this_machine_and_nobody_elsewhere_sends_us_to_ourselves() {
-        crate::http::install_tls_provider();
+        mcp_satellite_http::client::install_tls_provider();
         let clients = Arc::new(HttpClients::new().unwrap());
         let url = |text: &str| Url::parse(text).unwrap();
         let admitted =

@@ -28,7 +28,7 @@ use super::{OAuthError, discovery, rules};
 use crate::config::OAuthPlan;
 use crate::connect::remote::{HttpClients, TokenHolder};
 use crate::data_dir::DataDir;
-use crate::disk::in_time;
+use mcp_satellite_files::disk::in_time;
 
 // Before the next attempt to store a grant.
 const KEEP_AGAIN: Duration = Duration::from_secs(30);

@@ -15,7 +15,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::http::{client, pause, root_of};
+use mcp_satellite_http::client::{client, pause, root_of};
 
 /// Default limit for one request including its response.
 pub const TIMEOUT: Duration = Duration::from_secs(10);

@@ -14,7 +14,7 @@ use super::orders::PollResponse;
 use crate::backend::wire::{
     CommandResult, EmptyResponse, ErrorBody, Heartbeat, Registration, RegistrationResponse, SatelliteConfig,
 };
-use crate::http::{client, pause, root_of};
+use mcp_satellite_http::client::{client, pause, root_of};
 
 // Enough for thousands of servers.
 const CONFIG_MAX: usize = 16 << 20;

@@ -19,7 +19,7 @@ use super::{LinkHost, LinkShared, SpecsById};
 use crate::backend::wire::SatelliteConfig;
 use crate::config::{BackendDocument, ConfigErrors};
 use crate::data_dir::DataDir;
-use crate::disk::in_time;
+use mcp_satellite_files::disk::in_time;
 
 /// Name of the stored configuration in the data directory.
 pub const CONFIG_FILE: &str = "backend-config.json";

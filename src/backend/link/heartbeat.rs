@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::contact::RequestPurpose;
 use super::{LinkHost, LinkShared};
 use crate::backend::wire::{Heartbeat, HeartbeatInstance};
-use crate::disk::in_time;
+use mcp_satellite_files::disk::in_time;
 
 // The last heartbeat must not delay the end of the satellite for longer.
 const LAST_WORD: Duration = Duration::from_secs(2);

@@ -12,7 +12,7 @@ use super::key::{self, SatelliteKey, StoredKey};
 use super::rules::Backoff;
 use super::{LinkShared, metrics};
 use crate::backend::wire::{Registration, RegistrationResponse};
-use crate::disk::in_time;
+use mcp_satellite_files::disk::in_time;
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
 // A shorter key could be guessed.

@@ -48,7 +48,7 @@ pub use self::database::DatabaseError;
 use self::refusal::ApiError;
 use self::schema::{PublishedSchemaError, SchemaValidators};
 use crate::config::TokenHash;
-use crate::http_server::{AdmitAll, HttpServer};
+use mcp_satellite_http::server::{AdmitAll, HttpServer};
 
 // From the head of a request to the head of its response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

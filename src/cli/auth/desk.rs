@@ -110,7 +110,7 @@ impl OfflineAuth {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?;
-        crate::http::install_tls_provider();
+        mcp_satellite_http::client::install_tls_provider();
         let grants = Grants::open(&data_dir, Arc::new(HttpClients::new()?))?;
         let (_, specs) = UserValues::open(&data_dir).merge(plan.instances);
         // The backend's document is unknown here, so no instance counts as removed.

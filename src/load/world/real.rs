@@ -27,7 +27,7 @@ use crate::connect::remote::RemoteConnector;
 use crate::connect::sim::SimScript;
 use crate::connect::stdio::StdioConnector;
 use crate::load::types::{FaultKind, InstanceNo, LoadTarget, PlannedFault};
-use crate::reaper::is_orphan;
+use mcp_satellite_process::reaper::is_orphan;
 
 // Concurrent starts of remote servers.
 const STARTS: usize = 8;

@@ -1,0 +1,176 @@
+//! An HTTP/1.1 server: one loop accepts connections, each connection has a task. The MCP endpoint and the reference backend
+//! use it. Written by hand around hyper, because `axum-server` spawns the task of a connection before the connection can be
+//! refused or wait for its descriptor.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
+use std::sync::Arc;
+
+use axum::extract::{ConnectInfo, Request};
+use axum::response::Response;
+use futures::FutureExt as _;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::{Duration, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tower_service::Service;
+
+/// Timeout for the header of a request, including the pause since the last request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
+const HEADERS_MAX: usize = 64;
+/// Bytes that are read ahead of a connection. A longer header is refused.
+const READ_AHEAD: usize = 64 * 1024;
+/// Pause after a failed `accept(2)`, which fails again at once while descriptors are missing.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Admission of connections.
+pub trait Admission: Send + Sync + 'static {
+    /// An admitted connection.
+    type Admitted: Send + 'static;
+    /// An admitted connection that is ready for HTTP.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Admits or refuses a connection. The next one is not accepted before.
+    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> impl Future<Output = io::Result<Self::Admitted>> + Send;
+
+    /// Prepares a connection in its own task, for example by a TLS handshake.
+    fn prepare(&self, admitted: Self::Admitted) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+/// Admits each connection and turns off TCP's own delay of small packets.
+#[derive(Debug)]
+pub struct AdmitAll;
+
+impl Admission for AdmitAll {
+    type Admitted = TcpStream;
+    type Stream = TcpStream;
+
+    async fn admit(&self, stream: TcpStream, _: SocketAddr) -> io::Result<TcpStream> {
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    async fn prepare(&self, stream: TcpStream) -> io::Result<TcpStream> {
+        Ok(stream)
+    }
+}
+
+/// A running server. Dropped, it ends at once, with its connections.
+#[derive(Debug)]
+pub struct HttpServer {
+    /// Ends the loop, and each connection after the response under way.
+    graceful: CancellationToken,
+    /// Ends each connection at once.
+    abort: CancellationToken,
+    connections: TaskTracker,
+    accept_loop: AbortOnDropHandle<()>,
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        self.abort.cancel();
+    }
+}
+
+impl HttpServer {
+    /// Serves a nonblocking listener. Each request has the address of its client as the extension
+    /// `ConnectInfo<SocketAddr>`.
+    ///
+    /// # Errors
+    /// The listener cannot be registered with the runtime.
+    pub fn start<A, S>(listener: TcpListener, admission: A, service: S) -> io::Result<Self>
+    where
+        A: Admission,
+        S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send,
+    {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let (graceful, abort, connections) = <(CancellationToken, CancellationToken, TaskTracker)>::default();
+        let (ending, aborting, tasks) = (graceful.clone(), abort.clone(), connections.clone());
+        let admission = Arc::new(admission);
+        let accept_all = async move {
+            loop {
+                let (stream, peer) = match listener.accept().await {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        tracing::debug!(%error, "accepting a connection failed");
+                        sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                };
+                let admitted = match admission.admit(stream, peer).await {
+                    Ok(admitted) => admitted,
+                    Err(error) => {
+                        tracing::debug!(%error, "a connection was refused");
+                        continue;
+                    }
+                };
+                let (admission, service) = (Arc::clone(&admission), service.clone());
+                let (ending, aborting) = (ending.clone(), aborting.clone());
+                tasks.spawn(async move {
+                    let served = async {
+                        if let Ok(stream) = admission.prepare(admitted).await {
+                            serve_connection(stream, peer, service, ending).await;
+                        }
+                    };
+                    aborting.run_until_cancelled(served).await;
+                });
+            }
+        };
+        let accept_loop = graceful.clone().run_until_cancelled_owned(accept_all).map(drop);
+        let accept_loop = AbortOnDropHandle::new(tokio::spawn(accept_loop));
+        Ok(Self { graceful, abort, connections, accept_loop })
+    }
+
+    /// Accepts no more connections. Each connection ends after the response under way, at the latest after `deadline`.
+    pub async fn close(&mut self, deadline: Duration) {
+        self.graceful.cancel();
+        if !self.accept_loop.is_finished() {
+            // An error means that the loop has panicked; it has ended, too.
+            let _ = (&mut self.accept_loop).await;
+        }
+        self.connections.close();
+        if timeout(deadline, self.connections.wait()).await.is_err() {
+            self.abort.cancel();
+            self.connections.wait().await;
+        }
+    }
+
+    /// Waits until the accept loop has ended and returns the reason; by itself it ends only if it panics.
+    pub async fn wait_ended(&mut self) -> io::Error {
+        match (&mut self.accept_loop).await {
+            Ok(()) => io::Error::other("the server was closed"),
+            Err(error) => io::Error::other(error),
+        }
+    }
+}
+
+async fn serve_connection<I, S>(stream: I, peer: SocketAddr, service: S, graceful: CancellationToken)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        service.clone().call(request)
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    builder.max_headers(HEADERS_MAX).max_buf_size(READ_AHEAD);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // Errors are not reported: how a connection ends is its client's matter.
+    tokio::select! {
+        biased;
+        _ = connection.as_mut() => return,
+        () = graceful.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}

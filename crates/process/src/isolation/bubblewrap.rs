@@ -1,0 +1,100 @@
+//! Launcher for bubblewrap. bubblewrap adds two processes; the second one is the first process of the PID namespace and
+//! reaps there.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::jail::{MountKind, SandboxSpec, SandboxUser};
+use super::{SandboxCommand, SandboxLauncher};
+use crate::process::SERVER_ID;
+
+const OWN_WORDS: [&str; 2] = ["bwrap: ", "setpriv: "];
+
+pub(super) struct Bubblewrap {
+    pub(super) path: PathBuf,
+    /// Path of the tool that drops the rights of root, inside.
+    pub(super) setpriv: PathBuf,
+}
+
+impl SandboxLauncher for Bubblewrap {
+    fn name(&self) -> &'static str {
+        "bubblewrap"
+    }
+
+    fn depth(&self) -> usize {
+        2
+    }
+
+    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool {
+        |code, said| {
+            code.is_some_and(|code| code != 0)
+                && said.lines().any(|line| OWN_WORDS.iter().any(|own| line.starts_with(own)))
+        }
+    }
+
+    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
+        let mut line: Vec<OsString> = Vec::new();
+        let mut say =
+            |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
+        say(&[&"--unshare-pid", &"--unshare-uts", &"--unshare-ipc", &"--unshare-cgroup-try", &"--die-with-parent"]);
+        if !jail.network {
+            say(&[&"--unshare-net"]);
+        }
+        say(&[&"--hostname", &jail.hostname]);
+        say(&[&"--proc", &"/proc", &"--remount-ro", &"/proc"]);
+        // bubblewrap cannot limit the number of files. They use kernel memory, which a cgroup counts if there is one.
+        say(&[&"--perms", &"1777", &"--size", &jail.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
+        for directory in jail.directories().iter().filter(|directory| *directory != Path::new("/tmp")) {
+            // With the default mode only root could enter them.
+            say(&[&"--perms", &"0755", &"--dir", directory]);
+        }
+        for mount in &jail.mounts {
+            let how = match mount.kind {
+                MountKind::ReadOnly => "--ro-bind",
+                MountKind::Writable => "--bind",
+                MountKind::Device => "--dev-bind",
+            };
+            say(&[&how, &mount.source, &mount.target]);
+        }
+        say(&[&"--remount-ro", &"/", &"--chdir", &jail.directory]);
+        let id = SERVER_ID.to_string();
+        let mut after: Vec<OsString> = vec!["--".into()];
+        match jail.identity {
+            // bubblewrap runs as root of its namespace; `setpriv` drops all capabilities before the server starts.
+            SandboxUser::Outside => {
+                for capability in ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"] {
+                    say(&[&"--cap-add", &capability]);
+                }
+                after.push(self.setpriv.clone().into());
+                let drops = ["--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"];
+                after.extend(["--reuid", &id, "--regid", &id].into_iter().chain(drops).map(OsString::from));
+            }
+            SandboxUser::Inside { .. } => {
+                say(&[&"--unshare-user", &"--uid", &id, &"--gid", &id, &"--cap-drop", &"ALL"]);
+            }
+        }
+        after.push(program.into());
+        after.extend(args);
+        // A server can read the argument list of its PID namespace's first process, and these options contain paths of
+        // the machine.
+        SandboxCommand { command: self.path.clone(), handed: line, args: after }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_own_failure_is_told_from_that_of_a_server() {
+        let launcher = Bubblewrap { path: "bwrap".into(), setpriv: "setpriv".into() };
+        let is_own = launcher.is_own_failure();
+        assert!(is_own(Some(1), "bwrap: Creating new namespace failed\n"));
+        assert!(is_own(Some(127), "setpriv: failed to execute /x: No such file or directory\n"));
+        for (code, said) in
+            [(Some(1), ""), (Some(139), ""), (Some(1), "Traceback:\n"), (Some(0), "bwrap: "), (None, "")]
+        {
+            assert!(!is_own(code, said), "{code:?} {said:?}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Description of a sandbox: mounts, network, working directory and user of a server. The launchers translate it into
+//! command lines.
+
+use std::path::{Component, Path, PathBuf};
+
+use mcp_satellite_actors::model::policy::IsolationPolicy;
+
+pub(super) const HOME: &str = "/home/mcp";
+
+const SYSTEM: [&str; 5] = ["/usr", "/lib", "/lib64", "/bin", "/sbin"];
+
+// The parts of `/etc` that programs need: resolver, certificates, users, time, the loader, and Debian's links.
+const ETC: [&str; 20] = [
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/crypto-policies",
+    "/etc/gai.conf",
+    "/etc/group",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/pki/ca-trust",
+    "/etc/pki/tls/certs",
+    "/etc/resolv.conf",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+];
+
+const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
+
+const HOSTNAME_MAX: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SandboxSpec {
+    pub(super) hostname: String,
+    /// In mount order: a mount below another comes after it.
+    pub(super) mounts: Vec<SandboxMount>,
+    pub(super) tmp_size: u64,
+    pub(super) network: bool,
+    pub(super) directory: PathBuf,
+    pub(super) identity: SandboxUser,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SandboxMount {
+    pub(super) source: PathBuf,
+    pub(super) target: PathBuf,
+    pub(super) kind: MountKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MountKind {
+    ReadOnly,
+    Writable,
+    Device,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SandboxUser {
+    /// User [`crate::process::SERVER_ID`] inside and outside: the satellite is root.
+    Outside,
+    /// `SERVER_ID` inside the user namespace; outside the user of the satellite.
+    Inside { user: u32, group: u32 },
+}
+
+impl SandboxSpec {
+    pub(super) fn new(policy: &IsolationPolicy, team: &str, home: &Path, identity: SandboxUser) -> Self {
+        let same = |path: &str, kind| SandboxMount { source: path.into(), target: path.into(), kind };
+        let there = |path: &&&str| Path::new(path).exists();
+        let mut mounts: Vec<SandboxMount> =
+            SYSTEM.iter().chain(&ETC).filter(there).map(|path| same(path, MountKind::ReadOnly)).collect();
+        mounts.extend(DEVICES.iter().filter(there).map(|path| same(path, MountKind::Device)));
+        mounts.push(SandboxMount { source: home.into(), target: HOME.into(), kind: MountKind::Writable });
+        mounts.extend(policy.binds.iter().map(|bind| SandboxMount {
+            source: bind.source.clone(),
+            target: bind.target.clone(),
+            kind: if bind.writable { MountKind::Writable } else { MountKind::ReadOnly },
+        }));
+        // A mount on a parent directory must not hide one below it. The sort is stable for equal depths.
+        mounts.sort_by_key(|mount| mount.target.components().count());
+        let mut hostname = format!("mcp-{team}");
+        hostname.truncate(hostname.floor_char_boundary(HOSTNAME_MAX));
+        let (tmp_size, network) = (policy.tmp_size, policy.network);
+        Self { hostname, mounts, tmp_size, network, directory: HOME.into(), identity }
+    }
+
+    /// Returns the maximum number of files in `/tmp`: one for each page of its size, at least 1,024. An empty file uses
+    /// more than a kilobyte of kernel memory, which the size does not limit.
+    pub(super) fn tmp_files(&self) -> u64 {
+        const PAGE: u64 = 4096;
+        const LEAST: u64 = 1024;
+        (self.tmp_size / PAGE).max(LEAST)
+    }
+
+    pub(super) fn has(&self, path: &Path) -> bool {
+        let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let made = self.directories();
+        plain
+            && (path == Path::new("/tmp")
+                || made.iter().any(|directory| directory == path)
+                || self.mounts.iter().any(|mount| {
+                    let below = path.strip_prefix(&mount.target);
+                    below.is_ok_and(|below| mount.source.join(below).is_dir())
+                }))
+    }
+
+    pub(super) fn shows(&self, path: &Path) -> bool {
+        self.mounts.iter().any(|mount| path.starts_with(&mount.target) && mount.source == mount.target)
+    }
+
+    /// Mounts a program and the target of its links, read-only: its path in the configuration is the permission.
+    pub(super) fn show_program(&mut self, program: &Path) {
+        let real = program.canonicalize().ok();
+        for path in [Some(program.to_owned()), real].into_iter().flatten() {
+            if !self.shows(&path) {
+                self.mounts.push(SandboxMount { source: path.clone(), target: path, kind: MountKind::ReadOnly });
+            }
+        }
+    }
+
+    pub(super) fn directories(&self) -> Vec<PathBuf> {
+        let mut directories: Vec<PathBuf> = Vec::new();
+        for mount in &self.mounts {
+            let above: Vec<&Path> = mount.target.ancestors().skip(1).filter(|path| path.parent().is_some()).collect();
+            for path in above.into_iter().rev() {
+                let covered = self.mounts.iter().any(|mount| path.starts_with(&mount.target));
+                if !covered && !directories.iter().any(|known| known == path) {
+                    directories.push(path.to_owned());
+                }
+            }
+        }
+        directories
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mcp_satellite_actors::model::policy::SandboxBind;
+
+    use super::*;
+
+    fn jail(binds: &[(&str, &str)]) -> SandboxSpec {
+        let bind = |(source, target): &(&str, &str)| SandboxBind {
+            source: source.into(),
+            target: target.into(),
+            writable: false,
+        };
+        let policy = IsolationPolicy { binds: binds.iter().map(bind).collect(), ..IsolationPolicy::standard() };
+        SandboxSpec::new(&policy, "team_acme", Path::new("/data/homes/x"), SandboxUser::Outside)
+    }
+
+    #[test]
+    fn the_system_is_read_only_and_the_home_is_not() {
+        let jail = jail(&[]);
+        assert_eq!(jail.hostname, "mcp-team_acme");
+        let writable: Vec<&Path> =
+            jail.mounts.iter().filter(|mount| mount.kind == MountKind::Writable).map(|mount| &*mount.target).collect();
+        assert_eq!(writable, [Path::new(HOME)]);
+        assert!(jail.shows(Path::new("/usr/bin/env")));
+        for hidden in ["/etc/shadow", "/root", "/data/homes/x", "/home/mcp", "/etc/ssl/private/key"] {
+            assert!(!jail.shows(Path::new(hidden)), "{hidden}");
+        }
+    }
+
+    #[test]
+    fn a_bind_is_seen_under_its_target() {
+        let jail = jail(&[("/srv/acme", "/data"), ("/opt/tools", "/opt/tools")]);
+        assert!(jail.shows(Path::new("/opt/tools/bin/server")));
+        assert!(!jail.shows(Path::new("/srv/acme")));
+        assert!(jail.has(Path::new("/tmp")) && jail.has(Path::new("/usr/bin")) && !jail.has(Path::new("/srv/acme")));
+        assert!(!jail.has(Path::new("/usr/../root")));
+        assert_eq!(jail.directories().iter().filter(|path| path.starts_with("/opt")).count(), 1);
+    }
+
+    #[test]
+    fn directories_are_made_outermost_first_and_not_in_what_is_mounted() {
+        let jail = jail(&[("/a/b/c", "/a/b/c"), ("/usr/local/x", "/usr/local/x")]);
+        let made: Vec<String> = jail.directories().iter().map(|path| path.display().to_string()).collect();
+        let of_a: Vec<&str> = made.iter().map(String::as_str).filter(|path| path.starts_with("/a")).collect();
+        assert_eq!(of_a, ["/a", "/a/b"]);
+        assert!(!made.iter().any(|path| path.starts_with("/usr")), "{made:?}");
+    }
+
+    #[test]
+    fn a_hostname_is_no_longer_than_the_kernel_allows() {
+        let jail =
+            SandboxSpec::new(&IsolationPolicy::standard(), &"t".repeat(100), Path::new("/h"), SandboxUser::Outside);
+        assert_eq!(jail.hostname.len(), 64);
+    }
+}

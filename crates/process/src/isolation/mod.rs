@@ -1,0 +1,721 @@
+//! Sandboxes for servers. A `Launcher` translates a `Jail`, the description of a sandbox, into a command line. A
+//! sandbox tool counts as usable after a successful trial run, not because its file exists.
+
+mod bubblewrap;
+mod jail;
+mod nsjail;
+mod uids;
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::policy::IsolationPolicy;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
+use mcp_satellite_actors::seam::ProcessLink;
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access, getegid, geteuid};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+
+use self::bubblewrap::Bubblewrap;
+use self::jail::{HOME, SandboxMount, SandboxSpec, SandboxUser};
+use self::nsjail::Nsjail;
+pub use self::uids::UidRange;
+use self::uids::{TeamUids, TeamUser};
+use super::environment::{SANDBOX_PATH, environment, sandboxed};
+use super::process::{
+    CgroupControllers, CgroupLimits, Confinement, LaunchSpec, ProcessLauncher, ResourceLimits, SERVER_ID,
+    is_machine_fault,
+};
+use mcp_satellite_files::data_dir::DataDir;
+
+// Subdirectory of the data directory with one home for each instance.
+const HOMES: &str = "homes";
+// Prefix of homes that were set aside. No home of an instance begins with a dot: `home_name` escapes it.
+const SET_ASIDE: &str = ".erased-";
+const COMPLAINT_MAX: u64 = 1024;
+const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
+// Time after which failed trials are repeated, if no sandbox works.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+
+/// Configured sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// In development no sandbox, in production the best one that works.
+    #[default]
+    Auto,
+    /// No sandbox.
+    None,
+    /// The tool nsjail.
+    Nsjail,
+    /// The tool bubblewrap.
+    Bubblewrap,
+}
+
+/// Mode of operation: the meaning of [`Isolation::Auto`], and the resolution of commands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OperatingMode {
+    /// With `auto`, servers run without a sandbox.
+    #[default]
+    Development,
+    /// With `auto`, servers run in a sandbox or not at all. Each command is resolved to a path once.
+    Production,
+}
+
+trait SandboxLauncher: Send + Sync {
+    fn name(&self) -> &'static str;
+    /// Returns the number of generations from the started process to the server.
+    fn depth(&self) -> usize;
+    /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
+    /// the sandbox.
+    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
+    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool;
+    fn objection(&self, _jail: &SandboxSpec) -> Option<String> {
+        None
+    }
+}
+
+struct SandboxCommand {
+    command: PathBuf,
+    handed: Vec<OsString>,
+    args: Vec<OsString>,
+}
+
+/// Result of the trial run of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxFinding {
+    /// Name of the sandbox.
+    pub sandbox: &'static str,
+    /// Path of the tool, or the reason why it cannot be used.
+    pub usable: Result<PathBuf, String>,
+}
+
+pub(super) struct LaunchFactory {
+    isolation: Isolation,
+    strictness: OperatingMode,
+    data_dir: Option<DataDir>,
+    found: tokio::sync::Mutex<Option<Arc<SandboxFindings>>>,
+    // User ids of teams, if each team has its own for servers without a sandbox.
+    uids: Option<TeamUids>,
+    // Paths of commands as first resolved, in production.
+    resolved: Mutex<HashMap<String, PathBuf>>,
+}
+
+struct SandboxFindings {
+    findings: Vec<SandboxFinding>,
+    best: Option<Arc<dyn SandboxLauncher>>,
+    is_machine_fault: bool,
+    at: Instant,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PrepareError {
+    pub(super) reason: String,
+    pub(super) is_machine_fault: bool,
+}
+
+impl From<String> for PrepareError {
+    fn from(reason: String) -> Self {
+        Self { reason, is_machine_fault: false }
+    }
+}
+
+impl PrepareError {
+    fn at(what: &str, error: &io::Error) -> Self {
+        Self { reason: format!("{what}: {}", in_words(error)), is_machine_fault: is_machine_fault(error) }
+    }
+}
+
+pub(super) struct PreparedLaunch {
+    pub(super) launch: LaunchSpec,
+    pub(super) identity: String,
+}
+
+impl LaunchFactory {
+    /// Fails if teams are to have their own user ids and cannot.
+    pub(super) fn new(
+        isolation: Isolation,
+        strictness: OperatingMode,
+        data_dir: Option<DataDir>,
+        uid_range: Option<UidRange>,
+    ) -> io::Result<Self> {
+        let uids = match (uid_range, &data_dir) {
+            (Some(range), Some(data_dir)) => Some(TeamUids::open(range, data_dir)?),
+            (Some(_), None) => return Err(io::Error::other("uid_range needs a data directory")),
+            (None, _) => None,
+        };
+        let (found, resolved) = (tokio::sync::Mutex::default(), Mutex::default());
+        Ok(Self { isolation, strictness, data_dir, found, uids, resolved })
+    }
+
+    pub(super) async fn findings(&self, processes: &ProcessLauncher) -> Vec<SandboxFinding> {
+        self.found(processes).await.findings.clone()
+    }
+
+    pub(super) async fn prepare(
+        self: Arc<Self>,
+        spec: Arc<InstanceSpec>,
+        withheld: Vec<String>,
+        processes: &ProcessLauncher,
+    ) -> Result<PreparedLaunch, PrepareError> {
+        let launcher = match (self.isolation, self.strictness) {
+            (Isolation::None, _) | (Isolation::Auto, OperatingMode::Development) => None,
+            (Isolation::Auto, OperatingMode::Production) | (Isolation::Nsjail | Isolation::Bubblewrap, _) => {
+                let found = self.found(processes).await;
+                let refusal =
+                    || PrepareError { reason: self.refusal(&found.findings), is_machine_fault: found.is_machine_fault };
+                Some(found.best.clone().ok_or_else(refusal)?)
+            }
+        };
+        let controllers = processes.controllers();
+        // Resolving a path may block on a file system that does not respond; other teams must not wait for it.
+        let preparing = tokio::task::spawn_blocking(move || match launcher {
+            None => self.bare(&spec, &withheld),
+            Some(launcher) => self.jailed(&spec, &*launcher, controllers),
+        });
+        preparing.await.map_err(|error| error.to_string())?
+    }
+
+    fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<PreparedLaunch, PrepareError> {
+        let (command, cwd) = stdio(spec)?;
+        let user = self.uids.as_ref().map(|uids| uids.user(&spec.id.team)).transpose()?;
+        let environment = match &user {
+            Some(TeamUser { home, .. }) => environment(inherited_by_another(home), withheld, &spec.env),
+            None => environment(std::env::vars_os(), withheld, &spec.env),
+        };
+        let environment = environment.map_err(|invalid| invalid.to_string())?;
+        let id = user.as_ref().map(|user| user.id);
+        let identity = id.map_or_else(|| format!("{}:{}", geteuid(), getegid()), |id| format!("{id}:{id}"));
+        let directory = cwd.map(PathBuf::from).or_else(|| Some(user?.home));
+        let command = match self.strictness {
+            OperatingMode::Development => command.into(),
+            // Not the PATH from the configuration: it would defeat the allow-list of commands.
+            OperatingMode::Production => self.resolve_once(command)?.into_os_string(),
+        };
+        let launch = LaunchSpec {
+            instance: spec.name.to_string(),
+            command,
+            args: exposed(&spec.args),
+            handed: Vec::new(),
+            environment,
+            directory,
+            user: id,
+            confinement: None,
+            cgroup_limits: CgroupLimits::default(),
+        };
+        Ok(PreparedLaunch { launch, identity })
+    }
+
+    fn jailed(
+        &self,
+        spec: &InstanceSpec,
+        launcher: &dyn SandboxLauncher,
+        controllers: CgroupControllers,
+    ) -> Result<PreparedLaunch, PrepareError> {
+        let (command, cwd) = stdio(spec)?;
+        let policy = &spec.policy.isolation;
+        let environment =
+            sandboxed(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
+        let given = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
+        let program = match self.strictness {
+            OperatingMode::Development => resolve(command, given)?,
+            OperatingMode::Production => self.resolve_once(command)?,
+        };
+        let home = self.home(&home_name(&spec.id))?;
+        let mut jail = SandboxSpec::new(policy, spec.id.team.as_str(), &home, identity());
+        jail.show_program(&program);
+        if let Some(cwd) = cwd {
+            if !jail.has(Path::new(cwd)) {
+                return Err(format!("the working directory `{cwd}` cannot be seen in the sandbox: {BIND_IT}").into());
+            }
+            jail.directory = cwd.into();
+        }
+        for SandboxMount { source, .. } in &jail.mounts {
+            match source.metadata() {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let reason = format!("`{}` is to be seen in the sandbox and does not exist", source.display());
+                    return Err(reason.into());
+                }
+                Err(error) => {
+                    let what = format!("`{}` is to be seen in the sandbox", source.display());
+                    return Err(PrepareError::at(&what, &error));
+                }
+            }
+        }
+        if let Some(objection) = launcher.objection(&jail) {
+            return Err(objection.into());
+        }
+        let wrapped = launcher.wrap(&jail, &program, exposed(&spec.args));
+        let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, controllers);
+        let launch = LaunchSpec {
+            instance: spec.name.to_string(),
+            command: wrapped.command.into(),
+            args: wrapped.args,
+            handed: wrapped.handed,
+            environment,
+            directory: None,
+            user: None,
+            confinement: Some(confinement(launcher, jail.identity, limits)),
+            cgroup_limits,
+        };
+        Ok(PreparedLaunch { launch, identity: as_text(jail.identity) })
+    }
+
+    /// Resolves a command to an absolute path once and keeps the result, so that a file put into a directory of `PATH`
+    /// later is not started under an allowed name.
+    fn resolve_once(&self, command: &str) -> Result<PathBuf, String> {
+        self.resolve_once_by(command, &satellites_path())
+    }
+
+    fn resolve_once_by(&self, command: &str, path: &OsStr) -> Result<PathBuf, String> {
+        let known = || self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(resolved) = known().get(command) {
+            return Ok(resolved.clone());
+        }
+        let resolved = resolve(command, Some(path))?;
+        // With concurrent calls the first result is kept.
+        Ok(known().entry(command.to_owned()).or_insert(resolved).clone())
+    }
+
+    pub(super) fn homes(&self) -> Vec<InstanceId> {
+        let names = self.home_names().map(|(_, names)| names).unwrap_or_default();
+        names.iter().filter_map(|name| id_of_home(name)).collect()
+    }
+
+    /// Renames the home of an instance, so that the instance gets a new one.
+    pub(super) fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
+        let Some(data_dir) = &self.data_dir else { return Ok(()) };
+        let homes = match data_dir.existing(HOMES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            homes => homes?,
+        };
+        let mut number = 0_u64;
+        while homes.stat(format!("{SET_ASIDE}{number}")).is_some() {
+            number += 1;
+        }
+        match homes.rename(&home_name(id), &format!("{SET_ASIDE}{number}")) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn erase_set_aside(&self) {
+        let Some((homes, names)) = self.home_names() else { return };
+        for name in names.iter().filter(|name| name.starts_with(SET_ASIDE)) {
+            if let Err(error) = homes.remove_tree(name) {
+                tracing::warn!(%error, "cannot erase the home of an instance that is gone; the next start tries again");
+            }
+        }
+    }
+
+    fn home_names(&self) -> Option<(DataDir, Vec<String>)> {
+        let homes = self.data_dir.as_ref()?.existing(HOMES).ok()?;
+        let names = homes.names().ok()?;
+        Some((homes, names))
+    }
+
+    fn home(&self, instance: &str) -> Result<PathBuf, PrepareError> {
+        let data_dir = self.data_dir.as_ref();
+        let none = || "a sandboxed server needs a home: give the connector a data directory".to_owned();
+        let data_dir = data_dir.ok_or_else(none)?;
+        let home = data_dir.path().join(HOMES).join(instance);
+        let failed = |error: io::Error| PrepareError::at(&format!("cannot make its home `{}`", home.display()), &error);
+        let homes = data_dir.subdirectory(HOMES).map_err(failed)?;
+        let descriptor = homes.foreign_directory(instance).map_err(failed)?;
+        let about = fs::File::from(descriptor.try_clone().map_err(failed)?).metadata().map_err(failed)?;
+        // After a restart the home exists with the right owner: another `fchown` would block on a disk that hangs.
+        if identity() != SandboxUser::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID) {
+            return Ok(home);
+        }
+        fchown(&descriptor, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
+        Ok(home)
+    }
+
+    fn refusal(&self, findings: &[SandboxFinding]) -> String {
+        let reasons = findings.iter().filter_map(|finding| {
+            let why = finding.usable.as_ref().err()?;
+            Some(format!("{}: {why}", finding.sandbox))
+        });
+        let reasons: Vec<String> = reasons.collect();
+        let what = match self.isolation {
+            Isolation::Nsjail => "nsjail is configured and does not work here",
+            Isolation::Bubblewrap => "bubblewrap is configured and does not work here",
+            Isolation::Auto | Isolation::None => "production needs a sandbox and none works here",
+        };
+        format!(
+            "{what} ({}); `satellite check` says more, isolation = \"none\" under [satellite] does without",
+            reasons.join("; ")
+        )
+    }
+
+    async fn found(&self, processes: &ProcessLauncher) -> Arc<SandboxFindings> {
+        let mut known = self.found.lock().await;
+        // A trial may have failed for lack of descriptors, or the tool may be installed only now.
+        if let Some(found) = known.as_ref().filter(|found| found.best.is_some() || found.at.elapsed() < TRY_AGAIN) {
+            return Arc::clone(found);
+        }
+        let candidates = match self.isolation {
+            Isolation::Nsjail => vec![nsjail()],
+            Isolation::Bubblewrap => vec![bubblewrap()],
+            Isolation::Auto | Isolation::None => vec![nsjail(), bubblewrap()],
+        };
+        let mut found =
+            SandboxFindings { findings: Vec::new(), best: None, is_machine_fault: false, at: Instant::now() };
+        for (sandbox, candidate) in candidates {
+            let usable = match candidate {
+                Ok((path, launcher)) => match self.tried(&*launcher, processes).await {
+                    Ok(()) => {
+                        found.best.get_or_insert(launcher);
+                        Ok(path)
+                    }
+                    Err(PrepareError { reason, is_machine_fault }) => {
+                        found.is_machine_fault |= is_machine_fault;
+                        Err(reason)
+                    }
+                },
+                Err(why) => Err(why),
+            };
+            match &usable {
+                Ok(path) => tracing::info!(sandbox, path = %path.display(), "a sandbox that works"),
+                Err(why) => tracing::info!(sandbox, why, "a sandbox that cannot be used"),
+            }
+            found.findings.push(SandboxFinding { sandbox, usable });
+        }
+        found.at = Instant::now();
+        Arc::clone(known.insert(Arc::new(found)))
+    }
+
+    async fn tried(&self, launcher: &dyn SandboxLauncher, processes: &ProcessLauncher) -> Result<(), PrepareError> {
+        let policy = IsolationPolicy::standard();
+        let home = self.home(".trial")?;
+        let jail = SandboxSpec::new(&policy, "trial", &home, identity());
+        let script = ["-c".into(), "echo works; read -r _; exit 7".into()];
+        let wrapped = launcher.wrap(&jail, Path::new("/bin/sh"), script.to_vec());
+        let (limits, cgroup_limits) = limits(&policy, launcher.depth(), jail.identity, processes.controllers());
+        let launch = LaunchSpec {
+            instance: format!("trial of {}", launcher.name()),
+            command: wrapped.command.into(),
+            args: wrapped.args,
+            handed: wrapped.handed,
+            environment: sandboxed(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
+            directory: None,
+            user: None,
+            confinement: Some(confinement(launcher, jail.identity, limits)),
+            cgroup_limits,
+        };
+        let trial = async {
+            let started = processes.launch(launch, String::new()).await;
+            let link = started.map_err(|error| PrepareError {
+                reason: error.to_string(),
+                is_machine_fault: error.is_machine_fault(),
+            })?;
+            let ProcessLink { reader, writer, stderr, mut process, guard } = link;
+            let mut said = String::new();
+            BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
+            drop(writer);
+            let end = process.ended().await;
+            drop(guard);
+            if said.trim() == "works" && end.code == Some(7) {
+                return Ok(());
+            }
+            let mut complaint = Vec::new();
+            if let Some(stderr) = stderr {
+                // Processes that still have it open were killed, so this ends.
+                let _ = stderr.take(COMPLAINT_MAX).read_to_end(&mut complaint).await;
+            }
+            let complaint = String::from_utf8_lossy(&complaint);
+            let words: Vec<&str> = complaint.split_whitespace().collect();
+            let words = if words.is_empty() { "without a word".to_owned() } else { words.join(" ") };
+            Err(format!("a trial run in it failed: {words}").into())
+        };
+        let tried = tokio::time::timeout(TRIAL_PATIENCE, trial).await;
+        tried.unwrap_or_else(|_elapsed| Err("a trial run in it did not end".to_owned().into()))
+    }
+}
+
+/// Describes the kernel's settings for user namespaces, which sandboxes need.
+pub fn kernel() -> String {
+    let says = |file: &str| fs::read_to_string(file).ok().map(|text| text.trim().to_owned());
+    let mut words = match says("/proc/sys/user/max_user_namespaces").as_deref() {
+        None | Some("0") => "user namespaces: switched off (user.max_user_namespaces)".to_owned(),
+        Some(most) => format!("user namespaces: up to {most}"),
+    };
+    for (file, value, meaning) in [
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0", ", for root only (kernel.unprivileged_userns_clone = 0)"),
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            ", for programs that AppArmor trusts (kernel.apparmor_restrict_unprivileged_userns = 1)",
+        ),
+    ] {
+        if says(file).as_deref() == Some(value) {
+            words.push_str(meaning);
+        }
+    }
+    words
+}
+
+/// Returns a name for the home of an instance: unique, and a single path component for any id.
+fn home_name(id: &InstanceId) -> String {
+    let part = |id: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        id.bytes()
+            .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") })
+            .collect::<String>()
+    };
+    let parts = [id.team.as_str(), id.user.as_str(), id.installation.as_str()].map(part);
+    parts.join("+")
+}
+
+fn id_of_home(name: &str) -> Option<InstanceId> {
+    let part = |part: &str| {
+        let mut bytes = part.bytes();
+        let mut text = Vec::new();
+        while let Some(byte) = bytes.next() {
+            text.push(if byte == b'%' {
+                let digits = [bytes.next()?, bytes.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            } else {
+                byte
+            });
+        }
+        String::from_utf8(text).ok()
+    };
+    let parts: Vec<&str> = name.split('+').collect();
+    let [team, user, installation] = parts[..] else { return None };
+    Some(InstanceId::new(part(team)?.into(), part(user)?.into(), part(installation)?.into()))
+}
+
+/// Returns the satellite's environment for another user with this home, without the variables about the satellite's
+/// user.
+fn inherited_by_another(home: &Path) -> impl Iterator<Item = (OsString, OsString)> {
+    let is_ours = |name: &OsStr| {
+        name.to_str().is_some_and(|name| matches!(name, "USER" | "LOGNAME" | "MAIL") || name.starts_with("XDG_"))
+    };
+    let others = std::env::vars_os().filter(move |(name, _)| !is_ours(name));
+    others.chain([("HOME".into(), home.as_os_str().to_owned())])
+}
+
+const BIND_IT: &str = "name it, or a directory above it, in `binds` of [policy.isolation]";
+
+fn stdio(spec: &InstanceSpec) -> Result<(&str, Option<&str>), String> {
+    match &spec.target {
+        ServerTarget::Stdio { command, cwd } => Ok((command, cwd.as_deref())),
+        ServerTarget::Remote { .. } => Err("remote servers are not served by the stdio connector".into()),
+    }
+}
+
+fn exposed(args: &[Secret]) -> Vec<OsString> {
+    args.iter().map(|arg| arg.expose().into()).collect()
+}
+
+fn identity() -> SandboxUser {
+    let (user, group) = (geteuid(), getegid());
+    if user.is_root() {
+        SandboxUser::Outside
+    } else {
+        SandboxUser::Inside { user: user.as_raw(), group: group.as_raw() }
+    }
+}
+
+fn as_text(identity: SandboxUser) -> String {
+    match identity {
+        SandboxUser::Outside => format!("{SERVER_ID}:{SERVER_ID}"),
+        SandboxUser::Inside { user, group } => {
+            format!("{SERVER_ID}:{SERVER_ID}, outside its user namespace {user}:{group}")
+        }
+    }
+}
+
+fn confinement(launcher: &dyn SandboxLauncher, identity: SandboxUser, limits: ResourceLimits) -> Confinement {
+    // As root the sandbox creates no further user namespace.
+    let namespaces_below = match identity {
+        SandboxUser::Outside => 0,
+        SandboxUser::Inside { .. } => 1,
+    };
+    let is_own_failure = launcher.is_own_failure();
+    Confinement { sandbox: launcher.name(), depth: launcher.depth(), namespaces_below, limits, is_own_failure }
+}
+
+fn limits(
+    policy: &IsolationPolicy,
+    depth: usize,
+    identity: SandboxUser,
+    whole: CgroupControllers,
+) -> (ResourceLimits, CgroupLimits) {
+    let depth = depth as u64;
+    let each = ResourceLimits {
+        address_space: policy.memory_max.filter(|_| !whole.memory),
+        cpu_seconds: policy.cpu_time_max.map(|time| time.as_secs().max(1)),
+        // As root, the sandbox's own processes belong to another user and do not count; otherwise they do.
+        processes: policy.processes_max.filter(|_| !whole.processes).map(|limit| match identity {
+            SandboxUser::Outside => limit,
+            SandboxUser::Inside { .. } => limit + depth,
+        }),
+        open_files: policy.open_files_max,
+        file_size: policy.file_size_max,
+    };
+    let all = CgroupLimits {
+        memory_bytes: policy.memory_max.filter(|_| whole.memory),
+        processes: policy.processes_max.filter(|_| whole.processes).map(|limit| limit + depth),
+    };
+    (each, all)
+}
+
+type Candidate = (&'static str, Result<(PathBuf, Arc<dyn SandboxLauncher>), String>);
+
+fn nsjail() -> Candidate {
+    let found = which("nsjail").map(|path| (path.clone(), Arc::new(Nsjail { path }) as Arc<dyn SandboxLauncher>));
+    ("nsjail", found)
+}
+
+fn bubblewrap() -> Candidate {
+    let found = which("bwrap").and_then(|path| {
+        let setpriv = resolve("setpriv", Some(OsStr::new(SANDBOX_PATH)))?;
+        Ok((path.clone(), Arc::new(Bubblewrap { path, setpriv }) as Arc<dyn SandboxLauncher>))
+    });
+    ("bubblewrap", found)
+}
+
+fn satellites_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    if !path.is_empty() {
+        path.push(":");
+    }
+    path.push(SANDBOX_PATH);
+    path
+}
+
+/// Finds the program of a server as a start would. `directory` is the server's working directory, `given` its `PATH`.
+pub fn find_program(
+    command: &str,
+    directory: Option<&str>,
+    given: Option<&Secret>,
+    is_production: bool,
+    in_sandbox: bool,
+) -> Result<PathBuf, String> {
+    let given = given.map(|path| OsString::from(path.expose()));
+    let path = match (is_production, in_sandbox) {
+        (true, _) => Some(satellites_path()),
+        (false, true) => given.or_else(|| Some(SANDBOX_PATH.into())),
+        (false, false) => given.or_else(|| std::env::var_os("PATH")),
+    };
+    let path = path.as_deref();
+    match directory {
+        // Without a sandbox a process changes to its directory before it resolves a relative path.
+        Some(directory) if !is_production && command.contains('/') => {
+            let file = Path::new(directory).join(command);
+            resolve(&file.to_string_lossy(), path)
+        }
+        Some(_) | None if command.contains('/') => resolve(command, path),
+        Some(_) | None => resolve(command, path).map_err(|_| "it is in no directory of PATH".to_owned()),
+    }
+}
+
+fn which(command: &str) -> Result<PathBuf, String> {
+    resolve(command, std::env::var_os("PATH").as_deref())
+}
+
+fn in_words(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |number| Errno::from_raw(number).desc().to_owned())
+}
+
+fn resolve(command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
+    let executable = |file: &Path| file.is_file() && access(file, AccessFlags::X_OK).is_ok();
+    if command.contains('/') {
+        let file = std::path::absolute(command).map_err(|error| error.to_string())?;
+        return match file.metadata() {
+            Ok(_) if executable(&file) => Ok(file),
+            Ok(_) => Err("it cannot be executed".to_owned()),
+            Err(error) => Err(in_words(&error)),
+        };
+    }
+    let path = path.unwrap_or_default();
+    let found = std::env::split_paths(path).map(|directory| directory.join(command)).find(|file| executable(file));
+    found.ok_or_else(|| format!("`{command}` is in no directory of PATH ({})", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_resolved_by_path_and_in_production_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (first, second) = (directory.path().join("first"), directory.path().join("second"));
+        for place in [&first, &second] {
+            fs::create_dir(place).unwrap();
+        }
+        let tool = |place: &Path| {
+            fs::write(place.join("tool"), "").unwrap();
+            fs::set_permissions(place.join("tool"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        let path = std::env::join_paths([&first, &second]).unwrap();
+        tool(&second);
+        let production = LaunchFactory::new(Isolation::None, OperatingMode::Production, None, None).unwrap();
+        assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
+        assert_eq!(resolve("tool", Some(&path)), Ok(second.join("tool")));
+        tool(&first);
+        assert_eq!(production.resolve_once_by("tool", &path), Ok(second.join("tool")));
+        assert_eq!(resolve("tool", Some(&path)), Ok(first.join("tool")));
+        assert!(production.resolve_once_by("missing", &path).unwrap_err().contains("missing"));
+    }
+
+    #[test]
+    fn no_two_instances_share_a_home_and_none_leaves_the_directory_of_homes() {
+        let name = |team: &str, user: &str| home_name(&InstanceId::new(team.into(), user.into(), "i".into()));
+        assert_eq!(name("team_acme", "alice"), "team_acme+alice+i");
+        assert_ne!(name("a-b", "c"), name("a", "b-c"));
+        assert_ne!(name("a+b", "c"), name("a", "b+c"));
+        assert_eq!(name("..", "/"), "%2e%2e+%2f+i");
+        for (team, user) in [("team_acme", "alice"), ("a+b", "ü%"), ("..", "/")] {
+            let id = InstanceId::new(team.into(), user.into(), "i".into());
+            assert_eq!(id_of_home(&home_name(&id)), Some(id));
+        }
+        for other in [".trial", ".erased-1", "a+b", "a+b+c+d", "a+%2+c"] {
+            assert_eq!(id_of_home(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_home_is_taken_away_at_once_and_erased_without_following_its_links() {
+        let data_dir = mcp_satellite_files::data_dir::private_tempdir();
+        let opened = DataDir::open(data_dir.path()).unwrap();
+        let launchers = LaunchFactory::new(Isolation::None, OperatingMode::Development, Some(opened), None).unwrap();
+        let id = |installation: &str| InstanceId::new("acme".into(), "alice".into(), installation.into());
+        assert!(launchers.homes().is_empty());
+        let outside = data_dir.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("kept"), "").unwrap();
+        for installation in ["a", "b"] {
+            let home = launchers.home(&home_name(&id(installation))).unwrap_or_else(|error| panic!("{}", error.reason));
+            std::os::unix::fs::symlink(&outside, home.join("link")).unwrap();
+        }
+        launchers.set_aside(&id("a")).unwrap();
+        launchers.set_aside(&id("a")).unwrap();
+        assert_eq!(launchers.homes(), [id("b")]);
+        launchers.set_aside(&id("b")).unwrap();
+        launchers.erase_set_aside();
+        assert_eq!(fs::read_dir(data_dir.path().join(HOMES)).unwrap().count(), 0);
+        assert!(outside.join("kept").exists());
+    }
+
+    #[test]
+    fn the_sandboxes_own_processes_come_on_top_where_they_are_counted() {
+        let policy = IsolationPolicy::strict();
+        let inside = SandboxUser::Inside { user: 1000, group: 1000 };
+        assert_eq!(limits(&policy, 2, SandboxUser::Outside, CgroupControllers::default()).0.processes, Some(1));
+        assert_eq!(limits(&policy, 2, inside, CgroupControllers::default()).0.processes, Some(3));
+        let (each, all) = limits(&policy, 1, inside, CgroupControllers { memory: true, processes: true });
+        assert_eq!((each.processes, each.address_space), (None, None));
+        assert_eq!(all, CgroupLimits { memory_bytes: Some(50 << 20), processes: Some(2) });
+    }
+}

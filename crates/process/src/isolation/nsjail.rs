@@ -1,0 +1,97 @@
+//! Launcher for nsjail. nsjail adds one process; the server is the first process of its PID namespace.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::jail::{MountKind, SandboxSpec, SandboxUser};
+use super::{SandboxCommand, SandboxLauncher};
+use crate::process::SERVER_ID;
+
+pub(super) struct Nsjail {
+    pub(super) path: PathBuf,
+}
+
+impl SandboxLauncher for Nsjail {
+    fn name(&self) -> &'static str {
+        "nsjail"
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool {
+        // nsjail exits with 255 and prints nothing if the program cannot be executed.
+        |code, said| code == Some(255) && said.lines().all(|line| line.starts_with("[F][") || line.trim().is_empty())
+    }
+
+    fn objection(&self, jail: &SandboxSpec) -> Option<String> {
+        let colon = |path: &Path| path.as_os_str().as_encoded_bytes().contains(&b':');
+        let mount = jail.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
+        Some(format!("nsjail cannot mount a path with a colon: `{}`", mount.source.display()))
+    }
+
+    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
+        let mut line: Vec<OsString> = Vec::new();
+        let mut say =
+            |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
+        // nsjail's default limits and niceness are switched off, and its log messages below errors must not appear in
+        // the server's stderr.
+        say(&[&"--mode", &"o", &"--really_quiet", &"--disable_rlimits", &"--nice_level", &"0", &"--time_limit", &"0"]);
+        // nsjail gets the server's environment and passes it on, so that no value is in an argument.
+        say(&[&"--keep_env", &"--skip_setsid"]);
+        if jail.network {
+            say(&[&"--disable_clone_newnet"]);
+        }
+        match jail.identity {
+            SandboxUser::Outside => {
+                let id = SERVER_ID.to_string();
+                say(&[&"--disable_clone_newuser", &"--user", &id, &"--group", &id]);
+            }
+            // Root of the surrounding namespace is the satellite's user.
+            SandboxUser::Inside { .. } => {
+                let id = format!("{SERVER_ID}:0:1");
+                say(&[&"--user", &id, &"--group", &id]);
+            }
+        }
+        say(&[&"--hostname", &jail.hostname, &"--cwd", &jail.directory]);
+        say(&[&"--mount", &format!("none:/tmp:tmpfs:size={},nr_inodes={},mode=1777", jail.tmp_size, jail.tmp_files())]);
+        for mount in &jail.mounts {
+            let how = match mount.kind {
+                MountKind::ReadOnly => "--bindmount_ro",
+                MountKind::Writable | MountKind::Device => "--bindmount",
+            };
+            let mut words = mount.source.clone().into_os_string();
+            words.push(":");
+            words.push(&mount.target);
+            say(&[&how, &words]);
+        }
+        say(&[&"--", &program]);
+        line.extend(args);
+        SandboxCommand { command: self.path.clone(), handed: Vec::new(), args: line }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_tmp_are_limited() {
+        let policy = mcp_satellite_actors::model::policy::IsolationPolicy::standard();
+        let jail = SandboxSpec::new(&policy, "t", Path::new("/h"), SandboxUser::Outside);
+        let wrapped = Nsjail { path: "nsjail".into() }.wrap(&jail, Path::new("/bin/true"), Vec::new());
+        let options = wrapped.args.iter().filter_map(|word| word.to_str()).find(|word| word.contains("tmpfs"));
+        assert_eq!(options, Some("none:/tmp:tmpfs:size=104857600,nr_inodes=25600,mode=1777"));
+    }
+
+    #[test]
+    fn its_own_failure_is_told_from_that_of_a_server() {
+        let is_own = Nsjail { path: "nsjail".into() }.is_own_failure();
+        assert!(is_own(Some(255), ""));
+        assert!(is_own(Some(255), "[F][2026-11-21T11:13:54+0000][1] runChild():506 Launching child process failed\n"));
+        for (code, said) in [(Some(1), ""), (Some(139), ""), (Some(255), "Traceback:\n"), (None, "")] {
+            assert!(!is_own(code, said), "{code:?} {said:?}");
+        }
+    }
+}

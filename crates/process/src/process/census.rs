@@ -1,0 +1,271 @@
+//! Process information from `/proc`: state, parent, group, session, start time and resource usage. A process id alone
+//! does not identify a process for long; a [`Known`] process is one whose identity was checked.
+
+use std::cell::OnceCell;
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::mark::{ObservedMark, RunMark};
+
+/// A process as described by `/proc/PID/stat`, see proc(5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessStat {
+    pub pid: u32,
+    pub parent: u32,
+    pub(super) group: u32,
+    pub(super) session: u32,
+    /// Clock ticks since boot. Pid and start time together are unique within a boot.
+    pub(super) start_time: u64,
+    /// User and system time in clock ticks, including children that were waited for.
+    pub(super) cpu_ticks: u64,
+    pub(super) rss_pages: u64,
+    pub(super) alive: bool,
+}
+
+impl ProcessStat {
+    /// Reads a process; returns `None` once it is reaped.
+    pub fn read(pid: u32) -> Option<Self> {
+        Self::parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(pid: u32, stat: &[u8]) -> Option<Self> {
+        // The name is in parentheses and may contain anything, parentheses and spaces too.
+        let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
+        let mut fields = [""; 22];
+        let mut words = str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace();
+        for field in &mut fields {
+            *field = words.next()?;
+        }
+        // Field numbers are those of proc(5), where the field after the name is 3.
+        let number = |field: usize| fields[field - 3].parse::<u64>().ok();
+        let id = |field: usize| fields[field - 3].parse::<u32>().ok();
+        // A process whose first thread has ended is shown as a zombie while its other threads run.
+        let dead = matches!(fields[0], "Z" | "X") && fields[17] == "1";
+        Some(Self {
+            pid,
+            parent: id(4)?,
+            group: id(5)?,
+            session: id(6)?,
+            start_time: number(22)?,
+            cpu_ticks: number(14)? + number(15)? + number(16)? + number(17)?,
+            rss_pages: number(24)?,
+            alive: !dead,
+        })
+    }
+}
+
+fn read(path: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(512);
+    File::open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+pub struct ProcessCensus {
+    all: HashMap<u32, ProcessStat>,
+    marks: OnceCell<HashMap<u32, ObservedMark>>,
+}
+
+impl ProcessCensus {
+    /// Reads all processes. Fails if `/proc` cannot be read or descriptors or memory are short: a partial snapshot is
+    /// never returned.
+    pub fn take() -> io::Result<Self> {
+        let mut all = HashMap::new();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            match read(&format!("/proc/{pid}/stat")) {
+                Ok(stat) => all.extend(ProcessStat::parse(pid, &stat).map(|stat| (pid, stat))),
+                Err(error) if is_shortage(&error) => return Err(error),
+                // The process has ended meanwhile, or is hidden from this user and thus not one of ours.
+                Err(_) => {}
+            }
+        }
+        Ok(Self::of(all))
+    }
+
+    fn of(all: HashMap<u32, ProcessStat>) -> Self {
+        Self { all, marks: OnceCell::new() }
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &ProcessStat> {
+        self.all.values()
+    }
+
+    pub(super) fn get(&self, pid: u32) -> Option<&ProcessStat> {
+        self.all.get(&pid)
+    }
+
+    pub(super) fn mark_of(&self, pid: u32) -> Option<&ObservedMark> {
+        let read = || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, ObservedMark::by(stat.pid))).collect();
+        self.marks.get_or_init(read).get(&pid)
+    }
+
+    pub(super) fn is_marked(&self, pid: u32, mark: &RunMark) -> bool {
+        self.mark_of(pid).is_some_and(|carried| carried.is(mark))
+    }
+
+    /// Returns the live members of the trees under these leaders, each with its leader: the processes in a leader's
+    /// group or session, and their descendants.
+    pub(super) fn under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
+        let mut found: HashMap<u32, Option<u32>> = HashMap::new();
+        let mut way = Vec::new();
+        for stat in self.all.values() {
+            let mut at = Some(stat);
+            let leader = loop {
+                let Some(stat) = at else { break None };
+                if let Some(known) = found.get(&stat.pid) {
+                    break *known;
+                }
+                let own = [stat.pid, stat.group, stat.session].into_iter().find(|number| leaders.contains(number));
+                way.push(stat.pid);
+                // A parent is older than its child. If it is not, its number was reused during the scan.
+                at = match own {
+                    Some(leader) => break Some(leader),
+                    None => self.all.get(&stat.parent).filter(|parent| parent.start_time <= stat.start_time),
+                };
+                if way.contains(&at.map_or(0, |parent| parent.pid)) {
+                    break None;
+                }
+            };
+            found.extend(way.drain(..).map(|pid| (pid, leader)));
+        }
+        let alive = |pid: &u32| self.all.get(pid).is_some_and(|stat| stat.alive);
+        found.into_iter().filter_map(|(pid, leader)| Some((pid, leader?))).filter(|(pid, _)| alive(pid)).collect()
+    }
+}
+
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|raw| shortages.contains(&Errno::from_raw(raw)))
+}
+
+pub(super) fn environment_variable(pid: u32, name: &str) -> Option<String> {
+    let environment = read(&format!("/proc/{pid}/environ")).ok()?;
+    let name = name.as_bytes();
+    let mut variables = environment.split(|byte| *byte == 0);
+    let value = variables.find_map(|variable| variable.strip_prefix(name)?.strip_prefix(b"="))?;
+    String::from_utf8(value.to_vec()).ok()
+}
+
+pub fn children_of(pid: u32) -> io::Result<Vec<u32>> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    Ok(children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// A process identified by a pidfd, so that a signal cannot reach another process.
+pub(super) struct PidfdProcess {
+    pub(super) pid: u32,
+    pub(super) start_time: u64,
+    pidfd: OwnedFd,
+}
+
+impl PidfdProcess {
+    pub(super) fn hold(pid: u32, start_time: u64) -> Option<Self> {
+        Self::hold_if(pid, |stat| stat.start_time == start_time)
+    }
+
+    /// Opens the process with this number if `is_meant` accepts it after the pidfd was opened.
+    pub(super) fn hold_if(pid: u32, is_meant: impl Fn(&ProcessStat) -> bool) -> Option<Self> {
+        let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
+        // Read after the pidfd was opened: either the process that is alive under this number is the one of the pidfd,
+        // or the pidfd refers to a dead process and its signals have no effect.
+        let stat = ProcessStat::read(pid).filter(|stat| is_meant(stat))?;
+        Some(Self { pid, start_time: stat.start_time, pidfd })
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        ProcessStat::read(self.pid).is_some_and(|stat| stat.start_time == self.start_time && stat.alive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat(name: &str, state: &str, threads: u32) -> Vec<u8> {
+        format!("7 ({name}) {state} 1 42 43 0 -1 0 1 2 3 4 5 6 7 8 20 0 {threads} 0 99 0 12 0").into_bytes()
+    }
+
+    fn alive(stat: &[u8]) -> Option<bool> {
+        ProcessStat::parse(7, stat).map(|stat| stat.alive)
+    }
+
+    #[test]
+    fn a_stat_is_read_by_its_places() {
+        let expected = ProcessStat {
+            pid: 7,
+            parent: 1,
+            group: 42,
+            session: 43,
+            start_time: 99,
+            cpu_ticks: 5 + 6 + 7 + 8,
+            rss_pages: 12,
+            alive: true,
+        };
+        assert_eq!(ProcessStat::parse(7, &stat("sh", "S", 1)), Some(expected));
+    }
+
+    #[test]
+    fn a_process_is_alive_until_it_is_a_zombie_and_while_a_thread_of_it_is() {
+        assert_eq!(alive(&stat("sh", "T", 1)), Some(true));
+        assert_eq!(alive(&stat("sh", "Z", 1)), Some(false));
+        assert_eq!(alive(&stat("server", "Z", 2)), Some(true));
+    }
+
+    #[test]
+    fn a_name_cannot_pose_as_the_fields_after_it() {
+        assert_eq!(ProcessStat::parse(7, &stat("a) Z 1 7 (", "S", 1)).map(|stat| stat.group), Some(42));
+        assert_eq!(ProcessStat::parse(7, b"7 (torn"), None);
+    }
+
+    fn census(processes: &[(u32, u32, u32, u32)]) -> ProcessCensus {
+        let stat = |&(pid, parent, group, session): &(u32, u32, u32, u32)| ProcessStat {
+            pid,
+            parent,
+            group,
+            session,
+            start_time: u64::from(pid),
+            cpu_ticks: 0,
+            rss_pages: 0,
+            alive: true,
+        };
+        ProcessCensus::of(processes.iter().map(|process| (process.0, stat(process))).collect())
+    }
+
+    #[test]
+    fn a_tree_is_found_by_group_session_and_descent() {
+        let census = census(&[
+            (1, 0, 1, 1),
+            (10, 1, 10, 10),
+            (11, 10, 10, 10), // a child
+            (12, 1, 10, 10),  // an orphan that stayed in the group
+            (13, 1, 13, 10),  // one that left the group, not the session
+            (14, 11, 14, 14), // one that left both, with its parent alive
+            (15, 14, 14, 14), // and its child
+            (20, 1, 20, 20),
+            (21, 20, 20, 20),
+        ]);
+        let mut members: Vec<u32> = census.under(&HashSet::from([10])).into_keys().collect();
+        members.sort_unstable();
+        assert_eq!(members, [10, 11, 12, 13, 14, 15]);
+        assert_eq!(census.under(&HashSet::from([10, 20])).get(&21), Some(&20));
+    }
+
+    #[test]
+    fn this_process_is_known_and_its_number_with_another_start_is_not() {
+        let own = std::process::id();
+        let stat = ProcessStat::read(own).unwrap();
+        assert!(PidfdProcess::hold(own, stat.start_time).is_some_and(|known| known.is_alive()));
+        assert!(PidfdProcess::hold(own, stat.start_time + 1).is_none());
+        assert!(ProcessCensus::take().is_ok_and(|census| census.get(own).is_some_and(|stat| stat.alive)));
+    }
+}

@@ -1,0 +1,207 @@
+//! The process trees of a connector: their cgroups and ledger, their resource usage, and how all of them are ended at
+//! once.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use rustix::process::Signal;
+
+use super::census::{PidfdProcess, ProcessCensus};
+use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
+use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
+use super::tree::ProcessTree;
+use mcp_satellite_files::data_dir::DataDir;
+
+/// Use of cgroups: one for each run, if any.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CgroupMode {
+    /// Use cgroups where they are available.
+    #[default]
+    Auto,
+    /// Use no cgroups.
+    Off,
+    /// Fail if cgroups are not available.
+    Required,
+}
+
+/// Resource usage of a whole process tree, as measured by the kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TreeUsage {
+    /// Resident memory of all its processes, in bytes.
+    pub rss_bytes: u64,
+    /// Processor time, user and system, in seconds.
+    pub cpu_seconds: f64,
+}
+
+const PAUSE: Duration = Duration::from_millis(2);
+
+pub(super) struct ProcessTrees {
+    // Random id of the satellite, contained in the marks of its servers.
+    id: String,
+    cgroups: Option<Arc<Cgroups>>,
+    cgroups_required: bool,
+    pub(super) description: String,
+    pub(super) ledger: Arc<Ledger>,
+    trees: Mutex<HashMap<u64, Arc<ProcessTree>>>,
+    closed: AtomicBool,
+    last_run: AtomicU64,
+}
+
+impl ProcessTrees {
+    pub(super) fn new(mode: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
+        let id: String = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', "");
+        let cgroups = match mode {
+            CgroupMode::Off => Err("switched off".to_owned()),
+            CgroupMode::Auto | CgroupMode::Required => Cgroups::detect(&id).map(Arc::new),
+        };
+        let (cgroups, description) = match cgroups {
+            Ok(cgroups) => {
+                let counts = match (cgroups.controllers.memory, cgroups.controllers.processes) {
+                    (true, true) => "counts memory and processes",
+                    (true, false) => "counts memory",
+                    (false, true) => "counts processes",
+                    (false, false) => "has no controllers",
+                };
+                let description =
+                    format!("a cgroup for each run, under `{}` (which {counts})", cgroups.path().display());
+                (Some(cgroups), description)
+            }
+            Err(why) if mode == CgroupMode::Required => {
+                return Err(io::Error::other(format!("cgroups are required and cannot be used: {why}")));
+            }
+            Err(why) => (
+                None,
+                format!("process group, session and mark, in a sandbox by its PID namespace (no cgroups: {why})"),
+            ),
+        };
+        tracing::info!(held_by = description, "process trees");
+        let ledger = match data_dir {
+            Some(directory) => {
+                let cgroup = cgroups.as_ref().map(|cgroups| cgroups.path().to_owned());
+                let (boot_id, pid_namespace) = (boot_id(), pid_namespace());
+                let satellite =
+                    LedgerHeader { id: id.clone(), pid: std::process::id(), boot_id, pid_namespace, cgroup };
+                Ledger::begin(directory, satellite)?
+            }
+            None => Ledger::default(),
+        };
+        Ok(Self {
+            id,
+            cgroups,
+            cgroups_required: mode == CgroupMode::Required,
+            description,
+            ledger: Arc::new(ledger),
+            trees: Mutex::default(),
+            closed: AtomicBool::new(false),
+            last_run: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn satellite(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn next_run(&self) -> u64 {
+        self.last_run.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn controllers(&self) -> CgroupControllers {
+        self.cgroups.as_ref().map(|cgroups| cgroups.controllers).unwrap_or_default()
+    }
+
+    /// Creates a cgroup for a run. Returns `None` if cgroups are not in use or this one cannot be created. Fails
+    /// instead if cgroups are required or the run has cgroup limits.
+    pub(super) fn cgroup(&self, run: u64, limits: CgroupLimits) -> io::Result<Option<Cgroup>> {
+        let Some(cgroups) = &self.cgroups else { return Ok(None) };
+        match cgroups.create(run, limits) {
+            Ok(cgroup) => Ok(Some(cgroup)),
+            Err(error) if self.cgroups_required || limits != CgroupLimits::default() => Err(error),
+            Err(error) => {
+                tracing::warn!(run, %error, "no cgroup for this run: it is held by its process group, session and mark");
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn take(&self, tree: &Arc<ProcessTree>) {
+        self.trees().insert(tree.run, Arc::clone(tree));
+    }
+
+    pub(super) fn forget(&self, run: u64) {
+        self.trees().remove(&run);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn usage(&self) -> HashMap<u32, TreeUsage> {
+        let Ok(census) = ProcessCensus::take() else { return HashMap::new() };
+        let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second() as f64);
+        let trees: Vec<Arc<ProcessTree>> = self.trees().values().cloned().collect();
+        let usage = |tree: Arc<ProcessTree>| {
+            let (pages, ticks) = tree.usage(&census);
+            (tree.pid(), TreeUsage { rss_bytes: pages * page, cpu_seconds: ticks as f64 / tick })
+        };
+        trees.into_iter().map(usage).collect()
+    }
+
+    pub(super) fn unrecorded(&self) -> HashSet<u32> {
+        let trees = self.trees();
+        trees.values().filter(|tree| !self.ledger.is_recorded(tree.run)).map(|tree| tree.pid()).collect()
+    }
+
+    /// Kills every tree, and every process with this satellite's mark, without grace, before this process ends. No
+    /// process is started afterwards. Repeats until no process is left; after `patience` the rest is left to the
+    /// kernel.
+    pub(super) fn end_all(&self, patience: Duration) {
+        self.closed.store(true, Ordering::Release);
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(cgroups) = &self.cgroups {
+                cgroups.kill();
+            }
+            let trees: Vec<Arc<ProcessTree>> = self.trees().values().cloned().collect();
+            let mut left = self.cgroups.as_ref().is_some_and(|cgroups| cgroups.is_populated());
+            for tree in &trees {
+                tree.kill();
+            }
+            // A census fails if descriptors are short; the next one may succeed.
+            let census = ProcessCensus::take();
+            left |= census.is_err();
+            if let Ok(census) = census {
+                for tree in trees {
+                    left |= !tree.is_empty(Some(&census));
+                    tree.kill_strays(&census);
+                }
+                let own = std::process::id();
+                // With a reaper above it, the satellite adopts orphans of its servers and has no other children.
+                let below = super::reaper_pid().map(|_| census.under(&HashSet::from([own]))).unwrap_or_default();
+                for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
+                    let is_marked = || census.mark_of(stat.pid).is_some_and(|mark| mark.run_of(&self.id).is_some());
+                    if (below.contains_key(&stat.pid) || is_marked())
+                        && let Some(known) = PidfdProcess::hold(stat.pid, stat.start_time)
+                    {
+                        known.signal(Signal::KILL);
+                        left = true;
+                    }
+                }
+            }
+            if !left || Instant::now() >= until {
+                if let Some(cgroups) = &self.cgroups {
+                    cgroups.remove();
+                }
+                return;
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn trees(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<ProcessTree>>> {
+        self.trees.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

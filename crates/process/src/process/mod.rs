@@ -1,0 +1,287 @@
+//! Child processes. One long-lived thread forks them; each leads a session of its own and is gone only when its whole
+//! process tree is gone.
+//!
+//! - `launch` describes a process and prepares the child between fork and exec; `spawn` forks and executes; `userns`,
+//!   `limits` and `filter` confine the child;
+//! - `fork` is the thread that forks;
+//! - `tree` is a leader with its descendants: how it is held, signalled and found, by means of `group`, `cgroup` and
+//!   `census`;
+//! - `scan` is the thread that detects that a tree is empty, and only then reaps its leader;
+//! - `mark` is the mark that all processes of a run inherit;
+//! - `holds` contains all trees; `ledger` records them for the next satellite.
+//!
+//! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach another
+//! process under a recycled number; a member is signalled through a pidfd whose identity was checked; no code waits for
+//! "any child", so no exit status is stolen; dropping a [`ProcessLink`] kills its tree before the drop returns.
+//!
+//! Linux only: it needs pidfds (5.4) and `/proc`.
+
+mod census;
+mod cgroup;
+mod descriptors;
+mod filter;
+mod fork;
+mod group;
+mod holds;
+mod launch;
+mod ledger;
+mod limits;
+mod mark;
+mod scan;
+pub mod signals;
+mod spawn;
+mod tree;
+mod userns;
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mcp_satellite_actors::model::snapshot::ProcessContainment;
+use mcp_satellite_actors::seam::{LimitProbe, ProcessEnd, ProcessLink, ServerProcess};
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::Signal;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::net::unix::pipe;
+
+// Used by the reaper.
+pub use self::census::{ProcessCensus, ProcessStat, children_of};
+pub use self::cgroup::LeftoverCgroups;
+pub use self::cgroup::own_cgroup;
+pub(super) use self::cgroup::{CgroupControllers, CgroupLimits};
+pub use self::descriptors::DescriptorReserve;
+pub use self::descriptors::raise_descriptor_limit;
+use self::fork::{ForkThread, StartedProcess};
+use self::holds::ProcessTrees;
+pub use self::holds::{CgroupMode, TreeUsage};
+pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_fault};
+pub use self::ledger::ReclaimedProcesses;
+pub(super) use self::limits::ResourceLimits;
+use self::limits::StderrMonitor;
+use self::scan::TreeScanner;
+use self::tree::ProcessTree;
+pub(super) use self::userns::SERVER_ID;
+use mcp_satellite_files::data_dir::DataDir;
+
+// Pause between two checks whether the server in a sandbox has started.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+// Maximum number of bytes of stderr that are read from a sandbox that ends at once.
+const SAID_MAX: u64 = 1024;
+
+// Process id of the reaper, the parent of this process, if there is one.
+static REAPER: OnceLock<u32> = OnceLock::new();
+
+pub fn set_reaper(pid: u32) {
+    let _ = REAPER.set(pid);
+}
+
+fn reaper_pid() -> Option<u32> {
+    REAPER.get().copied()
+}
+
+#[derive(Clone)]
+pub(super) struct ProcessLauncher {
+    fork: ForkThread,
+    scanner: TreeScanner,
+    holds: Arc<ProcessTrees>,
+}
+
+impl ProcessLauncher {
+    pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
+        if signals::are_ignored(Signal::SIGCHLD) {
+            return Err(io::Error::other(
+                "SIGCHLD is ignored in this process, so nobody would learn how a server ended: give it its default action",
+            ));
+        }
+        let holds = Arc::new(ProcessTrees::new(cgroups, data_dir)?);
+        let adopts = reaper_pid().map(|_| {
+            // On a kernel without subreapers, orphans go to the reaper.
+            let _ = set_child_subreaper(true);
+            holds.satellite().to_owned()
+        });
+        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: TreeScanner::start(adopts)?, holds })
+    }
+
+    pub(super) fn reclaim(data_dir: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
+        ledger::reclaim(data_dir)
+    }
+
+    pub(super) fn controllers(&self) -> CgroupControllers {
+        self.holds.controllers()
+    }
+
+    pub(super) fn held_by(&self) -> String {
+        self.holds.description.clone()
+    }
+
+    pub(super) fn usage(&self) -> HashMap<u32, TreeUsage> {
+        self.holds.usage()
+    }
+
+    pub(super) fn unrecorded(&self) -> HashSet<u32> {
+        self.holds.unrecorded()
+    }
+
+    pub(super) fn end_all(&self, patience: Duration) {
+        self.holds.end_all(patience);
+    }
+
+    /// Starts a process; with a sandbox, waits until the server in it runs. Cancel-safe: a process whose link is not
+    /// received is killed.
+    pub(super) async fn launch(&self, launch: LaunchSpec, identity: String) -> Result<ProcessLink, LaunchError> {
+        let confinement = launch.confinement;
+        let started = self.fork.launch(launch, self.scanner.clone()).await?;
+        let StartedProcess { tree, guard, stdin, stdout, stderr } = started;
+        let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
+        let ended = LeaderPidfd(Arc::clone(&tree)).watched()?;
+        let mut said = Vec::new();
+        if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
+            while !tree.look_inside()? {
+                if let Some(end) = tree.end() {
+                    said = last_words(&mut stderr).await;
+                    let words = String::from_utf8_lossy(&said);
+                    if is_own_failure(end.code, &words) {
+                        return Err(LaunchError::Sandbox { sandbox, said: in_a_line(&words) });
+                    }
+                    // The server itself ended before it was seen.
+                    break;
+                }
+                tokio::time::sleep(LOOK_PAUSE).await;
+            }
+        }
+        let stderr = io::Cursor::new(said).chain(stderr);
+        let complained = Arc::new(AtomicBool::new(false));
+        let stderr: Box<dyn tokio::io::AsyncRead + Send + Unpin> =
+            if confinement.is_some_and(|confinement| confinement.limits.address_space.is_some()) {
+                Box::new(StderrMonitor::new(stderr, Arc::clone(&complained)))
+            } else {
+                Box::new(stderr)
+            };
+        let process = ChildProcess { tree, ended, scanner: self.scanner.clone(), identity, complained };
+        Ok(ProcessLink {
+            reader: Box::new(pipe::Receiver::from_owned_fd(stdout)?),
+            writer: Box::new(pipe::Sender::from_owned_fd(stdin)?),
+            stderr: Some(stderr),
+            process: Box::new(process),
+            guard: Box::new(guard),
+        })
+    }
+}
+
+async fn last_words(stderr: &mut pipe::Receiver) -> Vec<u8> {
+    let mut said = Vec::new();
+    // Another process may keep the pipe open, so the wait is bounded.
+    let _ = tokio::time::timeout(Duration::from_millis(250), stderr.take(SAID_MAX).read_to_end(&mut said)).await;
+    said
+}
+
+fn in_a_line(said: &str) -> String {
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() { "it ended without a word".to_owned() } else { lines.join("; ") }
+}
+
+struct LeaderPidfd(Arc<ProcessTree>);
+
+impl AsRawFd for LeaderPidfd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.group.pidfd().as_raw_fd()
+    }
+}
+
+impl LeaderPidfd {
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe because a descriptor could be closed under it: this one belongs to the group \
+                  that is held here"
+    )]
+    fn watched(self) -> io::Result<AsyncFd<Self>> {
+        AsyncFd::with_interest(self, Interest::READABLE)
+    }
+}
+
+struct ChildProcess {
+    tree: Arc<ProcessTree>,
+    ended: AsyncFd<LeaderPidfd>,
+    scanner: TreeScanner,
+    identity: String,
+    // True once stderr contained an out-of-memory message.
+    complained: Arc<AtomicBool>,
+}
+
+impl ServerProcess for ChildProcess {
+    fn pid(&self) -> Option<u32> {
+        Some(self.tree.pid())
+    }
+
+    fn custody(&self) -> Option<Arc<ProcessContainment>> {
+        Some(Arc::new(ProcessContainment {
+            wrapper_pid: self.tree.wrapper_pid(),
+            isolation: self.tree.isolation(),
+            held_by: self.tree.held_by(),
+            identity: self.identity.clone(),
+        }))
+    }
+
+    fn autopsy(&self) -> Option<LimitProbe> {
+        let (tree, complained) = (Arc::clone(&self.tree), Arc::clone(&self.complained));
+        Some(Box::new(move || tree.blamed(complained.load(Ordering::Relaxed))))
+    }
+
+    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        Box::pin(async {
+            loop {
+                // `waitid` is called only after a readiness event: this future is polled for every message of the
+                // server.
+                let Ok(mut readable) = self.ended.readable().await else {
+                    // The runtime that the pidfd is registered with is shutting down: wait through the scanner, which
+                    // needs no runtime.
+                    self.scanner.gone(&self.tree).await;
+                    return self.tree.end().unwrap_or_default();
+                };
+                match self.tree.end() {
+                    Some(end) => return end,
+                    // A spurious event: from the leader's end on the pidfd stays readable.
+                    None => readable.clear_ready(),
+                }
+            }
+        })
+    }
+
+    fn gone(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            self.ended().await;
+            self.scanner.gone(&self.tree).await;
+        })
+    }
+
+    fn terminate(&mut self) {
+        self.scanner.terminate(&self.tree);
+    }
+
+    fn kill(&mut self) {
+        self.tree.kill();
+    }
+}
+
+struct TreeGuard {
+    tree: Arc<ProcessTree>,
+    holds: Arc<ProcessTrees>,
+    scanner: TreeScanner,
+    // The kernel kills the leader when the thread that forked it ends, so the guard keeps the thread alive.
+    _fork: ForkThread,
+}
+
+impl Drop for TreeGuard {
+    fn drop(&mut self) {
+        self.holds.forget(self.tree.run);
+        if !self.tree.is_let_go() {
+            self.tree.kill();
+            self.scanner.bury(Arc::clone(&self.tree));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Reaper process above the satellite, which makes sure that no server outlives the satellite. It adopts orphaned
+//! processes below it. After the satellite has ended for whatever reason, it kills all of them, waits until none is
+//! left, and exits with the satellite's code. It is forked before any thread exists and has a single thread.
+//!
+//! ```text
+//!  shell ──► reaper ──► satellite ──► servers ──► their children
+//!              ▲            ▲            │            │
+//!              │            └─ orphans ◀─┴────────────┘
+//!              └──────────────┘ when the satellite has ended
+//! ```
+//!
+//! The satellite adopts orphans, too, from when it can start servers: if either process ends, the other one has all of
+//! them.
+//!
+//! The reaper forwards signals such as SIGTERM through a pipe. A signal to the whole process group, as sent by a
+//! terminal or systemd, reaches both processes but is one request, so the satellite acts on the larger of the two
+//! counts. When the pipe closes, the reaper was killed; the satellite then ends every process tree at once, without
+//! grace, and itself.
+//!
+//! Through a second pipe the satellite sends its exit code when it is finished. A thread that waits in the kernel for a
+//! hanging disk can keep the satellite's process from ending; the reaper then ends without it.
+
+use std::ffi::CStr;
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::{set_child_subreaper, set_dumpable, set_name};
+use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
+use tokio::sync::mpsc;
+
+use crate::process::{LeftoverCgroups, ProcessCensus, ProcessStat, children_of, set_reaper, signals};
+use mcp_satellite_files::disk::WAIT_MAX;
+
+/// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(2);
+/// Exit code for a death by signal, minus the signal's number.
+const SIGNAL_BASE: u8 = 128;
+/// Process name, shown to people and checked by the next satellite on the same data directory.
+const NAME: &CStr = c"satellite-reaper";
+
+// Forwarded through the pipe; the others with `kill`.
+const ASKING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+const PLAIN: [Signal; 3] = [Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
+
+type OrphanCleanup = Box<dyn FnOnce() + Send>;
+
+pub struct ReaperLink {
+    pub asked: mpsc::UnboundedReceiver<Signal>,
+}
+
+static LAST_ACT: Mutex<Option<OrphanCleanup>> = Mutex::new(None);
+
+impl ReaperLink {
+    /// Sets the cleanup that runs on its own thread if the reaper is killed. The process exits afterwards.
+    pub fn when_orphaned(act: impl FnOnce() + Send + 'static) {
+        *LAST_ACT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
+    }
+}
+
+/// Runs `satellite` in a child process and becomes its reaper. `satellite` returns its exit code. Must be called while
+/// the process has one thread.
+pub fn above(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
+    let (below, pipe) = io::pipe()?;
+    let (last_word, mut done) = io::pipe()?;
+    let mut waited_for = SigSet::empty();
+    waited_for.add(Signal::SIGCHLD);
+    // Signals that `nohup` or a similar command ignores remain ignored.
+    for signal in ASKING.into_iter().chain(PLAIN).filter(|signal| !signals::are_ignored(*signal)) {
+        waited_for.add(signal);
+    }
+    #[expect(unsafe_code, reason = "there is no safe way to set a signal's action")]
+    // SAFETY: this sets the default action, not a handler. The parent process may have ignored SIGCHLD, and then the
+    // kernel would report no exit status to the reaper or the satellite.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+    let before = waited_for.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK)?;
+    // Servers that run as the same user must not read this environment in `/proc`.
+    if let Err(error) = set_dumpable(false) {
+        // No log is open yet.
+        let _ = writeln!(io::stderr(), "satellite: cannot keep this process's environment from the servers: {error}");
+    }
+    let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let reaper = getpid();
+    #[expect(unsafe_code, reason = "there is no safe fork")]
+    // SAFETY: this process has one thread, so the child may call any function.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            drop((pipe, last_word, signals));
+            before.thread_set_mask()?;
+            // If the reaper was killed before this, the closed pipe reports it.
+            if getppid() == reaper {
+                set_reaper(reaper.as_raw().unsigned_abs());
+            }
+            let (ask, asked) = mpsc::unbounded_channel();
+            thread::Builder::new().name("satellite-below".into()).spawn(move || listen(below, &ask))?;
+            let code = satellite(ReaperLink { asked });
+            // An error means that the reaper was killed.
+            let _ = done.write_all(&[code]);
+            Ok(ExitCode::from(code))
+        }
+        ForkResult::Parent { child } => {
+            drop((below, done));
+            let _ = set_name(NAME);
+            // Children do not inherit the setting. Without it orphans go to the process above the reaper.
+            let _ = set_child_subreaper(true);
+            Ok(watch(child, pipe, last_word, &signals))
+        }
+    }
+}
+
+pub fn is_orphan(pid: u32) -> bool {
+    let name = ProcessStat::read(pid).and_then(|stat| fs::read_to_string(format!("/proc/{}/comm", stat.parent)).ok());
+    // The kernel truncates process names.
+    name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
+}
+
+fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
+    let mut byte = [0];
+    loop {
+        match pipe.read(&mut byte) {
+            Ok(1..) => {
+                let signal = ASKING.iter().find(|signal| **signal as i32 == i32::from(byte[0]));
+                if let Some(signal) = signal {
+                    // The receiver is gone once the satellite is ending.
+                    let _ = ask.send(*signal);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => break,
+        }
+    }
+    tracing::error!("the reaper was killed: ending every server at once");
+    if let Some(act) = LAST_ACT.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        act();
+    }
+    std::process::exit(1);
+}
+
+/// Forwards signals and waits for the satellite until it has ended; then ends the processes that it left.
+fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &SignalFd) -> ExitCode {
+    // Dropped after the exit code was read.
+    let mut last_word = Some(last_word);
+    // Exit code of the satellite, and the deadline for its exit.
+    let mut done: Option<(u8, Instant)> = None;
+    let (code, stuck) = 'watching: loop {
+        if let Some((code, until)) = done
+            && Instant::now() >= until
+        {
+            break (code, Some(satellite));
+        }
+        let timeout = done.map_or(PollTimeout::NONE, |(_, until)| {
+            let left = until.saturating_duration_since(Instant::now()) + PAUSE;
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let mut awaited = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        awaited.extend(last_word.as_ref().map(|last_word| PollFd::new(last_word.as_fd(), PollFlags::POLLIN)));
+        // An error means that the poll was interrupted; both descriptors are read anyway.
+        let _ = poll(&mut awaited, timeout);
+        let has_last_word = awaited.get(1).is_some_and(|awaited| awaited.any() == Some(true));
+        while let Ok(Some(about)) = signals.read_signal() {
+            match i32::try_from(about.ssi_signo).ok().and_then(|signal| Signal::try_from(signal).ok()) {
+                Some(Signal::SIGCHLD) => {
+                    if let Some(code) = reap(satellite) {
+                        break 'watching (code, None);
+                    }
+                }
+                // A satellite that has just ended is reaped next.
+                Some(signal) if ASKING.contains(&signal) => {
+                    let _ = pipe.write_all(&[signal as u8]);
+                }
+                // The process is not reaped yet, so its id is not reused.
+                Some(signal) => drop(kill(satellite, signal)),
+                None => {}
+            }
+        }
+        if has_last_word && let Some(mut last_word) = last_word.take() {
+            let mut code = [0];
+            // Without an exit code the satellite has crashed and is reaped next.
+            if last_word.read_exact(&mut code).is_ok() {
+                done = Some((code[0], Instant::now() + WAIT_MAX));
+            }
+        }
+    };
+    let ended = end_orphans(&LeftoverCgroups::satellite(satellite.as_raw().unsigned_abs()), stuck);
+    if let Some(signal) = code.checked_sub(SIGNAL_BASE).and_then(|signal| Signal::try_from(i32::from(signal)).ok()) {
+        let _ = writeln!(
+            io::stderr(),
+            "satellite: the satellite was ended by {signal}; its reaper ended {ended} processes that it left"
+        );
+    }
+    ExitCode::from(code)
+}
+
+/// Reaps all processes that have ended. Returns the satellite's exit code if it is among them.
+fn reap(satellite: Pid) -> Option<u8> {
+    let mut code = None;
+    loop {
+        let status = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) | Err(_) => return code,
+            Ok(status) => status,
+        };
+        if status.pid() == Some(satellite) {
+            code = match status {
+                WaitStatus::Exited(_, code) => Some(u8::try_from(code).unwrap_or(u8::MAX)),
+                WaitStatus::Signaled(_, signal, _) => Some(SIGNAL_BASE + signal as u8),
+                _ => code,
+            };
+        }
+    }
+}
+
+/// Kills the adopted processes until none is left and returns their number. Each one is an unreaped child of the
+/// reaper, so its process id is not reused. A satellite that is `stuck` in the kernel is not waited for.
+fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
+    let until = Instant::now() + PATIENCE;
+    let mut ended = 0;
+    loop {
+        // Killing the whole cgroup at once catches a process that forks faster than it can be found.
+        let cgroups_are_empty = cgroups.end();
+        for child in children() {
+            let _ = kill(child, Signal::SIGKILL);
+        }
+        let childless = loop {
+            match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
+                // The children of a reaped process are now children of the reaper.
+                Ok(WaitStatus::StillAlive) => break false,
+                Ok(_) => ended += 1,
+                Err(_) => break true,
+            }
+        };
+        let childless = childless || children().iter().all(|child| Some(*child) == stuck);
+        if childless && cgroups_are_empty {
+            return ended;
+        }
+        if Instant::now() >= until {
+            let left: Vec<String> = children().iter().map(Pid::to_string).collect();
+            let _ = writeln!(io::stderr(), "satellite: these processes do not die: {}", left.join(", "));
+            return ended;
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+fn children() -> Vec<Pid> {
+    let own = getpid().as_raw().unsigned_abs();
+    let pids = children_of(own).unwrap_or_else(|_| {
+        // Kernels without `/proc/PID/task/TID/children`.
+        let Ok(census) = ProcessCensus::take() else { return Vec::new() };
+        census.all().filter(|stat| stat.parent == own).map(|stat| stat.pid).collect()
+    });
+    pids.into_iter().map(|pid| Pid::from_raw(pid.cast_signed())).collect()
+}

@@ -1,0 +1,171 @@
+//! Connector for servers that are child processes: MCP over stdin and stdout, with stderr for logs.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
+use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
+
+use super::isolation::{Isolation, LaunchFactory, OperatingMode, PreparedLaunch, SandboxFinding, UidRange};
+use super::process::{CgroupMode, ProcessLauncher, ReclaimedProcesses, TreeUsage};
+use mcp_satellite_files::data_dir::DataDir;
+
+/// Connector that starts servers as child processes, each with its process tree, in a sandbox if so configured.
+///
+/// Clones share a few threads, one of which forks and one reaps. The threads end when the connector and all processes
+/// that it started are gone, and do not keep the process from exiting.
+#[derive(Clone)]
+pub struct StdioConnector {
+    processes: ProcessLauncher,
+    launchers: Arc<LaunchFactory>,
+    withheld: Arc<RwLock<BTreeSet<String>>>,
+}
+
+/// Options of a [`StdioConnector`].
+#[derive(Debug, Clone, Default)]
+pub struct StdioOptions {
+    /// Environment variables that contain secrets of the host: no server inherits them.
+    pub withheld: Vec<String>,
+    /// Directory of the ledger and of the homes of sandboxed servers. The caller ensures exclusive use. Without a data
+    /// directory there is no ledger, and no server can be started in a sandbox.
+    pub data_dir: Option<DataDir>,
+    /// Sandbox of servers.
+    pub isolation: Isolation,
+    /// Development or production mode, see [`OperatingMode`].
+    pub strictness: OperatingMode,
+    /// Use of cgroups, one for each run.
+    pub cgroups: CgroupMode,
+    /// User ids from which each team gets one for its servers without a sandbox. Needs root and a data directory. The
+    /// homes of these users are in `DATA_DIR.homes` beside the data directory.
+    pub uid_range: Option<UidRange>,
+}
+
+impl StdioConnector {
+    /// Creates a connector without sandbox. Servers inherit the environment except the denied names and `withheld`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a thread cannot be created or `/proc` cannot be read.
+    pub fn new(withheld: Vec<String>) -> io::Result<Self> {
+        Self::with(StdioOptions { withheld, ..StdioOptions::default() })
+    }
+
+    /// Creates a connector with these options.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`StdioConnector::new`] does, and if the data directory cannot be written, or cgroups are required and
+    /// not available.
+    pub fn with(options: StdioOptions) -> io::Result<Self> {
+        let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range } = options;
+        let launchers = LaunchFactory::new(isolation, strictness, data_dir.clone(), uid_range)?;
+        Ok(Self {
+            processes: ProcessLauncher::start(cgroups, data_dir.as_ref())?,
+            launchers: Arc::new(launchers),
+            withheld: Arc::new(RwLock::new(withheld.into_iter().collect())),
+        })
+    }
+
+    /// Ends the processes that a killed connector left on the same data directory, and waits until they are gone.
+    /// Returns `None` if there were none. Call it before a new connector is created, with the lock of the directory
+    /// held.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ledger or `/proc` cannot be read.
+    pub fn reclaim(data_dir: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
+        ProcessLauncher::reclaim(data_dir)
+    }
+
+    /// Replaces the names of withheld variables, including those of [`StdioOptions::withheld`]. Applies to servers
+    /// started from now on.
+    pub fn withhold(&self, names: impl IntoIterator<Item = String>) {
+        *self.withheld.write().unwrap_or_else(PoisonError::into_inner) = names.into_iter().collect();
+    }
+
+    /// Returns the resource usage of each server's process tree, by process id of the server. Reads `/proc` once, so it
+    /// blocks for some milliseconds.
+    pub fn usage(&self) -> HashMap<u32, TreeUsage> {
+        self.processes.usage()
+    }
+
+    /// Returns the process ids of the servers whose ledger rows could not be written yet: if the satellite and its
+    /// reaper are killed, the next satellite cannot find these servers.
+    pub fn unrecorded(&self) -> HashSet<u32> {
+        self.processes.unrecorded()
+    }
+
+    /// Returns the instances that have a home in the data directory. Reads a directory, so it blocks.
+    pub fn homes(&self) -> Vec<InstanceId> {
+        self.launchers.homes()
+    }
+
+    /// Sets the home of an instance aside, so that a new instance with the same id gets an empty one. The content
+    /// remains until [`Self::erase_set_aside`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the home cannot be renamed.
+    pub fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
+        self.launchers.set_aside(id)
+    }
+
+    /// Erases the homes that were set aside. Blocks for as long as the file system takes.
+    pub fn erase_set_aside(&self) {
+        self.launchers.erase_set_aside();
+    }
+
+    /// Returns which sandboxes work on this machine, and why others do not. The first call makes a trial run of each.
+    pub async fn sandboxes(&self) -> Vec<SandboxFinding> {
+        self.launchers.findings(&self.processes).await
+    }
+
+    /// Describes the means that hold the process trees of servers, for people.
+    pub fn held_by(&self) -> String {
+        self.processes.held_by()
+    }
+
+    /// Kills all servers without grace, and waits until they are gone, at most for `patience`. No server can be started
+    /// afterwards. For a host that must end at once.
+    pub fn end_all(&self, patience: Duration) {
+        self.processes.end_all(patience);
+    }
+}
+
+impl Connector for StdioConnector {
+    fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
+        let Self { processes, launchers, withheld } = self.clone();
+        Box::pin(async move {
+            // A secret in the name of a command or directory is a mistake, but must still be masked.
+            let failed = |reason: String, is_machine_fault: bool| {
+                let command = match &spec.target {
+                    ServerTarget::Stdio { command, .. } => command,
+                    ServerTarget::Remote { .. } => return OpenError::Server(reason),
+                };
+                let reason = spec.mask.apply(&format!("cannot start `{command}`: {reason}"));
+                if is_machine_fault { OpenError::Machine(reason) } else { OpenError::Server(reason) }
+            };
+            let withheld: Vec<String> =
+                withheld.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+            let preparing = launchers.prepare(Arc::clone(&spec), withheld, &processes);
+            let PreparedLaunch { launch, identity } =
+                preparing.await.map_err(|error| failed(error.reason, error.is_machine_fault))?;
+            processes.launch(launch, identity).await.map_err(|error| match &spec.target {
+                ServerTarget::Stdio { command, .. } if error.is_missing() && !command.contains('/') => {
+                    OpenError::Server(spec.mask.apply(&format!("executable \"{command}\" not found in PATH")))
+                }
+                ServerTarget::Stdio { .. } | ServerTarget::Remote { .. } => {
+                    failed(error.to_string(), error.is_machine_fault())
+                }
+            })
+        })
+    }
+
+    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
+        Box::new(UnsupportedLine::default())
+    }
+}
