@@ -34,8 +34,6 @@ mod memories;
 #[cfg(feature = "cli")]
 mod oauth;
 #[cfg(feature = "cli")]
-mod printable;
-#[cfg(feature = "cli")]
 pub mod remedy;
 #[cfg(feature = "cli")]
 mod satellite;

@@ -14,10 +14,8 @@
 
 pub mod audience;
 mod batcher;
-pub mod byte_budget;
 mod calls;
 mod logs;
-pub mod model;
 mod registry;
 mod remote_worker;
 mod root;
@@ -26,14 +24,24 @@ pub mod rules;
 pub mod runtime;
 pub mod seam;
 mod session;
+/// The published state of all instances.
+pub mod snapshot;
 mod stdio_worker;
 mod tasks;
 mod team;
 mod wire;
 mod worker;
 
+pub use mcp_satellite_model::byte_budget;
 pub use batcher::{EventSender, WallClock};
 pub use calls::{CallPort, CallerRequest, ClientFacts, ClientRelay, InstanceCounters, KeepAwakeGuard, is_repeatable};
 pub use root::{EarlierState, InstallOutcome, RuntimePart, ShutdownReport};
 pub use runtime::{RuntimeHandle, RuntimeOptions, start, start_linked};
 pub use team::{ControlError, InstanceCommand, ReconnectOutcome, UninstallOutcome};
+
+/// Plain data: ids, specifications, policies, statuses, exits, events, secrets, and the published snapshot.
+pub mod model {
+    pub use mcp_satellite_model::*;
+
+    pub use crate::snapshot;
+}

@@ -237,7 +237,7 @@ struct CommandFailure {
 impl CommandFailure {
     fn new(code: u8, message: impl Into<String>) -> Self {
         let message: String = message.into();
-        Self { code, message: crate::printable::lines(&message) }
+        Self { code, message: mcp_satellite_actors::model::printable::lines(&message) }
     }
 
     fn styled(code: u8, message: String) -> Self {

@@ -1,10 +1,10 @@
 //! Output of the command line. Text from servers, clients and files is made printable, so that it never controls the
-//! terminal; see [`printable`](crate::printable).
+//! terminal; see [`printable`](mcp_satellite_actors::model::printable).
 
 use std::io::Write;
 
 use super::{CommandFailure, DONE, FAILED};
-use crate::printable;
+use mcp_satellite_actors::model::printable;
 
 pub(super) fn say(text: &str) {
     say_styled(&printable::lines(text));

@@ -84,7 +84,7 @@ impl StatusCommand {
                 (false, true) => say(&about(&reply, self.verbose)),
                 (false, false) => {
                     let servers = servers(&reply.instances, window().map(|(width, _)| width), Timestamp::now());
-                    let about = crate::printable::lines(&about(&reply, self.verbose));
+                    let about = mcp_satellite_actors::model::printable::lines(&about(&reply, self.verbose));
                     say_styled(&format!("{}\n\n{about}", servers.join("\n")));
                 }
             }
@@ -115,7 +115,7 @@ impl StatusCommand {
         loop {
             let reply: StatusReply = client.get("/v1/status", filter).await?;
             let (width, height) = window().unwrap_or((80, 24));
-            let about = crate::printable::lines(&about(&reply, self.verbose));
+            let about = mcp_satellite_actors::model::printable::lines(&about(&reply, self.verbose));
             let about: Vec<String> = about.lines().flat_map(|line| wrapped(line, width)).collect();
             let servers =
                 if self.satellite { Vec::new() } else { servers(&reply.instances, Some(width), Timestamp::now()) };

@@ -11,7 +11,7 @@ use miette::{
 use serde::Serialize;
 use toml_span::Span;
 
-use crate::printable;
+use mcp_satellite_actors::model::printable;
 
 #[derive(Debug, Default)]
 pub(crate) struct ConfigFindings {

@@ -415,7 +415,7 @@ mod tests {
         assert!(in_place.into_iter().all(goes_on));
         let seen_by_the_process: [fn(&mut InstanceConfig); 6] = [
             |config| policy(config).isolation.network = false,
-            |config| policy(config).session.protocol = Some(crate::model::era::Era::Stateless),
+            |config| policy(config).session.protocol = Some(crate::era::Era::Stateless),
             |config| config.user_layer.args = vec!["more".into()],
             |config| drop(config.user_layer.env.insert("KEY".to_owned(), ConfigValue::plain("v"))),
             |config| config.target = ServerTarget::Stdio { command: "npx".to_owned(), cwd: Some("/".to_owned()) },

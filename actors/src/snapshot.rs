@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 
-use super::catalogue::{Catalogue, Revisions};
-use super::event::EventSubject;
-use super::exit::RuntimeEnd;
-use super::ids::{InstallationId, InstanceId, TeamId, UserId};
-use super::remedy::Remedy;
-use super::remote::{ConnectionState, ServerHealth, ServerInfo};
-use super::spec::InstanceSpec;
-use super::status::Status;
+use crate::model::catalogue::{Catalogue, Revisions};
+use crate::model::event::EventSubject;
+use crate::model::exit::RuntimeEnd;
+use crate::model::ids::{InstallationId, InstanceId, TeamId, UserId};
+use crate::model::remedy::Remedy;
+use crate::model::remote::{ConnectionState, ServerHealth, ServerInfo};
+use crate::model::spec::InstanceSpec;
+use crate::model::status::Status;
 use crate::calls::{CallPort, InstanceCounters};
 use crate::rules::restart::ExitHistory;
 use crate::rules::slot::RequestedState;

@@ -11,19 +11,19 @@ fn controls(letter: char) -> bool {
 }
 
 /// Returns one line of text with all such characters except tabs replaced.
-pub(crate) fn line(text: &str) -> String {
+pub fn line(text: &str) -> String {
     text.chars().map(|letter| if controls(letter) && letter != '\t' { '\u{fffd}' } else { letter }).collect()
 }
 
 /// Returns text of several lines with all such characters except tabs and line ends replaced.
-pub(crate) fn lines(text: &str) -> String {
+pub fn lines(text: &str) -> String {
     let shown = |letter: char| if controls(letter) && !"\t\n".contains(letter) { '\u{fffd}' } else { letter };
     text.chars().map(shown).collect()
 }
 
 /// Returns the same JSON value with these characters escaped. Outside strings only spaces, tabs and line ends can occur
 /// among them.
-pub(crate) fn json(text: &str) -> String {
+pub fn json(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -40,7 +40,7 @@ pub(crate) fn json(text: &str) -> String {
 }
 
 /// Replaces each of these characters by as many question marks as it has bytes, so that positions do not change.
-pub(crate) fn in_place(text: &str) -> String {
+pub fn in_place(text: &str) -> String {
     let shown = |letter: char| {
         let hides = controls(letter) && !"\t\n\r".contains(letter);
         if hides { "?".repeat(letter.len_utf8()) } else { letter.to_string() }

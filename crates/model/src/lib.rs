@@ -1,5 +1,6 @@
 //! Plain data types of the runtime. Nothing here reads a clock, starts a process or opens a connection.
 
+pub mod byte_budget;
 pub mod catalogue;
 pub mod era;
 pub mod event;
@@ -8,9 +9,9 @@ pub mod failure;
 pub mod ids;
 pub mod memo;
 pub mod policy;
+pub mod printable;
 pub mod remedy;
 pub mod remote;
 pub mod secret;
-pub mod snapshot;
 pub mod spec;
 pub mod status;

@@ -34,7 +34,8 @@ pub struct Catalogue {
 pub struct ListMemory([Option<Arc<ByteShare>>; 4]);
 
 impl ListMemory {
-    pub(crate) fn count(&mut self, list: ListKind, share: ByteShare) {
+    /// Keeps the memory of a list counted for as long as the catalogue exists.
+    pub fn count(&mut self, list: ListKind, share: ByteShare) {
         self.0[list as usize] = Some(Arc::new(share));
     }
 }
@@ -64,7 +65,8 @@ pub enum ListKind {
 }
 
 impl ListKind {
-    pub(crate) fn method(self) -> &'static str {
+    /// Returns the protocol's method that lists the entries.
+    pub fn method(self) -> &'static str {
         match self {
             Self::Tools => "tools/list",
             Self::Resources => "resources/list",
@@ -74,7 +76,7 @@ impl ListKind {
     }
 
     /// Returns the field of the result that contains the list, and the field that identifies an entry.
-    pub(crate) fn fields(self) -> (&'static str, &'static str) {
+    pub fn fields(self) -> (&'static str, &'static str) {
         match self {
             Self::Tools => ("tools", "name"),
             Self::Resources => ("resources", "uri"),

@@ -27,7 +27,7 @@ pub struct WorkerExit {
     /// Limit that ended the process, if any.
     pub limit: Option<ExceededLimit>,
     /// Last line of stderr, or of non-JSON output on stdout if stderr was empty. See
-    /// [`output::excerpt`](crate::rules::output::excerpt).
+    /// [`output::excerpt`](mcp_satellite_actors::rules::output::excerpt).
     pub last_line: Option<String>,
 }
 
