@@ -14,13 +14,13 @@ use mcp_satellite_actors::model::secret::Secret;
 use crate::config::{EndpointAuth, GatewayPlan, LISTEN, ListenSetting};
 use crate::console::api::EndpointStatus;
 use crate::data_dir::DataDir;
-use mcp_satellite_files::disk::in_time;
 use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
 use crate::gateway::behind::EndpointDispatcher;
 use crate::gateway::clients::ClientStatus;
 use crate::gateway::room::GatewayAudience;
 use crate::gateway::sessions::Sessions;
 use crate::gateway::{self, Gateway, GatewaySettings, face};
+use mcp_satellite_files::disk::in_time;
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve the MCP endpoint at {address}: {why}; {hint}")]

@@ -17,10 +17,10 @@ use tokio::sync::Notify;
 
 use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
-use mcp_satellite_files::disk::in_time;
 use crate::oauth::Grants;
 use crate::satellite::ActiveConfiguration;
 use crate::values::UserValues;
+use mcp_satellite_files::disk::in_time;
 
 const FILE: &str = "to-erase.json";
 const VERSION: u32 = 1;

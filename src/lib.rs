@@ -9,7 +9,7 @@ mod catalogue_cache;
 #[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "cli")]
-pub mod config;
+pub use mcp_satellite_config as config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;

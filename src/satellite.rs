@@ -53,20 +53,20 @@ use crate::console::find::TeamMembers;
 use crate::console::server::{self, ConsoleState};
 use crate::data_dir::{DataDir, OpenMode};
 use crate::delivery::Delivery;
-use mcp_satellite_files::disk::{WAIT_MAX, in_time};
 use crate::endpoint::{EndpointError, SatelliteEndpoint};
 use crate::erasures::DataEraser;
 use crate::identity;
 use crate::journal::{Journal, JournalLimits, JournalSink};
 use crate::known_dirs::DataDirLocation;
 use crate::memories::MemoStore;
-use mcp_satellite_process::memory_limit;
 use crate::oauth::{Grants, TokenListener};
-use mcp_satellite_process::reaper::ReaperLink;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
 use crate::values::{RequiringInstances, UserValues, ValueConfigurer};
+use mcp_satellite_files::disk::{WAIT_MAX, in_time};
+use mcp_satellite_process::memory_limit;
+use mcp_satellite_process::reaper::ReaperLink;
 
 /// Upper limit for the time to finish responses on the control socket at shutdown, and to end leftover processes.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);

@@ -20,8 +20,8 @@ use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{RequiredValue, RequiredValueSource};
 use crate::data_dir::DataDir;
-use mcp_satellite_files::disk::{DiskSaver, NotSaved};
 use crate::satellite::{ActiveConfiguration, ConfigHash};
+use mcp_satellite_files::disk::{DiskSaver, NotSaved};
 
 const FILE: &str = "values.json";
 const VERSION: u32 = 1;

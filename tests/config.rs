@@ -1232,7 +1232,8 @@ mod backend {
     }
 
     fn document(text: &serde_json::Value) -> BackendDocument {
-        BackendDocument::of(&serde_json::from_value::<wire::SatelliteConfig>(text.clone()).unwrap()).unwrap()
+        let sent = serde_json::from_value::<wire::SatelliteConfig>(text.clone()).unwrap();
+        BackendDocument::new(sent.hash.clone(), &sent.servers, &sent.teams).unwrap()
     }
 
     #[test]

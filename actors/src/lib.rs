@@ -32,9 +32,9 @@ mod team;
 mod wire;
 mod worker;
 
-pub use mcp_satellite_model::byte_budget;
 pub use batcher::{EventSender, WallClock};
 pub use calls::{CallPort, CallerRequest, ClientFacts, ClientRelay, InstanceCounters, KeepAwakeGuard, is_repeatable};
+pub use mcp_satellite_model::byte_budget;
 pub use root::{EarlierState, InstallOutcome, RuntimePart, ShutdownReport};
 pub use runtime::{RuntimeHandle, RuntimeOptions, start, start_linked};
 pub use team::{ControlError, InstanceCommand, ReconnectOutcome, UninstallOutcome};

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 
+use crate::calls::{CallPort, InstanceCounters};
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::event::EventSubject;
 use crate::model::exit::RuntimeEnd;
@@ -14,7 +15,6 @@ use crate::model::remedy::Remedy;
 use crate::model::remote::{ConnectionState, ServerHealth, ServerInfo};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
-use crate::calls::{CallPort, InstanceCounters};
 use crate::rules::restart::ExitHistory;
 use crate::rules::slot::RequestedState;
 

@@ -31,8 +31,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::console::api::ConsoleFilter;
 use crate::console::client::{ClientError, ConsoleClient};
-use mcp_satellite_process::huge_pages;
 use crate::known_dirs::{self, DataDirLocation};
+use mcp_satellite_process::huge_pages;
 use mcp_satellite_process::reaper::{self, ReaperLink};
 use print::{complain, complain_styled, printable, say, say_json, say_styled, tell, to_json};
 

@@ -19,9 +19,9 @@ use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, tel
 use crate::config::{Plan, SinkPlan, listen_address};
 use crate::connect::process::signals::are_ignored;
 use crate::known_dirs::DataDirLocation;
-use mcp_satellite_process::reaper::ReaperLink;
 use crate::satellite::{AcceptedReload, RejectedReload, ReloadRequest, RunningSatellite, StartError};
 use crate::watch::{ConfigTexts, ConfigWatch};
+use mcp_satellite_process::reaper::ReaperLink;
 
 /// Default log filter. ractor and rmcp log much that does not matter to an operator, and rmcp logs payloads.
 const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";

@@ -60,7 +60,6 @@ use connections::{ConnectionLimits, Connections};
 use face::{EndpointHandler, EndpointId};
 use front::HttpFront;
 use guard::OriginGuard;
-pub(crate) use listen::CertificateError;
 use listen::{EndpointListener, ListenerTerms, TlsIdentity};
 use session::SessionEnd;
 use sessions::Sessions;
@@ -177,10 +176,6 @@ impl Drop for Gateway {
         // Each parked call holds an `Arc` of the front that contains it; this breaks the cycle.
         self.front.parked.clear();
     }
-}
-
-pub(crate) fn check(tls: &TlsFiles) -> Result<(), CertificateError> {
-    listen::check(&tls.cert, &tls.key)
 }
 
 /// Binds the address, so that a conflict is known before anything else starts.

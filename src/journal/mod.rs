@@ -33,7 +33,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -57,34 +56,7 @@ pub(crate) use store::Memos;
 const DIRECTORY: &str = "journal";
 const DATABASE: &str = "journal.db";
 
-/// Retention limits of the journal. Data is removed as soon as one of them is reached.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JournalLimits {
-    /// Maximum age of events. Events that are still to be delivered are kept longer.
-    pub events_age_max: Duration,
-    /// Maximum size of the database in bytes. Beyond it the oldest events are removed, even if they are still to be
-    /// delivered.
-    pub size_max: u64,
-    /// Maximum number of log lines per instance.
-    pub server_logs_max: usize,
-    /// Maximum number of stored calls per instance.
-    pub request_logs_max: usize,
-    /// Maximum age of log lines and calls.
-    pub logs_age_max: Duration,
-}
-
-impl Default for JournalLimits {
-    fn default() -> Self {
-        const DAY: Duration = Duration::from_secs(24 * 3600);
-        Self {
-            events_age_max: 30 * DAY,
-            size_max: 512 << 20,
-            server_logs_max: 100,
-            request_logs_max: 100,
-            logs_age_max: 30 * DAY,
-        }
-    }
-}
+pub use mcp_satellite_actors::model::settings::JournalLimits;
 
 /// Storage of events: on disk, or in memory while the disk does not accept them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -35,7 +35,9 @@ impl Document {
                         heading.push_str(&text);
                     }
                 }
-                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => links.push(dest_url.to_string()),
+                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                    links.push(dest_url.to_string())
+                }
                 _ => {}
             }
         }
@@ -123,7 +125,8 @@ fn configuration_keys() -> BTreeSet<String> {
         let code = text.split("#[cfg(test)]").next().unwrap();
         for (before, after) in code.match_indices("(\"").map(|(at, _)| code.split_at(at)) {
             let method = before.rsplit(|letter: char| !letter.is_alphanumeric() && letter != '_').next().unwrap();
-            let on_fields = before.ends_with(&format!("fields.{method}")) || before.ends_with(&format!("table.{method}"));
+            let on_fields =
+                before.ends_with(&format!("fields.{method}")) || before.ends_with(&format!("table.{method}"));
             let key = after[2..].split('"').next().unwrap();
             if on_fields && method != "has" {
                 keys.insert(key.to_owned());

@@ -24,7 +24,9 @@ fn lines() -> Vec<(String, String)> {
 fn declared(line: &str) -> Option<(bool, &str)> {
     let line = line.trim_start();
     let (is_public, line) = match line.strip_prefix("pub") {
-        Some(rest) => (true, rest.strip_prefix('(').and_then(|rest| rest.split_once(") ")).map_or(rest, |(_, rest)| rest)),
+        Some(rest) => {
+            (true, rest.strip_prefix('(').and_then(|rest| rest.split_once(") ")).map_or(rest, |(_, rest)| rest))
+        }
         None => (false, line),
     };
     let (keyword, rest) = line.trim_start().split_once(' ')?;

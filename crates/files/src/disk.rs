@@ -49,10 +49,7 @@ struct SaverProgress {
 
 impl DiskSaver {
     /// Starts the thread. `what` names the saved data in the log.
-    pub fn start(
-        what: &'static str,
-        mut save: impl FnMut() -> io::Result<()> + Send + 'static,
-    ) -> io::Result<Self> {
+    pub fn start(what: &'static str, mut save: impl FnMut() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(SaverShared::default());
         let saver = Self(Arc::clone(&shared));
         thread::Builder::new().name("satellite-saver".into()).spawn(move || {

@@ -6,3 +6,4 @@
 pub mod client;
 #[cfg(feature = "server")]
 pub mod server;
+pub mod tls;

@@ -13,5 +13,6 @@ pub mod printable;
 pub mod remedy;
 pub mod remote;
 pub mod secret;
+pub mod settings;
 pub mod spec;
 pub mod status;

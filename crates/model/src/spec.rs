@@ -9,6 +9,50 @@ use super::ids::{InstallationId, InstanceId, Slug, TeamId, UserId};
 use super::policy::Policy;
 use super::secret::{Secret, SecretMask};
 
+/// Variables that are never passed on, whatever the configuration contains: each makes a program load or run foreign
+/// code.
+pub const DENIED_VARIABLES: [&str; 12] = [
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "LD_AUDIT",
+    "LD_DEBUG",
+    "LD_PROFILE",
+    "NODE_OPTIONS",
+    "NODE_PATH",
+    "PYTHONSTARTUP",
+    "PYTHONPATH",
+    "BASH_ENV",
+    "ENV",
+    "SHELL",
+];
+
+// Headers that the protocol or the connection sets.
+const RESERVED_HEADERS: [&str; 18] = [
+    "accept",
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "keep-alive",
+    "last-event-id",
+    "mcp-method",
+    "mcp-name",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Returns true if a configured header of this name is left out of an instance's requests.
+pub fn is_reserved_header(header: &str) -> bool {
+    RESERVED_HEADERS.iter().any(|reserved| reserved.eq_ignore_ascii_case(header))
+}
+
 /// A configured value of an environment variable, header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigValue {

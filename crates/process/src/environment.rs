@@ -5,22 +5,7 @@ use std::ffi::OsString;
 
 use mcp_satellite_actors::model::secret::Secret;
 
-/// Variables that are never passed on, whatever the configuration contains: each makes a program load or run foreign
-/// code.
-pub const DENIED: [&str; 12] = [
-    "LD_PRELOAD",
-    "LD_LIBRARY_PATH",
-    "LD_AUDIT",
-    "LD_DEBUG",
-    "LD_PROFILE",
-    "NODE_OPTIONS",
-    "NODE_PATH",
-    "PYTHONSTARTUP",
-    "PYTHONPATH",
-    "BASH_ENV",
-    "ENV",
-    "SHELL",
-];
+pub use mcp_satellite_actors::model::spec::DENIED_VARIABLES as DENIED;
 
 /// Error: a configured variable name is empty or contains `=`. The message does not contain the name: `NAME=value` in
 /// place of a name is the likely mistake, and the value may be a secret. Such a name is rejected because `LD_PRELOAD=`

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::{Secret, SecretMask};
-use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget, is_reserved_header};
 use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Url};
 
@@ -21,33 +21,6 @@ pub(super) const TEXT: &str = "text/plain";
 pub(super) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 pub(super) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-
-// Headers of the protocol or of the connection, which an instance cannot set.
-const RESERVED: [&str; 18] = [
-    "accept",
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "content-type",
-    "expect",
-    "host",
-    "keep-alive",
-    "last-event-id",
-    "mcp-method",
-    "mcp-name",
-    "mcp-protocol-version",
-    "mcp-session-id",
-    "proxy-authorization",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
-
-/// Returns true if a configured header of this name is left out of an instance's requests.
-pub fn is_reserved(header: &str) -> bool {
-    RESERVED.iter().any(|reserved| reserved.eq_ignore_ascii_case(header))
-}
 
 /// Addresses of a server and credentials for it, from one spec. New credentials make a new `Access`.
 pub(super) struct ServerAccess {
@@ -90,7 +63,7 @@ impl ServerAccess {
         let url = parse("its url", url)?;
         let health_url = health_url.as_deref().map(|url| parse("its health_url", url)).transpose()?;
         let mut headers = HeaderMap::new();
-        for (name, value) in spec.headers.iter().filter(|(name, _)| !is_reserved(name)) {
+        for (name, value) in spec.headers.iter().filter(|(name, _)| !is_reserved_header(name)) {
             let shown = name.escape_debug();
             let name = HeaderName::from_bytes(name.as_bytes())
                 .map_err(|_| bad(format!("`{shown}` is no name for a header")))?;

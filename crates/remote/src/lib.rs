@@ -29,10 +29,10 @@ use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
 
-pub use self::access::is_reserved;
 pub use self::clients::HttpClients;
 use self::line::RemoteLine;
 pub use self::tokens::{NoTokens, TokenHolder, TokenRefusal, TokenSource};
+pub use mcp_satellite_actors::model::spec::is_reserved_header as is_reserved;
 
 /// Connector for servers over HTTP and HTTPS.
 ///

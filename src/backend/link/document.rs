@@ -177,7 +177,9 @@ async fn take_on(
         return unchanged(taken);
     }
     let hash = config.hash.clone();
-    let read = tokio::task::spawn_blocking(move || (BackendDocument::of(&config), config));
+    let read = tokio::task::spawn_blocking(move || {
+        (BackendDocument::new(config.hash.clone(), &config.servers, &config.teams), config)
+    });
     let (document, config) = read.await.map_err(|error| ConfigFetchError::Invalid(error.to_string()))?;
     let document = document.map_err(|error| ConfigFetchError::Invalid(error.to_string()))?;
     let specs = fleet.take_on(document, started, expected).await;
@@ -260,7 +262,9 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
         tracing::warn!(of, "the configuration in the data directory is of another backend and is not used");
         return None;
     }
-    BackendDocument::of(&config).map_err(|error| unusable(error.to_string())).ok()
+    BackendDocument::new(config.hash.clone(), &config.servers, &config.teams)
+        .map_err(|error| unusable(error.to_string()))
+        .ok()
 }
 
 #[cfg(test)]

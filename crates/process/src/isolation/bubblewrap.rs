@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::jail::{MountKind, SandboxSpec, SandboxUser};
 use super::{SandboxCommand, SandboxLauncher};
-use crate::process::SERVER_ID;
+use mcp_satellite_actors::model::settings::SANDBOX_USER;
 
 const OWN_WORDS: [&str; 2] = ["bwrap: ", "setpriv: "];
 
@@ -57,7 +57,7 @@ impl SandboxLauncher for Bubblewrap {
             say(&[&how, &mount.source, &mount.target]);
         }
         say(&[&"--remount-ro", &"/", &"--chdir", &jail.directory]);
-        let id = SERVER_ID.to_string();
+        let id = SANDBOX_USER.to_string();
         let mut after: Vec<OsString> = vec!["--".into()];
         match jail.identity {
             // bubblewrap runs as root of its namespace; `setpriv` drops all capabilities before the server starts.

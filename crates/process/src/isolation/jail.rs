@@ -64,9 +64,9 @@ pub(super) enum MountKind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SandboxUser {
-    /// User [`crate::process::SERVER_ID`] inside and outside: the satellite is root.
+    /// User `SANDBOX_USER` inside and outside: the satellite is root.
     Outside,
-    /// `SERVER_ID` inside the user namespace; outside the user of the satellite.
+    /// `SANDBOX_USER` inside the user namespace; outside the user of the satellite.
     Inside { user: u32, group: u32 },
 }
 

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::IsolationPolicy;
 use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::settings::SANDBOX_USER;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 use mcp_satellite_actors::seam::ProcessLink;
 use nix::errno::Errno;
@@ -27,12 +28,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use self::bubblewrap::Bubblewrap;
 use self::jail::{HOME, SandboxMount, SandboxSpec, SandboxUser};
 use self::nsjail::Nsjail;
-pub use self::uids::UidRange;
 use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandboxed};
 use super::process::{
-    CgroupControllers, CgroupLimits, Confinement, LaunchSpec, ProcessLauncher, ResourceLimits, SERVER_ID,
-    is_machine_fault,
+    CgroupControllers, CgroupLimits, Confinement, LaunchSpec, ProcessLauncher, ResourceLimits, is_machine_fault,
 };
 use mcp_satellite_files::data_dir::DataDir;
 
@@ -45,29 +44,7 @@ const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
 // Time after which failed trials are repeated, if no sandbox works.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 
-/// Configured sandbox.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Isolation {
-    /// In development no sandbox, in production the best one that works.
-    #[default]
-    Auto,
-    /// No sandbox.
-    None,
-    /// The tool nsjail.
-    Nsjail,
-    /// The tool bubblewrap.
-    Bubblewrap,
-}
-
-/// Mode of operation: the meaning of [`Isolation::Auto`], and the resolution of commands.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OperatingMode {
-    /// With `auto`, servers run without a sandbox.
-    #[default]
-    Development,
-    /// With `auto`, servers run in a sandbox or not at all. Each command is resolved to a path once.
-    Production,
-}
+pub use mcp_satellite_actors::model::settings::{Isolation, OperatingMode, UidRange};
 
 trait SandboxLauncher: Send + Sync {
     fn name(&self) -> &'static str;
@@ -332,10 +309,10 @@ impl LaunchFactory {
         let descriptor = homes.foreign_directory(instance).map_err(failed)?;
         let about = fs::File::from(descriptor.try_clone().map_err(failed)?).metadata().map_err(failed)?;
         // After a restart the home exists with the right owner: another `fchown` would block on a disk that hangs.
-        if identity() != SandboxUser::Outside || (about.uid(), about.gid()) == (SERVER_ID, SERVER_ID) {
+        if identity() != SandboxUser::Outside || (about.uid(), about.gid()) == (SANDBOX_USER, SANDBOX_USER) {
             return Ok(home);
         }
-        fchown(&descriptor, Some(SERVER_ID), Some(SERVER_ID)).map_err(failed)?;
+        fchown(&descriptor, Some(SANDBOX_USER), Some(SANDBOX_USER)).map_err(failed)?;
         Ok(home)
     }
 
@@ -528,9 +505,9 @@ fn identity() -> SandboxUser {
 
 fn as_text(identity: SandboxUser) -> String {
     match identity {
-        SandboxUser::Outside => format!("{SERVER_ID}:{SERVER_ID}"),
+        SandboxUser::Outside => format!("{SANDBOX_USER}:{SANDBOX_USER}"),
         SandboxUser::Inside { user, group } => {
-            format!("{SERVER_ID}:{SERVER_ID}, outside its user namespace {user}:{group}")
+            format!("{SANDBOX_USER}:{SANDBOX_USER}, outside its user namespace {user}:{group}")
         }
     }
 }

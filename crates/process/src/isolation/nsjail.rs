@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::jail::{MountKind, SandboxSpec, SandboxUser};
 use super::{SandboxCommand, SandboxLauncher};
-use crate::process::SERVER_ID;
+use mcp_satellite_actors::model::settings::SANDBOX_USER;
 
 pub(super) struct Nsjail {
     pub(super) path: PathBuf,
@@ -45,12 +45,12 @@ impl SandboxLauncher for Nsjail {
         }
         match jail.identity {
             SandboxUser::Outside => {
-                let id = SERVER_ID.to_string();
+                let id = SANDBOX_USER.to_string();
                 say(&[&"--disable_clone_newuser", &"--user", &id, &"--group", &id]);
             }
             // Root of the surrounding namespace is the satellite's user.
             SandboxUser::Inside { .. } => {
-                let id = format!("{SERVER_ID}:0:1");
+                let id = format!("{SANDBOX_USER}:0:1");
                 say(&[&"--user", &id, &"--group", &id]);
             }
         }

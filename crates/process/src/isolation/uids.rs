@@ -9,52 +9,20 @@ use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
 use mcp_satellite_actors::model::ids::TeamId;
 use nix::unistd::geteuid;
 
 use super::PrepareError;
-use crate::process::SERVER_ID;
+use mcp_satellite_actors::model::settings::UidRange;
 use mcp_satellite_files::data_dir::DataDir;
 
 const FILE: &str = "team-uids.json";
 // Maximum size in bytes; a larger file was not written by a satellite.
 const FILE_MAX: u64 = 16 << 20;
-// The first id that does not belong to system accounts.
-const FIRST_MIN: u32 = 1000;
-// The largest user id; `u32::MAX` means "none" to the kernel.
-const LAST_MAX: u32 = u32::MAX - 1;
 // Mode of the directory of homes: every user may enter it, only the owner may list it.
 const HOMES_MODE: u32 = 0o711;
-
-/// Range of user ids for teams, first and last inclusive. Each user has a group of the same number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UidRange {
-    first: u32,
-    last: u32,
-}
-
-/// Parses `FIRST-LAST`, for example `200000-200999`.
-impl FromStr for UidRange {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (first, last) = text.split_once('-').ok_or("it is not two numbers with a hyphen between them")?;
-        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| "it is not two numbers of user ids");
-        let (first, last) = (number(first)?, number(last)?);
-        match (first, last) {
-            (first, _) if first < FIRST_MIN => Err("user ids below 1000 belong to the system"),
-            (_, last) if last > LAST_MAX => Err("the last number is larger than any user id"),
-            (first, last) if first > last => Err("the first number is larger than the last"),
-            (first, last) if (first..=last).contains(&SERVER_ID) => {
-                Err("it contains 99999, which servers in sandboxes have")
-            }
-            _ => Ok(Self { first, last }),
-        }
-    }
-}
 
 pub(super) struct TeamUids {
     range: UidRange,
@@ -190,14 +158,6 @@ mod tests {
             homes: data_dir.join("homes"),
             given: Mutex::new(given),
             writing: Mutex::default(),
-        }
-    }
-
-    #[test]
-    fn a_range_is_two_numbers_of_users_of_nobody_else() {
-        assert_eq!("200000-200999".parse(), Ok(UidRange { first: 200_000, last: 200_999 }));
-        for wrong in ["", "5", "0-10", "999-2000", "3000-2000", "90000-100000", "1000-4294967295", "a-b", "1000-"] {
-            assert!(wrong.parse::<UidRange>().is_err(), "{wrong}");
         }
     }
 

@@ -14,19 +14,8 @@ use super::census::{PidfdProcess, ProcessCensus};
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
 use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
 use super::tree::ProcessTree;
+pub use mcp_satellite_actors::model::settings::CgroupMode;
 use mcp_satellite_files::data_dir::DataDir;
-
-/// Use of cgroups: one for each run, if any.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum CgroupMode {
-    /// Use cgroups where they are available.
-    #[default]
-    Auto,
-    /// Use no cgroups.
-    Off,
-    /// Fail if cgroups are not available.
-    Required,
-}
 
 /// Resource usage of a whole process tree, as measured by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]

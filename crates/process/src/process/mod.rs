@@ -65,7 +65,6 @@ pub(super) use self::limits::ResourceLimits;
 use self::limits::StderrMonitor;
 use self::scan::TreeScanner;
 use self::tree::ProcessTree;
-pub(super) use self::userns::SERVER_ID;
 use mcp_satellite_files::data_dir::DataDir;
 
 // Pause between two checks whether the server in a sandbox has started.

@@ -2,7 +2,7 @@
 //! against `RLIMIT_NPROC` by user *and* user namespace, so an instance in its own namespace has its own count.
 //!
 //! If the satellite is root, the namespace maps two users: root, as which the sandbox mounts files that only root can
-//! reach, and [`SERVER_ID`], as which the server runs, inside and outside. Only a process outside can write such a map:
+//! reach, and [`SANDBOX_USER`], as which the server runs, inside and outside. Only a process outside can write such a map:
 //! the thread in this module. Otherwise the namespace maps the satellite's own user, which the child writes itself; the
 //! sandbox gives that user another number.
 
@@ -11,15 +11,13 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::thread;
 
+use mcp_satellite_actors::model::settings::SANDBOX_USER;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_dumpable;
 use nix::sys::stat::Mode;
 use nix::unistd::{getegid, geteuid, getpid, read, write};
-
-/// User and group id of servers in a sandbox.
-pub(crate) const SERVER_ID: u32 = 99999;
 
 /// Pipes between a child and the mapper thread, as descriptor numbers that survive a fork.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +56,7 @@ fn run(mut questions: PipeReader, mut answers: PipeWriter) {
     let mut pid = [0; 4];
     while questions.read_exact(&mut pid).is_ok() {
         let process = u32::from_ne_bytes(pid);
-        let map = format!("0 0 1\n{SERVER_ID} {SERVER_ID} 1\n");
+        let map = format!("0 0 1\n{SANDBOX_USER} {SANDBOX_USER} 1\n");
         // The process is a child of this one and waits for the answer, so its number cannot have been reused.
         let written =
             ["uid_map", "gid_map"].iter().all(|file| fs::write(format!("/proc/{process}/{file}"), &map).is_ok());

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
-use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, ServerTarget};
+use mcp_satellite_model::ids::InstanceId;
+use mcp_satellite_model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
+use mcp_satellite_model::secret::Secret;
+use mcp_satellite_model::spec::{InstanceConfig, ServerTarget};
 
 use super::backend::{BackendDocument, BackendPlan};
 use super::errors::ConfigErrors;
@@ -16,9 +16,9 @@ use super::gateway::{EndpointAuth, GatewayPlan};
 use super::oauth::OAuthPlan;
 use super::origin::ConfigOrigin;
 use super::policy::EffectivePolicy;
-use crate::connect::isolation::{Isolation, UidRange};
-use crate::connect::process::CgroupMode;
-use crate::journal::JournalLimits;
+use mcp_satellite_model::settings::CgroupMode;
+use mcp_satellite_model::settings::JournalLimits;
+use mcp_satellite_model::settings::{Isolation, UidRange};
 
 /// The configuration of a satellite: complete, validated, with defaults filled in.
 #[derive(Debug, Clone)]
@@ -70,7 +70,7 @@ pub struct Plan {
     pub base: PlanRestrictions,
     /// Warnings about settings that work and are probably unintended, each with its place in front.
     pub warnings: Vec<String>,
-    pub(crate) origin: ConfigOrigin,
+    pub origin: ConfigOrigin,
 }
 
 /// Restrictions on the commands that may be started.
@@ -117,8 +117,8 @@ pub const KEEP: usize = 8;
 /// Restrictions that the satellite's own configuration imposes on the servers of every other file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PlanRestrictions {
-    pub(super) allowed_commands: Option<Vec<String>>,
-    pub(super) held: EffectivePolicy,
+    pub(crate) allowed_commands: Option<Vec<String>>,
+    pub(crate) held: EffectivePolicy,
 }
 
 impl Default for Plan {
@@ -153,7 +153,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    pub(crate) fn ids(&self) -> HashSet<InstanceId> {
+    pub fn ids(&self) -> HashSet<InstanceId> {
         self.instances.iter().map(id).collect()
     }
 
@@ -199,13 +199,13 @@ impl Plan {
     }
 
     /// Gives the only user a token that the satellite creates. A backend gives its users their tokens itself.
-    pub(super) fn keep_only_token(&mut self) {
+    pub(crate) fn keep_only_token(&mut self) {
         if self.backend.is_none() {
             self.gateway.keep_only_token();
         }
     }
 
-    pub(super) fn is_sandboxed(&self) -> bool {
+    pub(crate) fn is_sandboxed(&self) -> bool {
         match self.isolation {
             Isolation::None => false,
             Isolation::Auto => self.profile == Profile::Production,
@@ -247,7 +247,7 @@ impl Plan {
         self.join(given)?.settled()
     }
 
-    pub(super) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {
+    pub(crate) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {
         let ids: BTreeSet<_> = self.instances.iter().map(id).collect();
         let names: BTreeSet<_> = self.instances.iter().map(name).collect();
         let hint = "remove it from one of the two, or give it another name in one of them";
@@ -284,11 +284,11 @@ fn common<K: Ord>(one: &Plan, other: &Plan, of: impl Fn(&InstanceConfig) -> K) -
     keys(one).intersection(&keys(other)).count()
 }
 
-pub(super) fn id(instance: &InstanceConfig) -> InstanceId {
+pub(crate) fn id(instance: &InstanceConfig) -> InstanceId {
     InstanceId::new(instance.team.clone(), instance.user.clone(), instance.installation.clone())
 }
 
 /// Returns the name of an instance. Slugs can contain hyphens, so two instances can get the same name.
-pub(super) fn name(instance: &InstanceConfig) -> String {
+pub(crate) fn name(instance: &InstanceConfig) -> String {
     format!("{}-{}-{}-{}", instance.server, instance.team_slug, instance.user_slug, instance.installation)
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_model::secret::Secret;
 
 use super::errors::ConfigErrors;
 use super::plan::{Plan, PlanRestrictions};
@@ -15,7 +15,7 @@ use super::plan::{Plan, PlanRestrictions};
 const UNSETTLED_MAX: u32 = 3;
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ConfigOrigin {
+pub struct ConfigOrigin {
     documents: Vec<ConfigDocument>,
     environment: BTreeMap<String, Secret>,
     files: SecretFiles,
@@ -31,22 +31,22 @@ struct ConfigDocument {
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum ConfigDocumentKind {
+pub(crate) enum ConfigDocumentKind {
     Toml,
     McpJson(Box<PlanRestrictions>),
     Document(Box<PlanRestrictions>),
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct SecretFilesUpdate {
-    pub(crate) plan: Option<Plan>,
-    pub(crate) changed: Vec<PathBuf>,
+pub struct SecretFilesUpdate {
+    pub plan: Option<Plan>,
+    pub changed: Vec<PathBuf>,
     /// Files whose previous content stays in use, each with the reason. Each is reported once.
-    pub(crate) kept: Vec<(PathBuf, String)>,
+    pub kept: Vec<(PathBuf, String)>,
 }
 
 impl ConfigOrigin {
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &str,
         text: &str,
         kind: ConfigDocumentKind,
@@ -57,19 +57,19 @@ impl ConfigOrigin {
         Self { documents: vec![document], environment, files, refused: Vec::new() }
     }
 
-    pub(super) fn merge(&mut self, other: Self) {
+    pub(crate) fn merge(&mut self, other: Self) {
         self.documents.extend(other.documents);
         self.environment.extend(other.environment);
         self.files.known.extend(other.files.known);
     }
 
-    pub(crate) fn refers_to_files(&self) -> bool {
+    pub fn refers_to_files(&self) -> bool {
         !self.files.known.is_empty()
     }
 
     /// Reads the files that changed. A file that is missing, empty, unreadable or unusable keeps its previous content.
     /// Blocks on the file system.
-    pub(crate) fn look(&mut self) -> SecretFilesUpdate {
+    pub fn look(&mut self) -> SecretFilesUpdate {
         let mut look = SecretFilesUpdate::default();
         let changes = self.files.look(&mut look.kept);
         if changes.is_empty() {
@@ -178,7 +178,7 @@ impl ConfigOrigin {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct SecretFiles {
+pub(crate) struct SecretFiles {
     known: BTreeMap<PathBuf, SecretFile>,
 }
 
@@ -231,7 +231,7 @@ impl FileStamp {
 }
 
 impl SecretFiles {
-    pub(super) fn read(&mut self, path: PathBuf) -> io::Result<Secret> {
+    pub(crate) fn read(&mut self, path: PathBuf) -> io::Result<Secret> {
         if let Some(known) = self.known.get(&path) {
             return Ok(known.text.clone());
         }
@@ -306,7 +306,7 @@ fn text_of(path: &Path) -> io::Result<Secret> {
 mod tests {
     use std::fs;
 
-    use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec};
+    use mcp_satellite_model::spec::{InstanceConfig, InstanceSpec};
 
     use super::*;
 

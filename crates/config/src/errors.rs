@@ -11,10 +11,10 @@ use miette::{
 use serde::Serialize;
 use toml_span::Span;
 
-use mcp_satellite_actors::model::printable;
+use mcp_satellite_model::printable;
 
 #[derive(Debug, Default)]
-pub(crate) struct ConfigFindings {
+pub struct ConfigFindings {
     errors: Vec<ConfigFinding>,
     warnings: Vec<(Span, String)>,
 }
@@ -28,16 +28,16 @@ struct ConfigFinding {
 
 impl ConfigFindings {
     /// Adds an error. Neither text may contain a value that could be a secret.
-    pub(crate) fn error(&mut self, at: Span, message: impl Into<String>, hint: impl Into<String>) {
+    pub fn error(&mut self, at: Span, message: impl Into<String>, hint: impl Into<String>) {
         self.errors.push(ConfigFinding { at, message: message.into(), hint: hint.into() });
     }
 
-    pub(crate) fn warning(&mut self, at: Span, message: impl Into<String>) {
+    pub fn warning(&mut self, at: Span, message: impl Into<String>) {
         self.warnings.push((at, message.into()));
     }
 
     /// Returns the warnings with their places in front, or all errors, both in the order of the file.
-    pub(crate) fn settle(mut self, source: &ConfigText<'_>) -> Result<Vec<String>, ConfigErrors> {
+    pub fn settle(mut self, source: &ConfigText<'_>) -> Result<Vec<String>, ConfigErrors> {
         if !self.errors.is_empty() {
             self.errors.sort_by_key(|finding| finding.at.start);
             return Err(ConfigErrors(self.errors.iter().map(|finding| source.problem(finding)).collect()));
@@ -51,16 +51,16 @@ impl ConfigFindings {
     }
 }
 
-pub(crate) struct ConfigText<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) text: &'a str,
+pub struct ConfigText<'a> {
+    pub name: &'a str,
+    pub text: &'a str,
     /// Text with secrets masked, with the same length in bytes.
-    pub(crate) shown: String,
+    pub shown: String,
 }
 
 impl ConfigText<'_> {
     /// Returns line and column, counted from 1 in characters, and the byte offset of the line.
-    pub(crate) fn place(&self, at: usize) -> (usize, usize, usize) {
+    pub fn place(&self, at: usize) -> (usize, usize, usize) {
         let before = &self.text[..boundary(self.text, at)];
         let start = before.rfind('\n').map_or(0, |newline| newline + 1);
         (before.matches('\n').count() + 1, before[start..].chars().count() + 1, start)
@@ -109,7 +109,7 @@ pub struct ConfigErrorItem {
 impl ConfigErrors {
     /// Creates errors without a place in a file, each with its hint. There must be at least one. `file` is empty if
     /// they belong to no file.
-    pub(crate) fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
+    pub fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
         let problem = |(message, hint)| PlacedError { file: file.to_owned(), place: None, message, hint };
         Self(errors.into_iter().map(problem).collect())
     }
@@ -121,12 +121,12 @@ impl ConfigErrors {
         self
     }
 
-    pub(crate) fn fault(why: &dyn fmt::Display) -> Self {
+    pub fn fault(why: &dyn fmt::Display) -> Self {
         let message = format!("the configuration could not be read by a fault of the satellite's own: {why}");
         Self::nowhere("", vec![(message, "this should be reported".to_owned())])
     }
 
-    pub(crate) fn in_a_line(&self) -> String {
+    pub fn in_a_line(&self) -> String {
         let item = |item: ConfigErrorItem| {
             format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint)
         };

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::policy::HealthCheck;
-use mcp_satellite_actors::model::spec::{ConfigTier, ConfigValue, InstanceConfig, RemoteTransport, ServerTarget};
+use mcp_satellite_model::era::Era;
+use mcp_satellite_model::policy::HealthCheck;
+use mcp_satellite_model::spec::{ConfigTier, ConfigValue, InstanceConfig, RemoteTransport, ServerTarget};
 use reqwest::header::{HeaderName, HeaderValue};
 use toml_span::{Span, Spanned};
 
@@ -18,10 +18,10 @@ use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
 use super::policy::BatchingTable;
 use super::reader::{ParsedValue, SpannedText, nearest};
 use super::secrets::{SecretSources, looks_secret, reference, refers};
-use crate::connect::environment::DENIED;
-use crate::connect::remote::is_reserved;
 use mcp_satellite_http::client::is_loopback;
-use crate::journal::JournalLimits;
+use mcp_satellite_model::settings::JournalLimits;
+use mcp_satellite_model::spec::DENIED_VARIABLES;
+use mcp_satellite_model::spec::is_reserved_header;
 
 /// Minimum of `size_max`, in bytes: a smaller journal has no room for the required data.
 const JOURNAL_LEAST: u64 = 1 << 20;
@@ -33,28 +33,28 @@ const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "python3", "de
 
 /// Names that must be unique, each with the place of its first use.
 #[derive(Default)]
-pub(super) struct UniqueNames(BTreeMap<String, Span>);
+pub(crate) struct UniqueNames(BTreeMap<String, Span>);
 
-pub(super) struct ConfigCheck<'a, 's> {
-    pub(super) findings: &'a mut ConfigFindings,
-    pub(super) surroundings: &'a mut SecretSources<'s>,
+pub(crate) struct ConfigCheck<'a, 's> {
+    pub(crate) findings: &'a mut ConfigFindings,
+    pub(crate) surroundings: &'a mut SecretSources<'s>,
     source: &'a ConfigText<'a>,
     /// Commands that may be started; `None` permits any.
-    pub(super) allowed: Option<Vec<String>>,
+    pub(crate) allowed: Option<Vec<String>>,
 }
 
 #[derive(Clone)]
-pub(super) struct CheckedServer {
-    pub(super) target: Option<ServerTarget>,
+pub(crate) struct CheckedServer {
+    pub(crate) target: Option<ServerTarget>,
     /// Protocol era of the server; `None` if it is negotiated.
-    pub(super) protocol: Option<Era>,
-    pub(super) layer: ConfigTier,
-    pub(super) user_required: Vec<String>,
-    pub(super) oauth: Option<(Span, OAuthPlan)>,
+    pub(crate) protocol: Option<Era>,
+    pub(crate) layer: ConfigTier,
+    pub(crate) user_required: Vec<String>,
+    pub(crate) oauth: Option<(Span, OAuthPlan)>,
 }
 
 impl<'a, 's> ConfigCheck<'a, 's> {
-    pub(super) fn new(
+    pub(crate) fn new(
         source: &'a ConfigText<'a>,
         surroundings: &'a mut SecretSources<'s>,
         allowed: Option<Vec<String>>,
@@ -63,12 +63,12 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         Self { findings, surroundings, source, allowed }
     }
 
-    pub(super) fn restrict_commands(&mut self, more: &[SpannedText]) {
+    pub(crate) fn restrict_commands(&mut self, more: &[SpannedText]) {
         let more = more.iter().map(|command| command.value.clone());
         self.allowed = Some(ALLOWED.map(str::to_owned).into_iter().chain(more).collect());
     }
 
-    pub(super) fn satellite_name(&mut self, name: &SpannedText) {
+    pub(crate) fn satellite_name(&mut self, name: &SpannedText) {
         let good = |letter: char| matches!(letter, 'a'..='z' | '0'..='9' | '-' | '_');
         if !(10..=32).contains(&name.value.len()) || !name.value.chars().all(good) {
             let message = format!("`{}` is no name for a satellite", name.value);
@@ -77,7 +77,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     }
 
     /// Returns the value of a keyword: the default if it is absent, `None` after an error.
-    pub(super) fn word<T: Copy + Default>(
+    pub(crate) fn word<T: Copy + Default>(
         &mut self,
         typed: &ParsedValue<String>,
         key: &str,
@@ -96,7 +96,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         None
     }
 
-    pub(super) fn address(&mut self, text: &SpannedText) -> Option<SocketAddr> {
+    pub(crate) fn address(&mut self, text: &SpannedText) -> Option<SocketAddr> {
         let address = listen_address(&text.value).ok();
         if address.is_none() {
             let message = format!("`{}` is not an address to listen on", text.value);
@@ -106,7 +106,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     }
 
     /// Checks an id or slug, which becomes part of names, paths and URLs.
-    pub(super) fn slug(&mut self, text: &SpannedText, what: &str) {
+    pub(crate) fn slug(&mut self, text: &SpannedText, what: &str) {
         let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
         if !(1..=64).contains(&text.value.len()) || !text.value.chars().all(good) {
             let message = format!("`{}` cannot be {what}", text.value);
@@ -114,7 +114,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         }
     }
 
-    pub(super) fn id(
+    pub(crate) fn id(
         &mut self,
         typed: &ParsedValue<String>,
         of: &str,
@@ -133,7 +133,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         text.value.clone()
     }
 
-    pub(super) fn unique(&mut self, text: &SpannedText, message: &str, others: &mut UniqueNames) {
+    pub(crate) fn unique(&mut self, text: &SpannedText, message: &str, others: &mut UniqueNames) {
         if let Some(first) = others.0.get(&text.value) {
             let (line, ..) = self.source.place(first.start);
             self.findings.error(text.span, message, format!("it is used in line {line}; give this one another"));
@@ -142,7 +142,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         }
     }
 
-    pub(super) fn sink(&mut self, events: file::EventsTable) -> (SinkPlan, BatchingTable) {
+    pub(crate) fn sink(&mut self, events: file::EventsTable) -> (SinkPlan, BatchingTable) {
         #[derive(Clone, Copy, Default, PartialEq)]
         enum SinkKind {
             #[default]
@@ -205,7 +205,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         (sink, events.batch)
     }
 
-    pub(super) fn journal(&mut self, typed: &file::JournalTable) -> JournalLimits {
+    pub(crate) fn journal(&mut self, typed: &file::JournalTable) -> JournalLimits {
         let defaults = JournalLimits::default();
         if let Some(size) = typed.size_max.given().filter(|size| size.value < JOURNAL_LEAST) {
             let hint = "give at least \"1MiB\"";
@@ -220,7 +220,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         }
     }
 
-    pub(super) fn url(&mut self, key: &str, text: &SpannedText) -> Option<reqwest::Url> {
+    pub(crate) fn url(&mut self, key: &str, text: &SpannedText) -> Option<reqwest::Url> {
         let hint = "write it as \"https://host/path\"";
         let url = match reqwest::Url::parse(&text.value) {
             Ok(url) => url,
@@ -241,7 +241,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         Some(url)
     }
 
-    pub(super) fn server(&mut self, who: &str, typed: file::ServerTable, near: Option<&str>) -> CheckedServer {
+    pub(crate) fn server(&mut self, who: &str, typed: file::ServerTable, near: Option<&str>) -> CheckedServer {
         #[derive(Clone, Copy, Default)]
         enum TransportWord {
             #[default]
@@ -298,7 +298,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         CheckedServer { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
     }
 
-    pub(super) fn protocol(
+    pub(crate) fn protocol(
         &mut self,
         who: &str,
         typed: &ParsedValue<String>,
@@ -316,7 +316,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
 
     /// Sets the URL for health checks. The URL is displayed, so it must not contain secrets. Health checks are sent
     /// with the headers and the query of the server.
-    pub(super) fn health_url(&mut self, tier: &file::ServerTierTable, target: &mut Option<ServerTarget>) {
+    pub(crate) fn health_url(&mut self, tier: &file::ServerTierTable, target: &mut Option<ServerTarget>) {
         let Some(ServerTarget::Remote { health_url, .. }) = target else { return };
         let Some(text) = tier.health_url.given() else { return };
         let Some(mut url) = self.url("health_url", text) else { return };
@@ -330,7 +330,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
 
     /// Checks that a GET health check has a URL, and that a health check URL is used. `instances` are those of one
     /// installation.
-    pub(super) fn health(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
+    pub(crate) fn health(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
         let remotes = || {
             instances.iter().filter_map(|instance| match &instance.target {
                 ServerTarget::Remote { health_url, .. } => Some((health_url.is_some(), instance.policy.health.check)),
@@ -349,7 +349,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     }
 
     /// Warns about credentials that are sent unencrypted or to a second host.
-    pub(super) fn on_the_way(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
+    pub(crate) fn on_the_way(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
         let mut told: Vec<String> = Vec::new();
         for instance in instances {
             let layers = [&instance.server_layer, &instance.team_layer, &instance.user_layer];
@@ -414,7 +414,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         text.clone()
     }
 
-    pub(super) fn user_required(&mut self, typed: &[SpannedText]) -> Vec<String> {
+    pub(crate) fn user_required(&mut self, typed: &[SpannedText]) -> Vec<String> {
         for name in typed.iter().filter(|name| name.value.trim().is_empty()) {
             self.findings.error(name.span, "`user_required` has an empty name", "name a key of env, headers or query");
         }
@@ -423,7 +423,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         typed.iter().map(|name| meant(&name.value)).collect()
     }
 
-    pub(super) fn layer(
+    pub(crate) fn layer(
         &mut self,
         who: &str,
         target: Option<&ServerTarget>,
@@ -464,7 +464,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
                 let message = format!("`{}` is no name for an environment variable", name.value.escape_debug());
                 self.findings.error(name.span, message, "it must not be empty, nor hold = or a zero byte");
             }
-            if DENIED.contains(&name.value.as_str()) {
+            if DENIED_VARIABLES.contains(&name.value.as_str()) {
                 let message = format!("`{}` in the env of {who} is never passed to a server", name.value);
                 self.findings.warning(name.span, message);
             }
@@ -499,7 +499,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
                     format!("`{shown}` is no name for a header"),
                     "use letters, digits and -",
                 );
-            } else if is_reserved(&folded) {
+            } else if is_reserved_header(&folded) {
                 let message = format!("the header `{shown}` is not for the configuration: the satellite sets it");
                 self.findings.error(name.span, message, "remove it");
             } else if names.contains(&folded) {

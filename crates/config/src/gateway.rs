@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mcp_satellite_actors::model::ids::{Slug, TeamId, UserId};
-use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_model::ids::{Slug, TeamId, UserId};
+use mcp_satellite_model::secret::Secret;
 use toml_span::Span;
 
 use super::check::ConfigCheck;
 use super::policy::GatewayLimitsTable;
 use super::reader::{ParsedValue, SpannedText, TableReader};
-use crate::gateway::{self, CertificateError};
+use mcp_satellite_http::tls::{self, CertificateError};
 
 /// Default address of the endpoint.
 pub const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7300);
@@ -53,7 +53,7 @@ pub struct GatewayPlan {
 
 /// Parses an address to listen on. `localhost:PORT` and `:PORT` mean 127.0.0.1. An endpoint that other machines can
 /// reach requires an IP address.
-pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
+pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     let local = match text.rsplit_once(':') {
         Some((host, port)) if host.is_empty() || host.eq_ignore_ascii_case("localhost") => port.parse().ok(),
         _ => None,
@@ -190,7 +190,7 @@ pub struct GatewayUser {
 
 /// SHA-256 hash of a token. The token itself is not stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TokenHash(pub(crate) [u8; 32]);
+pub struct TokenHash(pub [u8; 32]);
 
 impl TokenHash {
     /// Hashes a token.
@@ -288,7 +288,7 @@ impl GatewayPlan {
         self.asked = true;
     }
 
-    pub(super) fn keep_only_token(&mut self) {
+    pub(crate) fn keep_only_token(&mut self) {
         if let (EndpointAuth::Bearer, [only]) = (&self.auth, &mut self.users[..])
             && only.tokens.is_empty()
         {
@@ -301,7 +301,7 @@ impl GatewayPlan {
         self.users.iter().filter(|user| !user.tokens.is_empty() || user.token_kept)
     }
 
-    pub(super) fn merge(&mut self, other: Self) {
+    pub(crate) fn merge(&mut self, other: Self) {
         self.asked |= other.asked;
         for more in other.users {
             match self.users.iter_mut().find(|user| user.team == more.team && user.user == more.user) {
@@ -331,9 +331,9 @@ impl GatewayPlan {
 }
 
 #[derive(Default)]
-pub(super) struct GatewayTable {
+pub(crate) struct GatewayTable {
     at: Span,
-    pub(super) given: bool,
+    pub(crate) given: bool,
     listen: ParsedValue<String>,
     public_url: ParsedValue<String>,
     hosts: Vec<SpannedText>,
@@ -356,7 +356,7 @@ struct TlsTable {
 }
 
 impl GatewayTable {
-    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
+    pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             given: true,
@@ -379,7 +379,7 @@ impl GatewayTable {
         }
     }
 
-    pub(super) fn meant(self, users: Vec<GatewayUser>, check: &mut ConfigCheck<'_, '_>) -> GatewayPlan {
+    pub(crate) fn meant(self, users: Vec<GatewayUser>, check: &mut ConfigCheck<'_, '_>) -> GatewayPlan {
         let asked = self.given || users.iter().any(|user| !user.tokens.is_empty() || user.token_kept);
         let mut plan = GatewayPlan { asked, users, ..GatewayPlan::default() };
         match self.listen.given() {
@@ -473,7 +473,7 @@ impl TlsTable {
         let tls = TlsFiles { cert, key };
         if cert_is_there
             && key_is_there
-            && let Err(CertificateError { is_key, why }) = gateway::check(&tls)
+            && let Err(CertificateError { is_key, why }) = tls::check(&tls.cert, &tls.key)
         {
             let (name, typed) = if is_key { ("key", &self.key) } else { ("cert", &self.cert) };
             let at = typed.given().map_or(self.at, |text| text.span);
@@ -531,7 +531,7 @@ impl ConfigCheck<'_, '_> {
         good.then_some(origin)
     }
 
-    pub(super) fn token(&mut self, what: &str, text: &SpannedText) -> Option<TokenHash> {
+    pub(crate) fn token(&mut self, what: &str, text: &SpannedText) -> Option<TokenHash> {
         if let Some(digits) = text.value.strip_prefix("sha256:") {
             let hash = TokenHash::parse(digits);
             if hash.is_none() {
@@ -579,7 +579,7 @@ fn is_authority(text: &str) -> bool {
 }
 
 /// Returns true if all characters are permitted in a bearer token (RFC 6750, section 2.1).
-pub(super) fn is_sendable(token: &str) -> bool {
+pub(crate) fn is_sendable(token: &str) -> bool {
     let letters = token.trim_end_matches('=');
     !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte))
 }

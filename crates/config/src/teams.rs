@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
+use mcp_satellite_model::policy::Policy;
+use mcp_satellite_model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
 use toml_span::{Span, Spanned};
 
 use super::check::{CheckedServer, ConfigCheck, UniqueNames};
@@ -16,11 +16,11 @@ use super::plan::{self, Plan, PlanRestrictions, Profile};
 use super::policy::EffectivePolicy;
 use super::reader::{ParsedValue, SpannedText, nearest};
 use super::secrets::SecretSources;
-use crate::connect::isolation::Isolation;
-use crate::connect::process::CgroupMode;
+use mcp_satellite_model::settings::CgroupMode;
+use mcp_satellite_model::settings::Isolation;
 
 /// Builds the plan. It is valid only if the findings contain no error.
-pub(super) fn build(
+pub(crate) fn build(
     file: file::ConfigFile,
     base: &PlanRestrictions,
     source: &ConfigText<'_>,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_model::secret::Secret;
 use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
@@ -13,13 +13,13 @@ use super::origin::SecretFiles;
 use super::reader::SpannedText;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum SecretReference<'a> {
+pub(crate) enum SecretReference<'a> {
     Env(&'a str),
     /// Path from `file:PATH`. A `file://` URL is an ordinary value.
     File(&'a str),
 }
 
-pub(super) fn reference(text: &str) -> Option<SecretReference<'_>> {
+pub(crate) fn reference(text: &str) -> Option<SecretReference<'_>> {
     if let Some(name) = text.strip_prefix("env:") {
         return Some(SecretReference::Env(name));
     }
@@ -27,23 +27,23 @@ pub(super) fn reference(text: &str) -> Option<SecretReference<'_>> {
 }
 
 /// Returns true if an argument is or ends with a reference, such as `env:TOKEN` or `--token=env:TOKEN`.
-pub(super) fn refers(argument: &str) -> bool {
+pub(crate) fn refers(argument: &str) -> bool {
     let value = argument.strip_prefix('-').and_then(|rest| rest.split_once('=')).map(|(_, value)| value);
     reference(argument).is_some() || value.and_then(reference).is_some()
 }
 
-pub(super) struct SecretSources<'a> {
-    pub(super) environment: &'a dyn Fn(&str) -> Option<String>,
-    pub(super) folder: &'a Path,
+pub(crate) struct SecretSources<'a> {
+    pub(crate) environment: &'a dyn Fn(&str) -> Option<String>,
+    pub(crate) folder: &'a Path,
     /// True if references are rejected: a backend must not read secrets of this machine.
-    pub(super) closed: bool,
+    pub(crate) closed: bool,
     /// Variables that were read, with their values. Servers must not inherit them.
-    pub(super) read: BTreeMap<String, Secret>,
-    pub(super) files: SecretFiles,
+    pub(crate) read: BTreeMap<String, Secret>,
+    pub(crate) files: SecretFiles,
 }
 
 impl SecretSources<'_> {
-    pub(super) fn follow(
+    pub(crate) fn follow(
         &mut self,
         reference: &SecretReference<'_>,
         at: Span,
@@ -78,7 +78,7 @@ impl SecretSources<'_> {
 
     /// Resolves the secret that `text` refers to. A literal is an error, because a configuration file is copied,
     /// displayed and committed.
-    pub(super) fn referred(&mut self, what: &str, text: &SpannedText, findings: &mut ConfigFindings) -> Option<Secret> {
+    pub(crate) fn referred(&mut self, what: &str, text: &SpannedText, findings: &mut ConfigFindings) -> Option<Secret> {
         let Some(reference) = reference(&text.value) else {
             if self.closed && !text.value.is_empty() {
                 return Some(text.value.as_str().into());
@@ -98,7 +98,7 @@ impl SecretSources<'_> {
 
 /// Returns true if a literal value of an environment variable or query parameter must be treated as a secret. In doubt
 /// it returns true: a needless mask is harmless, a visible secret is not.
-pub(super) fn looks_secret(name: &str, value: &str) -> bool {
+pub(crate) fn looks_secret(name: &str, value: &str) -> bool {
     const TELLING: [&str; 11] =
         ["KEY", "TOKEN", "SECRET", "PASSW", "AUTH", "CREDENTIAL", "PRIVATE", "SESSION", "COOKIE", "DSN", "CONN"];
     let name = name.to_ascii_uppercase();
@@ -120,7 +120,7 @@ fn is_plain_url(value: &str) -> bool {
 }
 
 /// Returns `text` with all possible secrets of `tree` masked, with the same length in bytes.
-pub(super) fn shown(text: &str, tree: &Value<'_>) -> String {
+pub(crate) fn shown(text: &str, tree: &Value<'_>) -> String {
     let mut bytes = text.as_bytes().to_vec();
     mask_leaves(&mut bytes, text, tree, "", MaskRule::Named);
     String::from_utf8(bytes).unwrap_or_default()
@@ -233,7 +233,7 @@ fn mask(bytes: &mut [u8], spans: impl IntoIterator<Item = Span>) {
 
 /// Masks the text of a file that could not be parsed, so that secrets cannot be located: only punctuation, keys and
 /// headings stay visible.
-pub(super) fn shown_blind(text: &str) -> String {
+pub(crate) fn shown_blind(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut at = 0;
     for line in text.split_inclusive('\n') {

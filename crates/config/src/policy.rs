@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::model::policy::{
+use mcp_satellite_model::policy::{
     BatchPolicy, DegradedAction, HealthCheck, HealthPolicy, IdlePolicy, IsolationPolicy, LogPolicy, MemoryPolicy,
     Policy, PolicyError, ReconnectPolicy, RemotePolicy, RestartPolicy, RetryPolicy, SandboxBind, SessionPolicy,
     TeamBudgetPolicy, WatchdogPolicy,
 };
-use mcp_satellite_actors::model::spec::ServerTarget;
+use mcp_satellite_model::spec::ServerTarget;
 use toml_span::Span;
 
 use super::errors::ConfigFindings;
@@ -21,13 +21,13 @@ macro_rules! section {
     ($(#[$doc:meta])* $name:ident of $policy:ident { $($field:ident: $kind:ty = $read:path),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Default)]
-        pub(super) struct $name {
+        pub(crate) struct $name {
             at: Span,
             $($field: Option<$kind>,)+
         }
 
         impl $name {
-            pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
+            pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
                 Self { at: fields.at, $($field: $read(fields, stringify!($field)),)+ }
             }
 
@@ -183,7 +183,7 @@ fn on_degraded(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<De
 
 /// Parsed `[policy.reconnect]`. The mode selects a preset, also for `[policy.health]`.
 #[derive(Debug, Default)]
-pub(super) struct ReconnectTable {
+pub(crate) struct ReconnectTable {
     at: Span,
     mode: Option<ReconnectMode>,
     backoff_min: Option<Duration>,
@@ -240,7 +240,7 @@ fn put<T>(typed: Option<T>, meant: &mut T) {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct IsolationTable {
+pub(crate) struct IsolationTable {
     at: Span,
     preset: Option<IsolationPolicy>,
     network: Option<bool>,
@@ -290,15 +290,15 @@ impl IsolationTable {
 
 /// Effective policy of a tier and all tiers above it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct EffectivePolicy {
-    pub(super) policy: Policy,
+pub(crate) struct EffectivePolicy {
+    pub(crate) policy: Policy,
     mode: ReconnectMode,
     /// True if a tier sets `idle`. Servers of an `mcp.json` are put to sleep only then.
-    pub(super) sets_idle: bool,
+    pub(crate) sets_idle: bool,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct PolicyTier {
+pub(crate) struct PolicyTier {
     restart: RestartTable,
     session: SessionPolicyTable,
     idle: IdleTable,
@@ -312,7 +312,7 @@ pub(super) struct PolicyTier {
 }
 
 impl PolicyTier {
-    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
+    pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             restart: fields.section("restart", RestartTable::read),
             session: fields.section("session", SessionPolicyTable::read),
@@ -327,22 +327,22 @@ impl PolicyTier {
         }
     }
 
-    pub(super) fn without_sleep() -> Self {
+    pub(crate) fn without_sleep() -> Self {
         Self { idle: IdleTable { idle: Some(IdlePolicy::OFF), ..IdleTable::default() }, ..Self::default() }
     }
 
-    pub(super) fn of_mcp_json(fields: &mut TableReader<'_, '_>) -> Self {
+    pub(crate) fn of_mcp_json(fields: &mut TableReader<'_, '_>) -> Self {
         let at = fields.span_of("idle").unwrap_or_default();
         Self { idle: IdleTable { at, idle: idle(fields, "idle"), ..IdleTable::default() }, ..Self::default() }
     }
 
-    pub(super) fn speaks_of_sleep(&self) -> bool {
+    pub(crate) fn speaks_of_sleep(&self) -> bool {
         let IdleTable { idle, grace, sweep, at: _ } = &self.idle;
         idle.is_some() || grace.is_some() || sweep.is_some()
     }
 
     /// Returns the sections that have no effect on this kind of server, with their places.
-    pub(super) fn beside_the_point(&self, target: &ServerTarget) -> impl Iterator<Item = (&'static str, Span)> {
+    pub(crate) fn beside_the_point(&self, target: &ServerTarget) -> impl Iterator<Item = (&'static str, Span)> {
         let Self { restart, session: _, idle, watchdog, reconnect: _, health, retry, remote, logs, isolation } = self;
         let sections = match target {
             ServerTarget::Stdio { .. } => vec![("health", health.at), ("retry", retry.at), ("remote", remote.at)],
@@ -358,7 +358,7 @@ impl PolicyTier {
     }
 
     /// Merges this tier over the effective policy of the tiers above.
-    pub(super) fn over(self, above: &EffectivePolicy, findings: &mut ConfigFindings) -> EffectivePolicy {
+    pub(crate) fn over(self, above: &EffectivePolicy, findings: &mut ConfigFindings) -> EffectivePolicy {
         let mut held = above.clone();
         // First, because the mode sets the defaults of `health`.
         let reconnect = self.reconnect.put(&mut held);
@@ -417,7 +417,7 @@ fn shown(duration: Duration) -> humantime::FormattedDuration {
 }
 
 impl TeamBudgetTable {
-    pub(super) fn meant(self) -> TeamBudgetPolicy {
+    pub(crate) fn meant(self) -> TeamBudgetPolicy {
         let mut policy = TeamBudgetPolicy::default();
         self.put(&mut policy);
         policy
@@ -425,7 +425,7 @@ impl TeamBudgetTable {
 }
 
 impl MemoryTable {
-    pub(super) fn meant(self) -> MemoryPolicy {
+    pub(crate) fn meant(self) -> MemoryPolicy {
         let mut policy = MemoryPolicy::default();
         self.put(&mut policy);
         policy
@@ -433,7 +433,7 @@ impl MemoryTable {
 }
 
 impl GatewayLimitsTable {
-    pub(super) fn meant(self, findings: &mut ConfigFindings) -> GatewayLimits {
+    pub(crate) fn meant(self, findings: &mut ConfigFindings) -> GatewayLimits {
         let mut limits = GatewayLimits::default();
         let at = self.put(&mut limits);
         if limits.body_max < 1024 {
@@ -448,7 +448,7 @@ impl GatewayLimitsTable {
 }
 
 impl BatchingTable {
-    pub(super) fn meant(self, findings: &mut ConfigFindings) -> BatchPolicy {
+    pub(crate) fn meant(self, findings: &mut ConfigFindings) -> BatchPolicy {
         let mut policy = BatchPolicy::default();
         let at = self.put(&mut policy);
         if policy.batch_max > policy.queue_max {

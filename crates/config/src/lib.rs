@@ -7,10 +7,12 @@
 //! ```
 //!
 //! A plan stores the texts that it was built from (`origin`), so that a changed credential file can be applied.
+#![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "the embedding API documents its own items; this crate is internal")]
 
 mod backend;
 mod check;
-pub(crate) mod errors;
+pub mod errors;
 mod file;
 mod gateway;
 mod mcp_json;
@@ -18,26 +20,26 @@ mod oauth;
 mod origin;
 mod plan;
 mod policy;
-pub(crate) mod reader;
+pub mod reader;
 mod secrets;
 mod teams;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_model::secret::Secret;
 use toml_span::ErrorKind;
 
 pub use backend::{BackendDocument, BackendPlan, PollIntervals};
 pub use errors::{ConfigErrorItem, ConfigErrors};
-pub(crate) use gateway::listen_address;
+pub use gateway::listen_address;
 pub use gateway::{
     EndpointAuth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, ListenSetting, ResponseStyle, TlsFiles, TokenHash,
 };
 pub use oauth::OAuthPlan;
 pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
 
-pub(crate) use origin::ConfigOrigin;
+pub use origin::ConfigOrigin;
 
 use errors::{ConfigFindings, ConfigText};
 use origin::{ConfigDocumentKind, SecretFiles};
@@ -51,7 +53,7 @@ pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
     load_held(file, &held_by(file))
 }
 
-pub(crate) fn load_held(file: &Path, held: &ConfigFileContent) -> Result<Plan, ConfigErrors> {
+pub fn load_held(file: &Path, held: &ConfigFileContent) -> Result<Plan, ConfigErrors> {
     parse(&file.display().to_string(), text_of(file, held)?, &|name| std::env::var(name).ok())
 }
 
@@ -65,7 +67,7 @@ pub fn load_mcp_json(file: &Path, base: &PlanRestrictions) -> Result<Plan, Confi
     load_mcp_json_held(file, &held_by(file), base)
 }
 
-pub(crate) fn load_mcp_json_held(
+pub fn load_mcp_json_held(
     file: &Path,
     held: &ConfigFileContent,
     base: &PlanRestrictions,
@@ -73,15 +75,15 @@ pub(crate) fn load_mcp_json_held(
     parse_mcp_json(&file.display().to_string(), text_of(file, held)?, base, &|name| std::env::var(name).ok())
 }
 
-pub(crate) type ConfigFileContent = Result<Secret, ConfigFileError>;
+pub type ConfigFileContent = Result<Secret, ConfigFileError>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ConfigFileError {
-    pub(crate) message: String,
-    pub(crate) hint: &'static str,
+pub struct ConfigFileError {
+    pub message: String,
+    pub hint: &'static str,
 }
 
-pub(crate) fn held_by(file: &Path) -> ConfigFileContent {
+pub fn held_by(file: &Path) -> ConfigFileContent {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(text.into()),
         Err(error) => Err(ConfigFileError {

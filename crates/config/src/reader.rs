@@ -1,7 +1,7 @@
 //! Reads tables and continues after errors. A value of the wrong type and an unknown key are errors. TOML and JSON are
 //! both read from the tree of `toml_span`, in which each key and value contains its place.
 
-use mcp_satellite_actors::model::policy::{DURATION_MAX, SandboxBind};
+use mcp_satellite_model::policy::{DURATION_MAX, SandboxBind};
 use std::path::{Component, Path};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::errors::ConfigFindings;
 
 /// A value as typed. `Unreadable` values have been reported already and must not be reported as missing.
 #[derive(Default)]
-pub(crate) enum ParsedValue<T> {
+pub enum ParsedValue<T> {
     #[default]
     Absent,
     Unreadable,
@@ -20,38 +20,33 @@ pub(crate) enum ParsedValue<T> {
 }
 
 impl<T> ParsedValue<T> {
-    pub(crate) fn given(&self) -> Option<&Spanned<T>> {
+    pub fn given(&self) -> Option<&Spanned<T>> {
         match self {
             Self::Given(value) => Some(value),
             Self::Absent | Self::Unreadable => None,
         }
     }
 
-    pub(crate) fn is_absent(&self) -> bool {
+    pub fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 }
 
-pub(crate) type SpannedText = Spanned<String>;
+pub type SpannedText = Spanned<String>;
 
 /// Maximum of all counts: larger numbers are typing errors, and some would overflow later.
 const COUNT_MAX: i64 = 1 << 40;
 
-pub(crate) struct TableReader<'f, 'de> {
-    pub(crate) at: Span,
-    pub(crate) findings: &'f mut ConfigFindings,
+pub struct TableReader<'f, 'de> {
+    pub at: Span,
+    pub findings: &'f mut ConfigFindings,
     table: Table<'de>,
     what: String,
     known: Vec<&'static str>,
 }
 
 impl<'f, 'de> TableReader<'f, 'de> {
-    pub(crate) fn open(
-        mut value: Value<'de>,
-        at: Span,
-        what: String,
-        findings: &'f mut ConfigFindings,
-    ) -> Option<Self> {
+    pub fn open(mut value: Value<'de>, at: Span, what: String, findings: &'f mut ConfigFindings) -> Option<Self> {
         match value.take() {
             ValueInner::Table(table) => Some(Self { at, findings, table, what, known: Vec::new() }),
             other => {
@@ -62,7 +57,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
     }
 
     /// Reports each key that was not read as an error.
-    pub(crate) fn close(self) {
+    pub fn close(self) {
         let Self { findings, table, what, known, .. } = self;
         for key in table.into_keys() {
             let hint = match nearest(&key.name, &known) {
@@ -73,15 +68,15 @@ impl<'f, 'de> TableReader<'f, 'de> {
         }
     }
 
-    pub(crate) fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut ConfigFindings) {
+    pub fn rest(self) -> (impl Iterator<Item = Key<'de>>, &'f mut ConfigFindings) {
         (self.table.into_keys(), self.findings)
     }
 
-    pub(crate) fn has(&self, key: &str) -> bool {
+    pub fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
-    pub(crate) fn take(&mut self, key: &'static str) -> Option<(Key<'de>, Value<'de>)> {
+    pub fn take(&mut self, key: &'static str) -> Option<(Key<'de>, Value<'de>)> {
         self.known.push(key);
         self.table.remove_entry(key)
     }
@@ -102,20 +97,20 @@ impl<'f, 'de> TableReader<'f, 'de> {
         ParsedValue::Unreadable
     }
 
-    pub(crate) fn text(&mut self, key: &'static str) -> ParsedValue<String> {
+    pub fn text(&mut self, key: &'static str) -> ParsedValue<String> {
         self.typed(key, "a string", "put it in quotes", |value| value.as_str().map(str::to_owned))
     }
 
-    pub(crate) fn flag(&mut self, key: &'static str) -> ParsedValue<bool> {
+    pub fn flag(&mut self, key: &'static str) -> ParsedValue<bool> {
         self.typed(key, "true or false", "write true or false, without quotes", ValueInner::as_bool)
     }
 
-    pub(crate) fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
+    pub fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
         self.count_with_hint::<LEAST, T>(key, &format!("give at least {LEAST}"))
     }
 
     /// Reads a whole number of at least 1, or `"off"`, which returns 0.
-    pub(crate) fn count_or_off<T: TryFrom<i64> + Default>(&mut self, key: &'static str) -> Option<T> {
+    pub fn count_or_off<T: TryFrom<i64> + Default>(&mut self, key: &'static str) -> Option<T> {
         match self.off(key) {
             Some(is_off) => is_off.then(T::default),
             None => self.count_with_hint::<1, T>(key, "give at least 1, or \"off\" for no limit"),
@@ -143,7 +138,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         }
     }
 
-    pub(crate) fn number(&mut self, key: &'static str) -> ParsedValue<f64> {
+    pub fn number(&mut self, key: &'static str) -> ParsedValue<f64> {
         self.typed(key, "a number", "write it without quotes", |value| match value {
             ValueInner::Integer(whole) => Some(*whole as f64),
             ValueInner::Float(number) => Some(*number),
@@ -151,7 +146,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         })
     }
 
-    pub(crate) fn percent(&mut self, key: &'static str) -> Option<u8> {
+    pub fn percent(&mut self, key: &'static str) -> Option<u8> {
         let at = self.table.get(key).map(|value| value.span);
         let read = self.count::<0, i64>(key)?;
         let percent = u8::try_from(read).ok().filter(|percent| *percent <= 100);
@@ -162,19 +157,19 @@ impl<'f, 'de> TableReader<'f, 'de> {
         percent
     }
 
-    pub(crate) fn duration(&mut self, key: &'static str) -> Option<Duration> {
+    pub fn duration(&mut self, key: &'static str) -> Option<Duration> {
         let typed = self.typed(key, "a duration", "write it as \"5m\", \"1h 30m\" or \"250ms\"", |value| {
             value.as_str().map(str::to_owned)
         });
         duration(self.findings, key, typed.given()?)
     }
 
-    pub(crate) fn positive(&mut self, key: &'static str) -> Option<Duration> {
+    pub fn positive(&mut self, key: &'static str) -> Option<Duration> {
         self.positive_with_hint(key, "give a time, such as \"1s\"")
     }
 
     /// Reads a duration greater than zero, or `"off"`, which returns `off`.
-    pub(crate) fn positive_or_off(&mut self, key: &'static str, off: Duration) -> Option<Duration> {
+    pub fn positive_or_off(&mut self, key: &'static str, off: Duration) -> Option<Duration> {
         match self.off(key) {
             Some(is_off) => is_off.then_some(off),
             None => self.positive_with_hint(key, "give a time, such as \"3m\", or \"off\" for never"),
@@ -192,7 +187,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         Some(read)
     }
 
-    pub(crate) fn durations(&mut self, key: &'static str) -> Option<Vec<Duration>> {
+    pub fn durations(&mut self, key: &'static str) -> Option<Vec<Duration>> {
         let at = self.table.get(key).map(|value| value.span)?;
         let typed = self.texts(key)?;
         if typed.is_empty() {
@@ -203,7 +198,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         (read.len() == typed.len()).then_some(read)
     }
 
-    pub(crate) fn bytes(&mut self, key: &'static str) -> ParsedValue<u64> {
+    pub fn bytes(&mut self, key: &'static str) -> ParsedValue<u64> {
         let hint = "write it as \"64MiB\", or as a number of bytes";
         let read = self.typed(key, "a size", hint, |value| match value {
             ValueInner::Integer(bytes) => Some(u64::try_from(*bytes).ok()),
@@ -222,7 +217,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         ParsedValue::Unreadable
     }
 
-    pub(crate) fn span_of(&self, key: &'static str) -> Option<Span> {
+    pub fn span_of(&self, key: &'static str) -> Option<Span> {
         self.table.get(key).map(|value| value.span)
     }
 
@@ -243,7 +238,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         Some(false)
     }
 
-    pub(crate) fn limit<T>(
+    pub fn limit<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Self, &'static str) -> Option<T>,
@@ -254,7 +249,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         }
     }
 
-    pub(crate) fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
+    pub fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         let typed = self.text(key);
         let word = typed.given()?;
         if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
@@ -267,7 +262,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
     }
 
     /// Reads the bind mounts of a sandbox: `"/path"` or `"/path:/target"`, optionally followed by `:rw`.
-    pub(crate) fn binds(&mut self, key: &'static str) -> Option<Vec<SandboxBind>> {
+    pub fn binds(&mut self, key: &'static str) -> Option<Vec<SandboxBind>> {
         let typed = self.texts(key)?;
         let mut binds = Vec::new();
         for text in typed {
@@ -292,7 +287,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         Some(binds)
     }
 
-    pub(crate) fn texts(&mut self, key: &'static str) -> Option<Vec<SpannedText>> {
+    pub fn texts(&mut self, key: &'static str) -> Option<Vec<SpannedText>> {
         let (_, mut value) = self.take(key)?;
         let hint = "write it as a list: [\"one\", \"two\"]";
         match value.take() {
@@ -314,7 +309,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         }
     }
 
-    pub(crate) fn text_map(&mut self, key: &'static str) -> Vec<(SpannedText, SpannedText)> {
+    pub fn text_map(&mut self, key: &'static str) -> Vec<(SpannedText, SpannedText)> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         let table = match value.take() {
             ValueInner::Table(table) => table,
@@ -339,20 +334,12 @@ impl<'f, 'de> TableReader<'f, 'de> {
         entries
     }
 
-    pub(crate) fn section<T: Default>(
-        &mut self,
-        key: &'static str,
-        read: impl FnOnce(&mut TableReader<'_, 'de>) -> T,
-    ) -> T {
+    pub fn section<T: Default>(&mut self, key: &'static str, read: impl FnOnce(&mut TableReader<'_, 'de>) -> T) -> T {
         let Some((name, value)) = self.take(key) else { return T::default() };
         inside(value, name.span, format!("`{key}`"), self.findings, read).unwrap_or_default()
     }
 
-    pub(crate) fn list<T>(
-        &mut self,
-        key: &'static str,
-        mut read: impl FnMut(&mut TableReader<'_, 'de>) -> T,
-    ) -> Vec<T> {
+    pub fn list<T>(&mut self, key: &'static str, mut read: impl FnMut(&mut TableReader<'_, 'de>) -> T) -> Vec<T> {
         let Some((_, mut value)) = self.take(key) else { return Vec::new() };
         match value.take() {
             ValueInner::Array(items) => {
@@ -370,7 +357,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         }
     }
 
-    pub(crate) fn values(&mut self, key: &'static str) -> Vec<(SpannedText, Value<'de>)> {
+    pub fn values(&mut self, key: &'static str) -> Vec<(SpannedText, Value<'de>)> {
         let Some((name, value)) = self.take(key) else { return Vec::new() };
         let Some(inner) = TableReader::open(value, name.span, format!("`{key}`"), self.findings) else {
             return Vec::new();
@@ -381,7 +368,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         values
     }
 
-    pub(crate) fn named<T>(
+    pub fn named<T>(
         &mut self,
         key: &'static str,
         mut read: impl FnMut(SpannedText, &mut TableReader<'_, 'de>) -> T,
@@ -447,13 +434,13 @@ fn size(text: &str) -> Option<u64> {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum ParsedLimit<T> {
+pub enum ParsedLimit<T> {
     None,
     At(T),
 }
 
 impl<T> ParsedLimit<T> {
-    pub(crate) fn meant(self) -> Option<T> {
+    pub fn meant(self) -> Option<T> {
         match self {
             Self::None => None,
             Self::At(limit) => Some(limit),
@@ -461,7 +448,7 @@ impl<T> ParsedLimit<T> {
     }
 }
 
-pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let word = word.to_lowercase();
     let close = |candidate: &str| {
         let edits = strsim::damerau_levenshtein(&word, candidate);

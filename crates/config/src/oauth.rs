@@ -1,14 +1,13 @@
 //! The `oauth` table of a remote server, parsed and validated.
 
-use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::{InstanceConfig, ServerTarget};
+use mcp_satellite_model::spec::{InstanceConfig, ServerTarget};
 use toml_span::Span;
 
 use super::check::ConfigCheck;
 use super::reader::{ParsedValue, SpannedText, TableReader};
 
 #[derive(Default)]
-pub(super) struct OAuthTable {
+pub(crate) struct OAuthTable {
     at: Span,
     grant: ParsedValue<String>,
     client_id: ParsedValue<String>,
@@ -18,25 +17,10 @@ pub(super) struct OAuthTable {
     scopes: Vec<SpannedText>,
 }
 
-/// OAuth settings of a server, for details that its authorization server does not provide.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OAuthPlan {
-    /// True if the satellite itself is granted access with its client secret, without a user.
-    pub machine: bool,
-    /// Client id of the satellite; `None` registers a client.
-    pub client_id: Option<String>,
-    /// Client secret of the satellite.
-    pub client_secret: Option<Secret>,
-    /// URL of the client metadata document, for authorization servers that support such documents.
-    pub client_metadata_url: Option<String>,
-    /// Issuer of the only trusted authorization server.
-    pub issuer: Option<String>,
-    /// Scopes to request. If empty, the scopes that the server names are used.
-    pub scopes: Vec<String>,
-}
+pub use mcp_satellite_model::settings::OAuthPlan;
 
 impl OAuthTable {
-    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
+    pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
             grant: fields.text("grant"),
@@ -48,11 +32,11 @@ impl OAuthTable {
         }
     }
 
-    pub(super) fn at(&self) -> Span {
+    pub(crate) fn at(&self) -> Span {
         self.at
     }
 
-    pub(super) fn meant(self, who: &str, check: &mut ConfigCheck<'_, '_>) -> OAuthPlan {
+    pub(crate) fn meant(self, who: &str, check: &mut ConfigCheck<'_, '_>) -> OAuthPlan {
         let grants = [("authorization_code", false), ("client_credentials", true)];
         let machine = check.word(&self.grant, "grant", &grants).unwrap_or_default();
         let client_id = self.client_id.given().map(|id| id.value.clone());
@@ -108,7 +92,7 @@ impl OAuthTable {
 
 /// Reports an error if an instance has its own credential or is a stdio server, so that OAuth does not apply.
 /// `instances` are those of one installation with an `oauth` table.
-pub(super) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut ConfigCheck<'_, '_>) {
+pub(crate) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut ConfigCheck<'_, '_>) {
     if instances.iter().any(|instance| matches!(instance.target, ServerTarget::Stdio { .. })) {
         check.findings.error(
             at,

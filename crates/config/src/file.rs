@@ -14,110 +14,110 @@ use super::policy::{self, BatchingTable, MemoryTable, TeamBudgetTable};
 use super::reader::{ParsedValue, SpannedText, TableReader};
 
 #[derive(Default)]
-pub(super) struct ConfigFile {
-    pub(super) name: ParsedValue<String>,
-    pub(super) profile: ParsedValue<String>,
-    pub(super) allowed_commands: Vec<SpannedText>,
-    pub(super) isolation: ParsedValue<String>,
-    pub(super) cgroups: ParsedValue<String>,
-    pub(super) uid_range: ParsedValue<String>,
-    pub(super) watch: ParsedValue<bool>,
-    pub(super) retention: Option<Duration>,
-    pub(super) gateway: GatewayTable,
-    pub(super) backend: BackendTable,
-    pub(super) journal: JournalTable,
-    pub(super) events: EventsTable,
-    pub(super) policy: policy::PolicyTier,
-    pub(super) team_budget: TeamBudgetTable,
-    pub(super) memory: MemoryTable,
-    pub(super) start_permits: Option<usize>,
-    pub(super) connect_permits: Option<usize>,
-    pub(super) servers: Vec<(SpannedText, ServerTable)>,
-    pub(super) teams: Vec<TeamTable>,
+pub(crate) struct ConfigFile {
+    pub(crate) name: ParsedValue<String>,
+    pub(crate) profile: ParsedValue<String>,
+    pub(crate) allowed_commands: Vec<SpannedText>,
+    pub(crate) isolation: ParsedValue<String>,
+    pub(crate) cgroups: ParsedValue<String>,
+    pub(crate) uid_range: ParsedValue<String>,
+    pub(crate) watch: ParsedValue<bool>,
+    pub(crate) retention: Option<Duration>,
+    pub(crate) gateway: GatewayTable,
+    pub(crate) backend: BackendTable,
+    pub(crate) journal: JournalTable,
+    pub(crate) events: EventsTable,
+    pub(crate) policy: policy::PolicyTier,
+    pub(crate) team_budget: TeamBudgetTable,
+    pub(crate) memory: MemoryTable,
+    pub(crate) start_permits: Option<usize>,
+    pub(crate) connect_permits: Option<usize>,
+    pub(crate) servers: Vec<(SpannedText, ServerTable)>,
+    pub(crate) teams: Vec<TeamTable>,
 }
 
 #[derive(Default)]
 #[expect(clippy::struct_field_names, reason = "limits, as they are typed")]
-pub(super) struct JournalTable {
-    pub(super) events_age_max: Option<Duration>,
-    pub(super) size_max: ParsedValue<u64>,
-    pub(super) server_logs_max: Option<usize>,
-    pub(super) request_logs_max: Option<usize>,
-    pub(super) logs_age_max: Option<Duration>,
+pub(crate) struct JournalTable {
+    pub(crate) events_age_max: Option<Duration>,
+    pub(crate) size_max: ParsedValue<u64>,
+    pub(crate) server_logs_max: Option<usize>,
+    pub(crate) request_logs_max: Option<usize>,
+    pub(crate) logs_age_max: Option<Duration>,
 }
 
 #[derive(Default)]
-pub(super) struct EventsTable {
-    pub(super) at: Span,
-    pub(super) sink: ParsedValue<String>,
-    pub(super) rotate_at: ParsedValue<u64>,
-    pub(super) keep: Option<usize>,
-    pub(super) url: ParsedValue<String>,
-    pub(super) token: ParsedValue<String>,
-    pub(super) batch: BatchingTable,
+pub(crate) struct EventsTable {
+    pub(crate) at: Span,
+    pub(crate) sink: ParsedValue<String>,
+    pub(crate) rotate_at: ParsedValue<u64>,
+    pub(crate) keep: Option<usize>,
+    pub(crate) url: ParsedValue<String>,
+    pub(crate) token: ParsedValue<String>,
+    pub(crate) batch: BatchingTable,
 }
 
 #[derive(Default)]
-pub(super) struct ServerTierTable {
-    pub(super) args: Vec<SpannedText>,
-    pub(super) env: Vec<(SpannedText, SpannedText)>,
-    pub(super) headers: Vec<(SpannedText, SpannedText)>,
-    pub(super) query: Vec<(SpannedText, SpannedText)>,
-    pub(super) bearer_token: ParsedValue<String>,
-    pub(super) health_url: ParsedValue<String>,
+pub(crate) struct ServerTierTable {
+    pub(crate) args: Vec<SpannedText>,
+    pub(crate) env: Vec<(SpannedText, SpannedText)>,
+    pub(crate) headers: Vec<(SpannedText, SpannedText)>,
+    pub(crate) query: Vec<(SpannedText, SpannedText)>,
+    pub(crate) bearer_token: ParsedValue<String>,
+    pub(crate) health_url: ParsedValue<String>,
 }
 
 #[derive(Default)]
-pub(super) struct ServerTable {
-    pub(super) at: Span,
-    pub(super) transport: ParsedValue<String>,
-    pub(super) protocol: ParsedValue<String>,
-    pub(super) command: ParsedValue<String>,
-    pub(super) url: ParsedValue<String>,
-    pub(super) cwd: ParsedValue<String>,
-    pub(super) tier: ServerTierTable,
-    pub(super) user_required: Vec<SpannedText>,
-    pub(super) oauth: Option<OAuthTable>,
+pub(crate) struct ServerTable {
+    pub(crate) at: Span,
+    pub(crate) transport: ParsedValue<String>,
+    pub(crate) protocol: ParsedValue<String>,
+    pub(crate) command: ParsedValue<String>,
+    pub(crate) url: ParsedValue<String>,
+    pub(crate) cwd: ParsedValue<String>,
+    pub(crate) tier: ServerTierTable,
+    pub(crate) user_required: Vec<SpannedText>,
+    pub(crate) oauth: Option<OAuthTable>,
 }
 
 #[derive(Default)]
-pub(super) struct TeamTable {
-    pub(super) at: Span,
-    pub(super) id: ParsedValue<String>,
-    pub(super) slug: ParsedValue<String>,
-    pub(super) policy: policy::PolicyTier,
-    pub(super) users: Vec<UserTable>,
-    pub(super) installations: Vec<InstallationTable>,
+pub(crate) struct TeamTable {
+    pub(crate) at: Span,
+    pub(crate) id: ParsedValue<String>,
+    pub(crate) slug: ParsedValue<String>,
+    pub(crate) policy: policy::PolicyTier,
+    pub(crate) users: Vec<UserTable>,
+    pub(crate) installations: Vec<InstallationTable>,
 }
 
 #[derive(Default)]
-pub(super) struct UserTable {
-    pub(super) at: Span,
-    pub(super) id: ParsedValue<String>,
-    pub(super) slug: ParsedValue<String>,
-    pub(super) token: ParsedValue<String>,
-    pub(super) tokens: Vec<SpannedText>,
-    pub(super) token_kept: bool,
-    pub(super) mcp_mode: ParsedValue<String>,
-    pub(super) tiers: Vec<(SpannedText, ServerTierTable)>,
+pub(crate) struct UserTable {
+    pub(crate) at: Span,
+    pub(crate) id: ParsedValue<String>,
+    pub(crate) slug: ParsedValue<String>,
+    pub(crate) token: ParsedValue<String>,
+    pub(crate) tokens: Vec<SpannedText>,
+    pub(crate) token_kept: bool,
+    pub(crate) mcp_mode: ParsedValue<String>,
+    pub(crate) tiers: Vec<(SpannedText, ServerTierTable)>,
 }
 
 #[derive(Default)]
-pub(super) struct InstallationTable {
-    pub(super) id: ParsedValue<String>,
-    pub(super) server: ParsedValue<String>,
-    pub(super) own: ServerTable,
-    pub(super) team: ServerTierTable,
-    pub(super) keep: ParsedValue<String>,
-    pub(super) update: ParsedValue<String>,
-    pub(super) request_logging: ParsedValue<bool>,
+pub(crate) struct InstallationTable {
+    pub(crate) id: ParsedValue<String>,
+    pub(crate) server: ParsedValue<String>,
+    pub(crate) own: ServerTable,
+    pub(crate) team: ServerTierTable,
+    pub(crate) keep: ParsedValue<String>,
+    pub(crate) update: ParsedValue<String>,
+    pub(crate) request_logging: ParsedValue<bool>,
     /// Users of the installation; `None` is all users of the team.
-    pub(super) users: Option<Vec<SpannedText>>,
-    pub(super) policy: policy::PolicyTier,
+    pub(crate) users: Option<Vec<SpannedText>>,
+    pub(crate) policy: policy::PolicyTier,
 }
 
 impl ConfigFile {
-    pub(super) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> Self {
+    pub(crate) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> Self {
         let at = Span::new(0, 0);
         let Some(mut fields) = TableReader::open(tree, at, "the file".to_owned(), findings) else {
             return Self::default();
@@ -180,7 +180,7 @@ impl EventsTable {
 }
 
 impl ServerTierTable {
-    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
+    pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             args: fields.texts("args").unwrap_or_default(),
             env: fields.text_map("env"),

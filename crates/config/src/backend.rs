@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_model::secret::Secret;
 use serde::Serialize;
 use toml_span::Span;
 
@@ -13,7 +13,6 @@ use super::file;
 use super::gateway::is_sendable;
 use super::plan::{Plan, PlanRestrictions};
 use super::reader::{ParsedValue, SpannedText, TableReader};
-use crate::backend::wire;
 use mcp_satellite_http::client::is_loopback;
 
 /// Name of the document in errors. It is not a path, so nothing in the document is relative to a folder.
@@ -78,7 +77,7 @@ impl BackendPlan {
 }
 
 #[derive(Default)]
-pub(super) struct BackendTable {
+pub(crate) struct BackendTable {
     at: Span,
     given: bool,
     url: ParsedValue<String>,
@@ -95,7 +94,7 @@ pub(super) struct BackendTable {
 }
 
 impl BackendTable {
-    pub(super) fn read(fields: &mut TableReader<'_, '_>) -> Self {
+    pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         let mut backend = Self {
             at: fields.at,
             given: true,
@@ -117,7 +116,7 @@ impl BackendTable {
         backend
     }
 
-    pub(super) fn meant(
+    pub(crate) fn meant(
         self,
         check: &mut ConfigCheck<'_, '_>,
         servers: &[(SpannedText, file::ServerTable)],
@@ -200,19 +199,18 @@ pub struct BackendDocument {
 }
 
 impl BackendDocument {
-    /// Converts the configuration that the backend sent.
+    /// Creates a document of the servers and teams that a backend has sent.
     ///
     /// # Errors
-    /// Returns an error if it cannot be serialized as JSON.
-    pub fn of(config: &wire::SatelliteConfig) -> serde_json::Result<Self> {
+    /// Returns an error if they cannot be serialized as JSON.
+    pub fn new(hash: String, servers: &impl Serialize, teams: &impl Serialize) -> serde_json::Result<Self> {
         #[derive(Serialize)]
-        struct BackendDocumentJson<'a> {
-            servers: &'a std::collections::BTreeMap<String, serde_json::Map<String, serde_json::Value>>,
-            teams: &'a [serde_json::Map<String, serde_json::Value>],
+        struct BackendDocumentJson<'a, S, T> {
+            servers: &'a S,
+            teams: &'a T,
         }
-        let text =
-            serde_json::to_string_pretty(&BackendDocumentJson { servers: &config.servers, teams: &config.teams })?;
-        Ok(Self { hash: config.hash.clone(), text: text.into() })
+        let text = serde_json::to_string_pretty(&BackendDocumentJson { servers, teams })?;
+        Ok(Self { hash, text: text.into() })
     }
 
     /// Validates the document under the restrictions of `base`.

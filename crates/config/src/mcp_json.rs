@@ -13,12 +13,12 @@ use super::errors::ConfigFindings;
 use super::file::{ConfigFile, InstallationTable, ServerTable, ServerTierTable, TeamTable, UserTable};
 use super::policy;
 use super::reader::{ParsedValue, SpannedText, TableReader};
-use crate::connect::remote::is_reserved;
+use mcp_satellite_model::spec::is_reserved_header;
 
 const DEPTH_MAX: usize = 32;
 
 /// Parses JSON with comments and trailing commas, as VS Code permits them. Returns `None` after an error.
-pub(super) fn parse(text: &str, findings: &mut ConfigFindings) -> Option<Value<'static>> {
+pub(crate) fn parse(text: &str, findings: &mut ConfigFindings) -> Option<Value<'static>> {
     let plain = without_comments(text);
     match serde_json::from_str::<&RawValue>(&plain) {
         Ok(raw) => tree(&plain, raw, DEPTH_MAX, findings),
@@ -172,7 +172,7 @@ fn without_comments(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
-pub(super) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> ConfigFile {
+pub(crate) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> ConfigFile {
     let at = Span::new(0, 1);
     let given = |text: &str| ParsedValue::Given(Spanned::with_span(text.to_owned(), at));
     let mut installations = Vec::new();
@@ -232,7 +232,7 @@ fn server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindings) -
     };
     // Other programs require these headers in the file; the satellite sets them itself.
     server.tier.headers.retain(|(name, _)| {
-        let own = is_reserved(&name.value);
+        let own = is_reserved_header(&name.value);
         if own {
             let message = format!("the header `{}` of {who} is not used: the satellite sets it", name.value);
             fields.findings.warning(name.span, message);
