@@ -13,8 +13,6 @@ pub use mcp_satellite_config as config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
-#[cfg(feature = "journal")]
-pub mod delivery;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
@@ -23,8 +21,6 @@ mod erasures;
 pub mod gateway;
 #[cfg(feature = "cli")]
 mod identity;
-#[cfg(feature = "journal")]
-pub mod journal;
 #[cfg(feature = "cli")]
 mod known_dirs;
 #[cfg(feature = "cli")]
@@ -37,7 +33,6 @@ mod oauth;
 pub mod remedy;
 #[cfg(feature = "cli")]
 mod satellite;
-pub mod sink;
 #[cfg(feature = "cli")]
 mod values;
 #[cfg(feature = "cli")]
@@ -45,3 +40,6 @@ mod watch;
 
 pub use mcp_satellite_actors as actors;
 pub use mcp_satellite_files::data_dir;
+pub use mcp_satellite_store::sink;
+#[cfg(feature = "journal")]
+pub use mcp_satellite_store::{delivery, journal};

@@ -40,7 +40,7 @@ use super::{
     BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalJob, JournalLimits,
     JournalShared, JournalState, JournalStatus, database, read,
 };
-use crate::data_dir::DataDir;
+use mcp_satellite_files::data_dir::DataDir;
 
 /// Interval between attempts on a disk that does not accept writes. Each job tries earlier.
 const RETRY: Duration = Duration::from_secs(3);

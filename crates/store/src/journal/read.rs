@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::schema::{self, SchemaError};
 use super::{DATABASE, DIRECTORY, JournalHome, database};
-use crate::data_dir::DataDir;
+use mcp_satellite_files::data_dir::DataDir;
 
 const CHUNK: usize = 500;
 /// Timeout for the writer's lock, which it holds only while it opens the database.

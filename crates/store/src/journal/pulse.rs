@@ -49,7 +49,6 @@ impl DiskMonitor {
         done
     }
 
-    #[cfg(feature = "cli")]
     pub(super) fn is_hanging(&self) -> bool {
         *self.hangs.borrow()
     }

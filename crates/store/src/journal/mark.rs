@@ -24,7 +24,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use super::JournalHome;
-use crate::data_dir::OpenMode;
+use mcp_satellite_files::data_dir::OpenMode;
 
 const FILE: &str = "seq";
 /// Maximum size of the file in bytes. A longer file is treated as missing.
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_as_it_was_written_and_a_torn_one_says_nothing() {
-        let dir = crate::data_dir::private_tempdir();
+        let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         assert_eq!(mark.used(None), 0);
         mark.note(5, false);
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_number_that_an_event_had_is_used_also_when_the_event_was_not_stored() {
-        let dir = crate::data_dir::private_tempdir();
+        let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.note(5, false);
         mark.grant(5, 324).unwrap();
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_number_that_cannot_be_written_down_is_not_granted() {
-        let dir = crate::data_dir::private_tempdir();
+        let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         std::fs::create_dir(dir.path().join("journal/seq")).unwrap();
         mark.grant(0, 10).unwrap_err();
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_is_about_to_be_stored_is_reserved_from_where_the_database_ends() {
-        let dir = crate::data_dir::private_tempdir();
+        let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.note(5, false);
         mark.reserve(10_000, 12_000);
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn while_the_database_takes_nothing_what_waits_in_memory_is_reserved_as_well() {
-        let dir = crate::data_dir::private_tempdir();
+        let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.note(100, true);
         mark.reserve(100, 50_000);
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn what_is_reserved_is_not_raised_for_each_event() {
-        let dir = crate::data_dir::private_tempdir();
+        let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         let mut reserved = std::collections::BTreeSet::new();
         for seq in 1..=50_000 {

@@ -2,7 +2,7 @@
 //! decides about retries.
 
 pub mod file;
-#[cfg(feature = "cli")]
+#[cfg(feature = "http")]
 pub mod http;
 pub mod stdout;
 mod writer;

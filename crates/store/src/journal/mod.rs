@@ -43,7 +43,7 @@ use mcp_satellite_actors::seam::{NumberStore, SinkAnswer, SinkBatch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
-use crate::data_dir::{DataDir, FileStat};
+use mcp_satellite_files::data_dir::{DataDir, FileStat};
 use keeper::JournalWriter;
 use pulse::DiskMonitor;
 
@@ -51,7 +51,7 @@ pub use read::{
     EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,
 };
 pub use sink::JournalSink;
-pub(crate) use store::Memos;
+pub use store::Memos;
 
 const DIRECTORY: &str = "journal";
 const DATABASE: &str = "journal.db";
@@ -315,7 +315,7 @@ impl Journal {
 
     /// Queues events that were delivered without being stored. They are stored once the disk accepts them, within the
     /// limit of memory.
-    pub(crate) fn went_directly(&self, batch: Arc<SinkBatch>) {
+    pub fn went_directly(&self, batch: Arc<SinkBatch>) {
         self.tell(move |keeper| keeper.owe(batch));
     }
 
@@ -358,7 +358,7 @@ impl Journal {
     /// Returns true if the database exists but its memos cannot be read yet. The journal's thread then passes them to
     /// `hook`, once, as soon as they can be read. The result of the hook replaces the stored memos, except where a
     /// newer memo exists.
-    pub(crate) fn memos_come_late(
+    pub fn memos_come_late(
         &self,
         hook: impl Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send + 'static,
     ) -> bool {
@@ -384,7 +384,7 @@ impl Journal {
 
     /// Waits until all earlier changes of memos are stored. An error contains the reason why they are not: they are
     /// stored once the disk accepts them, and lost if the satellite is killed before.
-    pub(crate) async fn memos_stored(&self) -> Result<(), JournalError> {
+    pub async fn memos_stored(&self) -> Result<(), JournalError> {
         self.while_it_answers(self.ask(JournalWriter::write_memos)).await.flatten()
     }
 
@@ -426,7 +426,7 @@ impl Journal {
     }
 
     /// Awaits an operation that depends on the disk. Returns an error and drops the operation once the disk is overdue.
-    pub(crate) async fn while_it_answers<T>(&self, waiting: impl Future<Output = T>) -> Result<T, JournalError> {
+    pub async fn while_it_answers<T>(&self, waiting: impl Future<Output = T>) -> Result<T, JournalError> {
         tokio::select! {
             biased;
             done = waiting => Ok(done),
@@ -437,13 +437,12 @@ impl Journal {
         }
     }
 
-    #[cfg(feature = "cli")]
-    pub(crate) fn hangs(&self) -> bool {
+    pub fn hangs(&self) -> bool {
         self.shared.pulse.is_hanging()
     }
 
     /// Waits until the disk has not answered for so long that its readers should stop waiting.
-    pub(crate) async fn is_given_up(&self) {
+    pub async fn is_given_up(&self) {
         self.shared.pulse.hangs().await;
         self.shared.pulse.overdue().await;
     }

@@ -24,7 +24,7 @@ use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde::Deserialize;
 
 use super::writer::WriterThread;
-use crate::data_dir::{DataDir, OpenMode};
+use mcp_satellite_files::data_dir::{DataDir, OpenMode};
 
 const CURRENT: &str = "events.jsonl";
 

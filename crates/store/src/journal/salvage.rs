@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::DATABASE;
 use super::read::{EventFacets, beyond, chunk, is_damage, number};
-use crate::data_dir::DataDir;
+use mcp_satellite_files::data_dir::DataDir;
 
 const ASIDE: &str = "journal.db.damaged-";
 const STEP: usize = 5_000;

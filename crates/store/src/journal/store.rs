@@ -18,7 +18,7 @@ use super::gone::LostRanges;
 use super::read::{EventFacets, chunk, number};
 use super::schema::{self, SchemaError};
 use super::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome, JournalLimits};
-use crate::data_dir::OpenMode;
+use mcp_satellite_files::data_dir::OpenMode;
 
 /// Timeout for locks of other processes. Only the satellite writes, so this is a person with a tool.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -40,7 +40,7 @@ const VACUUM_STEP: u64 = 2_048;
 const COMMANDS_KEPT_MS: i64 = 7 * 24 * 3600 * 1000;
 
 /// Latest memo of each instance; `None` deletes it.
-pub(crate) type Memos = HashMap<InstanceId, Option<String>>;
+pub type Memos = HashMap<InstanceId, Option<String>>;
 
 #[derive(Debug, Default)]
 pub(super) struct StoredState {
