@@ -18,7 +18,7 @@ mod endpoint;
 #[cfg(feature = "cli")]
 mod erasures;
 #[cfg(feature = "cli")]
-pub mod gateway;
+pub use mcp_satellite_gateway as gateway;
 #[cfg(feature = "cli")]
 mod identity;
 #[cfg(feature = "cli")]
@@ -30,7 +30,7 @@ mod memories;
 #[cfg(feature = "cli")]
 mod oauth;
 #[cfg(feature = "cli")]
-pub mod remedy;
+pub use mcp_satellite_gateway::remedy;
 #[cfg(feature = "cli")]
 mod satellite;
 #[cfg(feature = "cli")]

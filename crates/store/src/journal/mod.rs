@@ -43,8 +43,8 @@ use mcp_satellite_actors::seam::{NumberStore, SinkAnswer, SinkBatch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
-use mcp_satellite_files::data_dir::{DataDir, FileStat};
 use keeper::JournalWriter;
+use mcp_satellite_files::data_dir::{DataDir, FileStat};
 use pulse::DiskMonitor;
 
 pub use read::{
@@ -358,10 +358,7 @@ impl Journal {
     /// Returns true if the database exists but its memos cannot be read yet. The journal's thread then passes them to
     /// `hook`, once, as soon as they can be read. The result of the hook replaces the stored memos, except where a
     /// newer memo exists.
-    pub fn memos_come_late(
-        &self,
-        hook: impl Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send + 'static,
-    ) -> bool {
+    pub fn memos_come_late(&self, hook: impl Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send + 'static) -> bool {
         if !self.shared.memos_unread.load(Ordering::Acquire) {
             return false;
         }

@@ -12,18 +12,18 @@ use super::caller::{CallerSnapshot, OfferedCatalogues};
 use super::execute::{MetaToolCall, RelayedOperation, pass_on};
 use super::raw::{members, quoted, raw, respelled};
 use super::{structured, structured_with};
-use crate::gateway::face::CallAnswer;
-use crate::gateway::refusal::CallRefusal;
+use crate::face::CallAnswer;
+use crate::refusal::CallRefusal;
 
 // Path of the member in which a tool or resource names the resource of its user interface.
-pub(in crate::gateway) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
+pub(crate) const UI: [&str; 3] = ["_meta", "ui", "resourceUri"];
 
 // Separator between server and URI.
-pub(in crate::gateway) const SEPARATOR: char = '|';
+pub(crate) const SEPARATOR: char = '|';
 
 /// Returns a definition for the list of all servers: as its server wrote it, but with qualified URIs in the member
 /// `key` and in the path `UI`.
-pub(in crate::gateway) fn described(label: &str, raw: &str, key: &str) -> String {
+pub(crate) fn described(label: &str, raw: &str, key: &str) -> String {
     let spell = |uri: &str| qualified(label, uri);
     respelled(&respelled(raw, &[key], spell), &UI, spell)
 }
@@ -34,7 +34,7 @@ struct Resources {
     resource_templates: Vec<Box<RawValue>>,
 }
 
-pub(in crate::gateway) fn qualified(label: &str, uri: &str) -> String {
+pub(crate) fn qualified(label: &str, uri: &str) -> String {
     format!("{label}{SEPARATOR}{uri}")
 }
 

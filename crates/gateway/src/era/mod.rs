@@ -39,8 +39,8 @@ pub(crate) fn agreed(client: &str, server: &str) -> String {
 
 #[derive(Debug)]
 pub(crate) struct StatelessErrorResponse {
-    pub(crate) status: StatusCode,
-    pub(crate) error: RpcError,
+    pub status: StatusCode,
+    pub error: RpcError,
 }
 
 impl StatelessErrorResponse {

@@ -19,7 +19,7 @@ use super::super::wishes::McpLogLevel;
 use super::{ClientSession, ENDED, SentQuestion, SessionState};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ClientLifetime {
+pub enum ClientLifetime {
     Session,
     Request {
         method: Box<str>,
@@ -73,13 +73,13 @@ fn key(number: u64) -> String {
 }
 
 impl ClientSession {
-    pub(crate) fn is_guest(&self) -> bool {
+    pub fn is_guest(&self) -> bool {
         self.opening.presence != ClientLifetime::Session
     }
 
     /// Passes a server's message on: on behalf of `call`, if that is a call of this client. A guest receives only
     /// messages that belong to its request or match its subscription.
-    pub(crate) fn hear(&self, call: Option<u64>, message: &RpcMessage) {
+    pub fn hear(&self, call: Option<u64>, message: &RpcMessage) {
         let method = message.method().unwrap_or_default();
         match &self.opening.presence {
             ClientLifetime::Session => self.say(call, &[message.text()]),
@@ -113,11 +113,11 @@ impl ClientSession {
         }
     }
 
-    pub(crate) fn asks_with(&self, token: Option<&str>) {
+    pub fn asks_with(&self, token: Option<&str>) {
         self.state().token = token.map(Into::into);
     }
 
-    pub(crate) fn progress(&self, call: u64, message: &RpcMessage) {
+    pub fn progress(&self, call: u64, message: &RpcMessage) {
         if !self.is_guest() {
             return self.say(Some(call), &[message.text()]);
         }
@@ -128,7 +128,7 @@ impl ClientSession {
         self.unless_slow(said);
     }
 
-    pub(crate) fn answers(&self, question: &RpcMessage) -> Result<(), String> {
+    pub fn answers(&self, question: &RpcMessage) -> Result<(), String> {
         let (method, client) = (question.method().unwrap_or_default(), &self.opening.greeting);
         let why = match &self.opening.presence {
             ClientLifetime::Session if client.answers(method) => return Ok(()),
@@ -145,7 +145,7 @@ impl ClientSession {
 
     /// Starts a subscription by sending the acknowledgement. Returns false if there is no memory for the filter.
     #[must_use]
-    pub(crate) fn agree(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
+    pub fn agree(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
         let params =
             format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
@@ -161,7 +161,7 @@ impl ClientSession {
         true
     }
 
-    pub(crate) async fn asked(&self) {
+    pub async fn asked(&self) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -172,7 +172,7 @@ impl ClientSession {
         }
     }
 
-    pub(crate) fn input_requests(&self) -> String {
+    pub fn input_requests(&self) -> String {
         let state = self.state();
         let mut asked: Vec<_> = state.questions.iter().collect();
         asked.sort_unstable_by_key(|(number, _)| **number);
@@ -188,7 +188,7 @@ impl ClientSession {
 
     /// Passes the answers of a repeated request to the servers. Malformed answers and those to unknown questions are
     /// ignored.
-    pub(in crate::gateway) fn answered_with(&self, responses: &JsonMembers<'_>) {
+    pub(crate) fn answered_with(&self, responses: &JsonMembers<'_>) {
         for (name, value) in responses.iter().filter(|(_, value)| value.starts_with('{')) {
             let number = name.strip_prefix("input-").and_then(|number| number.parse().ok());
             let asked = number.and_then(|number: u64| self.state().questions.remove(&number));
@@ -201,7 +201,7 @@ impl ClientSession {
         }
     }
 
-    pub(crate) fn decline_all(&self, why: &str) {
+    pub fn decline_all(&self, why: &str) {
         let questions = std::mem::take(&mut self.state().questions);
         for asked in questions.into_values() {
             asked.question.decline(change::INTERNAL_ERROR, why);

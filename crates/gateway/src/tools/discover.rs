@@ -12,8 +12,8 @@ use super::caller::CallerSnapshot;
 use super::raw::{members, raw, respelled};
 use super::resources::{UI, qualified};
 use super::structured;
-use crate::gateway::refusal::CallRefusal;
-use crate::gateway::search::{CatalogueIndexes, SearchedServer, ToolHit, search};
+use crate::refusal::CallRefusal;
+use crate::search::{CatalogueIndexes, SearchedServer, ToolHit, search};
 
 const QUERY_MAX: usize = 512;
 const LIMIT_MAX: usize = 50;

@@ -16,7 +16,7 @@ pub(super) const URI_BYTES_MAX: usize = 8 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum McpLogLevel {
+pub enum McpLogLevel {
     Debug,
     Info,
     Notice,

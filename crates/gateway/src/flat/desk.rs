@@ -10,10 +10,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep_until};
 
 use super::picture::{ItemKind, MergedList, MergedLists};
-use crate::gateway::access::User;
-use crate::gateway::session::ClientSession;
-use crate::gateway::session::guest::words;
-use crate::gateway::tools::{CallerCache, CallerSnapshot};
+use crate::access::User;
+use crate::session::ClientSession;
+use crate::session::guest::words;
+use crate::tools::{CallerCache, CallerSnapshot};
 
 // Only changes that last this long are announced, so a quick restart of a server is not.
 const SETTLED_AFTER: Duration = Duration::from_millis(250);

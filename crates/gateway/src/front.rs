@@ -52,10 +52,10 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
 
 pub(crate) struct HttpFront {
-    pub(crate) faces: Arc<dyn EndpointHandler>,
-    pub(crate) sessions: Arc<Sessions>,
-    pub(crate) tell: ClientEventSink,
-    pub(crate) access: Arc<Access>,
+    pub faces: Arc<dyn EndpointHandler>,
+    pub sessions: Arc<Sessions>,
+    pub tell: ClientEventSink,
+    pub access: Arc<Access>,
     connections: Arc<Connections>,
     settings: RwLock<Arc<GatewaySettings>>,
     changed: Notify,

@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::raw::{Members, members};
-use crate::gateway::refusal::CallRefusal;
+use crate::refusal::CallRefusal;
 
 #[derive(Debug)]
 pub(super) struct MetaToolArguments<'a>(Members<'a>);

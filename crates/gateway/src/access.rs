@@ -24,8 +24,8 @@ use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::config::{EndpointAuth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
-use crate::data_dir::DataDir;
+use mcp_satellite_config::{EndpointAuth, GatewayLimits, GatewayPlan, GatewayUser, TokenHash};
+use mcp_satellite_files::data_dir::DataDir;
 
 // Wrong tokens per second, from all clients together, after which the answer is "too many requests".
 const FAILURES_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
@@ -38,7 +38,7 @@ const FORWARDED: [&str; 5] = ["forwarded", "x-forwarded-for", "x-forwarded-host"
 // Prefix of generated tokens: identifies a leaked token.
 const TOKEN_PREFIX: &str = "sat_";
 
-pub(crate) const TOKEN_FILE: &str = "token";
+pub const TOKEN_FILE: &str = "token";
 
 // Bytes. The file contains one line.
 const TOKEN_FILE_MAX: u64 = 4096;
@@ -260,7 +260,7 @@ impl User {
         })
     }
 
-    pub(crate) fn bodies(&self) -> ByteShare {
+    pub fn bodies(&self) -> ByteShare {
         self.allowance.bodies.share()
     }
 
@@ -503,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_token_is_kept_in_the_data_directory_for_its_owner_only() {
-        let home = crate::data_dir::private_tempdir();
+        let home = mcp_satellite_files::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
         let token = kept_token(&data_dir).unwrap();
         assert!(token.expose().len() == 68 && token != new_token().unwrap());
@@ -519,7 +519,7 @@ mod tests {
 
     #[test]
     fn a_weak_token_in_the_data_directory_is_refused() {
-        let home = crate::data_dir::private_tempdir();
+        let home = mcp_satellite_files::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
         for weak in ["\n", "short\n", &"x".repeat(31), &"two words ".repeat(10), "\u{fc}".repeat(40).as_str()] {
             data_dir.replace(TOKEN_FILE, weak.as_bytes()).unwrap();

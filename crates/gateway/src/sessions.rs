@@ -16,7 +16,7 @@ use super::face::ClientDescription;
 use super::session::guest::ClientLifetime;
 use super::session::{ClientSession, EndpointPath, SessionEnd, SessionFacts};
 use super::stream::is_crowded;
-use crate::config::GatewayLimits;
+use mcp_satellite_config::GatewayLimits;
 
 /// Reason for rejecting a new session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ impl Sessions {
         Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams }
     }
 
-    pub(crate) fn memory(&self) -> &Arc<ByteBudget> {
+    pub fn memory(&self) -> &Arc<ByteBudget> {
         &self.memory
     }
 
@@ -110,7 +110,7 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn open(
+    pub fn open(
         &self,
         opening: SessionFacts,
         limits: &GatewayLimits,
@@ -141,7 +141,7 @@ impl Sessions {
         Ok((session, evicted))
     }
 
-    pub(crate) fn guest(&self, opening: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
+    pub fn guest(&self, opening: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut table = self.table();
         let guest = self.made(&table, opening, now)?;
         let calls_tool =
@@ -151,7 +151,7 @@ impl Sessions {
         Ok(guest)
     }
 
-    pub(crate) fn goes(&self, guest: &ClientSession) {
+    pub fn goes(&self, guest: &ClientSession) {
         guest.end(SessionEnd::Closed);
         let mut table = self.table();
         if table.guests.remove(&guest.number()).is_some() {
@@ -159,11 +159,11 @@ impl Sessions {
         }
     }
 
-    pub(crate) fn saw(&self, user: &User, client: &ClientDescription, now: Instant) {
+    pub fn saw(&self, user: &User, client: &ClientDescription, now: Instant) {
         self.table().visitors.seen(user, client, now);
     }
 
-    pub(crate) fn clients(&self, now: Instant) -> Vec<ClientStatus> {
+    pub fn clients(&self, now: Instant) -> Vec<ClientStatus> {
         let table = self.table();
         let sessions = table.all.values().filter(|session| !session.is_guest());
         let mut clients: Vec<_> = sessions.filter_map(|session| clients::of_session(session, now)).collect();
@@ -190,13 +190,7 @@ impl Sessions {
 
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
-    pub(crate) fn find(
-        &self,
-        id: &str,
-        user: &User,
-        place: EndpointPath<'_>,
-        now: Instant,
-    ) -> Option<Arc<ClientSession>> {
+    pub fn find(&self, id: &str, user: &User, place: EndpointPath<'_>, now: Instant) -> Option<Arc<ClientSession>> {
         let (number, secret) = parse(id)?;
         let session = self.table().all.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
@@ -226,11 +220,11 @@ impl Sessions {
         self.table().all.values().cloned().collect()
     }
 
-    pub(crate) fn guests(&self) -> Vec<Arc<ClientSession>> {
+    pub fn guests(&self) -> Vec<Arc<ClientSession>> {
         self.table().guests.values().cloned().collect()
     }
 
-    pub(crate) fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<ClientSession>> {
+    pub fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<ClientSession>> {
         let table = self.table();
         let numbers = table.of.get(&(team.clone(), user.clone())).into_iter().flatten();
         let sessions = numbers.filter_map(|number| table.all.get(number));
@@ -238,12 +232,12 @@ impl Sessions {
         sessions.chain(table.guests.values().filter(is_theirs)).cloned().collect()
     }
 
-    pub(crate) fn close(&self, session: &Arc<ClientSession>, why: SessionEnd) -> Option<Arc<ClientSession>> {
+    pub fn close(&self, session: &Arc<ClientSession>, why: SessionEnd) -> Option<Arc<ClientSession>> {
         session.end(why);
         self.table().remove(session.number())
     }
 
-    pub(crate) fn sweep(&self, limits: &GatewayLimits, now: Instant) -> Vec<Arc<ClientSession>> {
+    pub fn sweep(&self, limits: &GatewayLimits, now: Instant) -> Vec<Arc<ClientSession>> {
         let over = |session: &&Arc<ClientSession>| {
             let idle =
                 session.idle_since().is_some_and(|since| now.saturating_duration_since(since) >= limits.session_idle);
@@ -262,7 +256,7 @@ impl Sessions {
 
     /// If more than half of the budget is used, drops events that are kept for absent clients, least useful first,
     /// until less than three eighths are used.
-    pub(crate) fn relieve(&self) {
+    pub fn relieve(&self) {
         if !is_crowded(&self.streams) {
             return;
         }
@@ -308,7 +302,7 @@ pub(super) mod tests {
     use super::super::face::EndpointId;
     use super::super::stream::UNASKED;
     use super::*;
-    use crate::config::{GatewayPlan, GatewayUser, TokenHash};
+    use mcp_satellite_config::{GatewayPlan, GatewayUser, TokenHash};
 
     pub(in super::super) fn user(name: &str) -> Permission {
         let (team, slug, tokens) = ("team".into(), name.into(), vec![TokenHash::of("t")]);

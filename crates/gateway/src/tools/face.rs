@@ -10,22 +10,18 @@ use mcp_satellite_actors::rpc::{RpcMessage, joined, member};
 use super::MetaTools;
 use super::raw::quoted;
 use super::schema::{INSTRUCTIONS, TOOLS};
-use crate::gateway::access::User;
-use crate::gateway::era::{self, change};
-use crate::gateway::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
-use crate::gateway::instructions::aggregated;
-use crate::gateway::refusal::INVALID_PARAMS;
-use crate::gateway::reply::METHOD_NOT_FOUND;
-use crate::gateway::session::ClientSession;
-use crate::gateway::wishes::McpLogLevel;
+use crate::access::User;
+use crate::era::{self, change};
+use crate::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
+use crate::instructions::aggregated;
+use crate::refusal::INVALID_PARAMS;
+use crate::reply::METHOD_NOT_FOUND;
+use crate::session::ClientSession;
+use crate::wishes::McpLogLevel;
 
 const CAPABILITIES: &str = r#"{"tools":{},"logging":{}}"#;
 
-pub(in crate::gateway) fn welcome(
-    greeting: &ClientDescription,
-    capabilities: &str,
-    instructions: &str,
-) -> InitializeAnswer {
+pub(crate) fn welcome(greeting: &ClientDescription, capabilities: &str, instructions: &str) -> InitializeAnswer {
     let version = era::agreed(&greeting.version, era::NEWEST);
     let result = format!(
         r#"{{"protocolVersion":{},"capabilities":{capabilities},"serverInfo":{{"name":"mcp-satellite","version":{}}},"instructions":{}}}"#,
@@ -36,13 +32,13 @@ pub(in crate::gateway) fn welcome(
     InitializeAnswer { result, version }
 }
 
-pub(in crate::gateway) fn unknown(method: Option<&str>) -> CallAnswer {
+pub(crate) fn unknown(method: Option<&str>) -> CallAnswer {
     let method = method.unwrap_or_default();
     CallAnswer::Error(RpcError::new(METHOD_NOT_FOUND, format!("there is no method `{method}` here")))
 }
 
 /// Returns a list that has a single page; any cursor is unknown.
-pub(in crate::gateway) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> CallAnswer {
+pub(crate) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> CallAnswer {
     match params.and_then(|params| member(params, "cursor")) {
         None | Some("null") => CallAnswer::Result(list()),
         Some(_) => {
@@ -53,7 +49,7 @@ pub(in crate::gateway) fn whole(params: Option<&str>, list: impl FnOnce() -> Str
 
 /// Handles a notification from a client of several servers. Progress on a question goes to the server that asked; all
 /// other notifications concern no server.
-pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
+pub(crate) fn notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
     let Some(token) = message.token().filter(|_| message.method() == Some("notifications/progress")) else { return };
     let Some((of, theirs)) = session.question(token) else { return };
     let told = RpcMessage::read(joined(&message.told_as(&theirs)));
@@ -65,7 +61,7 @@ pub(in crate::gateway) fn notification(runtime: &RuntimeHandle, session: &Client
 }
 
 impl MetaTools {
-    pub(in crate::gateway) fn initialize(
+    pub(crate) fn initialize(
         &self,
         user: &User,
         greeting: &ClientDescription,
@@ -73,7 +69,7 @@ impl MetaTools {
         ready(Ok(welcome(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
-    pub(in crate::gateway) fn discover(&self, user: &User) -> String {
+    pub(crate) fn discover(&self, user: &User) -> String {
         change::own_discovery(CAPABILITIES, &self.instructions(user))
     }
 
@@ -81,13 +77,13 @@ impl MetaTools {
         aggregated(INSTRUCTIONS, &self.caller(&user.team, &user.user))
     }
 
-    pub(in crate::gateway) fn began(&self, session: &Arc<ClientSession>) {
+    pub(crate) fn began(&self, session: &Arc<ClientSession>) {
         let user = session.user();
         self.warm(&user.team, &user.user);
         self.listen(session);
     }
 
-    pub(in crate::gateway) fn listen(&self, session: &Arc<ClientSession>) {
+    pub(crate) fn listen(&self, session: &Arc<ClientSession>) {
         self.notices.enter(session, &self.runtime, &self.callers);
         // The session may have been evicted before this call.
         if session.ended().is_some() {
@@ -95,11 +91,11 @@ impl MetaTools {
         }
     }
 
-    pub(in crate::gateway) fn ended(&self, session: &ClientSession) {
+    pub(crate) fn ended(&self, session: &ClientSession) {
         self.notices.leave(session);
     }
 
-    pub(in crate::gateway) fn request(
+    pub(crate) fn request(
         self: &Arc<Self>,
         session: Arc<ClientSession>,
         call: EndpointCall,

@@ -16,9 +16,9 @@ use tokio::time::Duration;
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
 use super::raw::quoted;
-use crate::gateway::face::{CallAnswer, EndpointCall};
-use crate::gateway::forward::forward;
-use crate::gateway::refusal::CallRefusal;
+use crate::face::{CallAnswer, EndpointCall};
+use crate::forward::forward;
+use crate::refusal::CallRefusal;
 
 #[derive(Debug)]
 pub(super) struct MetaToolCall<'a> {

@@ -18,9 +18,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::caller::{CallerCache, CallerSnapshot};
 use super::raw::written;
-use crate::gateway::session::ClientSession;
-use crate::gateway::session::guest::ClientLifetime;
-use crate::gateway::wishes::McpLogLevel;
+use crate::session::ClientSession;
+use crate::session::guest::ClientLifetime;
+use crate::wishes::McpLogLevel;
 
 // Shorter interruptions are not reported.
 const LOST_AFTER: Duration = Duration::from_secs(2);

@@ -8,8 +8,8 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_actors::model::spec::InstanceSpec;
 
-use crate::gateway::names::{self, NameLookup, ServerNameIndex, ServerNames};
-use crate::gateway::refusal::CallRefusal;
+use crate::names::{self, NameLookup, ServerNameIndex, ServerNames};
+use crate::refusal::CallRefusal;
 
 /// A user together with a snapshot.
 #[derive(Debug, Clone)]

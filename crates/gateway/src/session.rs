@@ -34,7 +34,7 @@ use guest::{ClientLifetime, GuestSubscription};
 // SSE comment that keeps a silent connection open and detects a dead one.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
-pub(crate) const ENDED: &str = "the session has ended";
+pub const ENDED: &str = "the session has ended";
 
 /// Reason for the end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub struct SessionFacts {
     pub version: String,
     /// `User-Agent` of the request that opened the session.
     pub user_agent: Option<String>,
-    pub(crate) presence: ClientLifetime,
+    pub presence: ClientLifetime,
 }
 
 /// The endpoint that a request path names.
@@ -113,7 +113,7 @@ impl SessionFacts {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RequestIdInUse;
+pub struct RequestIdInUse;
 
 /// The session of one client. A stateless request has one of its own, called a guest.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ pub struct ClientSession {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CallEvent {
+pub enum CallEvent {
     Word,
     Over,
 }
@@ -295,13 +295,7 @@ impl SessionState {
 }
 
 impl ClientSession {
-    pub(crate) fn new(
-        number: u64,
-        secret: [u8; 16],
-        opening: SessionFacts,
-        now: Instant,
-        budget: Arc<ByteBudget>,
-    ) -> Self {
+    pub fn new(number: u64, secret: [u8; 16], opening: SessionFacts, now: Instant, budget: Arc<ByteBudget>) -> Self {
         let state = SessionState {
             ended: None,
             active_at: now,
@@ -342,20 +336,20 @@ impl ClientSession {
         format!("{:016x}", self.number)
     }
 
-    pub(crate) fn secret(&self) -> &[u8; 16] {
+    pub fn secret(&self) -> &[u8; 16] {
         &self.secret
     }
 
     /// Returns the complete id. It is a credential, together with the user's token.
-    pub(crate) fn id(&self) -> String {
+    pub fn id(&self) -> String {
         format!("{:016x}{:032x}", self.number, u128::from_be_bytes(self.secret))
     }
 
-    pub(crate) fn began(&self) -> Instant {
+    pub fn began(&self) -> Instant {
         self.began
     }
 
-    pub(crate) fn count_tool(&self) {
+    pub fn count_tool(&self) {
         self.tools_called.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -364,11 +358,11 @@ impl ClientSession {
         self.tools_called.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn budget(&self) -> &Arc<ByteBudget> {
+    pub fn budget(&self) -> &Arc<ByteBudget> {
         &self.budget
     }
 
-    pub(crate) fn over(&self) -> &CancellationToken {
+    pub fn over(&self) -> &CancellationToken {
         &self.over
     }
 
@@ -456,7 +450,7 @@ impl ClientSession {
         self.unless_slow(said);
     }
 
-    pub(crate) fn answered(&self, message: RpcMessage) -> bool {
+    pub fn answered(&self, message: RpcMessage) -> bool {
         let Some(number) = message.id().and_then(|id| id.parse().ok()) else { return false };
         let Some(asked) = self.state().questions.remove(&number) else { return false };
         asked.question.answer(message);
@@ -482,18 +476,18 @@ impl ClientSession {
         !self.state().calls.is_empty()
     }
 
-    pub(crate) fn open_count(&self) -> usize {
+    pub fn open_count(&self) -> usize {
         let state = self.state();
         state.calls.len() + usize::from(state.unasked.stream.is_heard())
     }
 
-    pub(crate) fn idle_since(&self) -> Option<Instant> {
+    pub fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         (state.calls.is_empty() && !state.unasked.stream.is_heard()).then_some(state.active_at)
     }
 
     /// Records activity of the client. Returns false if the session has ended or belongs to another endpoint.
-    pub(crate) fn active(&self, place: EndpointPath<'_>, now: Instant) -> bool {
+    pub fn active(&self, place: EndpointPath<'_>, now: Instant) -> bool {
         if !self.opening.is_at(place) {
             return false;
         }
@@ -503,26 +497,22 @@ impl ClientSession {
     }
 
     /// Returns the sort key for dropping buffers: clients without a reader first, then the longest inactive.
-    pub(crate) fn worth_keeping(&self) -> (bool, Instant) {
+    pub fn worth_keeping(&self) -> (bool, Instant) {
         let state = self.state();
         (state.unasked.stream.is_heard(), state.active_at)
     }
 
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         let mut state = self.state();
         state.unasked.stream.forget();
         state.decline_dropped(UNASKED);
     }
 
-    pub(crate) fn lost(&self) -> u64 {
+    pub fn lost(&self) -> u64 {
         self.state().unasked.stream.lost()
     }
 
-    pub(crate) fn begin(
-        &self,
-        id: &Arc<str>,
-        streams: bool,
-    ) -> Result<(u64, oneshot::Receiver<RpcMessage>), RequestIdInUse> {
+    pub fn begin(&self, id: &Arc<str>, streams: bool) -> Result<(u64, oneshot::Receiver<RpcMessage>), RequestIdInUse> {
         let (withdraw, withdrawn) = oneshot::channel();
         let mut state = self.state();
         // An answered call no longer occupies its id, even if its stream is not read completely.
@@ -540,7 +530,7 @@ impl ClientSession {
         Ok((number, withdrawn))
     }
 
-    pub(crate) fn cancel(&self, words: RpcMessage) -> bool {
+    pub fn cancel(&self, words: RpcMessage) -> bool {
         let withdraw = {
             let mut state = self.state();
             let Some(id) = words.of() else { return false };
@@ -551,7 +541,7 @@ impl ClientSession {
     }
 
     /// Waits until a message is sent on the stream of a call or the session ends.
-    pub(crate) async fn news(&self, call: u64) -> CallEvent {
+    pub async fn news(&self, call: u64) -> CallEvent {
         poll_fn(|context| {
             let mut state = self.state();
             let over = state.ended.is_some();
@@ -570,7 +560,7 @@ impl ClientSession {
     }
 
     /// Returns true if the answer is the first message of the call. From then on no message is sent on its stream.
-    pub(crate) fn is_answered_first(&self, call: u64) -> bool {
+    pub fn is_answered_first(&self, call: u64) -> bool {
         let mut state = self.state();
         let Some(open) = state.calls.get_mut(&call) else { return true };
         let first = !open.ear.stream.has_news();
@@ -581,7 +571,7 @@ impl ClientSession {
     }
 
     /// Ends the stream of a call, after its answer if there is one (`None` if the client cancelled the call).
-    pub(crate) fn finish(&self, call: u64, answer: Option<&[&str]>) {
+    pub fn finish(&self, call: u64, answer: Option<&[&str]>) {
         let said = {
             let mut state = self.state();
             let Some(open) = state.calls.get_mut(&call) else { return };
@@ -593,7 +583,7 @@ impl ClientSession {
         self.unless_slow(said);
     }
 
-    pub(crate) fn close(&self, call: u64) {
+    pub fn close(&self, call: u64) {
         let mut state = self.state();
         // The last messages of an ended session still have to be read, unless its client reads too slowly.
         if state.ended.is_some_and(|why| why != SessionEnd::Slow) {
@@ -609,7 +599,7 @@ impl ClientSession {
 
     /// Waits until the stream of a call has no reader left: it was read completely, or its reader left and did not
     /// return within `grace` or cannot return.
-    pub(crate) async fn abandoned(&self, call: u64, grace: Duration) {
+    pub async fn abandoned(&self, call: u64, grace: Duration) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -635,12 +625,7 @@ impl ClientSession {
 
     /// Attaches a listener to a stream. `after` is the last event that a returning client has; `keep_alive` is the
     /// longest silence on the connection. Returns `None` if the session has ended or there is no such stream.
-    pub(crate) fn listen(
-        self: &Arc<Self>,
-        stream: u64,
-        after: Option<u64>,
-        keep_alive: Duration,
-    ) -> Option<EventStreamBody> {
+    pub fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>, keep_alive: Duration) -> Option<EventStreamBody> {
         let primed = self.primes() && after.is_none();
         let (listener, first) = {
             let mut state = self.state();
@@ -666,7 +651,7 @@ impl ClientSession {
 
     /// Ends the session: declines the questions to its client and cancels its calls. Calls with a stream are answered
     /// with an error. Returns false if the session had ended already.
-    pub(crate) fn end(&self, why: SessionEnd) -> bool {
+    pub fn end(&self, why: SessionEnd) -> bool {
         let questions = {
             let mut state = self.state();
             if state.ended.is_some() {
@@ -699,7 +684,7 @@ impl ClientSession {
 }
 
 #[derive(Debug)]
-pub(crate) struct EventStreamBody {
+pub struct EventStreamBody {
     session: Arc<ClientSession>,
     stream: u64,
     listener: ListenerId,

@@ -27,19 +27,19 @@ pub(crate) enum ResponseFormat {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ResponseSettings {
-    pub(crate) form: ResponseFormat,
+    pub form: ResponseFormat,
     // Time without an answer after which the response becomes a stream.
-    pub(crate) sse_after: Duration,
-    pub(crate) keep_alive: Duration,
+    pub sse_after: Duration,
+    pub keep_alive: Duration,
     // Time for a disconnected client to resume its stream.
-    pub(crate) grace: Duration,
-    pub(crate) timeout: Option<Duration>,
+    pub grace: Duration,
+    pub timeout: Option<Duration>,
 }
 
 /// An open call. Dropping it closes the call.
 pub(crate) struct OpenCallGuard {
-    pub(crate) session: Arc<ClientSession>,
-    pub(crate) call: u64,
+    pub session: Arc<ClientSession>,
+    pub call: u64,
 }
 
 impl Drop for OpenCallGuard {
@@ -188,7 +188,7 @@ mod tests {
     use super::super::sessions::tests::{opening, user};
     use super::super::subscription::SubscriptionFilter;
     use super::*;
-    use crate::config::GatewayLimits;
+    use mcp_satellite_config::GatewayLimits;
 
     struct One(Mutex<Option<oneshot::Receiver<String>>>);
 

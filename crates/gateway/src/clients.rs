@@ -178,7 +178,7 @@ mod tests {
     use super::super::sessions::Sessions;
     use super::super::sessions::tests::{opening, user};
     use super::*;
-    use crate::config::GatewayLimits;
+    use mcp_satellite_config::GatewayLimits;
 
     fn visit(name: &str, client: &str) -> SessionFacts {
         let info = format!(r#"{{"name":"{client}","version":"1"}}"#);

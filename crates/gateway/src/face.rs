@@ -66,7 +66,7 @@ impl ClientDescription {
         Self::of(version.unwrap_or_default(), object("capabilities"), object("clientInfo"))
     }
 
-    pub(crate) fn of(version: String, capabilities: Option<&str>, info: Option<&str>) -> Self {
+    pub fn of(version: String, capabilities: Option<&str>, info: Option<&str>) -> Self {
         let capabilities = capabilities.unwrap_or("{}");
         let info = info.unwrap_or(NOBODY);
         let text = |name| member(info, name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();

@@ -22,7 +22,7 @@ pub struct SubscriptionFilter {
 }
 
 impl SubscriptionFilter {
-    pub(crate) fn read(params: Option<&str>) -> Result<Self, String> {
+    pub fn read(params: Option<&str>) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Notifications {
@@ -58,7 +58,7 @@ impl SubscriptionFilter {
     /// Removes what a server with these capabilities does not support. A list needs no `listChanged` capability,
     /// because the satellite reads it again after every start of the server and reports changes itself.
     #[must_use]
-    pub(crate) fn within(mut self, capabilities: &str) -> Self {
+    pub fn within(mut self, capabilities: &str) -> Self {
         let has = |name: &str| member(capabilities, name).is_some();
         self.tools &= has("tools");
         self.prompts &= has("prompts");
@@ -70,7 +70,7 @@ impl SubscriptionFilter {
         self
     }
 
-    pub(crate) fn lets_in(&self, message: &RpcMessage) -> bool {
+    pub fn lets_in(&self, message: &RpcMessage) -> bool {
         match message.method().unwrap_or_default() {
             "notifications/tools/list_changed" => self.tools,
             "notifications/prompts/list_changed" => self.prompts,
@@ -82,7 +82,7 @@ impl SubscriptionFilter {
         }
     }
 
-    pub(crate) fn written(&self) -> String {
+    pub fn written(&self) -> String {
         let kinds = [
             (self.tools, "toolsListChanged"),
             (self.prompts, "promptsListChanged"),

@@ -19,7 +19,7 @@ pub(super) fn members(json: &str) -> Option<Members<'_>> {
 
 /// Members of an object in their order and notation, so that single members can be changed.
 #[derive(Debug, Default)]
-pub(in crate::gateway) struct JsonMembers<'a>(Vec<JsonMember<'a>>);
+pub(crate) struct JsonMembers<'a>(Vec<JsonMember<'a>>);
 
 #[derive(Debug)]
 struct JsonMember<'a> {
@@ -32,10 +32,10 @@ struct JsonMember<'a> {
 
 /// Error: a member is present twice. Two readers could disagree on its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::gateway) struct DuplicateMember;
+pub(crate) struct DuplicateMember;
 
 impl<'a> JsonMembers<'a> {
-    pub(in crate::gateway) fn read(json: &'a str) -> Option<Self> {
+    pub(crate) fn read(json: &'a str) -> Option<Self> {
         // Serde also accepts an array as an object.
         if !json.trim_ascii_start().starts_with('{') {
             return None;
@@ -44,25 +44,25 @@ impl<'a> JsonMembers<'a> {
     }
 
     /// Returns the value of a member as written. Of members with equal names the last one counts, as for most readers.
-    pub(in crate::gateway) fn get(&self, name: &str) -> Option<&str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().rev().find(|pair| pair.is(name)).map(|pair| &*pair.value)
     }
 
-    pub(in crate::gateway) fn once(&self, name: &str) -> Result<Option<&str>, DuplicateMember> {
+    pub(crate) fn once(&self, name: &str) -> Result<Option<&str>, DuplicateMember> {
         let mut found = self.0.iter().filter(|pair| pair.is(name));
         let first = found.next();
         if found.next().is_some() { Err(DuplicateMember) } else { Ok(first.map(|pair| &*pair.value)) }
     }
 
-    pub(in crate::gateway) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().filter_map(|pair| Some((pair.name.as_deref()?, &*pair.value)))
     }
 
-    pub(in crate::gateway) fn remove(&mut self, names: &[&str]) {
+    pub(crate) fn remove(&mut self, names: &[&str]) {
         self.0.retain(|pair| !names.iter().any(|name| pair.is(name)));
     }
 
-    pub(in crate::gateway) fn set(&mut self, name: &str, value: String) {
+    pub(crate) fn set(&mut self, name: &str, value: String) {
         match self.0.iter_mut().rev().find(|pair| pair.is(name)) {
             Some(pair) => pair.value = Cow::Owned(value),
             None => self.0.push(JsonMember {
@@ -73,7 +73,7 @@ impl<'a> JsonMembers<'a> {
         }
     }
 
-    pub(in crate::gateway) fn written(&self) -> String {
+    pub(crate) fn written(&self) -> String {
         let members: Vec<String> = self.0.iter().map(|pair| format!("{}:{}", pair.written, pair.value)).collect();
         format!("{{{}}}", members.join(","))
     }
@@ -113,30 +113,30 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
     }
 }
 
-pub(in crate::gateway) fn spliced(text: &str, part: &str, instead: &str) -> String {
+pub(crate) fn spliced(text: &str, part: &str, instead: &str) -> String {
     let start = part.as_ptr() as usize - text.as_ptr() as usize;
     [&text[..start], instead, &text[start + part.len()..]].concat()
 }
 
 /// Finds the string at the end of a path of member names. Returns its range, with the quotes, and its decoded value.
-pub(in crate::gateway) fn place(json: &str, path: &[&str]) -> Option<(Range<usize>, String)> {
+pub(crate) fn place(json: &str, path: &[&str]) -> Option<(Range<usize>, String)> {
     let value = path.iter().try_fold(json, |json, name| member(json, name))?;
     let start = value.as_ptr() as usize - json.as_ptr() as usize;
     Some((start..start + value.len(), serde_json::from_str(value).ok()?))
 }
 
-pub(in crate::gateway) fn with(json: &str, place: &Range<usize>, text: &str) -> String {
+pub(crate) fn with(json: &str, place: &Range<usize>, text: &str) -> String {
     [&json[..place.start], &quoted(text), &json[place.end..]].concat()
 }
 
-pub(in crate::gateway) fn respelled(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
+pub(crate) fn respelled(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
     match place(json, path) {
         Some((place, text)) => with(json, &place, &spell(&text)),
         None => json.to_owned(),
     }
 }
 
-pub(in crate::gateway) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     written(&text)
 }
 
@@ -146,7 +146,7 @@ pub(super) fn raw(json: String) -> Box<RawValue> {
 }
 
 /// Serializes a value. The types used here have string keys and finite numbers, so this does not fail.
-pub(in crate::gateway) fn written(value: &impl Serialize) -> String {
+pub(crate) fn written(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
 }
 

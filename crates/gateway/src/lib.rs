@@ -13,6 +13,8 @@
 //! The front replaces the HTTP server of rmcp. That server parses every message into its own types, finds a session by
 //! its id alone, cancels the call of a disconnected client only without sessions, and keeps two tasks and about 50 KB
 //! for each idle session.
+#![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "the embedding API documents its own items; this crate is internal")]
 
 pub mod access;
 pub mod behind;
@@ -32,6 +34,7 @@ mod metadata;
 pub mod names;
 mod parked;
 pub mod refusal;
+pub mod remedy;
 mod reply;
 pub mod room;
 pub mod search;
@@ -52,7 +55,6 @@ use mcp_satellite_actors::model::event::Event;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Duration, Instant, timeout};
 
-use crate::config::{GatewayLimits, GatewayPlan, ListenSetting, ResponseStyle, TlsFiles};
 use access::Access;
 use call::ResponseFormat;
 use clients::ClientStatus;
@@ -61,6 +63,7 @@ use face::{EndpointHandler, EndpointId};
 use front::HttpFront;
 use guard::OriginGuard;
 use listen::{EndpointListener, ListenerTerms, TlsIdentity};
+use mcp_satellite_config::{GatewayLimits, GatewayPlan, ListenSetting, ResponseStyle, TlsFiles};
 use session::SessionEnd;
 use sessions::Sessions;
 use visit::StatelessRequest;

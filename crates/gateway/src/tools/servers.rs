@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
 use super::structured;
-use crate::gateway::refusal::{CallRefusal, CallTarget};
+use crate::refusal::{CallRefusal, CallTarget};
 
 #[derive(Serialize)]
 struct ServerList {

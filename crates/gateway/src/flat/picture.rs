@@ -6,10 +6,10 @@ use std::sync::Arc;
 use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueEntry};
 use mcp_satellite_actors::model::ids::InstanceId;
 
-use crate::gateway::names;
-use crate::gateway::tools::raw::respelled;
-use crate::gateway::tools::resources::{SEPARATOR, UI, described, qualified};
-use crate::gateway::tools::{CallerSnapshot, OfferedCatalogues};
+use crate::names;
+use crate::tools::raw::respelled;
+use crate::tools::resources::{SEPARATOR, UI, described, qualified};
+use crate::tools::{CallerSnapshot, OfferedCatalogues};
 
 /// Kinds of items that clients list and get change notifications for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use futures::task::AtomicWaker;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, timeout};
 
-use crate::config::GatewayLimits;
-use crate::connect::process::DescriptorReserve;
+use mcp_satellite_config::GatewayLimits;
+use mcp_satellite_process::process::DescriptorReserve;
 
 // Minimum time between two warnings about closed connections.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
@@ -95,7 +95,7 @@ pub(crate) struct ConnectionPlace {
     connections: Arc<Connections>,
     number: u64,
     state: Arc<ConnectionAdmissionState>,
-    pub(crate) header_timeout: Duration,
+    pub header_timeout: Duration,
 }
 
 impl ConnectionPlace {

@@ -17,9 +17,9 @@ pub(crate) const LEVEL: &str = "io.modelcontextprotocol/logLevel";
 
 #[derive(Debug)]
 pub(crate) struct RequestTerms {
-    pub(crate) client: ClientDescription,
+    pub client: ClientDescription,
     // Minimum level of log messages on behalf of the request; without one the client receives none.
-    pub(crate) level: Option<McpLogLevel>,
+    pub level: Option<McpLogLevel>,
 }
 
 impl RequestTerms {
