@@ -3,7 +3,7 @@
 //! endpoint, the control socket and the command line.
 
 #[cfg(feature = "cli")]
-pub mod backend;
+pub use mcp_satellite_backend as backend;
 #[cfg(feature = "cli")]
 mod catalogue_cache;
 #[cfg(feature = "cli")]

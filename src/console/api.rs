@@ -1,11 +1,12 @@
 //! Requests and responses of the control socket. Names, fields and exit codes are stable, because scripts depend on
 //! them.
 
+pub use mcp_satellite_actors::model::event::rfc3339;
+pub use mcp_satellite_backend::link::BackendStatus;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::remedy::Remedy;
@@ -592,53 +593,6 @@ impl fmt::Display for MemoryReport {
     }
 }
 
-/// Status of the link to a backend.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BackendStatus {
-    /// True if the last request to the backend succeeded.
-    pub connected: bool,
-    /// URL of the backend.
-    pub url: String,
-    /// Id that the backend assigned to this satellite; `None` before the registration.
-    pub satellite_id: Option<String>,
-    /// Time of the last response of any kind, in RFC 3339.
-    pub last_contact: Option<String>,
-    /// Current error.
-    pub last_error: Option<String>,
-    /// Poll mode: `immediate`, `high`, `normal`, `idle`, `registering` or `backing_off`.
-    pub mode: String,
-    /// Milliseconds until the next poll.
-    pub next_poll_ms: Option<u64>,
-    /// Number of commands that wait or are being executed.
-    pub commands: usize,
-    /// Number of events to be sent.
-    pub backlog: u64,
-    /// Hash of the backend's configuration that is applied.
-    pub config_hash: Option<String>,
-}
-
-impl fmt::Display for BackendStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let connected = if self.connected { "connected" } else { "not connected" };
-        write!(f, "backend: {} {connected}", self.url)?;
-        if let Some(id) = &self.satellite_id {
-            write!(f, " as {id}")?;
-        }
-        write!(f, ", {}", self.mode)?;
-        if let Some(next) = self.next_poll_ms {
-            write!(f, ", asked again in {:.0} s", (next as f64 / 1000.0).ceil())?;
-        }
-        if let Some(last) = &self.last_contact {
-            write!(f, ", last contact {last}")?;
-        }
-        write!(f, ", {} events to send", self.backlog)?;
-        match &self.last_error {
-            Some(error) => write!(f, "\n  {error}"),
-            None => Ok(()),
-        }
-    }
-}
-
 /// Status of the MCP endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointStatus {
@@ -775,10 +729,6 @@ pub struct EventQuery {
     /// Only the instance with this full name.
     #[serde(default)]
     pub instance: Option<String>,
-}
-
-pub(crate) fn rfc3339(at: Timestamp) -> String {
-    format!("{at:.3}")
 }
 
 fn milliseconds(duration: Duration) -> u64 {

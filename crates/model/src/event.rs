@@ -486,3 +486,8 @@ impl Event {
         }
     }
 }
+
+/// Formats a time in RFC 3339 with milliseconds.
+pub fn rfc3339(at: Timestamp) -> String {
+    format!("{at:.3}")
+}

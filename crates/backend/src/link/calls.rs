@@ -1,0 +1,311 @@
+//! Requests to a backend, with timeouts and limits on the size of responses. Errors contain no credentials and fit in
+//! one line of a log.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::secret::{Secret, SecretMask};
+use reqwest::header::{ETAG, HeaderValue, IF_NONE_MATCH, RETRY_AFTER};
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
+use serde::de::DeserializeOwned;
+
+use super::key::SatelliteKey;
+use super::orders::PollResponse;
+use crate::wire::{
+    CommandResult, EmptyResponse, ErrorBody, Heartbeat, Registration, RegistrationResponse, SatelliteConfig,
+};
+use mcp_satellite_http::client::{client, pause, root_of};
+
+// Enough for thousands of servers.
+const CONFIG_MAX: usize = 16 << 20;
+// Limit of all other responses.
+const ANSWER_MAX: usize = 1 << 20;
+// Characters of an error text from the backend.
+const REASON_MAX: usize = 300;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BackendCallError {
+    #[error("cannot reach {to}: {reason}")]
+    Unreachable { to: String, reason: String },
+    #[error("{to} did not answer within {after:?}")]
+    TimedOut { to: String, after: Duration },
+    #[error("{to} answered {status}{}", said.as_ref().map(|said| format!(": {said}")).unwrap_or_default())]
+    Refused { to: String, status: StatusCode, said: Option<String>, retry_after: Option<Duration> },
+    #[error("{to} answered what cannot be understood: {reason}")]
+    Malformed { to: String, reason: String },
+}
+
+impl BackendCallError {
+    // Stable identifier for events.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "unreachable",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Refused { .. } => "refused",
+            Self::Malformed { .. } => "malformed",
+        }
+    }
+
+    pub(super) fn status(&self) -> Option<StatusCode> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Malformed { .. } => None,
+        }
+    }
+
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Malformed { .. } => None,
+        }
+    }
+
+    pub(super) fn is_unauthorized(&self) -> bool {
+        self.status() == Some(StatusCode::UNAUTHORIZED)
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum ConfigFetch {
+    Unchanged,
+    New(Box<SatelliteConfig>, Option<HeaderValue>),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct BackendClient {
+    client: Client,
+    base: Url,
+    timeout: Duration,
+}
+
+impl BackendClient {
+    // `url` was validated with the configuration.
+    pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, super::LinkError> {
+        let base = Url::parse(url).map_err(|error| super::LinkError::Url(error.to_string()))?;
+        let client = client(&base).map_err(super::LinkError::Client)?;
+        Ok(Self { client, base, timeout })
+    }
+
+    pub(super) async fn register(
+        &self,
+        token: &Secret,
+        body: &Registration,
+    ) -> Result<RegistrationResponse, BackendCallError> {
+        let call = self.call(Method::POST, &["register"], token).json(body);
+        self.answer(call, ANSWER_MAX).await
+    }
+
+    pub(super) async fn commands(
+        &self,
+        key: &SatelliteKey,
+        last_poll: Option<Timestamp>,
+        limit: usize,
+        hold: Duration,
+    ) -> Result<PollResponse, BackendCallError> {
+        let mut query = vec![("limit", limit.to_string())];
+        if hold >= Duration::from_secs(1) {
+            query.push(("wait", hold.as_secs().to_string()));
+        }
+        query.extend(last_poll.map(|last_poll| ("last_poll", format!("{last_poll:.3}"))));
+        let call = self.to(Method::GET, &[&key.satellite_id, "commands"], &query, &key.secret);
+        self.answer(call.held(hold), ANSWER_MAX).await
+    }
+
+    pub(super) async fn result(
+        &self,
+        key: &SatelliteKey,
+        command: &str,
+        result: &CommandResult,
+    ) -> Result<(), BackendCallError> {
+        let call = self.call_as(key, Method::POST, &["commands", command, "result"]).json(result);
+        self.received(call).await
+    }
+
+    pub(super) async fn config(
+        &self,
+        key: &SatelliteKey,
+        known: Option<&HeaderValue>,
+    ) -> Result<ConfigFetch, BackendCallError> {
+        let mut call = self.call_as(key, Method::GET, &["config"]);
+        if let Some(known) = known {
+            call = call.header(IF_NONE_MATCH, known);
+        }
+        let call = call.sent().await?;
+        if call.response.status() == StatusCode::NOT_MODIFIED && known.is_some() {
+            return Ok(ConfigFetch::Unchanged);
+        }
+        let tag = call.response.headers().get(ETAG).cloned();
+        let config: SatelliteConfig = call.json(CONFIG_MAX).await?;
+        Ok(ConfigFetch::New(Box::new(config), tag))
+    }
+
+    pub(super) async fn heartbeat(&self, key: &SatelliteKey, body: &Heartbeat) -> Result<(), BackendCallError> {
+        self.received(self.call_as(key, Method::POST, &["heartbeat"]).json(body)).await
+    }
+
+    pub(super) fn events(&self, key: &SatelliteKey) -> String {
+        self.url(&[&key.satellite_id, "events"]).into()
+    }
+
+    async fn received(&self, call: BackendRequest) -> Result<(), BackendCallError> {
+        let to = call.to.clone();
+        let received: EmptyResponse = self.answer(call, ANSWER_MAX).await?;
+        if received.success {
+            return Ok(());
+        }
+        Err(BackendCallError::Malformed { to, reason: "a success that says it is none".to_owned() })
+    }
+
+    async fn answer<T: DeserializeOwned + Send + 'static>(
+        &self,
+        call: BackendRequest,
+        max: usize,
+    ) -> Result<T, BackendCallError> {
+        call.sent().await?.json(max).await
+    }
+
+    fn call_as(&self, key: &SatelliteKey, method: Method, path: &[&str]) -> BackendRequest {
+        let path: Vec<&str> = std::iter::once(&*key.satellite_id).chain(path.iter().copied()).collect();
+        self.call(method, &path, &key.secret)
+    }
+
+    fn call(&self, method: Method, path: &[&str], bearer: &Secret) -> BackendRequest {
+        self.to(method, path, &[], bearer)
+    }
+
+    fn to(&self, method: Method, path: &[&str], query: &[(&str, String)], bearer: &Secret) -> BackendRequest {
+        let mut url = self.url(path);
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let to = format!("{}{}", url.origin().ascii_serialization(), url.path());
+        let request = self.client.request(method, url).timeout(self.timeout).bearer_auth(bearer.expose());
+        BackendRequest { request, to, mask: SecretMask::new([bearer.expose()]), timeout: self.timeout }
+    }
+
+    fn url(&self, path: &[&str]) -> Url {
+        let mut url = self.base.clone();
+        // Fails only for URLs that cannot be a base, which excludes `http` and `https`.
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(["api", "satellites"]).extend(path);
+        }
+        url
+    }
+}
+
+// `to` is the URL for messages; `mask` hides credentials in them.
+struct BackendRequest {
+    request: RequestBuilder,
+    to: String,
+    mask: SecretMask,
+    timeout: Duration,
+}
+
+impl BackendRequest {
+    // The backend may hold the request back for this additional time.
+    fn held(mut self, hold: Duration) -> Self {
+        self.timeout += hold;
+        self.request = self.request.timeout(self.timeout);
+        self
+    }
+
+    fn json(mut self, body: &impl serde::Serialize) -> Self {
+        self.request = self.request.json(body);
+        self
+    }
+
+    fn header(mut self, name: reqwest::header::HeaderName, value: &HeaderValue) -> Self {
+        self.request = self.request.header(name, value);
+        self
+    }
+
+    async fn sent(self) -> Result<BackendResponse, BackendCallError> {
+        let Self { request, to, mask, timeout } = self;
+        let about = BackendRequestInfo { to, mask, timeout };
+        match request.send().await {
+            Ok(response) => Ok(BackendResponse { response, about }),
+            Err(error) => Err(about.failure(&error)),
+        }
+    }
+}
+
+struct BackendRequestInfo {
+    to: String,
+    mask: SecretMask,
+    timeout: Duration,
+}
+
+impl BackendRequestInfo {
+    fn failure(&self, error: &reqwest::Error) -> BackendCallError {
+        let to = self.to.clone();
+        if error.is_timeout() {
+            return BackendCallError::TimedOut { to, after: self.timeout };
+        }
+        let reason = root_of(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.quoted(&root));
+        BackendCallError::Unreachable { to, reason }
+    }
+
+    // For log lines: foreign text without credentials and control characters.
+    fn quoted(&self, text: &str) -> String {
+        let clean = |character: char| if character.is_control() { ' ' } else { character };
+        self.mask.apply(text).chars().take(REASON_MAX).map(clean).collect()
+    }
+}
+
+struct BackendResponse {
+    response: Response,
+    about: BackendRequestInfo,
+}
+
+impl BackendResponse {
+    async fn json<T: DeserializeOwned + Send + 'static>(self, max: usize) -> Result<T, BackendCallError> {
+        let Self { mut response, about } = self;
+        let status = response.status();
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let retry_after = retry_after.and_then(|value| pause(value, Timestamp::now()));
+        let to = about.to.clone();
+        let malformed = |reason: String| BackendCallError::Malformed { to, reason };
+        let max = if status.is_success() { max } else { ANSWER_MAX };
+        let body = match body(&mut response, max).await {
+            Ok(Some(body)) => body,
+            Ok(None) if status.is_success() => return Err(malformed(format!("more than {max} bytes"))),
+            Err(error) if status.is_success() => return Err(about.failure(&error)),
+            Ok(None) | Err(_) => Vec::new(),
+        };
+        if !status.is_success() {
+            let said = serde_json::from_slice(&body).ok().map(|ErrorBody { error, .. }| about.quoted(&error));
+            let said = said.or_else(|| status.is_redirection().then(|| "it is elsewhere; give its own URL".to_owned()));
+            return Err(BackendCallError::Refused { to: about.to, status, said, retry_after });
+        }
+        if body.len() < ANSWER_MAX {
+            return serde_json::from_slice(&body).map_err(|error| malformed(about.quoted(&told(&error))));
+        }
+        // Parsing a large body would block the async thread.
+        let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&body).map_err(|error| told(&error)));
+        let parsed = parsed.await.unwrap_or_else(|error| Err(error.to_string()));
+        parsed.map_err(|error| malformed(about.quoted(&error)))
+    }
+}
+
+// Serde's own text may contain a value, which may be a secret.
+fn told(error: &serde_json::Error) -> String {
+    let what = match error.classify() {
+        serde_json::error::Category::Io => "it cannot be read",
+        serde_json::error::Category::Syntax => "it is no JSON",
+        serde_json::error::Category::Data => "a member is missing, of the wrong type, or not what it can be",
+        serde_json::error::Category::Eof => "it is cut off",
+    };
+    format!("{what} (line {}, column {})", error.line(), error.column())
+}
+
+// `None` if the body is longer than `max` bytes.
+async fn body(response: &mut Response, max: usize) -> reqwest::Result<Option<Vec<u8>>> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > max {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
+}

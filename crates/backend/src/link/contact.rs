@@ -1,0 +1,106 @@
+//! State of the connection to the backend: reachability, errors and the next poll. Changes are logged, and `satellite
+//! status` shows the state.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::wire::PollingMode;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RequestPurpose {
+    Registration,
+    Commands,
+    Configuration,
+    Heartbeat,
+    Results,
+    Events,
+}
+
+impl RequestPurpose {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Registration => "registration",
+            Self::Commands => "commands",
+            Self::Configuration => "configuration",
+            Self::Heartbeat => "heartbeat",
+            Self::Results => "results of commands",
+            Self::Events => "events",
+        }
+    }
+
+    // Periodic requests, whose last response shows whether the backend is reachable.
+    fn is_pulse(self) -> bool {
+        matches!(self, Self::Registration | Self::Commands | Self::Heartbeat)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct BackendReachability(Mutex<ContactState>);
+
+#[derive(Debug, Default, Clone)]
+pub(super) struct ContactState {
+    pub(super) connected: bool,
+    pub(super) last_contact: Option<Timestamp>,
+    // Current error of each kind of request, and its time.
+    wrong: BTreeMap<RequestPurpose, (Timestamp, String)>,
+    // `None` before the first response.
+    pub(super) mode: Option<PollingMode>,
+    // True if polls fail.
+    pub(super) backing_off: bool,
+    pub(super) next_poll: Option<Instant>,
+    pub(super) config_hash: Option<String>,
+}
+
+impl ContactState {
+    pub(super) fn last_error(&self) -> Option<String> {
+        let (matter, (_, why)) = self.wrong.iter().max_by_key(|(_, (at, _))| *at)?;
+        Some(format!("{}: {why}", matter.as_str()))
+    }
+}
+
+impl BackendReachability {
+    pub(super) fn went_well(&self, matter: RequestPurpose) {
+        let mut state = self.state();
+        state.last_contact = Some(Timestamp::now());
+        state.connected |= matter.is_pulse();
+        if state.wrong.remove(&matter).is_some() {
+            tracing::info!(matter = matter.as_str(), "the backend answers again");
+        }
+    }
+
+    // `answered` is true if the backend sent a response.
+    pub(super) fn went_wrong(&self, matter: RequestPurpose, answered: bool, why: &str) {
+        let mut state = self.state();
+        let now = Timestamp::now();
+        if answered {
+            state.last_contact = Some(now);
+        }
+        state.connected &= !matter.is_pulse();
+        let told = state.wrong.insert(matter, (now, why.to_owned()));
+        // Log each reason once, not on each attempt.
+        if told.is_none_or(|(_, before)| before != why) {
+            tracing::warn!(matter = matter.as_str(), why, "the backend does not do as asked; what runs goes on");
+        }
+    }
+
+    pub(super) fn polled(&self, mode: PollingMode, backing_off: bool, next: Instant) {
+        let mut state = self.state();
+        (state.mode, state.backing_off, state.next_poll) = (Some(mode), backing_off, Some(next));
+    }
+
+    pub(super) fn took_on(&self, hash: Option<String>) {
+        self.state().config_hash = hash;
+    }
+
+    pub(super) fn now(&self) -> ContactState {
+        self.state().clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, ContactState> {
+        // No call between changes can panic and leave the data inconsistent.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,293 @@
+//! Configuration from the backend: fetched periodically and on request, applied by differences, and stored for a start
+//! without the backend.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use reqwest::StatusCode;
+use reqwest::header::HeaderValue;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::calls::{BackendCallError, ConfigFetch};
+use super::contact::RequestPurpose;
+use super::key::SatelliteKey;
+use super::rules::{Backoff, InstanceScope};
+use super::{LinkHost, LinkShared, SpecsById};
+use crate::wire::SatelliteConfig;
+use mcp_satellite_config::{BackendDocument, ConfigErrors};
+use mcp_satellite_files::data_dir::DataDir;
+use mcp_satellite_files::disk::in_time;
+
+/// Name of the stored configuration in the data directory.
+pub const CONFIG_FILE: &str = "backend-config.json";
+
+// A response has at most 16 MiB, and is stored with indentation.
+const STORED_MAX: u64 = 256 << 20;
+
+const FIRST_DELAY: Duration = Duration::from_secs(2);
+
+// Further errors of a configuration are only counted.
+const ERRORS_MAX: usize = 5;
+// Characters of the hash in messages.
+const HASH_SHOWN: usize = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct AppliedConfig {
+    hash: Option<String>,
+    // The `ETag` of the backend.
+    tag: Option<HeaderValue>,
+    // Last reported error, which is not reported again.
+    told: Option<(&'static str, Option<u16>, String)>,
+    // Specs before and after the last change.
+    before: Option<Arc<SpecsById>>,
+    specs: Option<Arc<SpecsById>>,
+}
+
+impl AppliedConfig {
+    pub(super) fn of(hash: String) -> Self {
+        Self { hash: Some(hash), ..Self::default() }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConfigFetchError {
+    #[error(transparent)]
+    Call(BackendCallError),
+    // 404: the backend may have lost its data, so running servers continue.
+    #[error("the backend has no configuration yet, and what runs goes on: {0}")]
+    NoneYet(BackendCallError),
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl From<BackendCallError> for ConfigFetchError {
+    fn from(error: BackendCallError) -> Self {
+        if error.status() == Some(StatusCode::NOT_FOUND) { Self::NoneYet(error) } else { Self::Call(error) }
+    }
+}
+
+pub(super) enum ConfigFetchOutcome {
+    // The last change, if there was one.
+    Unchanged(Option<AppliedSpecsChange>),
+    TakenOn(Arc<SpecsById>),
+}
+
+impl ConfigFetchOutcome {
+    /// Returns the wanted spec of an instance, if it is known. Without a new configuration, users may have set values
+    /// since the last change; a spec that differs from both sides of that change is accepted as it is.
+    pub(super) fn wanted(&self, is: &InstanceSpec) -> Option<&InstanceSpec> {
+        match self {
+            Self::TakenOn(specs) => specs.get(&is.id),
+            Self::Unchanged(Some(AppliedSpecsChange { before, now })) => {
+                before.get(&is.id).filter(|before| *before == is).and_then(|_| now.get(&is.id))
+            }
+            Self::Unchanged(None) => None,
+        }
+    }
+}
+
+pub(super) struct AppliedSpecsChange {
+    before: Arc<SpecsById>,
+    now: Arc<SpecsById>,
+}
+
+// Never returns.
+pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
+    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("configuration"));
+    let mut reasons = link.reasons.subscribe();
+    loop {
+        let key = link.key().await;
+        // A request that arrives during the fetch causes another one.
+        reasons.borrow_and_update();
+        let mut wait = link.plan.config_interval;
+        let again_in = |trouble: &ConfigFetchError| {
+            wait = match trouble {
+                ConfigFetchError::NoneYet(_) => wait,
+                ConfigFetchError::Call(error) => backoff.failed(error.retry_after()),
+                ConfigFetchError::Invalid(_) => backoff.failed(None),
+            };
+            Some(wait)
+        };
+        if look(link, fleet, &key, None, again_in).await.is_ok() {
+            backoff.succeeded();
+        }
+        tokio::select! {
+            () = link.pause_until(Instant::now() + wait) => {}
+            () = link.another_key(&key) => {}
+            // The sender is part of `link`, so this does not fail.
+            _ = reasons.changed() => backoff.succeeded(),
+        }
+    }
+}
+
+/// Fetches the configuration and applies it if it has changed. Errors are logged and reported; `again_in` returns the
+/// delay of the next attempt. `expected` is the scope whose removal a command announced.
+pub(super) async fn look(
+    link: &LinkShared,
+    fleet: &dyn LinkHost,
+    key: &Arc<SatelliteKey>,
+    expected: Option<&InstanceScope>,
+    again_in: impl FnOnce(&ConfigFetchError) -> Option<Duration> + Send,
+) -> Result<ConfigFetchOutcome, ConfigFetchError> {
+    // One at a time, so that an older configuration cannot be applied last.
+    let mut taken = link.taken.lock().await;
+    let looked = take_on(link, fleet, key, expected, &mut taken).await;
+    match &looked {
+        Ok(_) => {
+            link.contact.went_well(RequestPurpose::Configuration);
+            taken.told = None;
+        }
+        Err(trouble) => {
+            match trouble {
+                ConfigFetchError::Call(error) => link.missed(RequestPurpose::Configuration, key, error),
+                ConfigFetchError::NoneYet(_) | ConfigFetchError::Invalid(_) => {
+                    link.contact.went_wrong(RequestPurpose::Configuration, true, &trouble.to_string());
+                }
+            }
+            tell(fleet, &mut taken, trouble, again_in(trouble));
+        }
+    }
+    looked
+}
+
+async fn take_on(
+    link: &LinkShared,
+    fleet: &dyn LinkHost,
+    key: &Arc<SatelliteKey>,
+    expected: Option<&InstanceScope>,
+    taken: &mut AppliedConfig,
+) -> Result<ConfigFetchOutcome, ConfigFetchError> {
+    let started = std::time::Instant::now();
+    let known = taken.tag.clone().or_else(|| {
+        let hash = taken.hash.as_ref()?;
+        HeaderValue::from_str(&format!("\"{hash}\"")).ok()
+    });
+    let fetched = link.backend.config(key, known.as_ref()).await?;
+    link.prove();
+    let unchanged = |taken: &AppliedConfig| {
+        let change = taken.before.clone().zip(taken.specs.clone());
+        Ok(ConfigFetchOutcome::Unchanged(change.map(|(before, now)| AppliedSpecsChange { before, now })))
+    };
+    let ConfigFetch::New(config, tag) = fetched else { return unchanged(taken) };
+    if taken.hash.as_ref() == Some(&config.hash) {
+        taken.tag = tag;
+        return unchanged(taken);
+    }
+    let hash = config.hash.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        (BackendDocument::new(config.hash.clone(), &config.servers, &config.teams), config)
+    });
+    let (document, config) = read.await.map_err(|error| ConfigFetchError::Invalid(error.to_string()))?;
+    let document = document.map_err(|error| ConfigFetchError::Invalid(error.to_string()))?;
+    let specs = fleet.take_on(document, started, expected).await;
+    let specs = specs.map_err(|errors| ConfigFetchError::Invalid(in_a_line(&hash, &errors)))?;
+    let before = taken.specs.take();
+    *taken = AppliedConfig { hash: Some(hash.clone()), tag, told: None, before, specs: Some(specs.clone()) };
+    link.contact.took_on(Some(hash));
+    let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
+    let stored = in_time(move || store(&data_dir, &url, &config)).await;
+    if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
+        tracing::error!(%error, "the backend's configuration cannot be kept for a start without it");
+    }
+    Ok(ConfigFetchOutcome::TakenOn(specs))
+}
+
+// Reports an error once until it changes.
+fn tell(fleet: &dyn LinkHost, taken: &mut AppliedConfig, trouble: &ConfigFetchError, retry_in: Option<Duration>) {
+    let (error_type, status_code) = match trouble {
+        // The backend may not have a configuration yet, which is not an error.
+        ConfigFetchError::NoneYet(_) => return,
+        ConfigFetchError::Call(error) => (error.kind(), error.status().map(|status| status.as_u16())),
+        ConfigFetchError::Invalid(_) => ("invalid", None),
+    };
+    let told = (error_type, status_code, trouble.to_string());
+    if taken.told.as_ref() == Some(&told) {
+        return;
+    }
+    fleet.runtime().emitter().emit(Event::ConfigError {
+        error_type: error_type.to_owned(),
+        error_message: told.2.clone(),
+        status_code,
+        retry_in: retry_in.map(|wait| wait.as_secs()),
+    });
+    taken.told = Some(told);
+}
+
+fn in_a_line(hash: &str, errors: &ConfigErrors) -> String {
+    let hash: String = hash.chars().take(HASH_SHOWN).filter(|letter| !letter.is_control()).collect();
+    let items = errors.items();
+    let item =
+        |item: &mcp_satellite_config::ConfigErrorItem| format!("line {}: {} ({})", item.line, item.message, item.hint);
+    let mut told: Vec<String> = items.iter().take(ERRORS_MAX).map(item).collect();
+    if let Some(more) = items.len().checked_sub(ERRORS_MAX).filter(|more| *more > 0) {
+        told.push(format!("and {more} more"));
+    }
+    format!("the backend's configuration `{hash}` cannot be used and nothing was changed: {}", told.join("; "))
+}
+
+#[derive(Serialize)]
+struct StoredConfigRef<'a> {
+    url: &'a str,
+    config: &'a SatelliteConfig,
+}
+
+#[derive(Deserialize)]
+struct StoredConfigFile {
+    url: String,
+    config: SatelliteConfig,
+}
+
+fn store(data_dir: &DataDir, url: &str, config: &SatelliteConfig) -> std::io::Result<()> {
+    data_dir.replace(CONFIG_FILE, &serde_json::to_vec_pretty(&StoredConfigRef { url, config })?)
+}
+
+// Blocks on the file system.
+pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
+    let unusable = |why: String| tracing::error!(why, "the backend's configuration of before cannot be used");
+    let text = match data_dir.read(CONFIG_FILE, STORED_MAX) {
+        Ok(text) => text?,
+        Err(error) => {
+            unusable(error.to_string());
+            return None;
+        }
+    };
+    // The serde error would contain the value, which may be a secret.
+    let Ok(StoredConfigFile { url: of, config }) = serde_json::from_slice(&text) else {
+        unusable("the file does not hold what was stored there".to_owned());
+        return None;
+    };
+    if of != url {
+        tracing::warn!(of, "the configuration in the data directory is of another backend and is not used");
+        return None;
+    }
+    BackendDocument::new(config.hash.clone(), &config.servers, &config.teams)
+        .map_err(|error| unusable(error.to_string()))
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_last_configuration_is_kept_for_its_owner_only_and_of_its_backend_only() {
+        let home = mcp_satellite_files::data_dir::private_tempdir();
+        let dir = DataDir::open(home.path()).unwrap();
+        let config = SatelliteConfig { hash: "h1".to_owned(), ..SatelliteConfig::default() };
+        assert_eq!(load(&dir, "https://a"), None);
+        store(&dir, "https://a", &config).unwrap();
+        let path = dir.path().join(CONFIG_FILE);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(load(&dir, "https://a").unwrap().hash, "h1");
+        assert_eq!(load(&dir, "https://b"), None);
+        std::fs::write(path, "{\"url\": \"https://a\", \"config\": {\"hash\": 7}}").unwrap();
+        assert_eq!(load(&dir, "https://a"), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! Record of executed commands, so that each is executed once, however often it is delivered.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+
+use mcp_satellite_store::journal::{CommandRecord, Journal};
+
+// Longest wait for the persistent record.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+// Older commands are forgotten: the backend has not delivered them for a long time.
+const KNOWN_MAX: usize = 10_000;
+
+/// Progress of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommandProgress {
+    /// The command was never started.
+    Unknown,
+    /// The command was started, but the satellite ended before the result was recorded.
+    Begun,
+    /// The command has finished with this result, as JSON.
+    Done(String),
+}
+
+/// Persistent record of commands. An error means that the record is currently unavailable.
+pub trait CommandLog: Send + Sync + 'static {
+    /// Returns the progress of the command `id`.
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>>;
+    /// Records that the command `id` was started.
+    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>>;
+    /// Records that the command `id` has finished with `result`, as JSON.
+    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>>;
+}
+
+/// Record in memory, which ends with the satellite.
+#[derive(Debug, Default)]
+pub struct InMemoryCommandLog(Mutex<CommandLogEntries>);
+
+#[derive(Debug, Default)]
+struct CommandLogEntries {
+    progress: HashMap<String, CommandProgress>,
+    // Oldest first.
+    order: VecDeque<String>,
+}
+
+impl CommandLogEntries {
+    fn note(&mut self, id: &str, progress: CommandProgress) {
+        if self.progress.insert(id.to_owned(), progress).is_none() {
+            self.order.push_back(id.to_owned());
+        }
+        while self.order.len() > KNOWN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.progress.remove(&oldest);
+        }
+    }
+}
+
+impl InMemoryCommandLog {
+    fn forget(&self, id: &str) {
+        let mut known = self.known();
+        if known.progress.remove(id).is_some() {
+            known.order.retain(|known| known != id);
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, CommandLogEntries> {
+        // No call between changes can panic and leave the data inconsistent.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CommandLog for InMemoryCommandLog {
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>> {
+        let progress = self.known().progress.get(id).cloned().unwrap_or(CommandProgress::Unknown);
+        ready(Ok(progress)).boxed()
+    }
+
+    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+        self.known().note(id, CommandProgress::Begun);
+        ready(Ok(())).boxed()
+    }
+
+    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+        self.known().note(id, CommandProgress::Done(result));
+        ready(Ok(())).boxed()
+    }
+}
+
+impl CommandLog for Journal {
+    fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>> {
+        let id = id.to_owned();
+        async move {
+            match self.command(&id).await.map_err(|error| error.to_string())? {
+                None => Ok(CommandProgress::Unknown),
+                Some(CommandRecord::Begun) => Ok(CommandProgress::Begun),
+                Some(CommandRecord::Done(result)) => Ok(CommandProgress::Done(result)),
+            }
+        }
+        .boxed()
+    }
+
+    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+        let id = id.to_owned();
+        async move { self.command_begun(&id).await.map_err(|error| error.to_string()) }.boxed()
+    }
+
+    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+        let id = id.to_owned();
+        async move { self.command_done(&id, result).await.map_err(|error| error.to_string()) }.boxed()
+    }
+}
+
+// Keeps in memory only what the persistent record cannot store at the moment.
+pub(super) struct FallbackCommandLog {
+    pub(super) lasting: std::sync::Arc<dyn CommandLog>,
+    here: InMemoryCommandLog,
+}
+
+impl FallbackCommandLog {
+    pub(super) fn new(lasting: std::sync::Arc<dyn CommandLog>) -> Self {
+        Self { lasting, here: InMemoryCommandLog::default() }
+    }
+
+    pub(super) async fn progress(&self, id: &str) -> CommandProgress {
+        let here = self.here.progress(id).await.unwrap_or(CommandProgress::Unknown);
+        if here != CommandProgress::Unknown {
+            return here;
+        }
+        in_time(self.lasting.progress(id)).await.unwrap_or_else(|why| {
+            tracing::warn!(command = id, why, "whether a command was carried out before cannot be read");
+            CommandProgress::Unknown
+        })
+    }
+
+    pub(super) async fn begun(&self, id: &str) {
+        let _ = self.here.begun(id).await;
+        if let Err(why) = in_time(self.lasting.begun(id)).await {
+            tracing::warn!(command = id, why, "that a command is carried out cannot be stored");
+        }
+    }
+
+    pub(super) async fn done(&self, id: &str, result: String) {
+        match in_time(self.lasting.done(id, result.clone())).await {
+            // Frees the memory: results may be long and numerous.
+            Ok(()) => self.here.forget(id),
+            Err(why) => {
+                tracing::warn!(command = id, why, "that a command was carried out cannot be stored");
+                let _ = self.here.done(id, result).await;
+            }
+        }
+    }
+}
+
+// A disk that hangs delays a command at most by this timeout.
+async fn in_time<T>(remembering: BoxFuture<'_, Result<T, String>>) -> Result<T, String> {
+    let late = |_| Err(format!("the disk did not answer within {PATIENCE:?}"));
+    tokio::time::timeout(PATIENCE, remembering).await.unwrap_or_else(late)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    fn now<T>(future: BoxFuture<'_, Result<T, String>>) -> T {
+        future.now_or_never().unwrap().unwrap()
+    }
+
+    #[derive(Default)]
+    struct Disk {
+        memory: InMemoryCommandLog,
+        is_full: std::sync::atomic::AtomicBool,
+    }
+
+    impl CommandLog for Disk {
+        fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>> {
+            self.memory.progress(id)
+        }
+
+        fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+            self.memory.begun(id)
+        }
+
+        fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+            if self.is_full.load(std::sync::atomic::Ordering::Relaxed) {
+                return ready(Err("it is full".to_owned())).boxed();
+            }
+            self.memory.done(id, result)
+        }
+    }
+
+    #[tokio::test]
+    async fn results_are_kept_in_memory_only_where_the_disk_does_not_take_them() {
+        let disk = std::sync::Arc::new(Disk::default());
+        let both = FallbackCommandLog::new(disk.clone());
+        for (id, is_full, here) in [("a", false, 0), ("b", true, 1)] {
+            disk.is_full.store(is_full, std::sync::atomic::Ordering::Relaxed);
+            both.begun(id).await;
+            assert_eq!(both.progress(id).await, CommandProgress::Begun);
+            both.done(id, "{}".to_owned()).await;
+            assert_eq!(both.progress(id).await, CommandProgress::Done("{}".to_owned()));
+            let known = both.here.known();
+            assert_eq!((known.progress.len(), known.order.len()), (here, here), "{id}");
+        }
+    }
+
+    #[test]
+    fn the_memory_knows_how_far_a_command_is_and_forgets_the_oldest() {
+        let memory = InMemoryCommandLog::default();
+        assert_eq!(now(memory.progress("a")), CommandProgress::Unknown);
+        now(memory.begun("a"));
+        assert_eq!(now(memory.progress("a")), CommandProgress::Begun);
+        now(memory.done("a", "{}".to_owned()));
+        assert_eq!(now(memory.progress("a")), CommandProgress::Done("{}".to_owned()));
+        for number in 0..KNOWN_MAX {
+            now(memory.begun(&number.to_string()));
+        }
+        assert_eq!(now(memory.progress("a")), CommandProgress::Unknown);
+        assert_eq!(now(memory.progress("0")), CommandProgress::Begun);
+        assert_eq!(memory.known().progress.len(), KNOWN_MAX);
+    }
+}

@@ -1,0 +1,354 @@
+//! Client of a backend inside the satellite: it registers, polls for commands, fetches the configuration and sends
+//! heartbeats, results and events. Supervision does not depend on it: running servers continue whatever the backend
+//! does.
+//!
+//! ```text
+//! registration ──► key ──► poll ──► desk ──► effect ──► result        every call ──► contact ──► `satellite status`
+//!                   │                 └──► document ──► Fleet::take_on
+//!                   ├────► document      periodically
+//!                   ├────► heartbeat     metrics
+//!                   └────► way           events, driven by the delivery
+//! ```
+//!
+//! Decisions are in [`rules`]; the other modules carry them out. A 401 to any request except events discards the key
+//! and starts a new registration. After a 401 to events, the next poll or heartbeat decides.
+
+mod calls;
+mod contact;
+mod desk;
+mod document;
+mod done;
+mod effect;
+mod heartbeat;
+mod key;
+mod metrics;
+mod orders;
+mod poll;
+mod registration;
+pub mod rules;
+mod status;
+mod way;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::seam::EventSink;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+pub use document::CONFIG_FILE;
+pub use done::{CommandLog, CommandProgress, InMemoryCommandLog};
+pub use key::KEY_FILE;
+
+use calls::{BackendCallError, BackendClient};
+use contact::{BackendReachability, RequestPurpose};
+use document::AppliedConfig;
+use done::FallbackCommandLog;
+use key::SatelliteKey;
+use metrics::SystemMonitor;
+use rules::InstanceScope;
+
+pub use self::status::BackendStatus;
+use super::wire::{EventProgress, PollingMode};
+use mcp_satellite_actors::model::event::rfc3339;
+use mcp_satellite_config::{BackendDocument, BackendPlan, ConfigErrors};
+use mcp_satellite_files::data_dir::DataDir;
+
+// After a panic in the link.
+const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+// Poll responses that wait for the command desk.
+const INBOX: usize = 4;
+
+/// Specs of all configured instances.
+pub type SpecsById = HashMap<InstanceId, InstanceSpec>;
+
+/// Operations of the satellite that the link uses.
+pub trait LinkHost: Send + Sync {
+    /// Returns the runtime of the satellite.
+    fn runtime(&self) -> &RuntimeHandle;
+    /// Applies the differences between the current and the new configuration and returns the resulting specs, which the
+    /// snapshot then shows. A document with errors changes nothing. `since` is the time at which the document was
+    /// requested; `expected` is the scope whose removal a command announced.
+    fn take_on<'a>(
+        &'a self,
+        document: BackendDocument,
+        since: std::time::Instant,
+        expected: Option<&'a InstanceScope>,
+    ) -> BoxFuture<'a, Result<Arc<SpecsById>, ConfigErrors>>;
+    /// Erases the data of all instances in `removed` that are no longer configured, without waiting for their
+    /// retention.
+    fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()>;
+    /// Returns the progress of the event delivery.
+    fn events(&self) -> EventProgress;
+}
+
+/// Parameters of a link.
+pub struct LinkOptions {
+    /// Name of the satellite.
+    pub name: String,
+    /// Settings of the backend from the configuration file.
+    pub plan: BackendPlan,
+    /// Directory in which key and configuration are stored.
+    pub data_dir: DataDir,
+    /// Record of executed commands.
+    pub done: Arc<dyn CommandLog>,
+    /// Seed of the random delays.
+    pub seed: u64,
+    /// Returns the time that the machine has spent suspended, from an arbitrary origin:
+    /// `suspended` of the process crate.
+    pub suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
+}
+
+/// Error that prevents the creation of a link.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The URL cannot be used.
+    #[error("the URL of the backend cannot be used: {0}")]
+    Url(String),
+    /// The HTTP client could not be created, for example because the machine has no CA certificates.
+    #[error("cannot prepare the HTTP client for the backend")]
+    Client(#[source] reqwest::Error),
+}
+
+/// Connection of a satellite to its backend. Cheap to clone.
+#[derive(Clone)]
+pub struct BackendLink(Arc<LinkShared>);
+
+struct LinkShared {
+    name: String,
+    plan: BackendPlan,
+    data_dir: DataDir,
+    seed: u64,
+    suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
+    started: std::time::Instant,
+    backend: BackendClient,
+    token: watch::Sender<Option<Secret>>,
+    // `None` until the satellite is registered.
+    key: watch::Sender<Option<Arc<SatelliteKey>>>,
+    // True if the backend has accepted the key.
+    proven: AtomicBool,
+    // The last rejected key, and the time of the rejection.
+    refused: Mutex<Option<(Instant, Arc<SatelliteKey>)>>,
+    contact: BackendReachability,
+    // Locked while a configuration is fetched and applied.
+    taken: tokio::sync::Mutex<AppliedConfig>,
+    done: FallbackCommandLog,
+    // Commands that wait or run.
+    in_hand: AtomicUsize,
+    // Also counts commands whose results are being sent.
+    held: AtomicUsize,
+    metrics: Arc<SystemMonitor>,
+    // Counts the suspends of the machine.
+    wakes: watch::Sender<u64>,
+    // Counts changes after which a rejected document may become valid.
+    reasons: watch::Sender<u64>,
+}
+
+impl BackendLink {
+    /// Creates a link. Requests start with [`BackendLink::run`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the URL or the HTTP client cannot be used.
+    pub fn new(options: LinkOptions) -> Result<Self, LinkError> {
+        let LinkOptions { name, plan, data_dir, done, seed, suspended } = options;
+        let backend = BackendClient::new(&plan.url, plan.request_timeout)?;
+        let metrics = SystemMonitor::new(data_dir.path());
+        Ok(Self(Arc::new(LinkShared {
+            name,
+            token: watch::Sender::new(plan.token.clone()),
+            plan,
+            data_dir,
+            seed,
+            suspended,
+            started: std::time::Instant::now(),
+            backend,
+            key: watch::Sender::new(None),
+            proven: AtomicBool::new(false),
+            refused: Mutex::new(None),
+            contact: BackendReachability::default(),
+            taken: tokio::sync::Mutex::default(),
+            done: FallbackCommandLog::new(done),
+            in_hand: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            metrics,
+            wakes: watch::Sender::new(0),
+            reasons: watch::Sender::new(0),
+        })))
+    }
+
+    /// Loads the last valid configuration of the backend at `url`, for a start without the backend. Blocks on the file
+    /// system.
+    pub fn remembered(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
+        document::load(data_dir, url)
+    }
+
+    /// Records that the document with this hash is already applied.
+    pub async fn has_taken_on(&self, hash: String) {
+        self.0.contact.took_on(Some(hash.clone()));
+        *self.0.taken.lock().await = AppliedConfig::of(hash);
+    }
+
+    /// Runs the link until it is dropped.
+    pub async fn run(&self, fleet: &dyn LinkHost) {
+        let link = &*self.0;
+        loop {
+            let (inbox, received) = mpsc::channel(INBOX);
+            let all = async {
+                tokio::join!(
+                    registration::run(link),
+                    poll::run(link, inbox),
+                    desk::run(link, fleet, received),
+                    document::run(link, fleet),
+                    heartbeat::run(link, fleet),
+                )
+            };
+            // A panic leaves no partial state: the futures are created anew, and shared data is consistent at all
+            // times.
+            if AssertUnwindSafe(all).catch_unwind().await.is_err() {
+                tracing::error!("the link to the backend has failed, which is a fault of ours; it begins again");
+            }
+            tokio::time::sleep(BEGIN_AGAIN_AFTER).await;
+        }
+    }
+
+    /// Sends the last heartbeat when the satellite ends, with a timeout.
+    pub async fn end(&self, fleet: &dyn LinkHost) {
+        heartbeat::last(&self.0, fleet).await;
+    }
+
+    /// Replaces the registration token for the next registration. Other settings of a plan cannot change.
+    pub fn renew(&self, plan: &BackendPlan) {
+        self.0.token.send_if_modified(|token| {
+            let changed = *token != plan.token;
+            token.clone_from(&plan.token);
+            changed
+        });
+    }
+
+    /// Continues all pauses at once: the machine was suspended, and timers do not count that time.
+    pub fn woke(&self) {
+        self.0.wakes.send_modify(|wakes| *wakes += 1);
+    }
+
+    /// Fetches the configuration again, because the satellite's own configuration has changed and a rejected document
+    /// may now be valid.
+    pub fn reconsider(&self) {
+        self.0.reasons.send_modify(|reasons| *reasons += 1);
+    }
+
+    /// Returns a sink that sends events to the backend. It is unavailable until the satellite is registered.
+    pub fn way(&self) -> Arc<dyn EventSink> {
+        way::BackendEventSink::new(self.0.clone())
+    }
+
+    /// Returns the state of the link for `satellite status`.
+    pub fn status(&self, backlog: u64) -> BackendStatus {
+        let link = &self.0;
+        let now = link.contact.now();
+        let key = link.key.borrow().clone();
+        let mode = match (now.mode, &key) {
+            (_, None) => "registering",
+            (Some(_), Some(_)) if now.backing_off => "backing_off",
+            (None | Some(PollingMode::Normal), Some(_)) => "normal",
+            (Some(PollingMode::Immediate), Some(_)) => "immediate",
+            (Some(PollingMode::High), Some(_)) => "high",
+            (Some(PollingMode::Idle), Some(_)) => "idle",
+        };
+        BackendStatus {
+            connected: now.connected,
+            url: link.plan.url.clone(),
+            satellite_id: key.map(|key| key.satellite_id.clone()),
+            last_contact: now.last_contact.map(rfc3339),
+            last_error: now.last_error(),
+            mode: mode.to_owned(),
+            next_poll_ms: now.next_poll.map(|next| milliseconds(next.saturating_duration_since(Instant::now()))),
+            commands: link.in_hand(),
+            backlog,
+            config_hash: now.config_hash,
+        }
+    }
+}
+
+impl fmt::Debug for BackendLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("url", &self.0.plan.url).finish_non_exhaustive()
+    }
+}
+
+impl LinkShared {
+    /// Waits until the satellite is registered and returns its key.
+    async fn key(&self) -> Arc<SatelliteKey> {
+        let mut keys = self.key.subscribe();
+        loop {
+            if let Some(key) = &*keys.borrow_and_update() {
+                return key.clone();
+            }
+            // The sender is part of `self`, so this does not fail.
+            let _ = keys.changed().await;
+        }
+    }
+
+    async fn another_key(&self, key: &Arc<SatelliteKey>) {
+        let mut keys = self.key.subscribe();
+        let is_another = |now: &Option<Arc<SatelliteKey>>| now.as_ref().is_some_and(|now| !Arc::ptr_eq(now, key));
+        // The sender is part of `self`, so this ends only with such a key.
+        let _ = keys.wait_for(is_another).await;
+    }
+
+    fn heard<T>(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, answer: &Result<T, BackendCallError>) {
+        match answer {
+            Ok(_) => {
+                self.prove();
+                self.contact.went_well(matter);
+            }
+            Err(error) => self.missed(matter, key, error),
+        }
+    }
+
+    fn missed(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, error: &BackendCallError) {
+        let answered = matches!(error, BackendCallError::Refused { .. } | BackendCallError::Malformed { .. });
+        self.contact.went_wrong(matter, answered, &error.to_string());
+        if error.is_unauthorized() {
+            self.refuse(key);
+        }
+    }
+
+    // Ends early if the machine resumes from a suspend.
+    async fn pause_until(&self, until: Instant) {
+        let mut wakes = self.wakes.subscribe();
+        tokio::select! {
+            () = tokio::time::sleep_until(until) => {}
+            _ = wakes.changed() => {}
+        }
+    }
+
+    fn in_hand(&self) -> usize {
+        self.in_hand.load(Ordering::Relaxed)
+    }
+
+    fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn dice(&self, matter: &str) -> JitterRng {
+        JitterRng::new(self.seed, &format!("{}/{matter}", self.name))
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,546 @@
+//! Decisions of the link as pure functions of time and randomness: poll intervals, backoff, order of commands, expiry,
+//! and the success of a command.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::jitter::JitterRng;
+
+use crate::wire::{CommandPriority, CommandTarget, PollCommands, PollingMode};
+use mcp_satellite_config::PollIntervals;
+
+// Spreads the retries of many satellites.
+const JITTER_PERCENT: u8 = 10;
+// Lower limit of every poll interval, whatever is configured or requested.
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+// Limits of the pause that a backend can request between two polls.
+const ASKED_MIN: Duration = Duration::from_millis(50);
+const ASKED_MAX: Duration = Duration::from_secs(300);
+
+/// Exponential backoff with jitter.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    first: Duration,
+    max: Duration,
+    failures: u32,
+    dice: JitterRng,
+}
+
+impl Backoff {
+    /// Creates a backoff whose delay doubles from `first` to `max`.
+    pub fn new(first: Duration, max: Duration, dice: JitterRng) -> Self {
+        Self { first, max, failures: 0, dice }
+    }
+
+    /// Returns the delay after another failure. A longer pause that the backend requests is honoured, up to the
+    /// maximum.
+    pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
+        let delay = doubled(self.first, self.failures, self.max);
+        self.failures = self.failures.saturating_add(1);
+        self.dice.spread(delay, JITTER_PERCENT).max(requested(retry_after, self.max))
+    }
+
+    /// Resets the delay to the first one.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+}
+
+// Limited because a satellite that pauses receives no commands, not even `kill`.
+fn requested(retry_after: Option<Duration>, max: Duration) -> Duration {
+    retry_after.unwrap_or_default().min(max)
+}
+
+fn doubled(first: Duration, times: u32, max: Duration) -> Duration {
+    let factor = 2_u32.checked_pow(times).unwrap_or(u32::MAX);
+    first.checked_mul(factor).unwrap_or(max).min(max).max(INTERVAL_MIN)
+}
+
+/// Interval between polls for commands.
+#[derive(Debug, Clone)]
+pub struct PollPacer {
+    intervals: PollIntervals,
+    max: Duration,
+    mode: PollingMode,
+    failures: u32,
+    dice: JitterRng,
+}
+
+impl PollPacer {
+    /// Creates a pace in the default mode. `max` is the longest delay after errors.
+    pub fn new(intervals: PollIntervals, max: Duration, dice: JitterRng) -> Self {
+        Self { intervals, max, mode: PollingMode::default(), failures: 0, dice }
+    }
+
+    /// Returns the mode that the backend requested last.
+    pub fn mode(&self) -> PollingMode {
+        self.mode
+    }
+
+    /// Returns true if the last poll failed.
+    pub fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// Returns the delay after a response. `limit` is the maximum number of commands in a response.
+    pub fn answered(&mut self, answer: &PollCommands, limit: usize) -> Duration {
+        self.failures = 0;
+        self.mode = answer.polling_mode;
+        let asked = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let usual = asked.map_or_else(|| self.interval(self.mode), |asked| asked.clamp(ASKED_MIN, ASKED_MAX));
+        let urgent = answer.commands.iter().filter_map(|command| match command.priority {
+            CommandPriority::Immediate => Some(self.intervals.immediate),
+            CommandPriority::High => Some(self.intervals.high),
+            CommandPriority::Normal | CommandPriority::Low => None,
+        });
+        // A full response may not contain all waiting commands.
+        let full = (answer.commands.len() >= limit).then_some(self.intervals.immediate);
+        urgent.chain(full).fold(usual, Duration::min).max(INTERVAL_MIN)
+    }
+
+    /// Returns the delay after a failed poll.
+    pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let delay = doubled(self.interval(self.mode), self.failures, self.max);
+        self.dice.spread(delay, JITTER_PERCENT).max(requested(retry_after, self.max))
+    }
+
+    fn interval(&self, mode: PollingMode) -> Duration {
+        match mode {
+            PollingMode::Immediate => self.intervals.immediate,
+            PollingMode::High => self.intervals.high,
+            PollingMode::Normal => self.intervals.normal,
+            PollingMode::Idle => self.intervals.idle,
+        }
+    }
+}
+
+/// Returns true if a command has expired by the backend's clock, which showed `server_time` when `since` began.
+pub fn is_expired(expires_at: Option<Timestamp>, server_time: Timestamp, since: Duration) -> bool {
+    let Some(expires_at) = expires_at else { return false };
+    let since = SignedDuration::try_from(since).unwrap_or(SignedDuration::MAX);
+    // A time beyond the calendar is after every expiry.
+    server_time.checked_add(since).map_or(true, |now| expires_at <= now)
+}
+
+/// Selection of instances by parts of their id. An absent part matches all instances.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "parts of an instance's id")]
+pub struct InstanceScope {
+    pub installation: Option<String>,
+    pub team: Option<String>,
+    pub user: Option<String>,
+}
+
+impl InstanceScope {
+    /// Returns true if an instance can match both scopes.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let may_be = |one: &Option<String>, other: &Option<String>| match (one, other) {
+            (Some(one), Some(other)) => one == other,
+            (None, _) | (_, None) => true,
+        };
+        may_be(&self.installation, &other.installation)
+            && may_be(&self.team, &other.team)
+            && may_be(&self.user, &other.user)
+    }
+
+    /// Returns true if the instance matches.
+    pub fn admits(&self, installation: &str, team: &str, user: &str) -> bool {
+        let is = |wanted: &Option<String>, id: &str| wanted.as_ref().is_none_or(|wanted| wanted == id);
+        is(&self.installation, installation) && is(&self.team, team) && is(&self.user, user)
+    }
+}
+
+impl From<CommandTarget> for InstanceScope {
+    fn from(target: CommandTarget) -> Self {
+        Self { installation: Some(target.installation_id), team: target.team_id, user: target.user_id }
+    }
+}
+
+/// Queue of commands. Commands with overlapping scopes run one after the other, most urgent first; others run
+/// concurrently. An `immediate` command waits only for other immediate ones and ignores the limit.
+#[derive(Debug)]
+pub struct CommandLanes {
+    beside_max: usize,
+    // Most urgent first; equal priorities in order of arrival.
+    waiting: Vec<CommandLaneEntry>,
+    running: Vec<CommandLaneEntry>,
+}
+
+#[derive(Debug)]
+struct CommandLaneEntry {
+    id: String,
+    scope: InstanceScope,
+    priority: CommandPriority,
+}
+
+impl CommandLanes {
+    /// Creates a queue that runs at most `beside_max` commands at a time.
+    pub fn new(beside_max: usize) -> Self {
+        Self { beside_max, waiting: Vec::new(), running: Vec::new() }
+    }
+
+    /// Returns true if the command waits or runs.
+    pub fn holds(&self, id: &str) -> bool {
+        self.waiting.iter().chain(&self.running).any(|entry| entry.id == id)
+    }
+
+    /// Returns the number of waiting and running commands.
+    pub fn len(&self) -> usize {
+        self.waiting.len() + self.running.len()
+    }
+
+    /// Returns true if no command waits or runs.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a waiting command.
+    pub fn push(&mut self, id: &str, scope: InstanceScope, priority: CommandPriority) {
+        let at = self.waiting.partition_point(|entry| entry.priority <= priority);
+        self.waiting.insert(at, CommandLaneEntry { id: id.to_owned(), scope, priority });
+    }
+
+    /// Moves the next command that may run to the running ones and returns its id.
+    pub fn begin(&mut self) -> Option<String> {
+        let full = self.running.len() >= self.beside_max;
+        let free = |at: &usize| {
+            let entry = &self.waiting[*at];
+            let immediate = entry.priority == CommandPriority::Immediate;
+            let running =
+                self.running.iter().filter(|other| !immediate || other.priority == CommandPriority::Immediate);
+            let mut before = self.waiting[..*at].iter().chain(running);
+            (immediate || !full) && !before.any(|other| other.scope.overlaps(&entry.scope))
+        };
+        let at = (0..self.waiting.len()).find(free)?;
+        let entry = self.waiting.remove(at);
+        let id = entry.id.clone();
+        self.running.push(entry);
+        Some(id)
+    }
+
+    /// Removes a running command.
+    pub fn end(&mut self, id: &str) {
+        self.running.retain(|entry| entry.id != id);
+    }
+}
+
+/// Desired effect of a command on an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommandEffect {
+    /// The instance is online.
+    Up,
+    /// As configured: online, stopped by a person, or waiting for values of its user.
+    Configured,
+    /// The instance is stopped.
+    Down,
+}
+
+/// Observed state of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "of the snapshot, by name")]
+pub struct ObservedInstance {
+    pub status: Status,
+    pub wants_to_run: bool,
+    pub has_process: bool,
+    /// True if the instance has the configuration and the run that the command requests.
+    pub is_new: bool,
+}
+
+/// Progress of an effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EffectProgress {
+    /// The effect is visible.
+    There,
+    /// The effect may still follow.
+    Coming,
+    /// The effect cannot follow without another change.
+    Never,
+}
+
+/// Compares the observed state with the desired effect.
+pub fn verdict(effect: CommandEffect, seen: ObservedInstance) -> EffectProgress {
+    match (effect, seen.status) {
+        (CommandEffect::Down, _) if !seen.wants_to_run && !seen.has_process => EffectProgress::There,
+        (CommandEffect::Down, _) => EffectProgress::Coming,
+        (CommandEffect::Configured, _) if !seen.wants_to_run => EffectProgress::There,
+        (CommandEffect::Configured, Status::AwaitingUserConfig) => EffectProgress::There,
+        (CommandEffect::Up | CommandEffect::Configured, Status::Online) if seen.is_new => EffectProgress::There,
+        (CommandEffect::Up | CommandEffect::Configured, Status::Online) => EffectProgress::Coming,
+        // Only a person or another configuration changes this status.
+        (CommandEffect::Up, Status::AwaitingUserConfig) => EffectProgress::Never,
+        (CommandEffect::Up | CommandEffect::Configured, Status::PermanentlyFailed | Status::RequiresReauth) => EffectProgress::Never,
+        (
+            CommandEffect::Up | CommandEffect::Configured,
+            Status::Provisioning
+            | Status::CommandReceived
+            | Status::Connecting
+            | Status::DiscoveringTools
+            | Status::SyncingTools
+            | Status::Restarting
+            // The supervisor retries these, where the policy allows it.
+            | Status::Offline
+            | Status::Error,
+        ) => EffectProgress::Coming,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::BackendCommand;
+
+    fn dice() -> JitterRng {
+        JitterRng::new(1, "satellite-0001")
+    }
+
+    fn pace() -> PollPacer {
+        PollPacer::new(PollIntervals::default(), Duration::from_secs(300), dice())
+    }
+
+    fn command(id: &str, priority: CommandPriority) -> BackendCommand {
+        BackendCommand {
+            id: id.to_owned(),
+            command_type: "restart".to_owned(),
+            priority,
+            payload: serde_json::Map::new(),
+            expires_at: None,
+        }
+    }
+
+    fn answer(
+        polling_mode: PollingMode,
+        next_poll_interval: Option<f64>,
+        priorities: &[CommandPriority],
+    ) -> PollCommands {
+        let commands = priorities.iter().map(|priority| command("c", *priority)).collect();
+        PollCommands { commands, polling_mode, next_poll_interval, server_time: None }
+    }
+
+    fn milliseconds(duration: Duration) -> u128 {
+        duration.as_millis()
+    }
+
+    #[test]
+    fn the_mode_says_when_to_ask_again_and_the_backend_may_say_it_in_seconds() {
+        use PollingMode::{High, Idle, Immediate, Normal};
+        for (mode, asked, wanted) in [
+            (Immediate, None, 2_000),
+            (High, None, 10_000),
+            (Normal, None, 30_000),
+            (Idle, None, 60_000),
+            (Idle, Some(7.5), 7_500),
+            (Immediate, Some(45.0), 45_000),
+            // Requested intervals are limited in both directions.
+            (Normal, Some(0.0), 50),
+            (Normal, Some(1e9), 300_000),
+            (Normal, Some(1e300), 30_000),
+            // Invalid numbers are ignored.
+            (Normal, Some(-3.0), 30_000),
+            (High, Some(f64::NAN), 10_000),
+        ] {
+            let wait = pace().answered(&answer(mode, asked, &[]), 10);
+            assert_eq!(milliseconds(wait), wanted, "{mode:?}, {asked:?}");
+        }
+    }
+
+    #[test]
+    fn urgent_commands_and_full_answers_bring_the_next_poll_forward() {
+        use CommandPriority::{High, Immediate, Low, Normal};
+        for (priorities, limit, wanted) in [
+            (&[Low, Normal][..], 10, 60),
+            (&[Low, High], 10, 10),
+            (&[Low, High, Immediate], 10, 2),
+            (&[Low, Low], 2, 2),
+        ] {
+            let wait = pace().answered(&answer(PollingMode::Idle, None, priorities), limit);
+            assert_eq!(wait.as_secs(), wanted, "{priorities:?} of {limit}");
+        }
+    }
+
+    #[test]
+    fn failures_double_the_interval_up_to_its_limit_each_time_a_little_different() {
+        let mut pace = pace();
+        pace.answered(&answer(PollingMode::Immediate, None, &[]), 10);
+        let delays: Vec<f64> = (0..10).map(|_| pace.failed(None).as_secs_f64()).collect();
+        for (delay, wanted) in delays.iter().zip([4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0, 300.0]) {
+            assert!((wanted * 0.9..=wanted * 1.1).contains(delay), "{delay} for {wanted}");
+        }
+        assert!((delays[7] - delays[8]).abs() > 0.001 && (delays[8] - delays[9]).abs() > 0.001, "{delays:?}");
+        assert!(pace.is_failing());
+        assert_eq!(pace.answered(&answer(PollingMode::Immediate, None, &[]), 10).as_secs(), 2);
+        assert!(!pace.is_failing());
+        assert!(pace.failed(None) < Duration::from_secs(5), "the first failure again");
+    }
+
+    #[test]
+    fn failures_without_end_overflow_nothing() {
+        let mut pace = pace();
+        pace.failures = u32::MAX;
+        assert!(pace.failed(None) <= Duration::from_secs(330));
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
+        backoff.failures = u32::MAX;
+        assert!(backoff.failed(None) <= Duration::from_secs(330));
+    }
+
+    #[test]
+    fn a_pause_that_the_backend_requests_is_honoured_up_to_the_longest_delay() {
+        let asked = Some(Duration::from_secs(200));
+        assert_eq!(pace().failed(asked).as_secs(), 200);
+        assert!(pace().failed(Some(Duration::from_secs(1))) > Duration::from_secs(50));
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
+        assert_eq!(backoff.failed(asked).as_secs(), 200);
+        assert!(backoff.failed(None) < Duration::from_secs(5));
+        let hour = Some(Duration::from_secs(3600));
+        assert_eq!(pace().failed(hour).as_secs(), 300);
+        assert_eq!(backoff.failed(hour).as_secs(), 300);
+    }
+
+    #[test]
+    fn a_backoff_begins_again_after_a_success() {
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
+        let delays = [(); 4].map(|()| backoff.failed(None).as_secs());
+        assert!(delays[0] <= 2 && delays[3] >= 14, "{delays:?}");
+        backoff.succeeded();
+        assert!(backoff.failed(None) < Duration::from_secs(3));
+    }
+
+    #[test]
+    fn a_command_expires_by_the_clock_of_the_backend() {
+        let at = |seconds: i64| Timestamp::from_second(1_800_000_000 + seconds).unwrap();
+        for (expires, since, wanted) in [
+            (None, 1_000_000, false),
+            (Some(10), 0, false),
+            (Some(10), 9, false),
+            (Some(10), 10, true),
+            (Some(0), 0, true),
+            (Some(-1), 0, true),
+        ] {
+            let expired = is_expired(expires.map(at), at(0), Duration::from_secs(since));
+            assert_eq!(expired, wanted, "{expires:?} after {since} s");
+        }
+        assert!(is_expired(Some(Timestamp::MAX), at(0), Duration::MAX));
+    }
+
+    fn scope(installation: &str, team: &str, user: &str) -> InstanceScope {
+        let given = |part: &str| (!part.is_empty()).then(|| part.to_owned());
+        InstanceScope { installation: given(installation), team: given(team), user: given(user) }
+    }
+
+    #[test]
+    fn scopes_overlap_where_an_instance_could_be_in_both() {
+        for (one, other, wanted) in [
+            (scope("a", "", ""), scope("b", "", ""), false),
+            (scope("a", "", ""), scope("a", "t", "u"), true),
+            (scope("a", "t", "u"), scope("a", "t", "v"), false),
+            (scope("a", "t", ""), scope("a", "s", ""), false),
+            (scope("", "t", "u"), scope("a", "t", ""), true),
+            (scope("", "", ""), scope("a", "t", "u"), true),
+        ] {
+            assert_eq!(one.overlaps(&other), wanted, "{one:?} {other:?}");
+            assert_eq!(other.overlaps(&one), wanted, "{other:?} {one:?}");
+        }
+        assert!(scope("a", "t", "").admits("a", "t", "u") && !scope("a", "t", "v").admits("a", "t", "u"));
+    }
+
+    fn begun(lanes: &mut CommandLanes) -> Vec<String> {
+        std::iter::from_fn(|| lanes.begin()).collect()
+    }
+
+    #[test]
+    fn what_is_about_one_instance_runs_one_after_the_other_and_the_rest_beside_it() {
+        let mut lanes = CommandLanes::new(8);
+        for (id, installation) in [("1", "a"), ("2", "a"), ("3", "b"), ("4", "a")] {
+            lanes.push(id, scope(installation, "", ""), CommandPriority::Normal);
+        }
+        assert_eq!(begun(&mut lanes), ["1", "3"]);
+        lanes.end("3");
+        assert_eq!(begun(&mut lanes), [""; 0], "a slow one holds back its own");
+        lanes.end("1");
+        assert_eq!(begun(&mut lanes), ["2"]);
+        assert!(lanes.holds("2") && lanes.holds("4") && !lanes.holds("1"));
+        lanes.end("2");
+        assert_eq!(begun(&mut lanes), ["4"]);
+        lanes.end("4");
+        assert!(lanes.is_empty());
+    }
+
+    #[test]
+    fn the_most_urgent_runs_first_and_equals_in_the_order_in_which_they_came() {
+        use CommandPriority::{High, Immediate, Low, Normal};
+        let mut lanes = CommandLanes::new(1);
+        for (id, priority) in [("l", Low), ("n1", Normal), ("n2", Normal), ("i", Immediate), ("h", High)] {
+            lanes.push(id, scope(id, "", ""), priority);
+        }
+        let mut order = Vec::new();
+        while let Some(id) = lanes.begin() {
+            assert_eq!(lanes.begin(), None, "no more than one at once");
+            lanes.end(&id);
+            order.push(id);
+        }
+        assert_eq!(order, ["i", "h", "n1", "n2", "l"]);
+    }
+
+    #[test]
+    fn an_immediate_command_waits_for_no_running_command_that_is_less_urgent() {
+        let mut lanes = CommandLanes::new(1);
+        lanes.push("spawn", scope("a", "", ""), CommandPriority::Normal);
+        assert_eq!(begun(&mut lanes), ["spawn"]);
+        lanes.push("restart", scope("a", "", ""), CommandPriority::High);
+        lanes.push("kill", scope("a", "", ""), CommandPriority::Immediate);
+        lanes.push("kill again", scope("a", "", ""), CommandPriority::Immediate);
+        assert_eq!(begun(&mut lanes), ["kill"], "immediate commands for one instance keep their order");
+        lanes.end("kill");
+        assert_eq!(begun(&mut lanes), ["kill again"]);
+        lanes.end("kill again");
+        lanes.end("spawn");
+        assert_eq!(begun(&mut lanes), ["restart"]);
+    }
+
+    #[test]
+    fn what_is_about_everything_waits_for_all_before_it_and_holds_back_all_after_it() {
+        let mut lanes = CommandLanes::new(8);
+        lanes.push("1", scope("a", "", ""), CommandPriority::Normal);
+        lanes.push("all", scope("", "", ""), CommandPriority::Normal);
+        lanes.push("2", scope("b", "", ""), CommandPriority::Normal);
+        assert_eq!(begun(&mut lanes), ["1"]);
+        lanes.end("1");
+        assert_eq!(begun(&mut lanes), ["all"]);
+        lanes.end("all");
+        assert_eq!(begun(&mut lanes), ["2"]);
+    }
+
+    #[test]
+    fn every_status_is_or_is_not_the_effect_of_every_command() {
+        let row = |status: Status| {
+            let seen = ObservedInstance { status, wants_to_run: true, has_process: false, is_new: true };
+            let [up, configured, down] =
+                [CommandEffect::Up, CommandEffect::Configured, CommandEffect::Down].map(|effect| verdict(effect, seen));
+            format!("{status:>20}  Up {up:?}  Configured {configured:?}  Down {down:?}")
+        };
+        insta::assert_snapshot!(Status::ALL.map(row).join("\n"));
+        let seen = |wants_to_run, has_process, is_new| ObservedInstance {
+            status: Status::Online,
+            wants_to_run,
+            has_process,
+            is_new,
+        };
+        assert_eq!(
+            verdict(CommandEffect::Up, seen(true, true, false)),
+            EffectProgress::Coming,
+            "still the run of before"
+        );
+        assert_eq!(
+            verdict(CommandEffect::Down, seen(false, true, true)),
+            EffectProgress::Coming,
+            "its process is still there"
+        );
+        assert_eq!(verdict(CommandEffect::Down, seen(false, false, true)), EffectProgress::There);
+        assert_eq!(
+            verdict(CommandEffect::Configured, seen(false, false, false)),
+            EffectProgress::There,
+            "a person has stopped it"
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! Event sink that posts to the backend with the current key of the satellite.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
+
+use super::LinkShared;
+use super::contact::RequestPurpose;
+use super::key::SatelliteKey;
+use mcp_satellite_store::sink::http::HttpSink;
+
+pub(super) struct BackendEventSink {
+    link: Arc<LinkShared>,
+    // Sink for the key that was used last.
+    sink: Mutex<Option<(Arc<SatelliteKey>, HttpSink)>>,
+}
+
+impl BackendEventSink {
+    pub(super) fn new(link: Arc<LinkShared>) -> Arc<Self> {
+        Arc::new(Self { link, sink: Mutex::default() })
+    }
+
+    fn sink(&self) -> Result<HttpSink, String> {
+        let key = self.link.key.borrow().clone();
+        let Some(key) = key else { return Err("the satellite is not registered with its backend".to_owned()) };
+        let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*sink {
+            Some((of, sink)) if Arc::ptr_eq(of, &key) => return Ok(sink.clone()),
+            Some(_) | None => {}
+        }
+        let made = HttpSink::new(&self.link.backend.events(&key), Some(&key.secret));
+        let made = made.map_err(|error| error.to_string())?.with_timeout(self.link.plan.request_timeout);
+        *sink = Some((key, made.clone()));
+        Ok(made)
+    }
+}
+
+impl EventSink for BackendEventSink {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
+        let (link, sink) = (self.link.clone(), self.sink());
+        async move {
+            let sink = match sink {
+                Ok(sink) => sink,
+                Err(why) => return SinkAnswer::Unavailable(why),
+            };
+            let answer = sink.send(batch).await;
+            match &answer {
+                SinkAnswer::Unauthorized => {
+                    // The next poll or heartbeat shows whether the key itself is rejected.
+                    link.contact.went_wrong(RequestPurpose::Events, true, "the backend refused our credentials");
+                }
+                SinkAnswer::Unavailable(why) => link.contact.went_wrong(RequestPurpose::Events, false, why),
+                SinkAnswer::Throttled(_) => {
+                    link.contact.went_wrong(RequestPurpose::Events, true, "the backend wants fewer requests (429)");
+                }
+                SinkAnswer::Accepted | SinkAnswer::Partial(_) | SinkAnswer::Invalid(..) | SinkAnswer::TooLarge => {
+                    link.prove();
+                    link.contact.went_well(RequestPurpose::Events);
+                }
+            }
+            answer
+        }
+        .boxed()
+    }
+}

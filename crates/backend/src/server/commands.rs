@@ -1,0 +1,417 @@
+//! Command queue of each satellite. Polls deliver the most urgent commands first, until their results arrive.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::{OptionalExtension as _, Row, Transaction, params};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::time::{Duration, Instant, sleep_until};
+
+use super::BackendState;
+use super::access::{AdminAccess, AuthenticatedSatellite, PathParams, QueryParams};
+use super::api::{CommandList, CommandRecordView, CommandRequest, CommandStage};
+use super::body::{self, SMALL_MAX};
+use super::clock::{restored, stored};
+use super::refusal::ApiError;
+use super::schema::{MessageSchema, SchemaValidators};
+use super::{keys, satellites};
+use crate::wire::{
+    BackendCommand, CommandOutcome, CommandPriority, CommandResult, ConfigureEvent, ConfigurePayload, EmptyResponse,
+    PollCommands, PollingMode,
+};
+
+// Default number of commands per poll.
+const LIMIT: usize = 10;
+const LIMIT_MAX: usize = 100;
+// Default number of commands in an administrator's list.
+const LIST: usize = 100;
+const LIST_MAX: usize = 1000;
+// Per satellite.
+const WAITING_MAX: usize = 10_000;
+
+// In seconds.
+const HOLD_MAX: u64 = 25;
+
+// Deliverable commands of satellite `?1` at time `?2`. A command that was sent before it expired is delivered again for
+// seven days (in milliseconds): the satellite may have executed it, and reports the result or `expired`.
+const OPEN: &str = "satellite = ?1 AND finished_at IS NULL
+    AND (expires_at IS NULL OR expires_at > ?2 OR (times_sent > 0 AND expires_at > ?2 - 604800000))";
+
+// Last arrival or end of a command of one priority: the first row of an index, however many commands there are.
+pub(super) const LAST: &str = "SELECT coalesce(finished_at, created_at) FROM commands
+    WHERE satellite = ?1 AND priority = ?2 ORDER BY coalesce(finished_at, created_at) DESC LIMIT 1";
+
+// Further urgent commands are likely for some time after one, so polls stay frequent.
+const IMMEDIATE_AFTER: SignedDuration = SignedDuration::from_secs(60);
+const HIGH_AFTER: SignedDuration = SignedDuration::from_mins(5);
+// Without commands for this long, polls become rare.
+const IDLE_AFTER: SignedDuration = SignedDuration::from_hours(1);
+
+#[derive(Debug, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the query's own names")]
+pub(super) struct PollQuery {
+    last_poll: Option<Timestamp>,
+    limit: Option<usize>,
+    // Seconds for which the poll may be held until a command arrives, at most `HOLD_MAX`.
+    #[serde(default)]
+    wait: u64,
+}
+
+pub(super) async fn poll(
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
+    QueryParams(PollQuery { last_poll, limit, wait }): QueryParams<PollQuery>,
+) -> Result<Json<PollCommands>, ApiError> {
+    let limit = limit.unwrap_or(LIMIT);
+    if !(1..=LIMIT_MAX).contains(&limit) {
+        return Err(ApiError::bad(format!("limit must be from 1 to {LIMIT_MAX}")));
+    }
+    tracing::trace!(satellite = id, ?last_poll, limit, wait, "a satellite polls");
+    // Subscribed before the first query, so that no command is missed between query and wait.
+    let mut queued = app.queued.subscribe();
+    let until = Instant::now() + Duration::from_secs(wait.min(HOLD_MAX));
+    let held = app.held.try_acquire();
+    let (commands, polling_mode, now) = loop {
+        let now = app.now();
+        let (commands, mode) = take(&app, &id, limit, now).await?;
+        if !commands.is_empty() || held.is_err() {
+            break (commands, mode, now);
+        }
+        let another = tokio::select! {
+            changed = queued.changed() => changed.is_ok(),
+            () = app.ending.cancelled() => false,
+            () = sleep_until(until) => false,
+        };
+        if !another {
+            break (commands, mode, app.now());
+        }
+    };
+    let next_poll_interval = Some(app.settings.poll_interval.unwrap_or_else(|| seconds(polling_mode)));
+    Ok(Json(PollCommands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
+}
+
+async fn take(
+    app: &BackendState,
+    id: &str,
+    limit: usize,
+    now: Timestamp,
+) -> Result<(Vec<BackendCommand>, PollingMode), ApiError> {
+    let id = id.to_owned();
+    app.database
+        .run(move |db| {
+            let select = format!("SELECT * FROM commands WHERE {OPEN} ORDER BY priority, number LIMIT ?3");
+            let mut select = db.prepare_cached(&select)?;
+            let waiting = select.query_map(params![id, stored(now), i64::try_from(limit).unwrap_or(i64::MAX)], CommandRow::read)?;
+            let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
+            let mut sent = db.prepare_cached(
+                "UPDATE commands SET times_sent = times_sent + 1, first_sent_at = coalesce(first_sent_at, ?2) WHERE number = ?1",
+            )?;
+            for kept in &waiting {
+                sent.execute(params![kept.number, stored(now)])?;
+            }
+            let mode = mode(db, &id, waiting.first().map(|kept| kept.priority), now)?;
+            Ok((waiting.into_iter().map(CommandRow::command).collect::<Result<_, _>>()?, mode))
+        })
+        .await
+}
+
+fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timestamp) -> Result<PollingMode, ApiError> {
+    let last_of = |priority: i64| -> Result<Option<i64>, ApiError> {
+        let mut last = db.prepare_cached(LAST)?;
+        let mut latest = None;
+        for priority in 0..=priority {
+            latest = latest.max(last.query_row(params![satellite, priority], |row| row.get(0)).optional()?);
+        }
+        Ok(latest)
+    };
+    let since = |at: Option<i64>| at.map_or(SignedDuration::MAX, |at| now.duration_since(restored(at)));
+    if waiting == Some(number(CommandPriority::Immediate))
+        || since(last_of(number(CommandPriority::Immediate))?) < IMMEDIATE_AFTER
+    {
+        return Ok(PollingMode::Immediate);
+    }
+    if waiting == Some(number(CommandPriority::High)) || since(last_of(number(CommandPriority::High))?) < HIGH_AFTER {
+        return Ok(PollingMode::High);
+    }
+    let registered_at =
+        db.query_row("SELECT registered_at FROM satellites WHERE id = ?1", [satellite], |row| row.get(0))?;
+    let begun = since(Some(registered_at)).min(since(last_of(number(CommandPriority::Low))?));
+    Ok(if waiting.is_some() || begun < IDLE_AFTER { PollingMode::Normal } else { PollingMode::Idle })
+}
+
+fn seconds(mode: PollingMode) -> f64 {
+    match mode {
+        PollingMode::Immediate => 2.0,
+        PollingMode::High => 10.0,
+        PollingMode::Normal => 30.0,
+        PollingMode::Idle => 60.0,
+    }
+}
+
+pub(super) async fn result(
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
+    names: PathParams,
+    body: Body,
+) -> Result<Json<EmptyResponse>, ApiError> {
+    let result: CommandResult = body::take(body, LARGE_RESULT_MAX, MessageSchema::CommandResult, &app.schemas).await?;
+    let (now, command) = (app.now(), names.of("command"));
+    app.database
+        .run(move |db| {
+            // Only the first result counts. A repeated one means that the response was lost.
+            let text = serde_json::to_string(&result)?;
+            let taken = db.execute(
+                "UPDATE commands SET result = ?3, finished_at = ?4 WHERE satellite = ?1 AND id = ?2 AND finished_at IS NULL",
+                params![id, command, text, stored(now)],
+            )?;
+            let known = "SELECT 1 FROM commands WHERE satellite = ?1 AND id = ?2";
+            if taken == 0 && !db.prepare_cached(known)?.exists(params![id, command])? {
+                return Err(ApiError::unknown("command"));
+            }
+            if taken > 0 {
+                tracing::info!(satellite = id, command, status = ?result.status, "the result of a command has come");
+            }
+            Ok(())
+        })
+        .await?;
+    Ok(Json(EmptyResponse { success: true }))
+}
+
+// A result lists all instances of its target.
+const LARGE_RESULT_MAX: usize = 4 * 1024 * 1024;
+
+pub(super) async fn queue(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+    body: Body,
+) -> Result<(StatusCode, Json<CommandRecordView>), ApiError> {
+    let wanted: CommandRequest = body::take(body, SMALL_MAX, MessageSchema::CommandWanted, &app.schemas).await?;
+    check_payload(&app.schemas, &wanted)?;
+    let now = app.now();
+    let later =
+        wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok()).map(SignedDuration::from_secs);
+    let later = later.map(|later| now.saturating_add(later).unwrap_or(Timestamp::MAX));
+    let expires_at = match (later, wanted.expires_at) {
+        (Some(_), Some(_)) => {
+            return Err(ApiError::bad("expires_in_seconds and expires_at are two answers to one question"));
+        }
+        (one, other) => one.or(other),
+    };
+    let (id, given) = match wanted.id {
+        Some(id) => (id, true),
+        None => (keys::unique("cmd-")?, false),
+    };
+    let command = BackendCommand {
+        id,
+        command_type: wanted.command_type,
+        priority: wanted.priority,
+        payload: wanted.payload,
+        expires_at,
+    };
+    let (state, new) = app
+        .database
+        .run(move |db| {
+            let satellite = satellites::find(db, &names.of("satellite"))?;
+            if given && let Some(kept) = kept(db, &satellite, &command.id)? {
+                return Ok((kept.state(now)?, false));
+            }
+            insert(db, &satellite, &command, now, false)?;
+            let kept = kept(db, &satellite, &command.id)?.ok_or_else(|| ApiError::unknown("command"))?;
+            tracing::info!(satellite, command = command.id, kind = command.command_type, "a command was queued");
+            Ok((kept.state(now)?, true))
+        })
+        .await?;
+    app.command_queued();
+    Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(state)))
+}
+
+/// Rejects payloads that the satellite would answer with a failure.
+fn check_payload(schemas: &SchemaValidators, wanted: &CommandRequest) -> Result<(), ApiError> {
+    let form = match &*wanted.command_type {
+        "configure" => MessageSchema::Configure,
+        "restart" | "spawn" | "kill" => MessageSchema::Target,
+        "health_check" => MessageSchema::HealthCheck,
+        _ => return Ok(()),
+    };
+    let checked = schemas.check(form, &Value::Object(wanted.payload.clone()));
+    checked.map_err(|invalid| {
+        ApiError::bad(format!("/payload{}: {} (schemas/{})", invalid.place, invalid.why, form.file()))
+    })
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct CommandListQuery {
+    limit: Option<usize>,
+}
+
+pub(super) async fn list(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+    QueryParams(CommandListQuery { limit }): QueryParams<CommandListQuery>,
+) -> Result<Json<CommandList>, ApiError> {
+    let limit = i64::try_from(limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
+    let now = app.now();
+    let commands = app.database.run(move |db| {
+        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let mut select =
+            db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 ORDER BY number DESC LIMIT ?2")?;
+        let found = select.query_map(params![satellite, limit], CommandRow::read)?.collect::<Result<Vec<_>, _>>()?;
+        found.into_iter().map(|kept| kept.state(now)).collect::<Result<_, _>>()
+    });
+    Ok(Json(CommandList { commands: commands.await? }))
+}
+
+pub(super) async fn show(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    names: PathParams,
+) -> Result<Json<CommandRecordView>, ApiError> {
+    let now = app.now();
+    let state = app.database.run(move |db| {
+        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let kept = kept(db, &satellite, &names.of("command"))?;
+        kept.ok_or_else(|| ApiError::unknown("command"))?.state(now)
+    });
+    state.await.map(Json)
+}
+
+/// Queues a `configure` command unless an undelivered one is already in the queue.
+pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), ApiError> {
+    let told = "SELECT 1 FROM commands WHERE satellite = ?1 AND by_itself AND times_sent = 0 AND finished_at IS NULL";
+    if db.prepare_cached(told)?.exists([satellite])? {
+        return Ok(());
+    }
+    let event = ConfigureEvent::McpInstallationUpdated;
+    let payload = ConfigurePayload { event, installation_id: None, team_id: None, user_id: None };
+    let Value::Object(payload) = serde_json::to_value(payload)? else { return Ok(()) };
+    let (id, command_type) = (keys::unique("cfg-")?, "configure".to_owned());
+    let command = BackendCommand { id, command_type, priority: CommandPriority::Immediate, payload, expires_at: None };
+    insert(db, satellite, &command, now, true)
+}
+
+pub(super) fn waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<usize, ApiError> {
+    let mut select = db.prepare_cached(&format!("SELECT count(*) FROM commands WHERE {OPEN}"))?;
+    Ok(select.query_row(params![satellite, stored(now)], |row| row.get(0))?)
+}
+
+fn insert(
+    db: &Transaction<'_>,
+    satellite: &str,
+    command: &BackendCommand,
+    now: Timestamp,
+    by_itself: bool,
+) -> Result<(), ApiError> {
+    if waiting(db, satellite, now)? >= WAITING_MAX && !by_itself {
+        let why = format!("{WAITING_MAX} commands wait for this satellite, and no more may");
+        return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, why));
+    }
+    db.execute(
+        "INSERT INTO commands (satellite, id, command_type, priority, payload, expires_at, created_at, by_itself)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        params![
+            satellite,
+            command.id,
+            command.command_type,
+            number(command.priority),
+            serde_json::to_string(&command.payload)?,
+            command.expires_at.map(stored),
+            stored(now),
+            by_itself
+        ],
+    )?;
+    Ok(())
+}
+
+fn number(priority: CommandPriority) -> i64 {
+    match priority {
+        CommandPriority::Immediate => 0,
+        CommandPriority::High => 1,
+        CommandPriority::Normal => 2,
+        CommandPriority::Low => 3,
+    }
+}
+
+fn priority(number: i64) -> CommandPriority {
+    match number {
+        0 => CommandPriority::Immediate,
+        1 => CommandPriority::High,
+        3 => CommandPriority::Low,
+        _ => CommandPriority::Normal,
+    }
+}
+
+fn kept(db: &Transaction<'_>, satellite: &str, id: &str) -> Result<Option<CommandRow>, ApiError> {
+    let mut select = db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 AND id = ?2")?;
+    Ok(select.query_row(params![satellite, id], CommandRow::read).optional()?)
+}
+
+struct CommandRow {
+    number: i64,
+    id: String,
+    command_type: String,
+    priority: i64,
+    payload: String,
+    expires_at: Option<i64>,
+    created_at: i64,
+    first_sent_at: Option<i64>,
+    times_sent: i64,
+    result: Option<String>,
+    finished_at: Option<i64>,
+}
+
+impl CommandRow {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            number: row.get("number")?,
+            id: row.get("id")?,
+            command_type: row.get("command_type")?,
+            priority: row.get("priority")?,
+            payload: row.get("payload")?,
+            expires_at: row.get("expires_at")?,
+            created_at: row.get("created_at")?,
+            first_sent_at: row.get("first_sent_at")?,
+            times_sent: row.get("times_sent")?,
+            result: row.get("result")?,
+            finished_at: row.get("finished_at")?,
+        })
+    }
+
+    fn command(self) -> Result<BackendCommand, ApiError> {
+        Ok(BackendCommand {
+            payload: serde_json::from_str::<Map<String, Value>>(&self.payload)?,
+            id: self.id,
+            command_type: self.command_type,
+            priority: priority(self.priority),
+            expires_at: self.expires_at.map(restored),
+        })
+    }
+
+    fn state(self, now: Timestamp) -> Result<CommandRecordView, ApiError> {
+        let result = self.result.as_deref().map(serde_json::from_str::<CommandResult>).transpose()?;
+        let state = match &result {
+            Some(CommandResult { status: CommandOutcome::Completed, .. }) => CommandStage::Completed,
+            Some(CommandResult { status: CommandOutcome::Failed, .. }) => CommandStage::Failed,
+            Some(CommandResult { status: CommandOutcome::Expired, .. }) => CommandStage::Expired,
+            // The satellite may have executed a delivered command, so only its result ends the state.
+            None if self.times_sent > 0 => CommandStage::Sent,
+            None if self.expires_at.is_some_and(|at| restored(at) <= now) => CommandStage::Expired,
+            None => CommandStage::Queued,
+        };
+        Ok(CommandRecordView {
+            state,
+            created_at: restored(self.created_at),
+            times_sent: u64::try_from(self.times_sent).unwrap_or_default(),
+            first_sent_at: self.first_sent_at.map(restored),
+            result,
+            finished_at: self.finished_at.map(restored),
+            command: self.command()?,
+        })
+    }
+}

@@ -1,0 +1,228 @@
+//! Receives events, stores each one once, and updates the instances from them.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName};
+use jiff::Timestamp;
+use mcp_satellite_actors::model::event::Event;
+use ring::digest::{SHA256, digest};
+use rusqlite::{OptionalExtension as _, Transaction, params};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::BackendState;
+use super::access::{AdminAccess, AuthenticatedSatellite, QueryParams};
+use super::api::{StoredEvent, StoredEventList};
+use super::clock::{restored, stored};
+use super::refusal::ApiError;
+use super::schema::{MessageSchema, SchemaValidators};
+use super::{body, instances, satellites};
+use crate::wire::{EventBatch, EventBatchResult, EventEnvelope, RejectedEvent};
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const KEY_MAX: usize = 128;
+// Default number of events in an administrator's list.
+const LIST: usize = 100;
+const LIST_MAX: usize = 1000;
+
+pub(super) async fn take(
+    State(app): State<Arc<BackendState>>,
+    AuthenticatedSatellite { id }: AuthenticatedSatellite,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<EventBatchResult>, ApiError> {
+    let key = key(&headers)?;
+    let bytes = body::read(body, app.settings.events_body_max).await?;
+    let schemas = app.schemas.clone();
+    let (batch, fingerprint) = body::apart(move || {
+        let fingerprint = digest(&SHA256, &bytes).as_ref().to_vec();
+        let EventBatch { events } = body::understand(&bytes, MessageSchema::Events, &schemas)?;
+        let judged = events.into_iter().map(|envelope| judged(&schemas, envelope));
+        Ok((judged.collect::<Vec<_>>(), fingerprint))
+    })
+    .await?;
+    let now = app.now();
+    let (taken, changed) = app
+        .database
+        .run(move |db| {
+            if let Some(key) = &key
+                && let Some(answer) = answered(db, &id, key, &fingerprint)?
+            {
+                tracing::debug!(satellite = id, batch = key, "a batch came again");
+                return Ok((answer, false));
+            }
+            let (taken, changed) = store(db, &id, batch, now)?;
+            if let Some(key) = key {
+                // The same key with other events is a new batch after a split; its events are deduplicated by `seq`.
+                db.prepare_cached(
+                    "INSERT INTO batches (satellite, key, digest, answer, received_at) VALUES (?1, ?2, ?3, ?4, ?5)
+                     ON CONFLICT (satellite, key) DO UPDATE SET
+                         digest = excluded.digest, answer = excluded.answer, received_at = excluded.received_at",
+                )?
+                .execute(params![
+                    id,
+                    key,
+                    fingerprint,
+                    serde_json::to_string(&taken)?,
+                    stored(now)
+                ])?;
+            }
+            if taken.failed > 0 {
+                let first = taken.failures.first().map(|failure| &*failure.error);
+                tracing::warn!(satellite = id, failed = taken.failed, first, "events were not taken");
+            }
+            Ok((taken, changed))
+        })
+        .await?;
+    if changed {
+        app.instances_changed();
+    }
+    Ok(Json(taken))
+}
+
+fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    let key = key.to_str().ok().filter(|key| (1..=KEY_MAX).contains(&key.len()));
+    let wrong = || ApiError::bad(format!("Idempotency-Key must have 1 to {KEY_MAX} printable characters"));
+    key.map(|key| Some(key.to_owned())).ok_or_else(wrong)
+}
+
+// Event with its decoded form, or the reason why it is invalid.
+struct ValidatedEvent {
+    envelope: EventEnvelope,
+    meaning: Result<Event, String>,
+}
+
+fn judged(schemas: &SchemaValidators, envelope: EventEnvelope) -> ValidatedEvent {
+    let data = Value::Object(envelope.data.clone());
+    let meaning = match schemas.check_event(&envelope.kind, &data) {
+        Err(invalid) => Err(invalid.to_string()),
+        Ok(()) => serde_json::from_value(json!({"type": envelope.kind, "data": data})).map_err(|error| {
+            tracing::debug!(%error, "an event has the form of its schema and cannot be read");
+            "this is not what schemas/event.json means".to_owned()
+        }),
+    };
+    ValidatedEvent { envelope, meaning }
+}
+
+fn answered(
+    db: &Transaction<'_>,
+    satellite: &str,
+    key: &str,
+    digest: &[u8],
+) -> Result<Option<EventBatchResult>, ApiError> {
+    let mut select =
+        db.prepare_cached("SELECT answer FROM batches WHERE satellite = ?1 AND key = ?2 AND digest = ?3")?;
+    let answer: Option<String> = select.query_row(params![satellite, key, digest], |row| row.get(0)).optional()?;
+    Ok(answer.map(|answer| serde_json::from_str(&answer)).transpose()?)
+}
+
+// The boolean is true if the status of an instance changed.
+fn store(
+    db: &Transaction<'_>,
+    satellite: &str,
+    batch: Vec<ValidatedEvent>,
+    now: Timestamp,
+) -> Result<(EventBatchResult, bool), ApiError> {
+    let (mut taken, mut changed) = (EventBatchResult::default(), false);
+    for (index, ValidatedEvent { envelope, meaning }) in batch.into_iter().enumerate() {
+        match meaning {
+            Err(error) => taken.failures.push(RejectedEvent { index, kind: envelope.kind, error }),
+            Ok(event) => {
+                let (id, new) = insert(db, satellite, &envelope, now)?;
+                taken.event_ids.push(id.to_string());
+                if new {
+                    changed |= instances::told(db, satellite, &event, envelope.seq, envelope.timestamp, now)?;
+                }
+            }
+        }
+    }
+    taken.processed = taken.event_ids.len();
+    taken.failed = taken.failures.len();
+    taken.success = taken.failed == 0;
+    Ok((taken, changed))
+}
+
+// The boolean is true if the event is new.
+fn insert(
+    db: &Transaction<'_>,
+    satellite: &str,
+    event: &EventEnvelope,
+    now: Timestamp,
+) -> Result<(i64, bool), ApiError> {
+    let timestamp = event.timestamp.to_string();
+    let new = db
+        .prepare_cached(
+            "INSERT INTO events (satellite, seq, type, timestamp, data, received_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT (satellite, seq, timestamp) DO NOTHING",
+        )?
+        .execute(params![
+            satellite,
+            event.seq,
+            event.kind,
+            timestamp,
+            serde_json::to_string(&event.data)?,
+            stored(now)
+        ])?;
+    if new > 0 {
+        return Ok((db.last_insert_rowid(), true));
+    }
+    let known = db
+        .prepare_cached("SELECT id FROM events WHERE satellite = ?1 AND seq = ?2 AND timestamp = ?3")?
+        .query_row(params![satellite, event.seq, timestamp], |row| row.get(0))?;
+    Ok((known, false))
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct EventListQuery {
+    // Events with a higher id of the backend.
+    after: Option<i64>,
+    satellite: Option<String>,
+    // Events of the satellite with a higher `seq`.
+    since: Option<i64>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    limit: Option<usize>,
+}
+
+pub(super) async fn list(
+    _: AdminAccess,
+    State(app): State<Arc<BackendState>>,
+    QueryParams(listed): QueryParams<EventListQuery>,
+) -> Result<Json<StoredEventList>, ApiError> {
+    if listed.since.is_some() && (listed.satellite.is_none() || listed.after.is_some()) {
+        return Err(ApiError::bad(
+            "since is a seq, which counts for one satellite: give satellite, too, and not after",
+        ));
+    }
+    let order = if listed.since.is_some() { "seq, id" } else { "id" };
+    let limit = i64::try_from(listed.limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
+    let events = app.database.run(move |db| {
+        let satellite = listed.satellite.map(|name| satellites::find(db, &name)).transpose()?;
+        let mut select = db.prepare_cached(&format!(
+            "SELECT id, satellite, seq, type, timestamp, data, received_at FROM events
+             WHERE (?1 IS NULL OR id > ?1) AND (?2 IS NULL OR satellite = ?2) AND (?3 IS NULL OR seq > ?3)
+                 AND (?4 IS NULL OR type = ?4)
+             ORDER BY {order} LIMIT ?5"
+        ))?;
+        let mut rows = select.query(params![listed.after, satellite, listed.since, listed.kind, limit])?;
+        let mut events = Vec::new();
+        while let Some(row) = rows.next()? {
+            let timestamp: String = row.get(4)?;
+            events.push(StoredEvent {
+                id: row.get::<_, i64>(0)?.to_string(),
+                satellite_id: row.get(1)?,
+                seq: row.get(2)?,
+                kind: row.get(3)?,
+                timestamp: timestamp.parse().unwrap_or_default(),
+                data: serde_json::from_str(&row.get::<_, String>(5)?)?,
+                received_at: restored(row.get(6)?),
+            });
+        }
+        Ok(events)
+    });
+    Ok(Json(StoredEventList { events: events.await? }))
+}

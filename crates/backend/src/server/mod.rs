@@ -1,0 +1,304 @@
+//! Small backend server. Satellites register, fetch their configuration, receive commands and report events. All data
+//! is in one database, and every request is validated against the published schemas.
+//!
+//! Routes: [`wire`](super::wire) below `/api/satellites`, [`api`] below `/api/admin`, and `/health` as liveness check.
+//! The server has no TLS: use a reverse proxy where others can reach it.
+
+mod access;
+pub mod api;
+mod body;
+mod clock;
+mod commands;
+mod config;
+mod database;
+mod events;
+mod heartbeat;
+mod home;
+mod instances;
+mod keys;
+mod refusal;
+mod registration;
+mod satellites;
+pub mod schema;
+mod upkeep;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use jiff::Timestamp;
+use nix::fcntl::Flock;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Duration, Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+pub use self::clock::BackendClock;
+use self::database::Database;
+pub use self::database::DatabaseError;
+use self::refusal::ApiError;
+use self::schema::{PublishedSchemaError, SchemaValidators};
+use mcp_satellite_config::TokenHash;
+use mcp_satellite_http::server::{AdmitAll, HttpServer};
+
+// From the head of a request to the head of its response.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+// Requests in progress. A stream counts until its response begins.
+const REQUESTS_MAX: usize = 512;
+// Requests in progress may finish within this time on shutdown.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// Default limit of a batch of events in bytes. On 413 a satellite sends half of the batch.
+pub const EVENTS_BODY_MAX: usize = 4 * 1024 * 1024;
+
+/// Default number of stored events: a few gigabytes at half a kilobyte per event.
+pub const EVENTS_MAX: usize = 10_000_000;
+
+/// Settings of a backend.
+#[derive(Debug, Clone)]
+pub struct BackendSettings {
+    /// Directory of the database, the admin token and a registration token.
+    pub data_dir: PathBuf,
+    /// Seconds between the polls of satellites; without it 2, 10, 30 or 60.
+    pub poll_interval: Option<f64>,
+    /// Limit of a batch of events in bytes.
+    pub events_body_max: usize,
+    /// Number of stored events of all satellites. Beyond it the oldest are deleted, even before they are 30 days old.
+    pub events_max: usize,
+    /// Clock of the backend.
+    pub clock: BackendClock,
+}
+
+impl BackendSettings {
+    /// Returns the default settings for `data_dir`.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        let (poll_interval, clock) = (None, BackendClock::default());
+        Self {
+            data_dir: data_dir.into(),
+            poll_interval,
+            events_body_max: EVENTS_BODY_MAX,
+            events_max: EVENTS_MAX,
+            clock,
+        }
+    }
+}
+
+/// Error that prevents a backend from starting.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendOpenError {
+    /// Another backend uses the data directory.
+    #[error("a backend is already running on `{0}`; stop it first, or give this one another --data-dir")]
+    InUse(PathBuf),
+    /// The data directory cannot be used.
+    #[error("cannot {what} `{path}`: {why}")]
+    DataDir {
+        /// Failed operation, a verb.
+        what: &'static str,
+        /// Affected file or directory.
+        path: PathBuf,
+        /// Cause of the failure.
+        why: io::Error,
+    },
+    /// The database cannot be used.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// A published schema cannot be used.
+    #[error(transparent)]
+    Schema(#[from] PublishedSchemaError),
+    /// The first registration token cannot be created.
+    #[error("cannot make a registration token; the log says why")]
+    Token,
+}
+
+struct BackendState {
+    settings: BackendSettings,
+    database: Database,
+    schemas: Arc<SchemaValidators>,
+    admin: TokenHash,
+    // Last request of each satellite since the start.
+    heard: Mutex<BTreeMap<String, Timestamp>>,
+    // Notifies the streams of changed instances.
+    changes: watch::Sender<()>,
+    requests: Semaphore,
+    ending: CancellationToken,
+    // Notifies the held polls of a new command.
+    queued: watch::Sender<()>,
+    // Permits for held polls: half of the requests at most, so that the others are answered.
+    held: Semaphore,
+}
+
+impl BackendState {
+    fn now(&self) -> Timestamp {
+        self.settings.clock.now()
+    }
+
+    fn heard_of(&self, satellite: &str) {
+        let now = self.now();
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(satellite.to_owned(), now);
+    }
+
+    fn heard(&self) -> BTreeMap<String, Timestamp> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn command_queued(&self) {
+        self.queued.send_replace(());
+    }
+
+    fn instances_changed(&self) {
+        self.changes.send_replace(());
+    }
+}
+
+/// Opened backend, ready to serve.
+pub struct BackendServer {
+    app: Arc<BackendState>,
+    home: home::BackendDataDir,
+    // Lock on the data directory.
+    lock: Flock<File>,
+}
+
+impl BackendServer {
+    /// Opens the data directory in `settings` and creates what is missing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another backend uses the directory, or if files, database or schemas cannot be used.
+    pub async fn open(settings: BackendSettings) -> Result<Self, BackendOpenError> {
+        let home = home::BackendDataDir::new(&settings.data_dir)?;
+        let lock = home.lock()?;
+        let schemas = Arc::new(SchemaValidators::new()?);
+        let database = Database::open(&home.database()?)?;
+        let admin = home.admin_token()?;
+        home.offer_curl(&admin)?;
+        let app = BackendState {
+            database,
+            schemas,
+            admin: TokenHash::of(admin.expose()),
+            heard: Mutex::default(),
+            changes: watch::Sender::new(()),
+            requests: Semaphore::new(REQUESTS_MAX),
+            queued: watch::Sender::new(()),
+            held: Semaphore::new(REQUESTS_MAX / 2),
+            ending: CancellationToken::new(),
+            settings,
+        };
+        home.offer_token(&app).await?;
+        Ok(Self { app: Arc::new(app), home, lock })
+    }
+
+    /// Returns the path of a file for `curl --config` that sends the admin token.
+    pub fn curl_file(&self) -> PathBuf {
+        self.home.curl_file()
+    }
+
+    /// Returns the path of the file that contains an unused registration token.
+    pub fn registration_token(&self) -> PathBuf {
+        self.home.registration_token_file()
+    }
+
+    /// Returns the absolute path of the data directory.
+    pub fn data_dir(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Serves requests on `listener` in the background.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the listener cannot be used.
+    pub fn serve(self, listener: TcpListener) -> io::Result<RunningBackend> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let server = HttpServer::start(listener, AdmitAll, router(self.app.clone()))?;
+        let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::keep_up(self.app.clone())));
+        Ok(RunningBackend { address, app: self.app, server, _upkeep: upkeep, _lock: self.lock })
+    }
+}
+
+/// Running backend. Dropping it stops the server at once.
+pub struct RunningBackend {
+    address: SocketAddr,
+    app: Arc<BackendState>,
+    server: HttpServer,
+    _upkeep: AbortOnDropHandle<()>,
+    _lock: Flock<File>,
+}
+
+impl RunningBackend {
+    /// Returns the local address of the listener.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until the server ends without a shutdown, and returns the cause.
+    pub async fn ended(&mut self) -> io::Error {
+        self.server.wait_ended().await
+    }
+
+    /// Stops the server: requests in progress have 5 s to finish, and streams end.
+    pub async fn shut_down(mut self) {
+        self.app.ending.cancel();
+        self.server.close(LAST_ANSWERS).await;
+        self.app.database.close();
+    }
+}
+
+impl Drop for RunningBackend {
+    fn drop(&mut self) {
+        self.app.ending.cancel();
+    }
+}
+
+fn router(app: Arc<BackendState>) -> Router {
+    let satellites = Router::new()
+        .route("/register", post(registration::register))
+        .route("/{satellite}/commands", get(commands::poll))
+        .route("/{satellite}/commands/{command}/result", post(commands::result))
+        .route("/{satellite}/config", get(config::fetch))
+        .route("/{satellite}/events", post(events::take))
+        .route("/{satellite}/heartbeat", post(heartbeat::take));
+    let admin = Router::new()
+        .route("/registration-tokens", post(registration::make_token))
+        .route("/config", get(config::show_for_all).put(config::put_for_all))
+        .route("/satellites", get(satellites::list))
+        .route("/satellites/{satellite}", get(satellites::show).delete(satellites::delete))
+        .route("/satellites/{satellite}/config", get(config::show).put(config::put).delete(config::forget))
+        .route("/satellites/{satellite}/commands", get(commands::list).post(commands::queue))
+        .route("/satellites/{satellite}/commands/{command}", get(commands::show))
+        .route("/satellites/{satellite}/instances/{instance}", get(instances::show))
+        .route("/events", get(events::list))
+        .route("/instances", get(instances::list))
+        .route("/instances/stream", get(instances::follow));
+    Router::new()
+        .route("/health", get(|| async { Json(serde_json::json!({"status": "ok"})) }))
+        .nest("/api/satellites", satellites)
+        .nest("/api/admin", admin)
+        .fallback(|| async { ApiError::unknown("path") })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not for this path")
+        })
+        .layer(middleware::from_fn_with_state(app.clone(), within_limits))
+        .with_state(app)
+}
+
+async fn within_limits(State(app): State<Arc<BackendState>>, request: Request, next: Next) -> Response {
+    let Ok(_place) = app.requests.try_acquire() else {
+        return ApiError::unavailable("too many requests are being answered; try again").into_response();
+    };
+    let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());
+    let answer = timeout(ANSWER_TIMEOUT, next.run(request)).await;
+    let late = |_| ApiError::unavailable("the request took too long; try again").into_response();
+    let answer = answer.unwrap_or_else(late);
+    tracing::debug!(%method, path, status = answer.status().as_u16(), took = ?began.elapsed(), "answered");
+    answer
+}

@@ -1,0 +1,81 @@
+//! Error responses: a status and an [`ErrorBody`], which never repeats the request.
+
+use std::io;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::wire::ErrorBody;
+
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    body: ErrorBody,
+}
+
+impl ApiError {
+    pub(super) fn new(status: StatusCode, why: impl Into<String>) -> Self {
+        Self { status, body: ErrorBody { error: why.into(), index: None } }
+    }
+
+    pub(super) fn bad(why: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, why)
+    }
+
+    pub(super) fn at(mut self, index: Option<usize>) -> Self {
+        self.body.index = index;
+        self
+    }
+
+    pub(super) fn unauthorized(why: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, why)
+    }
+
+    pub(super) fn unknown(what: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, format!("there is no such {what}"))
+    }
+
+    pub(super) fn unavailable(why: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body)).into_response();
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+// The database error is only logged: it may name tables and paths, and the client cannot act on it.
+impl From<rusqlite::Error> for ApiError {
+    fn from(error: rusqlite::Error) -> Self {
+        tracing::error!(%error, "the backend's database failed; nothing of the request was done");
+        Self::unavailable("the backend's database failed; nothing was done; try again")
+    }
+}
+
+impl From<io::Error> for ApiError {
+    fn from(error: io::Error) -> Self {
+        tracing::error!(%error, "the machine failed; nothing of the request was done");
+        Self::unavailable("the backend's machine failed; nothing was done; try again")
+    }
+}
+
+impl From<serde_json::Error> for ApiError {
+    fn from(error: serde_json::Error) -> Self {
+        tracing::error!(%error, "what is stored cannot be read or written as JSON");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "what the backend has stored cannot be read; its log says why")
+    }
+}

@@ -1,0 +1,261 @@
+//! Published schemas: generated from the types, stored in `schemas/`, and used to validate every request.
+
+use jsonschema::{ValidationError, Validator};
+use mcp_satellite_actors::model::event::Envelope;
+use schemars::generate::SchemaSettings;
+use schemars::transform::{RecursiveTransform, Transform};
+use schemars::{JsonSchema, Schema};
+use serde_json::{Value, json};
+
+use super::api;
+use crate::wire;
+
+// Some validation errors list all allowed values.
+const REASON_MAX: usize = 300;
+
+macro_rules! forms {
+    ($($(#[$doc:meta])* $form:ident, $name:literal, $type:ty;)*) => {
+        /// Messages that have a schema file.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum MessageSchema {
+            $($(#[$doc])* $form,)*
+        }
+
+        impl MessageSchema {
+            /// Forms in order of declaration.
+            pub const ALL: &[Self] = &[$(Self::$form,)*];
+
+            /// Returns the name of the schema file below `schemas/`.
+            pub fn file(self) -> &'static str {
+                match self {
+                    $(Self::$form => concat!($name, ".json"),)*
+                }
+            }
+
+            /// Returns the published schema as JSON.
+            pub fn published(self) -> &'static str {
+                match self {
+                    $(Self::$form => include_str!(concat!("../../../../schemas/", $name, ".json")),)*
+                }
+            }
+
+            /// Generates the schema of the current type as JSON.
+            pub fn generated(self) -> String {
+                match self {
+                    $(Self::$form => text(&of::<$type>()),)*
+                }
+            }
+        }
+    };
+}
+
+forms! {
+    /// Registration of a satellite.
+    Registration, "registration", wire::Registration;
+    /// Response to a registration.
+    Registered, "registered", wire::RegistrationResponse;
+    /// Commands for a satellite.
+    Commands, "commands", wire::PollCommands;
+    /// Payload of `restart`, `spawn` and `kill`.
+    Target, "payload-target", wire::CommandTarget;
+    /// Payload of `configure`.
+    Configure, "payload-configure", wire::ConfigurePayload;
+    /// Payload of `health_check`.
+    HealthCheck, "payload-health-check", wire::HealthCheckPayload;
+    /// Result of a command.
+    CommandResult, "command-result", wire::CommandResult;
+    /// Response without data.
+    Received, "received", wire::EmptyResponse;
+    /// Configuration of a satellite.
+    Config, "config", wire::SatelliteConfig;
+    /// Batch of events.
+    Events, "events", wire::EventBatch;
+    /// Single event with its data, by type.
+    Event, "event", Envelope;
+    /// Response to a batch of events.
+    EventsTaken, "events-taken", wire::EventBatchResult;
+    /// Heartbeat of a satellite.
+    Heartbeat, "heartbeat", wire::Heartbeat;
+    /// Error response.
+    Error, "error", wire::ErrorBody;
+    /// Request for a registration token.
+    TokenWanted, "admin-token-wanted", api::TokenRequest;
+    /// New registration token.
+    TokenMade, "admin-token-made", api::IssuedToken;
+    /// New configuration.
+    ConfigWanted, "admin-config-wanted", api::ConfigUpdate;
+    /// Response to a new configuration.
+    ConfigKept, "admin-config-kept", api::ConfigUpdateResult;
+    /// List of satellites.
+    Satellites, "admin-satellites", api::SatelliteList;
+    /// Single satellite.
+    Satellite, "admin-satellite", api::SatelliteView;
+    /// Command to queue.
+    CommandWanted, "admin-command-wanted", api::CommandRequest;
+    /// Single command with its state.
+    CommandState, "admin-command", api::CommandRecordView;
+    /// List of commands with their states.
+    CommandStates, "admin-commands", api::CommandList;
+    /// List of stored events.
+    StoredEvents, "admin-events", api::StoredEventList;
+    /// List of instances.
+    Instances, "admin-instances", api::InstanceList;
+    /// Single instance.
+    Instance, "admin-instance", api::InstanceState;
+}
+
+fn of<T: JsonSchema>() -> Schema {
+    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(IntegerRangeTransform));
+    settings.with_transform(RecursiveTransform(DocLinkTransform)).into_generator().into_root_schema_for::<T>()
+}
+
+// Replaces doc links in descriptions by plain names: link targets exist only in the code.
+#[derive(Debug, Clone)]
+struct DocLinkTransform;
+
+impl Transform for DocLinkTransform {
+    fn transform(&mut self, schema: &mut Schema) {
+        if let Some(Value::String(text)) = schema.get_mut("description") {
+            while let Some((before, rest)) = text.split_once("[`")
+                && let Some((name, rest)) = rest.split_once("`]")
+            {
+                // `[name](path)` also has a path.
+                let rest = rest.strip_prefix('(').and_then(|path| path.split_once(')')).map_or(rest, |(_, rest)| rest);
+                *text = format!("{before}`{name}`{rest}");
+            }
+        }
+    }
+}
+
+fn text(schema: &Schema) -> String {
+    format!("{schema:#}\n", schema = schema.as_value())
+}
+
+// Adds the range of integer formats that do not imply one in JSON Schema.
+#[derive(Debug, Clone)]
+struct IntegerRangeTransform;
+
+impl Transform for IntegerRangeTransform {
+    fn transform(&mut self, schema: &mut Schema) {
+        let (min, max) = match schema.get("format").and_then(Value::as_str) {
+            Some("uint" | "uint64") => (json!(0), json!(u64::MAX)),
+            Some("uint32") => (json!(0), json!(u32::MAX)),
+            Some("uint16") => (json!(0), json!(u16::MAX)),
+            Some("int32") => (json!(i32::MIN), json!(i32::MAX)),
+            _ => return,
+        };
+        if let Some(object) = schema.as_object_mut() {
+            object.entry("minimum").or_insert(min);
+            object.entry("maximum").or_insert(max);
+        }
+    }
+}
+
+/// Compiled validators of all schemas.
+#[derive(Debug)]
+pub struct SchemaValidators {
+    // In the order of `MessageSchema::ALL`.
+    forms: Vec<Validator>,
+    // Validators of the event data by type of event.
+    data: Vec<(String, Validator)>,
+}
+
+/// Violation of a schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemaViolation {
+    /// JSON pointer to the invalid value; empty for the whole document.
+    pub place: String,
+    /// Description of the violation without the value.
+    pub why: String,
+}
+
+impl SchemaViolation {
+    fn of(error: &ValidationError<'_>) -> Self {
+        let why = error.masked().to_string().chars().take(REASON_MAX).collect();
+        Self { place: error.instance_path().as_str().to_owned(), why }
+    }
+
+    /// Returns the index of the violation in the array `list`.
+    pub(super) fn index(&self, list: &str) -> Option<usize> {
+        let mut parts = self.place.split('/').skip(1);
+        (parts.next()? == list).then(|| parts.next()?.parse().ok())?
+    }
+}
+
+impl std::fmt::Display for SchemaViolation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &*self.place {
+            "" => f.write_str(&self.why),
+            place => write!(f, "{place}: {}", self.why),
+        }
+    }
+}
+
+/// Error in a published schema.
+#[derive(Debug, thiserror::Error)]
+#[error("the schema {file} cannot be used: {why}")]
+pub struct PublishedSchemaError {
+    file: &'static str,
+    why: String,
+}
+
+impl SchemaValidators {
+    /// Compiles the published schemas.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a published schema is invalid.
+    pub fn new() -> Result<Self, PublishedSchemaError> {
+        let broken = |form: MessageSchema| {
+            move |why: &dyn std::fmt::Display| PublishedSchemaError { file: form.file(), why: why.to_string() }
+        };
+        let read =
+            |form: MessageSchema| serde_json::from_str::<Value>(form.published()).map_err(|why| broken(form)(&why));
+        let forms = MessageSchema::ALL.iter().map(|form| validator(&read(*form)?).map_err(|why| broken(*form)(&why)));
+        let forms = forms.collect::<Result<_, _>>()?;
+        let event = read(MessageSchema::Event)?;
+        let types = event["oneOf"].as_array().map_or(&[][..], Vec::as_slice);
+        let data = types.iter().filter_map(|of| {
+            let kind = of["properties"]["type"]["const"].as_str()?;
+            let mut schema = of["properties"]["data"].as_object()?.clone();
+            schema.insert("$defs".into(), event["$defs"].clone());
+            let data = validator(&Value::Object(schema)).map_err(|why| broken(MessageSchema::Event)(&why));
+            Some(data.map(|data| (kind.to_owned(), data)))
+        });
+        Ok(Self { forms, data: data.collect::<Result<_, _>>()? })
+    }
+
+    /// Validates `value` against the schema of `form`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first violation.
+    pub fn check(&self, form: MessageSchema, value: &Value) -> Result<(), SchemaViolation> {
+        self.forms[form as usize].validate(value).map_err(|error| SchemaViolation::of(&error))
+    }
+
+    /// Validates the data of an event of type `kind`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first violation, or an error if the type is unknown.
+    pub fn check_event(&self, kind: &str, data: &Value) -> Result<(), SchemaViolation> {
+        let Some((_, validator)) = self.data.iter().find(|(name, _)| name == kind) else {
+            return Err(SchemaViolation { place: String::new(), why: "events of this type are not known".to_owned() });
+        };
+        validator.validate(data).map_err(|error| {
+            let SchemaViolation { place, why } = SchemaViolation::of(&error);
+            SchemaViolation { place: format!("/data{place}"), why }
+        })
+    }
+
+    /// Returns all known types of events.
+    pub fn event_types(&self) -> impl Iterator<Item = &str> {
+        self.data.iter().map(|(kind, _)| &**kind)
+    }
+}
+
+fn validator(schema: &Value) -> Result<Validator, String> {
+    let options = jsonschema::options().should_validate_formats(true).should_ignore_unknown_formats(true);
+    options.build(schema).map_err(|error| error.to_string())
+}
