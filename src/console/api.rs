@@ -586,7 +586,11 @@ impl fmt::Display for MemoryReport {
         }
         if self.short {
             let starts = if self.starts_waiting == 1 { "start waits" } else { "starts wait" };
-            write!(f, "; it is short: {} {starts}, the longest-idle servers are put to sleep", self.starts_waiting)?;
+            write!(
+                f,
+                "; memory is short: {} {starts}, the longest-idle servers are put to sleep",
+                self.starts_waiting
+            )?;
         }
         Ok(())
     }
@@ -626,7 +630,7 @@ impl fmt::Display for BackendStatus {
         }
         write!(f, ", {}", self.mode)?;
         if let Some(next) = self.next_poll_ms {
-            write!(f, ", asked again in {:.0} s", (next as f64 / 1000.0).ceil())?;
+            write!(f, ", next poll in {:.0} s", (next as f64 / 1000.0).ceil())?;
         }
         if let Some(last) = &self.last_contact {
             write!(f, ", last contact {last}")?;
@@ -662,7 +666,7 @@ impl fmt::Display for EndpointStatus {
         write!(f, "MCP: {}", self.url)?;
         match (&self.token_file, self.auth.as_str()) {
             (Some(file), _) => write!(f, "  token in {file}"),
-            (None, "none") => f.write_str("  without authentication: every process of this machine may come in"),
+            (None, "none") => f.write_str("  without authentication: open to every process on this machine"),
             (None, _) => Ok(()),
         }
     }

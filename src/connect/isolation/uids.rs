@@ -41,15 +41,15 @@ impl FromStr for UidRange {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (first, last) = text.split_once('-').ok_or("it is not two numbers with a hyphen between them")?;
-        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| "it is not two numbers of user ids");
+        let (first, last) = text.split_once('-').ok_or("a range consists of two numbers separated by a hyphen")?;
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| "its two parts must be user ids");
         let (first, last) = (number(first)?, number(last)?);
         match (first, last) {
             (first, _) if first < FIRST_MIN => Err("user ids below 1000 belong to the system"),
             (_, last) if last > LAST_MAX => Err("the last number is larger than any user id"),
             (first, last) if first > last => Err("the first number is larger than the last"),
             (first, last) if (first..=last).contains(&SERVER_ID) => {
-                Err("it contains 99999, which servers in sandboxes have")
+                Err("it contains 99999, the user id of servers in sandboxes")
             }
             _ => Ok(Self { first, last }),
         }
@@ -134,12 +134,14 @@ impl TeamUids {
     /// the directory of homes.
     fn home(&self, id: u32) -> Result<PathBuf, PrepareError> {
         let home = self.homes.join(id.to_string());
-        let failed = |error: io::Error| PrepareError::at(&format!("cannot make the home `{}`", home.display()), &error);
+        let failed =
+            |error: io::Error| PrepareError::at(&format!("cannot create the home `{}`", home.display()), &error);
         make(&self.homes, HOMES_MODE).map_err(failed)?;
         let homes = self.homes.symlink_metadata().map_err(failed)?;
         if !homes.is_dir() || homes.uid() != 0 || homes.mode() & 0o022 != 0 {
             let homes = self.homes.display();
-            return Err(format!("`{homes}` is to hold homes, and is not a directory that only root can change").into());
+            let why = format!("the directory of homes `{homes}` must belong to root, and only root may write to it");
+            return Err(format!("{why}: correct or remove it").into());
         }
         for above in self.homes.ancestors().skip(1) {
             if above.metadata().map_err(failed)?.mode() & 0o001 == 0 {
