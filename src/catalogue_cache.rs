@@ -77,10 +77,10 @@ impl CatalogueCache {
             // A new key changes every name: no cached catalogue is used, and of the memos only a stop still holds.
             (unusable, _) => {
                 if let Some(why) = why_unusable(&unusable) {
-                    tracing::warn!(why, "the key of the cached catalogues cannot be used; there is a new one");
+                    tracing::warn!(why, "cannot use the key of the cached catalogues; created a new one");
                 }
                 let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
-                    .map_err(|_| std::io::Error::other("the system gives no random numbers"))?
+                    .map_err(|_| std::io::Error::other("cannot obtain random numbers from the system"))?
                     .expose();
                 data_dir.replace(KEY, &key)?;
                 key.to_vec()
@@ -152,7 +152,7 @@ impl CatalogueCache {
                     if !std::mem::replace(failed, true) {
                         tracing::warn!(
                             instance = %view.spec.name, %error,
-                            "cannot keep the tools of a server; trying again"
+                            "cannot cache the catalogue of a server; trying again"
                         );
                     }
                 }
@@ -165,7 +165,10 @@ impl CatalogueCache {
         let entry = read(&self.directory, &name).and_then(|bytes| {
             let entry: CachedCatalogue = serde_json::from_slice(&bytes)?;
             if entry.form != FORM || entry.name != name {
-                return Err(std::io::Error::new(ErrorKind::InvalidData, "it is of another form or configuration"));
+                return Err(std::io::Error::new(
+                    ErrorKind::InvalidData,
+                    "the file has another format or belongs to another configuration",
+                ));
             }
             let of_kind = |raw: Vec<Box<RawValue>>, key: &str| {
                 let entries = raw.into_iter().map(|raw| catalogue::CatalogueEntry::parse(raw, key));
@@ -209,7 +212,7 @@ impl CatalogueCache {
         let is_own = |name: &str| name == KEY_IN_CACHE || is_hex(name.strip_suffix(".new").unwrap_or(name), NAME_LEN);
         for name in names.iter().filter(|name| is_own(name) && !wanted.contains(name.as_str())) {
             if let Err(error) = self.directory.remove(name) {
-                tracing::warn!(%error, "cannot remove a cached catalogue that is not wanted any more");
+                tracing::warn!(%error, "cannot remove an unused cached catalogue");
             }
         }
     }
@@ -231,7 +234,7 @@ fn may_sleep(spec: &InstanceSpec) -> bool {
 
 fn why_unusable(read: &std::io::Result<Vec<u8>>) -> Option<String> {
     match read {
-        Ok(_) => Some("it has another length".to_owned()),
+        Ok(_) => Some("the file has the wrong length".to_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => Some(error.to_string()),
     }
@@ -344,7 +347,7 @@ pub(crate) mod tests {
         assert_eq!(names.len(), changed.len());
         assert_eq!(cache.name(&spec(|_| {})), cache.name(&changed[0]));
         let patient = spec(|config| Arc::make_mut(&mut config.policy).session.list_pages_max = 1);
-        assert_eq!(cache.name(&patient), cache.name(&changed[0]), "a number of the policy makes no other server");
+        assert_eq!(cache.name(&patient), cache.name(&changed[0]), "a policy value is not part of the name");
     }
 
     #[test]
@@ -393,12 +396,12 @@ pub(crate) mod tests {
         put(&good);
         assert!(cache.read(&spec).is_some());
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
-        assert!(cache.read(&spec).is_none(), "anybody may have written it");
+        assert!(cache.read(&spec).is_none(), "other users can write the file");
         let elsewhere = directory.path().join("elsewhere");
         std::fs::rename(&path, &elsewhere).unwrap();
         std::fs::set_permissions(&elsewhere, PermissionsExt::from_mode(0o600)).unwrap();
         symlink(&elsewhere, &path).unwrap();
-        assert!(cache.read(&spec).is_none(), "a link leads anywhere");
+        assert!(cache.read(&spec).is_none(), "a symbolic link is not followed");
     }
 
     #[test]
@@ -485,7 +488,7 @@ pub(crate) mod tests {
         std::fs::rename(directory.path().join(KEY), cache.directory.path().join(KEY_IN_CACHE)).unwrap();
         let next = open(&directory);
         assert_eq!(next.keep(std::slice::from_ref(&spec)).len(), 1);
-        assert_eq!(files(&next), [cache.name(&spec)], "it is no longer there");
+        assert_eq!(files(&next), [cache.name(&spec)], "the old key file is removed");
         assert_eq!(open(&directory).name(&spec), cache.name(&spec));
     }
 }

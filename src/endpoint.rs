@@ -30,14 +30,14 @@ pub(crate) struct EndpointError {
     hint: &'static str,
 }
 
-const ELSEWHERE: &str = "stop what is there, or give it another place with [gateway] listen or --listen";
-const TOKEN: &str = "look at the file `token` in the data directory";
+const ELSEWHERE: &str = "stop the process that uses the address, or set another one with [gateway] listen or --listen";
+const TOKEN: &str = "check the file `token` in the data directory";
 const LISTEN_FILE: &str = "listen";
 const LISTEN_FILE_MAX: u64 = 100;
 /// Ports for the endpoint if its default port is taken, below the range of ephemeral ports.
 const FALLBACK_PORTS: std::ops::Range<u16> = 7301..7901;
 
-const CERTIFICATE: &str = "look at the files that [gateway] tls names";
+const CERTIFICATE: &str = "check the files in [gateway] tls";
 
 pub(crate) struct SatelliteEndpoint {
     name: String,
@@ -122,7 +122,7 @@ impl SatelliteEndpoint {
             Ok(elsewhere) => elsewhere,
             Err(error) => {
                 let (wanted, stays) = (plan.address(), open.gateway.address());
-                tracing::error!(?wanted, %stays, %error, "the MCP endpoint cannot move and stays where it is");
+                tracing::error!(?wanted, %stays, %error, "cannot move the MCP endpoint; its address stays in use");
                 // The plan's choice of plain HTTP applied to the new address only.
                 plan.tls = plan.tls.or_else(|| open.gateway.tls());
                 None
@@ -137,7 +137,7 @@ impl SatelliteEndpoint {
             Ok(()) => {}
             Err(error) => {
                 let stays = open.gateway.address();
-                tracing::error!(%stays, %error, "the MCP endpoint stays where it is, with the certificate that it has");
+                tracing::error!(%stays, %error, "cannot change the MCP endpoint; address and certificate stay in use");
             }
         }
         // Record the settings in effect, which may differ from those requested.
@@ -263,7 +263,7 @@ impl SatelliteEndpoint {
         match read {
             Some(Ok(token)) => *kept = Some(token),
             Some(Err(error)) => {
-                tracing::error!(%error, "cannot read the token in the data directory; nobody is admitted with it");
+                tracing::error!(%error, "cannot read the token in the data directory; requests with it are rejected");
                 *kept = None;
             }
             None => tracing::error!("the disk does not answer; the token that was read last stays valid"),

@@ -103,7 +103,7 @@ impl ErasureList {
             }
         }
         if let Err(error) = self.write() {
-            tracing::warn!(%error, "cannot store the list of data to erase; a restart begins the retention anew");
+            tracing::warn!(%error, "cannot store the list of data to erase; a restart starts the retention again");
         }
     }
 
@@ -257,7 +257,7 @@ impl DataEraser {
         drop(applied);
         if !ids.is_empty() {
             let names: Vec<String> = ids.iter().map(ToString::to_string).collect();
-            tracing::info!(instances = names.join(", "), "erased the data of instances that are gone");
+            tracing::info!(instances = names.join(", "), "erased the data of removed instances");
             let this = self.clone();
             let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside()).await;
         }

@@ -38,7 +38,7 @@ impl EarlierMemos {
         if !names.is_empty() {
             tracing::warn!(
                 instances = names.join(", "),
-                "what these had come to can be read now, and they have begun anew: it is not recalled"
+                "the stored states of these instances are readable now, but not used: they have started anew"
             );
         }
         let stop = |text: String| {
@@ -213,7 +213,11 @@ mod tests {
             config.installation = "broken".into();
             config.server_layer.args = vec!["another".into()];
         }));
-        assert_eq!(recalled(&open(dir.path()), &[&changed]), [None], "another server begins anew");
+        assert_eq!(
+            recalled(&open(dir.path()), &[&changed]),
+            [None],
+            "a changed configuration starts without a history"
+        );
     }
 
     #[tokio::test]

@@ -89,7 +89,7 @@ const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
 /// mistake.
 const REMOVAL_GUARD_MIN: usize = 4;
 
-const ACCEPT_HINT: &str = "if that is meant, run `satellite reload --accept`";
+const ACCEPT_HINT: &str = "if this is intended, run `satellite reload --accept`";
 
 const RELOADS_MAX: usize = 4;
 
@@ -282,14 +282,16 @@ impl RunningSatellite {
         let place = tokio::task::spawn_blocking(move || reserving.reserve(gateway)).await;
         let place = place.map_err(|error| machine("reserve the MCP endpoint")(std::io::Error::other(error)))??;
         // The lock is held, so the previous satellite is dead.
-        if let Some(reclaimed) = reclaim(&data_dir).await.map_err(machine("reclaim what the last satellite left"))? {
+        if let Some(reclaimed) =
+            reclaim(&data_dir).await.map_err(machine("end the processes that the last satellite left"))?
+        {
             let ReclaimedProcesses { processes, instances, satellite_pid, left } = reclaimed;
             tracing::warn!(
                 processes,
                 left,
                 satellite_pid,
                 instances = instances.join(", "),
-                "reclaimed what a killed satellite had left"
+                "ended the processes that a killed satellite left"
             );
         }
         let connector = StdioConnector::with(StdioOptions {
@@ -303,10 +305,10 @@ impl RunningSatellite {
             cgroups: plan.cgroups,
             uid_range: plan.uid_range,
         });
-        let connector = connector.map_err(machine("get ready to start servers"))?;
+        let connector = connector.map_err(machine("prepare the start of servers"))?;
         let last_act = connector.clone();
         ReaperLink::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
-        let remote = RemoteConnector::new().map_err(machine("get ready to reach remote servers"))?;
+        let remote = RemoteConnector::new().map_err(machine("prepare connections to remote servers"))?;
         let (home, clients) = (data_dir.clone(), remote.clients());
         let grants = tokio::task::spawn_blocking(move || Grants::open(&home, clients)).await;
         let grants = grants.map_err(std::io::Error::other).flatten().map_err(machine("read authorizations"))?;
@@ -314,7 +316,7 @@ impl RunningSatellite {
         let remote = remote.with_tokens(Arc::new(grants.clone())).with_memory(server_memory.messages.clone());
         // Without the cache dormant servers are started to discover their catalogues; the satellite can run.
         let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
-            tracing::warn!(%error, "the tools of servers that sleep cannot be kept; they are started to be discovered");
+            tracing::warn!(%error, "cannot cache the tools of sleeping servers; they are started for discovery");
         });
         let catalogues = catalogues.ok();
         let memories = Arc::new(MemoStore::new(journal.clone(), catalogues.clone()));
@@ -341,7 +343,7 @@ impl RunningSatellite {
         }
         let (sleeper, linked) = (runtime.clone(), link.clone());
         let suspends = AbortOnDropHandle::new(tokio::spawn(suspend::watch(move |asleep| {
-            tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; what is overdue is done now");
+            tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; overdue work is done now");
             sleeper.woke(asleep);
             linked.iter().for_each(BackendLink::woke);
         })));
@@ -357,7 +359,7 @@ impl RunningSatellite {
             let (values, grants, connector, runtime) = parts;
             Arc::new(DataEraser::open(&home, values, grants, connector, runtime, held))
         });
-        let eraser = eraser.await.map_err(std::io::Error::other).map_err(machine("read which data is to be erased"))?;
+        let eraser = eraser.await.map_err(std::io::Error::other).map_err(machine("read the list of data to erase"))?;
         let erasing = AbortOnDropHandle::new(tokio::spawn(eraser.clone().watch()));
         let (reload, reloads) = mpsc::channel(RELOADS_MAX);
         let renewals = AbortOnDropHandle::new(tokio::spawn(grants.clone().tend()));
@@ -499,7 +501,9 @@ impl RunningSatellite {
             Ok(plan) => plan,
             Err(errors) => {
                 applied.waiting = Some(files);
-                return Err(format!("what the backend gives does not go with it: {}", errors.in_a_line()).into());
+                return Err(
+                    format!("the files conflict with the backend's configuration: {}", errors.in_a_line()).into()
+                );
             }
         };
         if accept {
@@ -566,7 +570,7 @@ impl RunningSatellite {
         came: ChangeOrigin,
     ) -> SpecsById {
         for warning in &plan.warnings {
-            tracing::warn!("{warning}");
+            tracing::warn!(%warning, "the configuration has a warning");
         }
         if StartupSettings::of(&plan) != self.settings {
             tracing::warn!(
@@ -603,7 +607,7 @@ impl RunningSatellite {
             let removed = self.runtime.uninstall(id).await;
             match &removed {
                 Ok(_) => self.endpoint.removed(id),
-                Err(error) => tracing::error!(instance = %id, %error, "cannot uninstall"),
+                Err(error) => tracing::error!(instance = %id, %error, "cannot uninstall an instance"),
             }
             removed.is_ok()
         });
@@ -631,7 +635,7 @@ impl RunningSatellite {
                 let installed = self.runtime.install_known(spec, known).await;
                 match installed {
                     Ok(installed) => changed |= installed != InstallOutcome::Unchanged,
-                    Err(error) => tracing::error!(instance = %name, %error, "cannot install"),
+                    Err(error) => tracing::error!(instance = %name, %error, "cannot install an instance"),
                 }
             }
             changed
@@ -697,7 +701,7 @@ impl RunningSatellite {
             applied.origin = origin;
             for (file, why) in look.kept {
                 let file = file.display();
-                tracing::warn!(%file, why, "a credential cannot be read again; what the file held before is used on");
+                tracing::warn!(%file, why, "cannot read a credential again; the previous content stays in use");
             }
             if let Some(plan) = look.plan {
                 self.renew_credentials(plan, &look.changed, &mut applied).await;
@@ -737,7 +741,7 @@ impl RunningSatellite {
         if self.endpoint.renew(plan.gateway).await {
             tracing::info!(files, "tokens of clients renewed");
         } else if servers == 0 {
-            tracing::info!(files, "a file has changed that no remote server uses; a reload (SIGHUP) takes it on");
+            tracing::info!(files, "no remote server uses the changed file; a reload (SIGHUP) applies it");
         }
         if servers == 0 {
             return;
@@ -761,7 +765,7 @@ impl RunningSatellite {
         tracing::error!(
             errors,
             %config_hash,
-            "the configuration cannot be used and nothing was changed; this one goes on"
+            "configuration rejected; the previous one stays in use"
         );
         self.runtime.emitter().emit(Event::ConfigError {
             error_type: error_type.to_owned(),
@@ -805,7 +809,7 @@ impl RunningSatellite {
         if let Some(delivery) = &self.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;
             if kept > 0 {
-                tracing::info!(kept, "some events were not taken in time; the next start sends them");
+                tracing::info!(kept, "some events were not delivered in time; the next start sends them");
             }
         }
         // Last message on the link: the backend takes any later one as a sign that the satellite lives.
@@ -921,7 +925,7 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<ActiveConfigu
             match updated {
                 // Wait until the team has it: until then the server's output is masked with the old token.
                 Ok(_) => drop(runtime.wait_for(&id, |view| *view.spec == after).await),
-                Err(error) => tracing::error!(instance = %id, %error, "cannot have a new token masked"),
+                Err(error) => tracing::error!(instance = %id, %error, "cannot mask a new token in the server's output"),
             }
         }
         .boxed()
@@ -940,7 +944,7 @@ fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<
         suspended: Arc::new(suspend::suspended),
     };
     let machine =
-        |why: link::LinkError| StartError::Machine { what: "get ready to reach the backend", why: why.into() };
+        |why: link::LinkError| StartError::Machine { what: "prepare the connection to the backend", why: why.into() };
     BackendLink::new(options).map(Some).map_err(machine)
 }
 
@@ -954,7 +958,10 @@ async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, BackendDoc
             Ok(whole) => Some((whole, document)),
             Err(errors) => {
                 let errors = errors.in_a_line();
-                tracing::error!(errors, "what the backend gave last cannot be used any more; it is asked again");
+                tracing::error!(
+                    errors,
+                    "the stored configuration of the backend is not valid any more; requesting it again"
+                );
                 None
             }
         }

@@ -77,7 +77,7 @@ pub(crate) struct ValueChange {
 pub(crate) enum ValueError {
     #[error("{0}")]
     BadInput(String),
-    #[error("cannot keep the value: {0}")]
+    #[error("cannot store the value: {0}")]
     Storage(String),
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -89,7 +89,7 @@ impl UserValues {
         let state = UserValuesState::read(directory);
         if let Some(why) = &state.unusable {
             let file = directory.path().join(FILE);
-            tracing::error!(file = %file.display(), why, "what users have configured cannot be read; their servers wait for it");
+            tracing::error!(file = %file.display(), why, "cannot read the values of users; servers wait for them");
         }
         Self { directory: directory.clone(), state: Arc::new(Mutex::new(state)), saver: Mutex::default() }
     }
@@ -253,10 +253,12 @@ impl UserValuesState {
     fn try_read(directory: &DataDir) -> Result<StoredValues, String> {
         let bytes = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
         let Some(bytes) = bytes else { return Ok(StoredValues::new()) };
-        let broken = |error: &serde_json::Error| format!("line {}, column {} is broken", error.line(), error.column());
+        let broken = |error: &serde_json::Error| {
+            format!("the content at line {}, column {} is not valid", error.line(), error.column())
+        };
         let VersionField { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
         if version != VERSION {
-            return Err(format!("it is of version {version}, and this satellite knows {VERSION}"));
+            return Err(format!("the file has version {version}, and this satellite supports version {VERSION}"));
         }
         let form: ValuesFile = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
         let mut stored = StoredValues::new();
@@ -369,10 +371,10 @@ impl ValueKey {
         names.sort();
         names.dedup();
         let message = if names.is_empty() {
-            "the configuration asks for no value of its user".to_owned()
+            "the configuration requires no value of the user".to_owned()
         } else {
             let or = if required(AUTHORIZATION.as_str()).is_some() && is_remote { " (or bearer_token)" } else { "" };
-            format!("it does not ask its user for that; what it asks for: {}{or}", names.join(", "))
+            format!("unknown key; the configuration requires: {}{or}", names.join(", "))
         };
         Err(ValueError::BadInput(message))
     }
@@ -401,17 +403,17 @@ impl ValueKey {
         let bad = |why: &str| Err(ValueError::BadInput(format!("the value of `{name}` {why}")));
         let value = text.expose();
         if value.is_empty() {
-            return bad("is empty; to take a value back there is --unset");
+            return bad("is empty; --unset removes a value");
         }
         if value.len() > VALUE_MAX {
             return bad("is longer than 64 KiB");
         }
         if self.is_bearer && value.to_ascii_lowercase().starts_with("bearer ") {
-            return bad("begins with `Bearer`; leave that out: it is put in front of it here");
+            return bad("begins with `Bearer`; leave `Bearer` out: the satellite adds it");
         }
         let whole = if self.is_bearer { format!("Bearer {value}").into() } else { text.clone() };
         match self.place_in(config) {
-            ValueTarget::Env if value.contains('\0') => bad("holds a zero byte"),
+            ValueTarget::Env if value.contains('\0') => bad("contains a zero byte"),
             ValueTarget::Header if HeaderValue::from_str(whole.expose()).is_err() => {
                 bad("cannot be sent as a header: it must be one line of printable characters")
             }
@@ -453,7 +455,7 @@ impl ValueConfigurer {
             if change.set.is_empty() && change.unset.is_empty() {
                 return Ok((Vec::new(), None));
             }
-            return Err(ValueError::BadInput("the configuration asks for no value of its user".to_owned()));
+            return Err(ValueError::BadInput("the configuration requires no value of the user".to_owned()));
         };
         let (values, catalogues) = (self.values.clone(), self.catalogues.clone());
         let storing = tokio::task::spawn_blocking(move || {
@@ -630,7 +632,7 @@ mod tests {
         let file = home.path().join(FILE);
         DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 7, \"teams\": []}").unwrap();
         let newer = UserValues::open(&DataDir::open(home.path()).unwrap());
-        assert!(newer.erase(&[id_of(&alices)]), "nothing of it is known");
+        assert!(newer.erase(&[id_of(&alices)]), "there is no known value to erase");
         let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
         assert!(refused.to_string().contains("version 7"), "{refused}");
         assert_eq!(std::fs::read_to_string(file).unwrap(), "{\"version\": 7, \"teams\": []}");

@@ -35,7 +35,7 @@ impl ConfigTexts {
             if now.as_ref().is_some_and(is_empty) && !before.as_ref().is_some_and(is_empty) {
                 *now = Some(Err(ConfigFileError {
                     message: "the configuration is empty".to_owned(),
-                    hint: "write it again; if nothing is to run any more, say so with a reload (SIGHUP)",
+                    hint: "write it again; if no server is to run any more, reload (SIGHUP)",
                 }));
             }
         }
@@ -124,8 +124,8 @@ impl ChangeDetector {
             self.restless = self.restless.saturating_add(1);
             if self.restless == RESTLESS_LOOKS {
                 tracing::warn!(
-                    "the configuration is being written all the time; it is taken on when it is at rest for a second, or \
-                     with a reload (SIGHUP)"
+                    "the configuration is being written all the time; it is applied when it is unchanged for a second, \
+                     or by a reload (SIGHUP)"
                 );
             }
         }
@@ -214,12 +214,12 @@ mod tests {
         let mut eye = ChangeDetector::new(text("one"));
         eye.look(text("bad"));
         assert_eq!(eye.look(text("bad")), Some(text("bad")));
-        assert_eq!(eye.refusal(&text("bad")), None, "it is news");
+        assert_eq!(eye.refusal(&text("bad")), None, "the rejection is new");
         eye.tried(text("bad"), Some("no secret".to_owned()));
         let again = (1..=4).filter_map(|_| eye.look(text("bad"))).count();
         assert_eq!((again, eye.look(text("bad"))), (0, Some(text("bad"))));
         assert_eq!(eye.refusal(&text("bad")).as_deref(), Some("no secret"));
-        assert_eq!(eye.refusal(&text("worse")), None, "of another text it is news");
+        assert_eq!(eye.refusal(&text("worse")), None, "a rejection of another text is new");
         // The file that it refers to exists now.
         eye.tried(text("bad"), None);
         assert_eq!(eye.refusal(&text("bad")), None);

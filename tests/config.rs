@@ -238,25 +238,25 @@ fn off_is_the_one_word_for_no_limit_and_for_never() {
     let limits = plan("[gateway]\nrequests_per_second = \"off\"\ncalls_per_user_max = \"off\"").gateway.limits;
     assert_eq!((limits.requests_per_second, limits.calls_per_user_max), (0, 0));
     for (more, message, hint) in [
-        ("[policy.idle]\nidle = \"never\"", "`idle` is `never`, which is not known here", "write \"off\""),
+        ("[policy.idle]\nidle = \"never\"", "`never` is not a valid value for `idle`", "write \"off\""),
         (
             "[policy.isolation]\nmemory_max = \"unlimited\"",
-            "`memory_max` is `unlimited`, which is not known here",
+            "`unlimited` is not a valid value for `memory_max`",
             "write \"off\"",
         ),
         (
             "[policy.reconnect]\nattempts_max = \"none\"",
-            "`attempts_max` is `none`, which is not known here",
+            "`none` is not a valid value for `attempts_max`",
             "write \"off\"",
         ),
         (
             "[policy.idle]\nidle = \"0s\"",
-            "`idle` is zero, which makes no sense here",
+            "`idle` must not be zero",
             "give a time, such as \"3m\", or \"off\" for never",
         ),
         (
             "[gateway]\nrequests_per_second = 0",
-            "`requests_per_second` is 0, which makes no sense here",
+            "`requests_per_second` is 0, which is too small",
             "give at least 1, or \"off\" for no limit",
         ),
     ] {
@@ -282,7 +282,7 @@ fn servers_of_an_mcp_json_sleep_only_if_they_or_the_satellites_own_file_say_so()
     let plan = config::parse_mcp_json("mcp.json", json, &base, &environment).unwrap();
     assert_eq!(of(plan), [&[(minutes(10), ProcessLifetime::Listed)], &own[..]].concat());
     let wrong = parse_json(r#"{"mcpServers":{"a":{"command":"npx","idle":"0s","keep":"lasy"}}}"#).unwrap_err();
-    assert_eq!(messages(&wrong), ["`idle` is zero, which makes no sense here", "`lasy` is no way to keep a server"]);
+    assert_eq!(messages(&wrong), ["`idle` must not be zero", "`lasy` is not a valid value for `keep`"]);
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn a_health_check_that_is_a_get_has_an_address() {
     parse(&small(get, "command = \"x\"")).unwrap();
 
     let (_, warnings) = address(&small("", &format!("{HTTP}\nhealth_url = \"https://example.com/\"")));
-    assert!(matches!(&warnings[..], [warning] if warning.contains("says nothing without check")), "{warnings:?}");
+    assert!(matches!(&warnings[..], [warning] if warning.contains("has no effect without check")), "{warnings:?}");
 }
 
 #[test]
@@ -433,7 +433,7 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
         assert_eq!(warnings(url, token), [] as [&str; 0]);
     }
     assert_eq!(warnings("http://e.com/", ""), [] as [&str; 0], "nothing is given away");
-    let plain = "sends what may be a secret unencrypted: its `url` is http, not https";
+    let plain = "may send a secret unencrypted: its `url` is http, not https";
     for (url, more) in
         [("http://e.com/", token), ("http://e.com/?api_key=x", ""), ("http://10.0.0.1/", "headers.A = \"b\"")]
     {
@@ -470,8 +470,8 @@ fn the_journal_is_limited_by_age_size_and_number() {
     };
     assert_eq!(parse(text).unwrap().journal, expected);
     for (text, said) in [
-        ("size_max = \"64KiB\"", "`size_max` leaves no room for what has to be kept"),
-        ("events_age_max = \"0s\"", "`events_age_max` is zero"),
+        ("size_max = \"64KiB\"", "`size_max` is too small for the data that must be kept"),
+        ("events_age_max = \"0s\"", "`events_age_max` must not be zero"),
         ("logs_age_max = 7", "`logs_age_max` must be a duration"),
         ("server_logs_max = -1", "`server_logs_max` is -1"),
         ("keep = 3", "unknown key `keep` in `journal`"),
@@ -481,7 +481,7 @@ fn the_journal_is_limited_by_age_size_and_number() {
     }
     // Where events go is another matter.
     assert_eq!(parse("[events]\nsink = \"journal\"").unwrap().sink, SinkPlan::Journal);
-    assert_eq!(messages(&parse("[events]\nkeep = 3").unwrap_err()), ["`keep` says nothing to this sink"]);
+    assert_eq!(messages(&parse("[events]\nkeep = 3").unwrap_err()), ["`keep` has no effect with this sink"]);
     let plan = parse("[events]\nsink = \"file\"").unwrap();
     assert_eq!(plan.sink, SinkPlan::File { rotate_bytes: 64 * 1024 * 1024, keep: 8 });
 }
@@ -519,7 +519,7 @@ fn neither_a_plan_nor_an_error_shows_a_secret() {
     let twice = remote("bearer_token = \"env:TWICE\"");
     let health = remote("health_url = \"https://hunter2:hunter2@e/?key=hunter2\"");
     let query = remote("health_url = \"https://e/?key=hunter2\"");
-    assert_eq!(messages(&query), ["`health_url` holds what looks like a secret"]);
+    assert_eq!(messages(&query), ["`health_url` seems to contain a secret"]);
     let broken = parse("[[teams]]\nid = \"x\"\nenv = { A = \"hunter2\" \"hunter2\" }").unwrap_err();
     let json = parse_json(r#"{"mcpServers": {"a": {"command": 1, "env": {"A": "hunter2", "B": 2}}}}"#).unwrap_err();
     let broken_json = parse_json("{\"mcpServers\": {\"a\": {\"env\": {\"A\": \"hunter2\" \"hunter2\"}}}}").unwrap_err();
@@ -553,8 +553,8 @@ fn a_reference_in_args_is_refused_in_every_tier() {
     ] {
         let items = parse(&text).unwrap_err().items();
         assert_eq!(items.len(), 1, "{items:?}");
-        assert_eq!((items[0].line, items[0].message.as_str()), (line, "a secret is referred to in `args`"));
-        assert!(items[0].hint.contains("visible to every process on the machine; pass it by env"));
+        assert_eq!((items[0].line, items[0].message.as_str()), (line, "`args` refers to a secret"));
+        assert!(items[0].hint.contains("visible to every process on the machine; pass the secret in `env`"));
     }
 }
 
@@ -570,27 +570,27 @@ fn what_makes_no_sense_is_an_error() {
         ("", "command = \"\"", "`command` is empty"),
         ("", "command = \"x\"\nheaders = { A = \"b\" }", "installation `i` is a stdio server with `headers`"),
         ("", &format!("{http}\nenv = {{ A = \"b\" }}"), "installation `i` is a remote server with `env`"),
-        ("", &format!("{http}\nheaders = {{ \"A B\" = \"b\" }}"), "`A B` is no name for a header"),
+        ("", &format!("{http}\nheaders = {{ \"A B\" = \"b\" }}"), "`A B` is not a valid name for a header"),
         ("", &format!("{http}\nheaders = {{ A = \"b\\nc\" }}"), "the value of the header `A` cannot be sent"),
-        ("", "command = \"x\"\nkeep = \"always\"", "`always` is no way to keep a server"),
-        ("", "command = \"x\"\nprotocol = \"2025-06-18\"", "`2025-06-18` is no protocol"),
+        ("", "command = \"x\"\nkeep = \"always\"", "`always` is not a valid value for `keep`"),
+        ("", "command = \"x\"\nprotocol = \"2025-06-18\"", "`2025-06-18` is not a valid value for `protocol`"),
         (
             "",
             "transport = \"sse\"\nurl = \"https://example.com\"\nprotocol = \"2026-07-28\"",
-            "installation `i` speaks the older HTTP+SSE, which has no `2026-07-28`",
+            "installation `i` uses the older HTTP+SSE, which does not support `2026-07-28`",
         ),
         (
             "[servers.s]\ntransport = \"sse\"\nurl = \"https://example.com\"",
             "protocol = \"2026-07-28\"",
-            "installation `i` speaks the older HTTP+SSE, which has no `2026-07-28`",
+            "installation `i` uses the older HTTP+SSE, which does not support `2026-07-28`",
         ),
         ("", "command = \"x\"\nusers = []", "`users` is empty"),
         ("", "command = \"x\"\nuser_required = [\"\"]", "`user_required` has an empty name"),
-        ("", "command = \"x\"\nenv = { A = \"\\u0000\" }", "the value of `A` holds a zero byte"),
+        ("", "command = \"x\"\nenv = { A = \"\\u0000\" }", "the value of `A` contains a zero byte"),
         (
             "[servers.s]\ncommand = \"a\"",
             "command = \"b\"",
-            "installation `i` has a `command`, and so has its template `s`",
+            "installation `i` and its template `s` both have a `command`",
         ),
         ("[servers.ss]\ncommand = \"a\"", "", "installation `i` has no `command`"),
         (
@@ -599,52 +599,44 @@ fn what_makes_no_sense_is_an_error() {
             "`request_timeout` is longer than `request_timeout_max`",
         ),
         ("[policy.reconnect]\nbackoff_max = \"1ms\"", "command = \"x\"", "`backoff_min` is longer than `backoff_max`"),
-        ("[policy.reconnect]\nmode = \"endless\"", "command = \"x\"", "`endless` is no mode"),
+        ("[policy.reconnect]\nmode = \"endless\"", "command = \"x\"", "`endless` is not a valid value for `mode`"),
         (
             "[policy.reconnect]\njitter_percent = 101",
             "command = \"x\"",
-            "`jitter_percent` is 101, and there are only 100 in a hundred",
+            "`jitter_percent` is 101, which is more than 100 percent",
         ),
         (
             "[policy.reconnect]\njitter_percent = 300",
             "command = \"x\"",
-            "`jitter_percent` is 300, and there are only 100 in a hundred",
+            "`jitter_percent` is 300, which is more than 100 percent",
         ),
-        (
-            "[policy.reconnect]\njitter_percent = -1",
-            "command = \"x\"",
-            "`jitter_percent` is -1, which makes no sense here",
-        ),
-        ("[policy.reconnect]\nattempts_max = 0", "command = \"x\"", "`attempts_max` is 0, which makes no sense here"),
+        ("[policy.reconnect]\njitter_percent = -1", "command = \"x\"", "`jitter_percent` is -1, which is too small"),
+        ("[policy.reconnect]\nattempts_max = 0", "command = \"x\"", "`attempts_max` is 0, which is too small"),
         (
             "[policy.reconnect]\nattempts_max = \"none\"",
             "command = \"x\"",
-            "`attempts_max` is `none`, which is not known here",
+            "`none` is not a valid value for `attempts_max`",
         ),
         (
             "[policy.reconnect]\nmode = \"bounded\"\nbackoff_min = \"1m\"",
             "command = \"x\"",
             "`backoff_min` is longer than `backoff_max`",
         ),
-        ("[policy.health]\ncheck = \"pong\"", "command = \"x\"", "`pong` is no check"),
-        ("[policy.health]\non_degraded = \"die\"", "command = \"x\"", "`die` is no on_degraded"),
-        ("[policy.health]\nthreshold = 0", "command = \"x\"", "`threshold` is 0, which makes no sense here"),
-        ("[policy.retry]\nattempts_max = 0", "command = \"x\"", "`attempts_max` is 0, which makes no sense here"),
+        ("[policy.health]\ncheck = \"pong\"", "command = \"x\"", "`pong` is not a valid value for `check`"),
+        ("[policy.health]\non_degraded = \"die\"", "command = \"x\"", "`die` is not a valid value for `on_degraded`"),
+        ("[policy.health]\nthreshold = 0", "command = \"x\"", "`threshold` is 0, which is too small"),
+        ("[policy.retry]\nattempts_max = 0", "command = \"x\"", "`attempts_max` is 0, which is too small"),
         ("[policy.retry]\ndelays = []", "command = \"x\"", "`delays` is empty"),
         (
             "[policy.remote]\nheader_timeout = \"2s\"",
             "command = \"x\"",
             "`connect_timeout` is longer than `header_timeout`, which includes it",
         ),
-        (
-            "[policy.remote]\nconnect_timeout = \"0s\"",
-            "command = \"x\"",
-            "`connect_timeout` is zero, which makes no sense here",
-        ),
+        ("[policy.remote]\nconnect_timeout = \"0s\"", "command = \"x\"", "`connect_timeout` must not be zero"),
         (
             "[policy.health]\ncheck = \"get\"",
             http,
-            "installation `i` is to be checked by a GET and has no `health_url`",
+            "installation `i` has check = \"get\" in its policy.health and no `health_url`",
         ),
         (
             "",
@@ -652,7 +644,11 @@ fn what_makes_no_sense_is_an_error() {
             "installation `i` is a stdio server with `bearer_token`",
         ),
         ("", "command = \"x\"\nhealth_url = \"https://e/\"", "installation `i` is a stdio server with `health_url`"),
-        ("", &format!("{http}\nbearer_token = \"hunter2\""), "the `bearer_token` of installation `i` is written out"),
+        (
+            "",
+            &format!("{http}\nbearer_token = \"hunter2\""),
+            "the `bearer_token` of installation `i` is written in plain text",
+        ),
         ("", &format!("{http}\nbearer_token = \"env:BLANK\""), "the `bearer_token` of installation `i` is empty"),
         (
             "",
@@ -669,29 +665,29 @@ fn what_makes_no_sense_is_an_error() {
         (
             "",
             &format!("{http}\nheaders = {{ Mcp-Session-Id = \"b\" }}"),
-            "the header `Mcp-Session-Id` is not for the configuration: the satellite sets it",
+            "the header `Mcp-Session-Id` cannot be configured: the satellite sets it",
         ),
         (
             "",
             &format!("{http}\nheaders = {{ Proxy-Authorization = \"b\" }}"),
-            "the header `Proxy-Authorization` is not for the configuration: the satellite sets it",
+            "the header `Proxy-Authorization` cannot be configured: the satellite sets it",
         ),
         (
             "",
             &format!("{http}\nheaders = {{ Keep-Alive = \"b\" }}"),
-            "the header `Keep-Alive` is not for the configuration: the satellite sets it",
+            "the header `Keep-Alive` cannot be configured: the satellite sets it",
         ),
         (
             "",
             &format!("{http}\nheaders = {{ trailer = \"b\" }}"),
-            "the header `trailer` is not for the configuration: the satellite sets it",
+            "the header `trailer` cannot be configured: the satellite sets it",
         ),
         ("", &format!("{http}\nhealth_url = \"nonsense\""), "`health_url` is not a URL: relative URL without a base"),
-        ("", &format!("{http}\nhealth_url = \"https://a:b@e/\""), "`health_url` holds a user or a password"),
-        ("[policy.idle]\nsweep = \"0s\"", "command = \"x\"", "`sweep` is zero, which makes no sense here"),
-        ("", "command = \"x\"\nkeep = \"lasy\"", "`lasy` is no way to keep a server"),
-        ("", "command = \"x\"\nupdate = \"roling\"", "`roling` is no way to update a server"),
-        ("[policy.watchdog]\nsilence = \"0s\"", "command = \"x\"", "`silence` is zero, which makes no sense here"),
+        ("", &format!("{http}\nhealth_url = \"https://a:b@e/\""), "`health_url` contains a user name or a password"),
+        ("[policy.idle]\nsweep = \"0s\"", "command = \"x\"", "`sweep` must not be zero"),
+        ("", "command = \"x\"\nkeep = \"lasy\"", "`lasy` is not a valid value for `keep`"),
+        ("", "command = \"x\"\nupdate = \"roling\"", "`roling` is not a valid value for `update`"),
+        ("[policy.watchdog]\nsilence = \"0s\"", "command = \"x\"", "`silence` must not be zero"),
         ("[policy.session]\nexit_drain = \"2000 years\"", "command = \"x\"", "`exit_drain` is longer than a year"),
         (
             "[policy.session]\nline_max = 2147483648",
@@ -699,13 +695,13 @@ fn what_makes_no_sense_is_an_error() {
             "`policy.session.line_max` is larger than 1 GiB",
         ),
         ("[events]\nqueue_max = 1099511627776", "command = \"x\"", "`events.queue_max` is larger than a million"),
-        ("[policy.start]\npermits = 0", "command = \"x\"", "`permits` is 0, which makes no sense here"),
+        ("[policy.start]\npermits = 0", "command = \"x\"", "`permits` is 0, which is too small"),
         ("[events]\nsink = \"http\"", "command = \"x\"", "the http sink has no `url`"),
-        ("[events]\nsink = \"stdout\"\nkeep = 2", "command = \"x\"", "`keep` says nothing to this sink"),
+        ("[events]\nsink = \"stdout\"\nkeep = 2", "command = \"x\"", "`keep` has no effect with this sink"),
         (
             "[events]\nsink = \"http\"\nurl = \"https://e/?api_key=abc\"",
             "command = \"x\"",
-            "the URL of the sink holds what looks like a secret",
+            "the URL of the sink seems to contain a secret",
         ),
         (
             "[events]\nqueue_max = 10",
@@ -734,23 +730,23 @@ fn what_says_nothing_is_warned_about() {
     for (installation, message) in [
         (
             "command = \"x\"\nkeep = \"always_on\"\n[teams.installations.policy.idle]\nidle = \"1m\"".to_owned(),
-            "installation `i` is `always_on`, so its [policy.idle] says nothing",
+            "installation `i` is `always_on`, so its [policy.idle] has no effect",
         ),
         (
             format!("{http}\nkeep = \"lazy\""),
-            "installation `i` is a remote server: `lazy` is for processes that we start",
+            "installation `i` is a remote server: `lazy` has an effect only on child processes",
         ),
         (
             format!("{http}\nupdate = \"rolling\""),
-            "installation `i` is a remote server: `rolling` is for processes that we start",
+            "installation `i` is a remote server: `rolling` has an effect only on child processes",
         ),
         (
             format!("{http}\npolicy.restart.max_crashes = 9"),
-            "installation `i` is a remote server, so its [policy.restart] says nothing",
+            "installation `i` is a remote server, so its [policy.restart] has no effect",
         ),
         (
             "command = \"x\"\npolicy.health.threshold = 9".to_owned(),
-            "installation `i` is a stdio server, so its [policy.health] says nothing",
+            "installation `i` is a stdio server, so its [policy.health] has no effect",
         ),
     ] {
         let warnings = parse(&small("", &installation)).unwrap().warnings;
@@ -785,7 +781,7 @@ fn names_that_only_their_hyphens_tell_apart_are_an_error() {
 fn two_users_with_one_token_are_an_error() {
     let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\n[[teams.users]]\nid = \"a\"\nslug = \"a\"\ntoken = \
                 \"env:ALICE_TOKEN\"\n[[teams.users]]\nid = \"b\"\nslug = \"b\"\ntoken = \"env:ALICE_TOKEN\"\n";
-    assert_eq!(messages(&parse(text).unwrap_err()), ["the token of the user `b` is another user's as well"]);
+    assert_eq!(messages(&parse(text).unwrap_err()), ["the token of the user `b` is also the token of another user"]);
 }
 
 /// Each instance of an `mcp.json`, as far as the clients differ in how they write it.
@@ -876,18 +872,18 @@ fn an_mcp_json_that_cannot_be_meant_says_where() {
     for (text, place, message) in [
         ("{}", (1, 1), "the file has neither `mcpServers` nor `servers`"),
         ("{\n \"mcpServers\": {\"a\" {}}}", (2, 21), "expected `:`"),
-        ("{\"mcpServers\": {\"a b\": {\"command\": \"x\"}}}", (1, 18), "`a b` cannot be the id of an installation"),
+        (
+            "{\"mcpServers\": {\"a b\": {\"command\": \"x\"}}}",
+            (1, 18),
+            "`a b` is not valid as the id of an installation",
+        ),
         ("{\"servers\": {\"a\": {\"args\": []}}}", (1, 15), "installation `a` has no `command`"),
         (
             "{\"servers\": {\"a\": {\"command\": \"x\", \"args\": [\"${input:key}\"]}}}",
             (1, 46),
-            "a variable that cannot be filled in here",
+            "this variable cannot be substituted",
         ),
-        (
-            "{\"servers\": {\"a\": {\"command\": \"x\", \"args\": [\"env:KEY\"]}}}",
-            (1, 46),
-            "a secret is referred to in `args`",
-        ),
+        ("{\"servers\": {\"a\": {\"command\": \"x\", \"args\": [\"env:KEY\"]}}}", (1, 46), "`args` refers to a secret"),
         ("{\"servers\": {\"a\": {\"command\": \"x\"}, \"a\": {\"command\": \"y\"}}}", (1, 38), "`a` is given twice"),
     ] {
         let items = parse_json(text).unwrap_err().items();
@@ -1002,16 +998,16 @@ fn a_token_is_a_digest_or_stands_somewhere_else() {
         "token = \"hunter2-literal\"\nmcp_mode = \"flt\"",
         "tokens = [\"sha256:hunter2\", \"env:SPACED_TOKEN\", \"env:BLANK\", \"env:NOT_SET\"]",
         &[
-            ("token of the user `alice` is written out", "`satellite token` makes both"),
-            ("`flt` is no mcp_mode", "did you mean \"flat\"?"),
+            ("token of the user `alice` is written in plain text", "`satellite token` creates both"),
+            ("`flt` is not a valid value for `mcp_mode`", "did you mean \"flat\"?"),
             ("is not the 64 hexadecimal digits", "`satellite token`"),
             ("cannot be sent as a bearer token", "letters, digits"),
-            ("is empty", "keeps nobody out"),
+            ("is empty", "protects nothing"),
             ("`NOT_SET` is not set", "set NOT_SET"),
         ],
     );
     let digest = format!("tokens = [\"{}\"]", TokenHash::of(ALICE_TOKEN));
-    wrong("", "token = \"env:ALICE_TOKEN\"", &digest, &[("another user's as well", "line 9")]);
+    wrong("", "token = \"env:ALICE_TOKEN\"", &digest, &[("also the token of another user", "line 9")]);
     wrong("", &format!("token = \"env:ALICE_TOKEN\"\n{digest}"), "", &[("is given twice", "remove one")]);
     let warnings = gateway("", "token = \"env:SHORT_TOKEN\"", "").unwrap().warnings;
     assert!(warnings.len() == 1 && warnings[0].contains(":9:") && warnings[0].contains("guessed"), "{warnings:?}");
@@ -1028,21 +1024,21 @@ fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
         "",
         &[
             ("`localhost` is not an address", "\"127.0.0.1:7300\""),
-            ("holds a user or a password", "Authorization"),
-            ("`https://example.com` is no name of a host", "mcp.example.com:8443"),
-            ("`a b` is no name of a host", ""),
-            ("`x:99999` is no name of a host", ""),
-            ("`example.com` is no web origin", "without a path"),
-            ("`https://example.com/app` is no web origin", ""),
-            ("`null` is no web origin", ""),
-            ("no way to say who may come in", "\"bearer\", or \"none\""),
-            ("`as` says nothing", "auth = \"none\""),
+            ("contains a user name or a password", "Authorization"),
+            ("`https://example.com` is not a host name", "mcp.example.com:8443"),
+            ("`a b` is not a host name", ""),
+            ("`x:99999` is not a host name", ""),
+            ("`example.com` is not a web origin", "without a path"),
+            ("`https://example.com/app` is not a web origin", ""),
+            ("`null` is not a web origin", ""),
+            ("the value of `auth` is not valid", "\"bearer\" or \"none\""),
+            ("`as` has no effect", "auth = \"none\""),
             ("`tls` has no `key`", "cert = "),
             ("cannot read the file of `cert`", "PEM"),
-            ("`xml` is no way to answer", "\"json\", \"sse\""),
-            ("`proxy:80` is no IP address", "without a port"),
+            ("`xml` is not a valid value for `answers`", "\"json\", \"sse\""),
+            ("`proxy:80` is not an IP address", "without a port"),
             ("`body_max` is not a size", "64MiB"),
-            ("`session_idle` is zero", "1s"),
+            ("`session_idle` must not be zero", "1s"),
             ("`burst` is 0", "at least 1"),
             ("unknown key `sesions_max`", "`sessions_max`"),
         ],
@@ -1058,11 +1054,11 @@ fn a_body_that_is_allowed_has_room_among_all_that_are_read() {
 #[test]
 fn other_machines_come_in_by_a_name_and_with_a_token_only() {
     let everywhere = "listen = \"0.0.0.0:7300\"";
-    wrong(everywhere, "", "", &[("`hosts` does not say", "mcp.example.com")]);
+    wrong(everywhere, "", "", &[("`hosts` does not list", "mcp.example.com")]);
     let open = format!("{everywhere}\nauth = \"none\"\nas = \"acme/alice\"\nhosts = [\"x\"]");
-    wrong(&open, "", "", &[("on this machine only", "127.0.0.1")]);
+    wrong(&open, "", "", &[("may only listen on this machine", "127.0.0.1")]);
     let named = gateway(&format!("{everywhere}\nhosts = [\"mcp.example.com\"]"), "", "").unwrap();
-    assert!(named.warnings.len() == 1 && named.warnings[0].contains("in the clear"), "{:?}", named.warnings);
+    assert!(named.warnings.len() == 1 && named.warnings[0].contains("unencrypted"), "{:?}", named.warnings);
 
     let at = |address: &str| gateway("", "", "").unwrap().listening_at(address.parse().unwrap());
     assert_eq!(at("[::1]:7400").unwrap().gateway.address(), Some("[::1]:7400".parse().unwrap()));
@@ -1072,7 +1068,7 @@ fn other_machines_come_in_by_a_name_and_with_a_token_only() {
 
 #[test]
 fn without_authentication_it_is_said_who_everybody_is() {
-    let two = ("without authentication everybody is one user, and there are 2", "as = \"acme/alice\"");
+    let two = ("without authentication all clients are one user, but 2 are configured", "as = \"acme/alice\"");
     wrong("auth = \"none\"", "", "", &[two]);
     wrong("auth = \"none\"\nas = \"acme/carol\"", "", "", &[("no user `acme/carol`", "TEAM/USER")]);
     wrong("auth = \"none\"\nas = \"alice\"", "", "", &[("does not name a team and a user", "TEAM/USER")]);
@@ -1117,11 +1113,11 @@ fn a_certificate_that_cannot_be_served_with_is_told_and_nothing_of_its_key() {
     let garbled = file("garbled.pem", "-----BEGIN PRIVATE KEY-----\n?hunter2?\n-----END PRIVATE KEY-----\n");
     for (cert, key, expected) in [
         (&cert, &other.path().join("key.pem"), ("cannot use the file of `cert`", "its own private key")),
-        (&cert, &cert, ("cannot use the file of `key`: it holds none", "PEM")),
-        (&key, &key, ("cannot use the file of `cert`: it holds none", "PEM")),
+        (&cert, &cert, ("cannot use the file of `key`: it contains no private key", "PEM")),
+        (&key, &key, ("cannot use the file of `cert`: it contains no certificate", "PEM")),
         (&empty, &key, ("cannot use the file of `cert`", "PEM")),
-        (&cert, &broken, ("cannot use the file of `key`: it is no whole PEM file", "PEM")),
-        (&cert, &garbled, ("cannot use the file of `key`: it is no whole PEM file", "PEM")),
+        (&cert, &broken, ("cannot use the file of `key`: it is not a complete PEM file", "PEM")),
+        (&cert, &garbled, ("cannot use the file of `key`: it is not a complete PEM file", "PEM")),
     ] {
         wrong(&format!("tls = {{ cert = {cert:?}, key = {key:?} }}"), "", "", &[expected]);
     }
@@ -1188,9 +1184,14 @@ mod backend {
             ("[backend]\n", 1, "no `url`", "https://"),
             ("[backend]\nurl = \"http://backend.example.com\"\n", 2, "http, not https", "https://"),
             ("[backend]\nurl = \"ftp://backend.example.com\"\n", 2, "neither http nor https", "https://"),
-            ("[backend]\nurl = \"https://me:hunter2@backend.example.com\"\n", 2, "user or a password", ""),
-            ("[backend]\nurl = \"https://b.example.com/?key=hunter2\"\n", 2, "a query", "end it before"),
-            ("[backend]\nurl = \"https://b.example.com\"\ntoken = \"hunter2\"\n", 3, "is written out", "env:NAME"),
+            ("[backend]\nurl = \"https://me:hunter2@backend.example.com\"\n", 2, "user name or a password", ""),
+            ("[backend]\nurl = \"https://b.example.com/?key=hunter2\"\n", 2, "a query", "remove it"),
+            (
+                "[backend]\nurl = \"https://b.example.com\"\ntoken = \"hunter2\"\n",
+                3,
+                "is written in plain text",
+                "env:NAME",
+            ),
             (
                 "[backend]\nurl = \"https://b.example.com\"\ntoken = \"env:UNSET\"\n",
                 3,
@@ -1198,7 +1199,7 @@ mod backend {
                 "set UNSET",
             ),
             ("[backend]\nurl = \"https://b.example.com\"\ntoken = \"env:SPACED\"\n", 3, "cannot be sent", ""),
-            ("[backend]\nurl = \"https://b.example.com\"\nrequest_timeout = \"0s\"\n", 3, "is zero", ""),
+            ("[backend]\nurl = \"https://b.example.com\"\nrequest_timeout = \"0s\"\n", 3, "must not be zero", ""),
             (
                 "[backend]\nurl = \"https://b.example.com\"\npoll = { idel = \"1s\" }\n",
                 3,
@@ -1209,11 +1210,16 @@ mod backend {
             (
                 "[backend]\nurl = \"https://b.example.com\"\n[[teams]]\nid = \"t\"\nslug = \"t\"\n",
                 3,
-                "there are `teams`",
+                "`teams` conflicts with",
                 "remove",
             ),
             ("[backend]\nurl = \"https://b.example.com\"\n[events]\nsink = \"stdout\"\n", 4, "events go to", "remove"),
-            ("[satellite]\nname = \"short\"\n[backend]\nurl = \"https://b.example.com\"\n", 2, "no name", "10 to 32"),
+            (
+                "[satellite]\nname = \"short\"\n[backend]\nurl = \"https://b.example.com\"\n",
+                2,
+                "not a valid name",
+                "10 to 32",
+            ),
         ] {
             let errors = parse(text).unwrap_err();
             let items = errors.items();
@@ -1346,12 +1352,12 @@ fn every_error_of_an_oauth_table_is_told_at_once() {
     let errors = parse(&with_oauth(table, &format!("{REMOTE}\nbearer_token = \"env:SEARCH_TOKEN\""))).unwrap_err();
     let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
     for wanted in [
-        "`password` is no grant",
-        "is nobody's",
+        "`password` is not a valid value for `grant`",
+        "has no `client_id`",
         "has no `issuer`",
-        "is written out",
-        "is no scope",
-        "no https address",
+        "is written in plain text",
+        "is not a valid scope",
+        "not an https URL",
         "unknown key `color`",
         "a credential of its own",
     ] {
@@ -1359,7 +1365,7 @@ fn every_error_of_an_oauth_table_is_told_at_once() {
     }
     assert!(!format!("{errors}").contains("hunter2"));
     for (table, more, wanted) in [
-        ("grant = \"client_credentials\"", REMOTE, "no client to present"),
+        ("grant = \"client_credentials\"", REMOTE, "no client credentials"),
         ("client_id = \"me\"", "command = \"x\"", "a stdio server with `oauth`"),
         ("client_id = \"me\", client_metadata_url = \"https://x.example.com/me\"", REMOTE, "a `client_id` and a"),
     ] {

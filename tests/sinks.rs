@@ -209,7 +209,7 @@ mod file {
         let dir = private_tempdir();
         File::create(dir.path().join("file")).unwrap();
         let error = FileSink::open(dir.path().join("file/journal"), LARGE, 5).unwrap_err().to_string();
-        assert!(error.starts_with("cannot make "), "{error}");
+        assert!(error.starts_with("cannot create "), "{error}");
 
         symlink("/dev/full", current(&dir)).unwrap();
         let error = FileSink::open(dir.path(), LARGE, 5).unwrap_err().to_string();
@@ -397,7 +397,7 @@ mod http {
             { "index": 3, "error": "there is no such event" },
             { "error": "which?" },
         ]);
-        let partial = vec![(1, "bad [secret] for [secret]".into()), (2, "refused without a reason".into())];
+        let partial = vec![(1, "bad [secret] for [secret]".into()), (2, "rejected without a reason".into())];
         assert_eq!(answer_to(200, &[], report(2, failures)).await, SinkAnswer::Partial(partial));
         for body in ["", "<html>welcome</html>", "[1, 2]", "{\"failed\": \"none\"}", "\u{0}"] {
             assert_eq!(answer_to(200, &[], body).await, SinkAnswer::Accepted, "{body}");
@@ -494,7 +494,8 @@ mod http {
         });
         let reason = unavailable(sink(&address).send(batch(1..=1)).await);
         assert!(
-            without_secrets(&reason).starts_with(&format!("cannot talk to http://{address}/api/events: ")),
+            without_secrets(&reason)
+                .starts_with(&format!("cannot complete the request to http://{address}/api/events: ")),
             "{reason}"
         );
         babble.await.unwrap();

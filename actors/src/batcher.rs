@@ -300,7 +300,7 @@ impl State {
                 }
                 if kept {
                     let reason = outbox.statistics().last_error.unwrap_or_default();
-                    tracing::warn!(reason, "events are kept: the sink does not take them now");
+                    tracing::warn!(reason, "the sink did not accept a batch; the events are kept");
                     if let Some(until) = outbox.paused_until() {
                         let me = myself.clone();
                         self.tasks.spawn(async move {
@@ -329,7 +329,7 @@ impl State {
             }
             Msg::Reserved(Err(reason)) => {
                 self.numbering = NumberReservation::Refused;
-                tracing::warn!(reason, "events wait without numbers: none can be reserved now");
+                tracing::warn!(reason, "cannot reserve event numbers; the events wait in memory");
                 outbox.unreserved(reason);
             }
             Msg::FlushNow(reply) => {
@@ -434,7 +434,7 @@ impl State {
             let reserving = async move { numbers.reserve(through).await };
             let reserved = AssertUnwindSafe(reserving).catch_unwind().await;
             let reserved = reserved.unwrap_or_else(|panic| {
-                Err(format!("the reservation panicked: {}", crate::tasks::panic_text(panic.as_ref())))
+                Err(format!("the number store panicked: {}", crate::tasks::panic_text(panic.as_ref())))
             });
             // The cast fails if the batcher is gone; the next one asks again.
             let _ = cast!(me, Msg::Reserved(reserved.map(|()| through)));

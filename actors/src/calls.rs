@@ -590,7 +590,7 @@ impl CallPort {
             Ok(place) => self.request_from(place, request, timeout).await,
             Err(AdmissionError::Full) => Err(self.full()),
             Err(AdmissionError::Closed) => {
-                let reason = "the run takes no more calls".to_owned();
+                let reason = "the run accepts no more calls".to_owned();
                 Err(CallError::Terminated { fate: CallFate::NotSent, reason })
             }
         }

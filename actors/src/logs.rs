@@ -51,12 +51,12 @@ pub(crate) async fn drain(
     let keeping = keep(&mut stderr, &mut printed, &mut spec, keeper);
     let Err(panic) = AssertUnwindSafe(keeping).catch_unwind().await else { return };
     let panic = panic_text(panic.as_ref());
-    tracing::error!(instance = %name, panic, "reading stderr panicked; the rest of it is dropped");
+    tracing::error!(instance = %name, panic, "reading stderr panicked; the rest of stderr is dropped");
     let Some(stderr) = &mut stderr else { return };
     let mut nowhere = tokio::io::sink();
     let dropping = AssertUnwindSafe(tokio::io::copy(stderr, &mut nowhere)).catch_unwind();
     if dropping.await.is_err() {
-        tracing::error!(instance = %name, "stderr cannot be read; the server may block on it");
+        tracing::error!(instance = %name, "cannot read stderr; the server may block while it writes there");
     }
 }
 
@@ -304,7 +304,7 @@ impl OutputLogger {
         let count = std::mem::take(&mut self.dropped);
         if count > 0 {
             let limit = self.policy.lines_per_second_max;
-            let message = format!("{count} lines of output over {limit} a second were dropped");
+            let message = format!("{count} lines of output dropped: more than {limit} per second");
             self.keep(LogLevel::Warn, message, "satellite");
         }
     }

@@ -660,7 +660,9 @@ impl State {
             let dormant = memo.is_some_and(|(_, memo)| memo.is_dormant());
             let (status, message) = match view.want {
                 RequestedState::Running if dormant => (Status::Online, view.message.clone()),
-                RequestedState::Running => (Status::Connecting, Some("its supervisor is being restarted".to_owned())),
+                RequestedState::Running => {
+                    (Status::Connecting, Some("the team supervisor is being restarted".to_owned()))
+                }
                 RequestedState::Stopped => (Status::Offline, view.message.clone()),
             };
             let since = if status == view.status { view.since } else { self.args.events.wall() };

@@ -34,7 +34,7 @@ pub enum MalformedMessage {
     #[error("not JSON-RPC 2.0: {0}")]
     NotRpc(&'static str),
     /// A member that must be unique occurs twice: two readers could use different values.
-    #[error("`{0}` is there twice")]
+    #[error("member `{0}` occurs twice")]
     Twice(&'static str),
 }
 
@@ -323,10 +323,10 @@ impl<'a> RawMembers<'a> {
         if id.is_some_and(|id| {
             !id.get().starts_with(|first: char| first == '"' || first == '-' || first.is_ascii_digit())
         }) {
-            return Err(MalformedMessage::NotRpc("its id is neither a string nor a number"));
+            return Err(MalformedMessage::NotRpc("`id` is neither a string nor a number"));
         }
         let method = match self.method {
-            Some(method) => Some(string(method).ok_or(MalformedMessage::NotRpc("its method is not a string"))?),
+            Some(method) => Some(string(method).ok_or(MalformedMessage::NotRpc("`method` is not a string"))?),
             None => None,
         };
         // Some servers send a null for an absent member.
@@ -340,7 +340,7 @@ impl<'a> RawMembers<'a> {
             (None, _, _, Some(_)) => MessageKind::Error,
             (None, Some(_), Some(_), None) => MessageKind::Result,
             (None, None, Some(_), None) => return Err(MalformedMessage::NotRpc("a result without an id")),
-            (None, _, None, None) => return Err(MalformedMessage::NotRpc("neither a request nor an answer")),
+            (None, _, None, None) => return Err(MalformedMessage::NotRpc("neither a request nor a response")),
         };
         let (mut token, mut of) = (None, None);
         if let (Some(method), Some(params)) = (&method, self.params) {

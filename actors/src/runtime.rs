@@ -631,7 +631,7 @@ impl RuntimeHandle {
             }
             let now = Instant::now();
             if now >= *until.get_or_insert(now + ASK_AGAIN_MAX) {
-                let why = "the supervisor of its team keeps failing; the log of the satellite contains the reason";
+                let why = "the team supervisor keeps failing; the log of the satellite contains the reason";
                 return Err(ControlError::Refused { message: why.to_owned(), remedy: None });
             }
             tokio::time::sleep(ASK_AGAIN_AFTER).await;
@@ -783,7 +783,7 @@ impl CallReporter<'_> {
 
 impl Drop for CallReporter<'_> {
     fn drop(&mut self) {
-        self.tell(None, Some(CallFailure::ours("its caller has gone")));
+        self.tell(None, Some(CallFailure::ours("the caller went away")));
     }
 }
 

@@ -59,7 +59,7 @@ impl Actor for StdioWorker {
                     Err(OpenError::Server(format!("the connector panicked: {}", panic_text(panic.as_ref()))))
                 }
                 Err(_elapsed) => {
-                    Err(OpenError::Server(format!("it was not started within {} s", patience.as_secs_f64())))
+                    Err(OpenError::Server(format!("the start took longer than {} s", patience.as_secs_f64())))
                 }
             };
             // If the worker is gone, the error returns the link, and dropping it drops its guard.
@@ -144,7 +144,7 @@ impl State {
     fn end(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
         let has_panicked = matches!(exit.cause, ExitCause::Panicked(_));
         if exit.cause != ExitCause::Asked && exit.ran.is_none() && !has_panicked {
-            logs::report(format!("did not start: {}", exit.cause()), &self.args.subject, &self.args.events);
+            logs::report(format!("the server did not start: {}", exit.cause()), &self.args.subject, &self.args.events);
         }
         self.exit = Some(exit);
         self.tasks = ActorTasks::default();

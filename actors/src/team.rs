@@ -60,7 +60,7 @@ pub enum ControlError {
         remedy: Option<Remedy>,
     },
     /// Another command undid this one before it was complete.
-    #[error("another request came first")]
+    #[error("another command superseded this one")]
     Superseded,
     /// The satellite is shutting down.
     #[error("the satellite is shutting down")]
@@ -233,7 +233,8 @@ impl Actor for TeamSupervisor {
         let (worker, exit) = match event {
             SupervisionEvent::ActorTerminated(worker, worker_state, reason) => {
                 let told = worker_state.and_then(|state| state.msg).and_then(worker::exit_of);
-                let killed = || ExitCause::Panicked(reason.unwrap_or_else(|| "it ended without a reason".to_owned()));
+                let killed =
+                    || ExitCause::Panicked(reason.unwrap_or_else(|| "the worker ended without a reason".to_owned()));
                 (worker, told.unwrap_or_else(|| WorkerExit::because(killed())))
             }
             SupervisionEvent::ActorFailed(worker, error) => {
@@ -550,7 +551,7 @@ impl State {
 
     /// Performs effects; only this function acts on workers and other actors. `shows` is true if the snapshot changes
     /// even without a visible effect. Returns an input for the slot that results at once.
-    #[must_use = "the slot does not know yet what came of it"]
+    #[must_use = "pass the returned input to the slot"]
     async fn perform(
         &mut self,
         id: &InstanceId,
@@ -885,19 +886,19 @@ fn log_told(spec: &InstanceSpec, told: &SlotEvent) {
             let uptime_seconds = exit.ran.unwrap_or_default().as_secs();
             tracing::warn!(
                 %instance, pid = exit.pid,
-                reason = exit.reason(), uptime_seconds, will_restart, "the server ended unasked"
+                reason = exit.reason(), uptime_seconds, will_restart, "the server ended unexpectedly"
             );
         }
         SlotEvent::Dormant { pid, idle, .. } => tracing::info!(
             %instance, pid,
-            idle_seconds = idle.as_secs(), "asleep"
+            idle_seconds = idle.as_secs(), "the server fell asleep"
         ),
         SlotEvent::Respawned { dormant, took } => tracing::info!(
             %instance, dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "the server has woken up"
         ),
         SlotEvent::Health(HealthChange::Degraded { failures, last_error }) => tracing::warn!(
             %instance, consecutive_failures = failures,
-            last_error, "its health checks fail"
+            last_error, "health checks fail"
         ),
         SlotEvent::Health(HealthChange::Restored { .. }) => tracing::info!(
             %instance, "the server is healthy again"

@@ -36,7 +36,7 @@ fn following(event: Option<&Event>) -> Option<Event> {
         None => Event::StatusChanged {
             of,
             status: Status::AwaitingUserConfig,
-            status_message: Some(text("waiting for its user to give API_KEY")),
+            status_message: Some(text("waiting for the user to configure API_KEY")),
             remedy: Some(Remedy::Configure),
         },
         Some(Event::StatusChanged { .. }) => {

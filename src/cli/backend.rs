@@ -14,12 +14,12 @@ use crate::config::listen_address;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
-It keeps everything in DIR: what satellites told, their configuration, and three files for you:
-  admin-token           opens /api/admin; removed and started again, there is another one
-  admin.curl            has `curl --config DIR/admin.curl` use it; as an argument all users of the machine would see it
-  registration-token    opens the door for one satellite within a day; a used one is replaced at the next start
+DIR contains the reports of satellites, their configuration, and three files for you:
+  admin-token           authorizes requests to /api/admin; to replace it, remove the file and start again
+  admin.curl            passes the token to `curl --config DIR/admin.curl`, hidden from the process list
+  registration-token    registers one satellite within a day; a used one is replaced at the next start
 
-It speaks plain HTTP. Where others can listen, put a proxy with TLS in front of it.")]
+The backend serves plain HTTP. On a network that others can read, put a proxy with TLS in front of it.")]
 pub(super) struct BackendCliCommand {
     /// Address on which satellites reach the backend
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400", value_parser = listen_address)]
@@ -35,7 +35,7 @@ pub(super) struct BackendCliCommand {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "it is no number of seconds".to_owned())?;
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     if (0.05..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("give 0.05 to 3600 seconds".to_owned()) }
 }
 
@@ -45,7 +45,7 @@ impl BackendCliCommand {
         let mut signals = BackendSignals::new()?;
         let listener = TcpListener::bind(self.listen).map_err(|error| {
             let (at, taken) = (self.listen, error.kind() == ErrorKind::AddrInUse);
-            let hint = if taken { "; something else listens there: give another --listen" } else { "" };
+            let hint = if taken { "; another process listens there: choose another --listen" } else { "" };
             CommandFailure::new(if taken { BAD_INPUT } else { FAILED }, format!("cannot listen at {at}: {error}{hint}"))
         })?;
         let location = location(self.data_dir.as_deref(), ".satellite-backend");
@@ -64,18 +64,20 @@ impl BackendCliCommand {
         let address = serving.address();
         if !address.ip().is_loopback() {
             complain(&format!(
-                "WARNING: {address} can be reached from other machines, and everything that is said there, keys \
-                 included, is not encrypted: put a proxy with TLS in front and have this listen on 127.0.0.1"
+                "WARNING: {address} can be reached from other machines, and all traffic, keys included, is not \
+                 encrypted: put a proxy with TLS in front of the backend and let it listen on 127.0.0.1"
             ));
-            tracing::warn!(%address, "the backend listens beyond this machine, without TLS");
+            tracing::warn!(%address, "the backend listens on the network without TLS");
         }
         tracing::info!(%address, data_dir = %data_dir.display(), "the backend is running");
         tell(&greeting(address, &data_dir, &curl, &token));
         tokio::select! {
-            error = serving.ended() => return Err(CommandFailure::new(FAILED, format!("the backend ended by itself: {error}"))),
+            error = serving.ended() => {
+                return Err(CommandFailure::new(FAILED, format!("the backend ended unexpectedly: {error}")));
+            }
             () = signals.end() => {}
         }
-        tracing::info!("ending: what is being answered is answered");
+        tracing::info!("shutting down: completing the requests in progress");
         tokio::select! {
             () = serving.shut_down() => Ok(DONE),
             () = signals.end() => Err(CommandFailure::new(FAILED, "ended at once by a second signal")),
@@ -93,18 +95,18 @@ fn greeting(address: SocketAddr, data_dir: &Path, curl: &Path, token: &Path) -> 
         "\
 backend is running: {url}, data in {}
 
-The first satellite, by its configuration (the token opens once, within a day):
+Configuration of the first satellite (the token is valid once, within a day):
   [backend]
   url = \"{url}\"
   token = \"{token}\"
 
-A token for another one:
+Create a token for another satellite:
   {curl} '{url}/api/admin/registration-tokens' -d '{{}}'
 
-What they are to run (servers and teams, as in a configuration file, as JSON):
+Set the configuration of the satellites (servers and teams, as in a configuration file, as JSON):
   {curl} '{url}/api/admin/config' -X PUT --data-binary @config.json
 
-What they do:
+Show the satellites, their instances and events:
   {curl} '{url}/api/admin/satellites'
   {curl} '{url}/api/admin/instances'
   {curl} '{url}/api/admin/events?limit=20'

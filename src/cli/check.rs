@@ -149,14 +149,16 @@ fn endpoint(plan: &GatewayPlan) -> String {
         return format!("the MCP endpoint is {why}");
     };
     let who = match (&plan.auth, plan.alone()) {
-        (EndpointAuth::None(_), Ok(user)) => format!("everybody on this machine is {}/{}", user.team_slug, user.slug),
+        (EndpointAuth::None(_), Ok(user)) => {
+            format!("every process on this machine acts as {}/{}", user.team_slug, user.slug)
+        }
         (EndpointAuth::None(_), Err(why)) => why,
         (EndpointAuth::Bearer, _) => {
             let count = plan.admitted().count();
             let kept = plan.users.iter().find(|user| user.token_kept).map(|user| {
                 format!("; `satellite run` keeps the token of {}/{} in its data directory", user.team_slug, user.slug)
             });
-            format!("{count} of {} users can come in with a token{}", plan.users.len(), kept.unwrap_or_default())
+            format!("{count} of {} users have a token{}", plan.users.len(), kept.unwrap_or_default())
         }
     };
     format!("the MCP endpoint is {}: {who}", plan.url(address))
@@ -225,9 +227,7 @@ async fn machine(plan: &Plan) -> Result<bool, CommandFailure> {
         complain("warning: the satellite will not start: `uid_range` needs root");
     }
     if refused {
-        complain(
-            "warning: no server will be started on this machine: the sandbox that the configuration asks for does not work here",
-        );
+        complain("warning: no server will be started on this machine: the configured sandbox does not work here");
     }
     Ok(!refused && !lacks_root)
 }

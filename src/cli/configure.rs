@@ -22,16 +22,16 @@ const READ_MAX: u64 = 1 << 20;
 /// KEY, lists the required values and whether each is set.
 #[derive(Args)]
 #[command(after_help = "\
-A KEY alone is asked for on a terminal, without showing it, or read from stdin:
+The value of a KEY alone is read from the terminal, without showing it, or from stdin:
   satellite configure notes API_KEY
   pass show notes | satellite configure notes API_KEY
   satellite configure notes API_KEY=env:NOTES_KEY PEM=file:key.pem
-  satellite configure notes API_KEY=sk-1234     whoever lists processes can see it
+  satellite configure notes API_KEY=sk-1234     visible to every user who lists processes
 
-env:NAME and file:PATH are read here and now, and what they hold is kept. The end of the last line is no part of a value.
+The command reads env:NAME and file:PATH once and stores their content, without the final line break.
 
-To a remote server a value goes as the header KEY, or as the query parameter KEY if its configuration has one; header:KEY \
-and query:KEY say which. bearer_token is the token of its header Authorization.")]
+A remote server receives a value as the header KEY, or as the query parameter KEY if its configuration has one; \
+header:KEY and query:KEY choose one of them. bearer_token is the token of the header Authorization.")]
 pub(super) struct ConfigureCommand {
     #[command(flatten)]
     target: InstanceArg,
@@ -103,7 +103,7 @@ impl ConfigureCommand {
         if !self.json && !is_change {
             configured.required.iter().for_each(tell);
             if configured.required.is_empty() {
-                say("  its configuration asks for no value of its user");
+                say("  the configuration requires no value of the user");
             }
         }
         Ok(if failed { FAILED } else { DONE })
@@ -127,11 +127,12 @@ fn read(argument: &str) -> Result<(&str, TypedValue<'_>), CommandFailure> {
         None => (argument, None),
     };
     if key.is_empty() {
-        return Err(bad("a value is given as KEY=VALUE, and one has no KEY".to_owned()));
+        return Err(bad("a value has no KEY: write KEY=VALUE".to_owned()));
     }
     let Some(value) = value else { return Ok((key, TypedValue::Ask(key))) };
     if let Some(name) = value.strip_prefix("env:") {
-        let value = std::env::var(name).map_err(|error| bad(format!("the environment variable `{name}`: {error}")))?;
+        let value = std::env::var(name)
+            .map_err(|error| bad(format!("cannot read the environment variable `{name}`: {error}")))?;
         return Ok((key, TypedValue::Is(value)));
     }
     // A URL such as `file://` is an ordinary value.
@@ -173,8 +174,8 @@ fn refuse_unknown(asked: &[&str], known: &ConfigureResult) -> Result<(), Command
     Err(CommandFailure::new(
         BAD_INPUT,
         match keys.as_slice() {
-            [] => format!("`{name}`: the configuration asks for no value of its user"),
-            keys => format!("`{name}`: it does not ask its user for that; what it asks for: {}", keys.join(", ")),
+            [] => format!("`{name}`: the configuration requires no value of the user"),
+            keys => format!("`{name}`: unknown key; the configuration requires: {}", keys.join(", ")),
         },
     ))
 }
@@ -187,7 +188,7 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, CommandFailur
         }
         let value = tokio::task::spawn_blocking(|| whole(std::io::stdin().lock())).await;
         let value = value.map_err(std::io::Error::other)??;
-        return if value.is_empty() { Err(bad("stdin gave no value")) } else { Ok(vec![value]) };
+        return if value.is_empty() { Err(bad("stdin contains no value")) } else { Ok(vec![value]) };
     }
     let mut values = Vec::new();
     // Installed before the first prompt, so that no interrupt is lost.
@@ -195,7 +196,7 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, CommandFailur
     for key in keys {
         let hidden = EchoGuard::begin()?;
         // An interrupt restores the terminal.
-        let _ = write!(std::io::stderr(), "{key} of {instance} (it is not shown): ");
+        let _ = write!(std::io::stderr(), "{key} of {instance} (not shown): ");
         let reading = tokio::task::spawn_blocking(|| {
             let mut line = String::new();
             std::io::stdin().lock().read_line(&mut line).map(|_| line)
@@ -206,7 +207,9 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, CommandFailur
         };
         drop(hidden);
         let _ = writeln!(std::io::stderr());
-        let mut line = read.map_err(|error| CommandFailure::new(FAILED, format!("nothing was changed: {error}")))?;
+        let mut line = read.map_err(|error| {
+            CommandFailure::new(FAILED, format!("cannot read the value: {error}; nothing was changed"))
+        })?;
         without_line_end(&mut line);
         if line.is_empty() {
             return Err(bad("no value was typed; nothing was changed"));

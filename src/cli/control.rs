@@ -54,7 +54,7 @@ impl CallCommand {
                     bad(format!("the arguments are not JSON: {error}; a tool takes an object such as '{{\"a\": 1}}'"))
                 })?;
                 if !arguments.get().trim_start().starts_with('{') {
-                    return Err(bad("the arguments of a tool are a JSON object, such as '{\"a\": 1}'".to_owned()));
+                    return Err(bad("the arguments of a tool must be a JSON object, such as '{\"a\": 1}'".to_owned()));
                 }
                 Some(arguments)
             }

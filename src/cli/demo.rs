@@ -140,19 +140,19 @@ fn introduce(
         "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
     for (what, command) in [
-        ("see them", typed("status --watch")),
-        ("call one", typed("call notes echo '{\"text\": \"hello\"}' --user alice")),
+        ("show the status of all servers", typed("status --watch")),
+        ("call a tool", typed("call notes echo '{\"text\": \"hello\"}' --user alice")),
         (&kill, format!("kill -9 {pid}")),
-        ("see what happened", typed("events --follow")),
-        ("stop one; only `start` brings it back", typed("stop search --user dave")),
-        ("read what one wrote to stderr", typed("logs flaky")),
+        ("show all events", typed("events --follow")),
+        ("stop a server; only `start` starts it again", typed("stop search --user dave")),
+        ("read the stderr of a server", typed("logs flaky")),
     ] {
         tell(&format!("  {command}\n      {what}"));
     }
     if let Some(EndpointStatus { url, token_file: Some(file), .. }) = endpoint {
         let file = shell_word(file);
         tell(&format!(
-            "  claude mcp add --transport http satellite {url} --header \"Authorization: Bearer $(cat {file})\"\n      connect a client as alice; any other takes the same URL and header"
+            "  claude mcp add --transport http satellite {url} --header \"Authorization: Bearer $(cat {file})\"\n      connect a client as alice; other clients use the same URL and header"
         ));
     }
     tell(&format!(

@@ -62,7 +62,7 @@ impl EventsCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         if let Some(unknown) = self.types.iter().find(|kind| !Event::KINDS.contains(&kind.as_str())) {
             let hint = hint("event", unknown, &Event::KINDS, &Event::KINDS);
-            return Err(CommandFailure::new(BAD_INPUT, format!("there is no type of event `{unknown}`{hint}")));
+            return Err(CommandFailure::new(BAD_INPUT, format!("unknown event type `{unknown}`{hint}")));
         }
         let team = match &self.team {
             Some(team) => Some(self.team_id(team).await?),
@@ -103,7 +103,7 @@ impl EventsCommand {
         match self.data_dir.client()?.get::<StatusReply>("/v1/status", &filter).await {
             Err(ClientError::NotRunning { .. }) if !self.follow => {
                 let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-                let message = format!("no stored event is about a team `{team}`{}", hint("team", team, &ids, &ids));
+                let message = format!("no stored event belongs to a team `{team}`{}", hint("team", team, &ids, &ids));
                 Err(CommandFailure::new(BAD_INPUT, message))
             }
             Ok(_) | Err(ClientError::NotRunning { .. }) => Ok(team.to_owned()),
@@ -183,8 +183,8 @@ fn is_unknown(error: &ClientError) -> bool {
 fn found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), CommandFailure> {
     match name {
         Some(name) if stored.lines.is_empty() => {
-            let hint = "`satellite status` lists those that there are";
-            Err(CommandFailure::new(BAD_INPUT, format!("no server `{name}`, and nothing is stored of one; {hint}")))
+            let hint = "`satellite status` lists all servers";
+            Err(CommandFailure::new(BAD_INPUT, format!("no server `{name}`, and no stored lines of one; {hint}")))
         }
         Some(_) | None => Ok(()),
     }
@@ -237,9 +237,7 @@ async fn read(
             Ok(mut lines) => {
                 told = false;
                 if lines.is_not_all() {
-                    complain(
-                        "the disk does not take what happens now: these are not all events; `satellite status` says more",
-                    );
+                    complain("the disk does not store new events: the list is incomplete; see `satellite status`");
                 }
                 loop {
                     match lines.next().await {

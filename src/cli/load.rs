@@ -36,8 +36,10 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 every promise was kept, 1 one was broken, 2 bad input, 4 it could not be run or written, 130 ended early.
-Ctrl-C, or SIGTERM, ends the load; everybody recovers, and what was found so far is judged and told. A second one ends it at once.
+Exit codes: 0 every promise was kept, 1 a promise was broken, 2 bad input, 4 cannot run or \
+write the results, 130 ended early.
+Ctrl-C or SIGTERM ends the load; the servers recover, and the results so far are checked \
+and printed. A second signal ends the run at once.
 The same scenario and seed give the same calls and faults; a run prints the command that repeats it.")]
 pub(super) struct LoadCommand {
     /// Name of a built-in scenario (see --list), or path of a scenario file
@@ -176,7 +178,7 @@ impl LoadCommand {
             }
         }
         if let (Some(trace), Some(why)) = (&self.trace, &findings.trace_ends_early) {
-            failed.push(format!("cannot write {}, which ends early: {why}", trace.display()));
+            failed.push(format!("cannot write all of {}: {why}", trace.display()));
         }
         failed
     }
@@ -408,7 +410,7 @@ fn shipped(name: &str) -> Result<&'static str, CommandFailure> {
     let found = SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
     found.ok_or_else(|| {
         let names = SHIPPED.map(|(name, _)| name).join(", ");
-        CommandFailure::new(BAD_INPUT, format!("no scenario `{name}` is built in; there are: {names}"))
+        CommandFailure::new(BAD_INPUT, format!("no built-in scenario `{name}`; use one of: {names}"))
     })
 }
 

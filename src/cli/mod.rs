@@ -44,7 +44,7 @@ const FAILED: u8 = 1;
 const BAD_INPUT: u8 = 2;
 const NO_SATELLITE: u8 = 3;
 
-/// Supervises MCP servers: starts them, keeps them callable, and tells the truth about each.
+/// Supervises MCP servers: starts them, keeps them callable, and reports the status of each.
 #[derive(Parser)]
 #[command(
     name = "satellite",
@@ -52,9 +52,9 @@ const NO_SATELLITE: u8 = 3;
     max_term_width = 110,
     after_help = "\
 Getting started:
-  satellite demo                          two teams of example servers, and what to try with them
+  satellite demo                          two teams of example servers, and commands to try
   satellite run --mcp-json mcp.json       the servers of a Claude, Cursor or VS Code configuration
-  satellite status --watch                what they are doing
+  satellite status --watch                the status of all servers
   satellite call SERVER TOOL '{\"a\": 1}'   one tool call
 
 Exit codes: 0 done, 1 a tool or a server failed, 2 bad input, 3 no satellite is running."
@@ -87,9 +87,9 @@ enum CliCommand {
     Events(events::EventsCommand),
     /// Print what a server wrote to stderr
     Logs(events::LogsCommand),
-    /// Start a server again with a clean slate; also leaves permanently_failed
+    /// Restart a server and clear its crash history; also leaves permanently_failed
     Restart(control::ControlCommand),
-    /// Stop a server; only `start` brings it back
+    /// Stop a server; only `start` starts it again
     Stop(control::StopCommand),
     /// Start a server that was stopped
     Start(control::ControlCommand),
@@ -111,7 +111,7 @@ enum CliCommand {
     Load(Box<load::LoadCommand>),
     /// Print a completion script for a shell
     Completions(completions::CompletionsCommand),
-    /// Be a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
+    /// Run a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
     #[command(hide = true)]
     SimServer(Box<sim_server::SimServerCommand>),
 }
@@ -141,7 +141,7 @@ impl DataDirArg {
         let found = self.found()?;
         if self.data_dir.is_none() && found != Path::new(DATA_DIR) {
             let found = found.display();
-            complain(&format!("no satellite is running on `{DATA_DIR}`; this is about the one on `{found}`"));
+            complain(&format!("no satellite is running on `{DATA_DIR}`; using the one on `{found}`"));
         }
         Ok(found)
     }
@@ -259,7 +259,7 @@ impl From<ClientError> for CommandFailure {
             ClientError::Refused(failure) => (failure.next_retry_ms, failure.next_step.as_ref()),
             ClientError::NotRunning { .. } | ClientError::Unsafe(_) | ClientError::Lost(_) => (None, None),
         };
-        let next = next.map(|left| format!("; it is tried again in {:.1} s", left as f64 / 1000.0)).unwrap_or_default();
+        let next = next.map(|left| format!("; next attempt in {:.1} s", left as f64 / 1000.0)).unwrap_or_default();
         let step = step.map(|step| format!(" (next: {step})")).unwrap_or_default();
         Self::new(code, format!("{error}{next}{step}"))
     }

@@ -165,7 +165,7 @@ pub(super) async fn supervise(
             CommandFailure::new(code, error.to_string())
         })?,
         // Processes started by then are ended by their guards and by the reaper.
-        () = signals.end() => return Err(CommandFailure::new(FAILED, "ended by a signal before it was up")),
+        () = signals.end() => return Err(CommandFailure::new(FAILED, "ended by a signal during the start")),
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
@@ -204,8 +204,8 @@ pub(super) async fn supervise(
             () = &mut lost_data_dir => {
                 let data_dir = satellite.data_dir().display();
                 let message = format!(
-                    "the data directory `{data_dir}` was deleted or replaced under the running satellite, which therefore \
-                     stopped: another satellite may use the path; start it again"
+                    "the data directory `{data_dir}` was deleted or replaced under the running satellite, which \
+                     stopped because another satellite may use the path; start the satellite again"
                 );
                 tracing::error!(%data_dir, "the data directory was deleted or replaced; the satellite stops");
                 lost = Some(CommandFailure::new(FAILED, message));
@@ -236,7 +236,7 @@ pub(super) async fn supervise(
     }
     drop(reloading);
     progress.abort();
-    tracing::info!("ending: every server gets its grace; a second signal kills at once");
+    tracing::info!("shutting down: every server gets its grace; a second signal kills at once");
     tokio::select! {
         farewell = Box::pin(satellite.shut_down()) => {
             if farewell.events_lost > 0 {

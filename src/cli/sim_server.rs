@@ -18,8 +18,8 @@ pub(super) struct SimServerCommand {
     #[arg(long, value_name = "FILE", hide = true)]
     script_file: Option<PathBuf>,
 
-    /// Serve streamable HTTP here instead of stdio, every session for itself. Port 0 takes a free one. The first line
-    /// on stdout is `listening on http://ADDRESS/mcp`; GET /stats answers what it has seen, as JSON
+    /// Serve streamable HTTP here instead of stdio, each session separate. Port 0 selects a free port. The first line
+    /// on stdout is `listening on http://ADDRESS/mcp`; GET /stats returns its statistics as JSON
     #[arg(long, value_name = "ADDRESS")]
     http: Option<SocketAddr>,
     /// The path of the HTTP endpoint

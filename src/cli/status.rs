@@ -188,7 +188,7 @@ fn about(reply: &StatusReply, verbose: bool) -> String {
         .map(|backend| format!("\n{}", backend.to_string().lines().map(printable).collect::<Vec<_>>().join("\n")));
     let memory = satellite.memory.as_ref().filter(|memory| memory.short);
     let memory = memory.map(|memory| format!("\n{memory}")).unwrap_or_default();
-    let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not taken: {error}"));
+    let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not accepted: {error}"));
     let rejected =
         satellite.rejected_configuration.as_ref().map(|rejected| format!("\n{}", printable(&rejected.to_string())));
     // The path of the cgroup is shown with --verbose only.
@@ -220,12 +220,12 @@ fn journal(journal: &JournalStatus) -> String {
     };
     let pruned = match journal.pruned_unsent {
         0 => String::new(),
-        count => format!("\n{count} events made room before they were sent"),
+        count => format!("\n{count} unsent events were removed to make room"),
     };
     let missed = match journal.memos_missed {
         0 => String::new(),
         count => {
-            format!("\nwhat {count} servers had come to before the start could not be read in time: they began anew")
+            format!("\nthe stored states of {count} servers could not be read in time: they started anew")
         }
     };
     let damaged =
@@ -237,9 +237,9 @@ fn delivery(delivery: &DeliveryStatus) -> String {
     let DeliveryStatus { to, backlog, last_error, .. } = delivery;
     match last_error {
         Some(reason) => {
-            format!("\n{backlog} events wait for {to}, which does not take them now: {}", printable(reason))
+            format!("\n{backlog} events wait for {to}, which does not accept them: {}", printable(reason))
         }
-        None if *backlog > 0 => format!("\n{backlog} events are on their way to {to}"),
+        None if *backlog > 0 => format!("\n{backlog} events are being sent to {to}"),
         None => String::new(),
     }
 }
@@ -248,7 +248,7 @@ fn delivery(delivery: &DeliveryStatus) -> String {
 /// server.
 fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec<String> {
     if rows.is_empty() {
-        return vec!["no servers are installed, or none of that team and user".to_owned()];
+        return vec!["no servers are installed, or none of this team and user".to_owned()];
     }
     let has_remote = rows.iter().any(|row| row.connection.is_some());
     let mut columns: Vec<&StatusColumn> =
@@ -348,7 +348,7 @@ pub(super) fn with_next_step(message: &str, next_step: Option<&str>) -> String {
 fn message(row: &InstanceStatus) -> String {
     let mut message = printable(row.status_message.as_deref().unwrap_or_default());
     if row.unrecorded {
-        message = [&*message, "not in the ledger: the disk has not taken its row"]
+        message = [&*message, "not in the ledger: the disk has not stored its entry"]
             .into_iter()
             .filter(|part| !part.is_empty())
             .collect::<Vec<_>>()

@@ -19,7 +19,8 @@ impl TokenCommand {
         say(&format!("{}\n{}", token.expose(), TokenHash::of(token.expose())));
         if std::io::stdout().is_terminal() {
             complain(
-                "the first line is for the client, and is shown only now; the second is for the user: token = \"sha256:…\"",
+                "the first line is the token for the client, shown only once; the second belongs to the user in the \
+                 configuration: token = \"sha256:…\"",
             );
         }
         Ok(DONE)

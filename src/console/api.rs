@@ -587,7 +587,11 @@ impl fmt::Display for MemoryReport {
         }
         if self.short {
             let starts = if self.starts_waiting == 1 { "start waits" } else { "starts wait" };
-            write!(f, "; it is short: {} {starts}, the longest-idle servers are put to sleep", self.starts_waiting)?;
+            write!(
+                f,
+                "; memory is short: {} {starts}, the longest-idle servers are put to sleep",
+                self.starts_waiting
+            )?;
         }
         Ok(())
     }
@@ -616,7 +620,7 @@ impl fmt::Display for EndpointStatus {
         write!(f, "MCP: {}", self.url)?;
         match (&self.token_file, self.auth.as_str()) {
             (Some(file), _) => write!(f, "  token in {file}"),
-            (None, "none") => f.write_str("  without authentication: every process of this machine may come in"),
+            (None, "none") => f.write_str("  without authentication: open to every process on this machine"),
             (None, _) => Ok(()),
         }
     }

@@ -36,7 +36,7 @@ pub enum ClientError {
     #[error("{}", .0.message)]
     Refused(Box<RequestFailure>),
     /// The connection failed, or the response was invalid.
-    #[error("lost the satellite while asking it: {0}")]
+    #[error("lost the connection to the satellite during the request: {0}")]
     Lost(String),
 }
 

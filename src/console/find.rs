@@ -146,7 +146,7 @@ pub(crate) fn find<'a, T>(
                     "a request named an instance of another team or user; it was answered as not found"
                 );
             }
-            let message = format!("no server `{}`; `satellite status` lists those that there are", selector.server);
+            let message = format!("no server `{}`; `satellite status` lists all servers", selector.server);
             Err(RequestFailure::new("not_found", message).into())
         }
         several => {

@@ -149,7 +149,7 @@ pub(crate) async fn serve(listener: UnixListener, console: ConsoleState) {
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(Arc::new(console));
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(ending).await {
-        tracing::error!(%error, "the control socket failed; `satellite status` and the like do not work any more");
+        tracing::error!(%error, "the control socket failed; `satellite status` and other commands no longer work");
     }
 }
 
@@ -240,7 +240,7 @@ async fn call(
     if let Some(arguments) = &request.arguments
         && !arguments.get().trim_start().starts_with('{')
     {
-        return Err(RequestFailure::new("bad_input", "the arguments of a tool are a JSON object").into());
+        return Err(RequestFailure::new("bad_input", "the arguments of a tool must be a JSON object").into());
     }
     let timeout = request.timeout_ms.map(Duration::from_millis);
     let result = console.runtime.call(&view.spec.id, &request.tool, request.arguments, timeout).await;
@@ -374,7 +374,7 @@ async fn flush(State(console): State<Arc<ConsoleState>>) -> Json<()> {
 /// Waits until all earlier events are stored or cannot be stored. Does not wait for a disk that hangs.
 async fn flushed(console: &ConsoleState) -> Result<(), JournalError> {
     let flushed = console.journal.while_it_answers(console.runtime.flush()).await;
-    flushed.inspect_err(|error| tracing::error!(%error, "whoever reads events now may not get the last of them"))
+    flushed.inspect_err(|error| tracing::error!(%error, "cannot flush events; readers may miss the last ones"))
 }
 
 /// Streams events as JSON lines: stored events from the journal, new ones from the batcher. The subscription starts

@@ -145,7 +145,7 @@ limits = { growth = 100.0 }"#;
     let found = told(text, 1, TestHooks { caller: forgetful, ..honest() });
     let broken: Vec<_> = found.violations.iter().map(|violation| violation.invariant).collect();
     assert_eq!(broken, [Invariant::OwnAnswer], "{:?}", found.violations);
-    assert!(found.calls.answered > 50, "the others are answered as ever: {}", found.calls.answered);
+    assert!(found.calls.answered > 50, "the other calls are answered: {}", found.calls.answered);
 }
 
 #[test]

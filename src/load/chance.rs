@@ -106,13 +106,13 @@ fn duration(text: &str) -> Option<Duration> {
 }
 
 // Hint of the error for an invalid distribution.
-pub(super) const SPREADS: &str = "write \"5ms\", \"uniform 1ms 10ms\" (from, to), \"exp 10ms\" (mean) or \"lognormal 10ms 2\" (median, factor of one sigma)";
+pub(super) const SPREADS: &str = "use \"5ms\", \"uniform 1ms 10ms\" (from, to), \"exp 10ms\" (mean) or \"lognormal 10ms 2\" (median, factor of one standard deviation)";
 
 impl FromStr for DurationDistribution {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const UNREADABLE: &str = "is no distribution of durations";
+        const UNREADABLE: &str = "is not a distribution of durations";
         if let Some(fixed) = duration(text) {
             return Ok(Self::Fixed(fixed));
         }
@@ -120,7 +120,7 @@ impl FromStr for DurationDistribution {
         match *words {
             ["uniform", from, to] => match (duration(from), duration(to)) {
                 (Some(from), Some(to)) if from <= to => Ok(Self::Uniform(from, to)),
-                (Some(_), Some(_)) => Err("ends before it begins"),
+                (Some(_), Some(_)) => Err("has an upper bound below its lower bound"),
                 _ => Err(UNREADABLE),
             },
             ["exp", mean] => duration(mean).map(Self::Exp).ok_or(UNREADABLE),
@@ -193,9 +193,9 @@ mod tests {
         assert_eq!(read("exp 10ms"), Ok(DurationDistribution::Exp(millis(10))));
         assert_eq!(read("lognormal 10ms 2.5"), Ok(DurationDistribution::LogNormal { median: millis(10), factor: 2.5 }));
         for wrong in ["", "soon", "exp", "exp 10", "uniform 1ms", "lognormal 1ms x", "lognormal 1ms NaN", "5ms 6"] {
-            assert_eq!(read(wrong), Err("is no distribution of durations"), "{wrong}");
+            assert_eq!(read(wrong), Err("is not a distribution of durations"), "{wrong}");
         }
-        assert_eq!(read("uniform 2ms 1ms"), Err("ends before it begins"));
+        assert_eq!(read("uniform 2ms 1ms"), Err("has an upper bound below its lower bound"));
         assert_eq!(read("lognormal 1ms 0.5"), Err("has a factor of less than 1"));
     }
 

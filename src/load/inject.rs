@@ -190,7 +190,7 @@ impl FaultInjector {
             && self.status(nth).is_none_or(|status| status == Status::PermanentlyFailed)
         {
             // Only a restart by a person could affect this instance.
-            self.note(what.victim, format_args!("fault {} found nobody", fault_name(what.kind)));
+            self.note(what.victim, format_args!("fault {} without a victim", fault_name(what.kind)));
             return ActionResult::Hurt(what.kind, false);
         }
         self.note(what.victim, format_args!("fault {}", fault_name(what.kind)));
@@ -216,13 +216,13 @@ impl FaultInjector {
             _ => match self.hand.hurt(what).await {
                 Ok(()) => true,
                 Err(why) => {
-                    tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "a fault found nobody");
+                    tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "fault could not be injected");
                     false
                 }
             },
         };
         if !done {
-            self.note(what.victim, format_args!("fault {} found nobody", fault_name(what.kind)));
+            self.note(what.victim, format_args!("fault {} without a victim", fault_name(what.kind)));
         }
         if by_restart {
             self.pardoned(what.victim);
@@ -250,7 +250,7 @@ impl FaultInjector {
             FaultKind::SinkFails | FaultKind::SinkPanics => drop(self.sink(SinkBehavior::Takes)),
             _ => {
                 if let Err(why) = self.hand.heal(what).await {
-                    tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "a fault is not taken back");
+                    tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "fault could not be ended");
                 }
             }
         }

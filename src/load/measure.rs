@@ -19,7 +19,7 @@ impl Default for Latency {
     fn default() -> Self {
         // These bounds are valid. Without bounds the histogram resizes itself.
         let bounded = Histogram::new_with_bounds(1, 3_600_000_000, 2);
-        Self(bounded.or_else(|_| Histogram::new(2)).unwrap_or_else(|_| unreachable!("two digits are allowed")))
+        Self(bounded.or_else(|_| Histogram::new(2)).unwrap_or_else(|_| unreachable!("two digits are valid")))
     }
 }
 

@@ -221,7 +221,7 @@ impl<'a> PlanBuilder<'a> {
             .map(FaultVictim::Instance)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all of one time of one rule")]
+    #[expect(clippy::too_many_arguments, reason = "all parameters of one occurrence of a rule")]
     fn befall_some(
         &mut self,
         place: usize,
@@ -327,7 +327,7 @@ pub fn longest_delay_of_a_team() -> Duration {
 }
 
 fn of_all(share: f64, all: usize) -> usize {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a count is a count")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the result is at most `all`")]
     let wanted = (share * all as f64).round() as usize;
     wanted.min(all)
 }

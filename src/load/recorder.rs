@@ -128,7 +128,7 @@ impl EventSink for RunRecorder {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let mood = self.mood.load(Ordering::Relaxed);
         if mood == SinkBehavior::Fails as u8 {
-            return ready(SinkAnswer::Unavailable("it takes nothing now".to_owned())).boxed();
+            return ready(SinkAnswer::Unavailable("the sink rejects all batches".to_owned())).boxed();
         }
         assert!(mood != SinkBehavior::Panics as u8, "the sink was asked to panic");
         self.ledger().take(&batch, self.clock);

@@ -89,7 +89,7 @@ pub enum LoadError {
     #[error("stopped before all servers were online")]
     Stopped,
     /// Some instances did not come online.
-    #[error("{online} of {of} servers were online after {} s: the first that was not is {who}", after.as_secs())]
+    #[error("{online} of {of} servers were online after {} s; first of the others: {who}", after.as_secs())]
     NeverOnline {
         /// Time waited.
         after: Duration,
@@ -101,7 +101,7 @@ pub enum LoadError {
         who: String,
     },
     /// A task of the harness panicked.
-    #[error("a part of the harness ended by itself")]
+    #[error("a task of the load harness failed")]
     Harness(#[from] JoinError),
 }
 
@@ -183,7 +183,7 @@ pub async fn run(setup: RunSetup, show: &dyn ProgressDisplay) -> Result<RunFindi
     let middle = tokio::select! {
         biased;
         middle = stage.middle(show, given_up) => middle?,
-        () = watch.run(setup.scenario.duration, &mut samples) => unreachable!("it looks until it is dropped"),
+        () = watch.run(setup.scenario.duration, &mut samples) => unreachable!("the sampler runs until it is dropped"),
     };
     drop(watch);
     show.phase("ending");
@@ -274,7 +274,7 @@ impl<'a> RunContext<'a> {
         let children_cpu = self.children_cpu();
         let door = self.open().await?;
         // Call every instance before measuring memory, as at the end: memory of a first call is no growth.
-        show.phase("calling each once");
+        show.phase("first calls");
         self.prober(self.stop.clone(), door.as_ref()).ask(self.fleet.shape.all().collect()).await;
         let memory_before = self.settle().await;
         // Prefer the time of the event; the snapshot is read a little later.
@@ -343,13 +343,13 @@ impl<'a> RunContext<'a> {
             let is_hopeless = is_given_up(status(&rest[ready])) && rest.iter().all(|id| is_over(status(id)));
             if is_hopeless || began.elapsed() >= ONLINE_MAX {
                 let id = &rest[ready];
-                let what = status(id).map_or("not there", Status::as_str);
+                let what = status(id).map_or("not registered", Status::as_str);
                 let others = rest.iter().filter(|id| status(id) == Some(Status::Online)).count();
                 return Err(LoadError::NeverOnline {
                     after: began.elapsed(),
                     online: online - ready + others,
                     of: all,
-                    who: format!("{id}, which is {what}"),
+                    who: format!("{id} ({what})"),
                 });
             }
             sleep(LOOK_AGAIN_AFTER).await;
@@ -600,9 +600,9 @@ async fn left(setup: &RunSetup, before: &InitialUsage, world: &dyn ServerWorld) 
 
 fn missing(nth: InstanceNo, status: Option<Status>, at: Duration) -> InvariantViolation {
     let what = match status {
-        None => "nobody knows of it any more".to_owned(),
-        Some(Status::Online) => "it has not recovered from a fault that is long over".to_owned(),
-        Some(status) => format!("it is {status} long after the last fault was over"),
+        None => "the registry does not contain the instance any more".to_owned(),
+        Some(Status::Online) => "the instance has not recovered from a fault that ended long ago".to_owned(),
+        Some(status) => format!("the instance is {status} long after the last fault ended"),
     };
     InvariantViolation {
         invariant: Invariant::Recovery,

@@ -164,7 +164,7 @@ faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic",
     assert_eq!(found.violations, []);
     assert_eq!(found.pardons, 10);
     assert_eq!(found.outcomes[&FaultKind::Crash].given_up, 10);
-    assert_eq!(found.impossible[&FaultKind::WorkerPanic], 10, "they found nobody: {:?}", found.injected);
+    assert_eq!(found.impossible[&FaultKind::WorkerPanic], 10, "no worker was available: {:?}", found.injected);
     assert_all_accounted(&found);
 }
 
@@ -202,7 +202,7 @@ faults = [
     );
     assert_eq!(found.violations, []);
     let longest = found.recoveries[&FaultKind::TeamPanic].quantile(1.0);
-    assert!(longest > Duration::from_secs(2), "it has waited longer than a server would: {longest:?}");
+    assert!(longest > Duration::from_secs(2), "the restart delay of a team was used: {longest:?}");
 }
 
 #[test]

@@ -49,29 +49,30 @@ pub(super) async fn discover(
     let resolved = manager.resolve_metadata_from_challenge(challenge).await.map_err(|error| match error {
         AuthError::DiscoveryRequestFailed { source, .. } => match source.downcast::<OAuthError>() {
             Ok(trouble) => *trouble,
-            Err(other) => OAuthError::Away(format!("what it says of its authorization server cannot be read: {other}")),
+            Err(other) => OAuthError::Away(format!("cannot read the metadata of the authorization server: {other}")),
         },
         // They may be unavailable for a moment, for example during a deployment.
         AuthError::AuthorizationServersUnavailable { .. } => {
-            OAuthError::Away("none of the authorization servers that it names describes itself".to_owned())
+            OAuthError::Away("none of the server's authorization servers provides metadata; try again later".to_owned())
         }
-        error => OAuthError::Unusable(format!("its authorization server cannot be used: {error}")),
+        error => OAuthError::Unusable(format!("cannot use the authorization server: {error}")),
     })?;
     let metadata = resolved.metadata;
     let extra = |name: &str| metadata.additional_fields.get(name);
     let text = |name: &str| extra(name).and_then(|value| value.as_str()).map(str::to_owned);
     let named = [
-        ("its authorization endpoint", Some(&metadata.authorization_endpoint)),
-        ("its token endpoint", Some(&metadata.token_endpoint)),
-        ("its registration endpoint", metadata.registration_endpoint.as_ref()),
-        ("its revocation endpoint", text("revocation_endpoint").as_ref()),
-        ("its device endpoint", text("device_authorization_endpoint").as_ref()),
-        ("its issuer", metadata.issuer.as_ref()),
+        ("the authorization endpoint", Some(&metadata.authorization_endpoint)),
+        ("the token endpoint", Some(&metadata.token_endpoint)),
+        ("the registration endpoint", metadata.registration_endpoint.as_ref()),
+        ("the revocation endpoint", text("revocation_endpoint").as_ref()),
+        ("the device endpoint", text("device_authorization_endpoint").as_ref()),
+        ("the issuer", metadata.issuer.as_ref()),
     ]
     .map(|(what, url)| (what, url.cloned()));
     for (what, url) in named {
         let Some(url) = url else { continue };
-        let url = Url::parse(&url).map_err(|error| OAuthError::Unusable(format!("{what} is no address: {error}")))?;
+        let url =
+            Url::parse(&url).map_err(|error| OAuthError::Unusable(format!("{what} is not a valid URL: {error}")))?;
         way.admits(what, &url)?;
     }
     let methods = extra("token_endpoint_auth_methods_supported").and_then(|value| value.as_array());
@@ -101,7 +102,7 @@ impl DiscoveredAuthority {
             return Ok(());
         }
         let (named, planned) = (one_line(&self.authority.issuer), plan.issuer.as_deref().unwrap_or_default());
-        Err(OAuthError::Unusable(format!("its server names the issuer `{named}`, and `{planned}` is configured")))
+        Err(OAuthError::Unusable(format!("the server names the issuer `{named}`, but `{planned}` is configured")))
     }
 
     fn field(&self, name: &str) -> Option<&serde_json::Value> {
@@ -146,8 +147,8 @@ impl DiscoveredAuthority {
                 let registered = self.manager.register_client(CLIENT_NAME, redirect_uri, &scopes).await;
                 let registered = registered.map_err(|error| {
                     OAuthError::Unusable(format!(
-                        "its authorization server does not register us ({}); register there by hand and configure \
-                         oauth = {{ client_id = \"…\" }}",
+                        "cannot register with the authorization server ({}); register a client there by hand and \
+                         configure oauth = {{ client_id = \"…\" }}",
                         one_line(&error.to_string())
                     ))
                 })?;
@@ -163,8 +164,7 @@ impl DiscoveredAuthority {
         redirect_uri: &str,
         scopes: &[String],
     ) -> Result<AuthorizationPage, OAuthError> {
-        let unusable =
-            |error: AuthError| OAuthError::Unusable(format!("its authorization server cannot be used: {error}"));
+        let unusable = |error: AuthError| OAuthError::Unusable(format!("cannot use the authorization server: {error}"));
         let states = InMemoryStateStore::new();
         self.manager.set_state_store(states.clone());
         self.manager.configure_client(OAuthClientConfig::new(client.id.clone(), redirect_uri)).map_err(unusable)?;
@@ -176,7 +176,8 @@ impl DiscoveredAuthority {
         };
         let state = given("state").unwrap_or_default();
         let kept = states.load(&state).await.map_err(unusable)?;
-        let kept = kept.ok_or_else(|| OAuthError::Unusable("the SDK has kept no state".to_owned()))?;
+        let kept =
+            kept.ok_or_else(|| OAuthError::Unusable("the OAuth library has no state of the authorization".to_owned()))?;
         let resource = given("resource").unwrap_or(self.resource);
         Ok(AuthorizationPage { url, state: state.into(), verifier: kept.pkce_verifier.into(), resource })
     }

@@ -101,7 +101,9 @@ impl PendingFlows {
 
     fn get(&self, flow: u64) -> Result<PendingFlow, OAuthError> {
         let known = self.under_way.get(&flow).filter(|flow| Instant::now() < flow.until);
-        known.cloned().ok_or_else(|| OAuthError::Unusable("that took too long, or is over; begin again".to_owned()))
+        known.cloned().ok_or_else(|| {
+            OAuthError::Unusable("the authorization has expired or is completed; start it again".to_owned())
+        })
     }
 
     fn remove(&mut self, flow: u64) {
@@ -113,7 +115,8 @@ impl Grants {
     /// Starts the authorization of an instance. Completes it at once if no person is needed.
     pub(crate) async fn begin_flow(&self, spec: &InstanceSpec, wanted: FlowRequest) -> Result<FlowStart, OAuthError> {
         let holder = TokenHolder::of(spec).ok_or_else(|| {
-            let why = "it is no remote server, or has a credential of its own in the configuration";
+            let why =
+                "OAuth needs a remote server without `bearer_token` or `Authorization` header in the configuration";
             OAuthError::Unusable(why.to_owned())
         })?;
         let (plan, challenge, before) = {
@@ -147,7 +150,7 @@ impl Grants {
         };
         if wanted.device {
             let Some(url) = found.device_endpoint() else {
-                let why = "its authorization server knows no devices; leave out --device";
+                let why = "the authorization server does not support device codes; omit --device";
                 return Err(OAuthError::Unusable(why.to_owned()));
             };
             let device = token::device(&way, &url, &authority, &client, &found.resource, &scopes).await?;
@@ -191,7 +194,9 @@ impl Grants {
             (FlowReturn::Browser { .. }, FlowCompletion::Code(code)) => code,
             (FlowReturn::Device { code, .. }, FlowCompletion::Nothing) => code.clone(),
             (FlowReturn::Browser { .. } | FlowReturn::Device { .. }, _) => {
-                return Err(OAuthError::Unusable("that is not how it was begun".to_owned()));
+                return Err(OAuthError::Unusable(
+                    "the authorization was started in another way; start it again".to_owned(),
+                ));
             }
         };
         let (grants, holder) = (self.clone(), flow.holder.clone());
@@ -253,16 +258,17 @@ impl PendingFlow {
 
 fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said: bool) -> Result<Secret, OAuthError> {
     let bad = |why: &str| OAuthError::Unusable(why.to_owned());
-    let url = Url::parse(url.expose().trim()).map_err(|_| bad("that is no address that a browser was sent back to"))?;
+    let url =
+        Url::parse(url.expose().trim()).map_err(|_| bad("this is not the URL of a redirect; paste the whole URL"))?;
     let given = |wanted: &str| url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned());
     if given("state").as_deref() != Some(state.expose()) {
-        return Err(bad("that address belongs to another authorization: its state is not ours"));
+        return Err(bad("this URL belongs to another authorization: its `state` does not match"));
     }
     match (given("iss"), issuer) {
         (Some(said), Some(issuer)) if said != issuer => {
-            return Err(bad(&format!("somebody else has answered: not the issuer `{issuer}`")));
+            return Err(bad(&format!("the response does not come from the issuer `{issuer}`")));
         }
-        (None, _) if issuer_is_said => return Err(bad("the answer does not say who has given it (iss)")),
+        (None, _) if issuer_is_said => return Err(bad("the response does not name its issuer (`iss`)")),
         _ => {}
     }
     if let Some(error) = given("error") {
@@ -270,7 +276,7 @@ fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said:
         let said = said.chars().filter(|letter| !letter.is_control()).take(200).collect();
         return Err(OAuthError::Refused { error, said });
     }
-    given("code").map(Secret::from).ok_or_else(|| bad("there is no code in that address"))
+    given("code").map(Secret::from).ok_or_else(|| bad("this URL contains no code"))
 }
 
 impl OAuthClient {
@@ -299,8 +305,8 @@ mod tests {
         for (query, said, why) in [
             ("code=c&state=theirs", false, "another authorization"),
             ("code=c", false, "another authorization"),
-            ("code=c&state=ours&iss=https%3A%2F%2Fevil.example.com", false, "somebody else"),
-            ("code=c&state=ours", true, "does not say who"),
+            ("code=c&state=ours&iss=https%3A%2F%2Fevil.example.com", false, "does not come from the issuer"),
+            ("code=c&state=ours", true, "does not name its issuer"),
             ("state=ours", false, "no code"),
             ("error=access_denied&error_description=no%0Away&state=ours", false, "access_denied: noway"),
         ] {

@@ -154,7 +154,7 @@ impl GrantStore {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
             Err(error) => {
                 // On a full disk, the directory is created with the first stored grant.
-                tracing::error!(%error, "cannot make the directory of authorizations");
+                tracing::error!(%error, "cannot create the directory of authorizations");
                 return Ok((store, grants));
             }
         };
@@ -166,7 +166,11 @@ impl GrantStore {
                 Ok(grant) => grants.push(grant),
                 Err(why) => {
                     let file = directory.path().join(name);
-                    tracing::error!(file = %file.display(), why, "an authorization cannot be read; its server needs another");
+                    tracing::error!(
+                        file = %file.display(),
+                        why,
+                        "cannot read an authorization; its server must be authorized again"
+                    );
                 }
             }
         }
@@ -179,16 +183,19 @@ impl GrantStore {
 
     // Errors do not contain the contents of the file.
     fn load(directory: &DataDir, name: &str) -> Result<Grant, String> {
-        let bytes = directory.read(name, FILE_MAX).map_err(|error| error.to_string())?.ok_or("it is gone")?;
+        let bytes = directory.read(name, FILE_MAX).map_err(|error| error.to_string())?.ok_or("the file was removed")?;
         // The serde error would contain the value, which may be a secret.
-        let kept: StoredGrant = serde_json::from_slice(&bytes).map_err(|_| "it does not hold what was stored there")?;
+        let kept: StoredGrant = serde_json::from_slice(&bytes).map_err(|_| "the file is damaged")?;
         if kept.version != VERSION {
-            return Err(format!("it is of version {}, and this satellite knows {VERSION}", kept.version));
+            return Err(format!(
+                "the file has version {}, and this satellite supports version {VERSION}",
+                kept.version
+            ));
         }
         let grant = Grant::from(kept);
         // A copy under another name must not become the grant of another instance.
         if file_name(&grant.id) != name {
-            return Err("it is another instance's".to_owned());
+            return Err("the file belongs to another instance".to_owned());
         }
         Ok(grant)
     }

@@ -59,11 +59,11 @@ impl OAuthHttp {
         let host = url.host_str().unwrap_or_default();
         let local = is_loopback(url);
         let refused = if !matches!(url.scheme(), "http" | "https") || host.is_empty() {
-            "is no web address"
+            "is not an HTTP or HTTPS URL"
         } else if url.scheme() == "http" && !local {
-            "is http, not https"
+            "must use https, not http"
         } else if local && !self.at_home {
-            "is on this machine, and the server is not"
+            "is on this machine, but the server is not"
         } else {
             return Ok(());
         };
@@ -71,14 +71,17 @@ impl OAuthHttp {
     }
 
     pub(super) fn post(&self, what: &str, url: &str) -> Result<RequestBuilder, OAuthError> {
-        let url = Url::parse(url).map_err(|error| OAuthError::Unusable(format!("{what} is no address: {error}")))?;
+        let url =
+            Url::parse(url).map_err(|error| OAuthError::Unusable(format!("{what} is not a valid URL: {error}")))?;
         self.admits(what, &url)?;
         Ok(self.client(&url)?.request(Method::POST, url))
     }
 
     fn client(&self, url: &Url) -> Result<reqwest::Client, OAuthError> {
         if url.scheme() == "https" && !self.clients.has_roots() {
-            return Err(OAuthError::Unusable("this machine has no CA certificates".to_owned()));
+            return Err(OAuthError::Unusable(
+                "this machine has no CA certificates; install them, or set SSL_CERT_FILE".to_owned(),
+            ));
         }
         let client = self.clients.of(url, &RemotePolicy::default());
         client.map_err(|error| OAuthError::Unusable(format!("cannot prepare the HTTP client: {}", error.without_url())))
@@ -86,7 +89,7 @@ impl OAuthHttp {
 
     pub(super) async fn ask(&self, request: RequestBuilder) -> Result<OAuthResponse, OAuthError> {
         let (client, request) = request.build_split();
-        let request = request.map_err(|_| OAuthError::Unusable("the request cannot be made".to_owned()))?;
+        let request = request.map_err(|_| OAuthError::Unusable("cannot build the HTTP request".to_owned()))?;
         Self::exchange(&client, request).await
     }
 
@@ -95,7 +98,7 @@ impl OAuthHttp {
         let away = |why: String| OAuthError::Away(format!("`{origin}` {why}"));
         let failed = |error: reqwest::Error| {
             let why = if error.is_timeout() { Some("no answer in time".to_owned()) } else { root_of(&error) };
-            away(format!("cannot be asked: {}", why.unwrap_or_else(|| "the exchange failed".to_owned())))
+            away(format!("cannot be reached: {}", why.unwrap_or_else(|| "the exchange failed".to_owned())))
         };
         let whole = async {
             let mut response = client.execute(request).await.map_err(failed)?;
@@ -113,7 +116,7 @@ impl OAuthHttp {
             }
             Ok(OAuthResponse { status, headers, body: body.into() })
         };
-        let late = |_| away(format!("cannot be asked: no answer within {} s", TIMEOUT.as_secs()));
+        let late = |_| away(format!("cannot be reached: no answer within {} s", TIMEOUT.as_secs()));
         tokio::time::timeout(TIMEOUT, whole).await.map_err(late)?
     }
 
@@ -135,7 +138,7 @@ impl OAuthHttpClient for OAuthHttp {
     fn execute(&self, asked: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
         Box::pin(async move {
             let request = Request::try_from(asked.request).map_err(boxed)?;
-            self.admits("what the metadata names,", request.url()).map_err(boxed)?;
+            self.admits("the URL from the metadata", request.url()).map_err(boxed)?;
             let is_look = request.method() == Method::GET;
             let answer = Self::exchange(&self.client(request.url()).map_err(boxed)?, request).await.map_err(boxed)?;
             if is_look {

@@ -253,7 +253,8 @@ impl Grants {
     }
 
     pub(super) fn way(&self, url: &str) -> Result<Arc<OAuthHttp>, OAuthError> {
-        let url = Url::parse(url).map_err(|error| OAuthError::Unusable(format!("its url is none: {error}")))?;
+        let url = Url::parse(url)
+            .map_err(|error| OAuthError::Unusable(format!("the `url` of the server is not valid: {error}")))?;
         Ok(Arc::new(OAuthHttp::new(Arc::clone(&self.0.clients), &url)))
     }
 
@@ -285,7 +286,7 @@ impl Grants {
             let renewed = match &grant {
                 _ if plan.machine => grants.as_machine(&of, &plan).await,
                 Some(grant) => grants.refreshed(grant, &plan).await,
-                None => Err(OAuthError::Unusable("there is no authorization".to_owned())),
+                None => Err(OAuthError::Unusable("no authorization is stored".to_owned())),
             };
             match renewed {
                 Ok(renewed) => grants.adopt(renewed, grant.filter(|_| !plan.machine)).await,
@@ -309,7 +310,8 @@ impl Grants {
             let _under_way = RenewalGuard { grants, id };
             work.await
         });
-        let fault = |_| Err(OAuthError::Away("it was given up by a fault of ours".to_owned()));
+        let fault =
+            |_| Err(OAuthError::Away("an internal error of the satellite interrupted the authorization".to_owned()));
         let renewal = task.map(move |outcome| outcome.unwrap_or_else(fault)).boxed().shared();
         held.renewal = Some((holder.clone(), renewal.clone()));
         renewal
@@ -340,7 +342,7 @@ impl Grants {
 
     async fn refreshed(&self, grant: &Grant, plan: &OAuthPlan) -> Result<Grant, OAuthError> {
         let Some(refresh_token) = &grant.refresh_token else {
-            return Err(OAuthError::Unusable("nothing was given to renew it with".to_owned()));
+            return Err(OAuthError::Unusable("the authorization server has issued no refresh token".to_owned()));
         };
         let (way, client) = (self.way(&grant.url)?, client_of(grant, plan));
         let ask = TokenGrant::Refresh { token: refresh_token };
@@ -401,7 +403,7 @@ impl Grants {
         self.0.changed.notify_one();
         if !is_wanted {
             self.take_back(grant, &plan).await;
-            let why = "its server, or who the satellite is there, is another one now";
+            let why = "the server or the OAuth client has changed in the meantime";
             return Err(OAuthError::Away(why.to_owned()));
         }
         tracing::info!(instance = %id, issuer = grant.authority.issuer, scopes = grant.scopes.join(" "), "authorized");
@@ -416,7 +418,7 @@ impl Grants {
         let keep_at = keeping.as_ref().err().map(|_| Instant::now() + KEEP_AGAIN);
         if let Err(error) = keeping {
             // The previous token is already spent, so the new one is used although it is not stored.
-            tracing::error!(instance = %grant.id, %error, "cannot keep an authorization; the next start would not have it");
+            tracing::error!(instance = %grant.id, %error, "cannot store an authorization; a restart would lose it");
         }
         self.state().held(&grant.id).keep_at = keep_at;
     }
@@ -427,12 +429,16 @@ impl Grants {
         let is_for = |held: &&mut InstanceGrant| held.holder.as_ref().is_some_and(|of| of.url == holder.url);
         let Some(held) = state.held.get_mut(&holder.id).filter(is_for) else { return };
         if token::is_final(trouble) {
-            tracing::warn!(instance = %name, why = %trouble, "an authorization cannot be renewed; run: satellite auth {name}");
+            tracing::warn!(
+                instance = %name,
+                why = %trouble,
+                "cannot renew an authorization; authorize the server with `satellite auth`"
+            );
             return;
         }
         held.failures += 1;
         let until = Instant::now() + rules::backoff(held.failures);
-        tracing::warn!(instance = %name, why = %trouble, "an authorization could not be renewed; it is tried again");
+        tracing::warn!(instance = %name, why = %trouble, "cannot renew an authorization now; trying again");
         held.away = Some((until, trouble.clone()));
         held.due = held.grant.is_some().then_some(until);
         drop(state);
@@ -462,9 +468,13 @@ impl Grants {
     async fn take_back(&self, grant: Arc<Grant>, plan: &OAuthPlan) {
         self.remove(&grant.id).await;
         match self.revoked(&grant, plan).await {
-            Ok(()) => tracing::info!(instance = %grant.id, "an authorization that is not needed any more was given up"),
+            Ok(()) => tracing::info!(instance = %grant.id, "an authorization that is no longer needed was revoked"),
             Err(trouble) => {
-                tracing::warn!(instance = %grant.id, why = %trouble, "an authorization is forgotten and could not be revoked");
+                tracing::warn!(
+                    instance = %grant.id,
+                    why = %trouble,
+                    "an authorization was removed and could not be revoked"
+                );
             }
         }
     }

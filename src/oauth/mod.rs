@@ -27,7 +27,7 @@ pub(crate) enum OAuthError {
     #[error("{0}")]
     Away(String),
     // The authorization server rejected the request.
-    #[error("its authorization server refuses: {said}")]
+    #[error("the authorization server rejected the request: {said}")]
     Refused {
         // OAuth error code.
         error: String,

@@ -54,8 +54,8 @@ impl Grants {
         let scopes = wanted.join(" ");
         if refusal.first {
             // No person can consent for a machine client; the operator sets its scopes in the configuration.
-            let cure = if plan.machine { "; add them to `scopes` of its `oauth`" } else { "" };
-            let why = format!("its authorization lacks the scopes `{scopes}` (HTTP 403){cure}");
+            let cure = if plan.machine { "; add them to `scopes` of `oauth`" } else { "" };
+            let why = format!("the authorization lacks the scopes `{scopes}` (HTTP 403){cure}");
             return Err(FailureKind::Ungranted { why });
         }
         Err(FailureKind::InsufficientScope { scopes })
@@ -80,11 +80,11 @@ impl Grants {
                     return Ok(Some(grant.access_token.clone()));
                 }
                 Some(_) if refusal.again => {
-                    let why = "its server does not take the token that was issued for it a moment ago (HTTP 401)";
+                    let why = "the server rejects a token that was issued a moment ago (HTTP 401)";
                     return Err(ungranted(why));
                 }
                 None if !plan.machine && challenge.is_none() => return Ok(None),
-                None if !plan.machine => return Err(ungranted("it has to be authorized (HTTP 401)")),
+                None if !plan.machine => return Err(ungranted("authorization required (HTTP 401)")),
                 Some(_) | None => {}
             }
             drop(state);
@@ -92,7 +92,7 @@ impl Grants {
         };
         renewal.await.map(Some).map_err(|trouble| {
             if token::is_final(&trouble) {
-                ungranted(&format!("its authorization is not valid any more: {trouble}"))
+                ungranted(&format!("the authorization is no longer valid: {trouble}"))
             } else {
                 FailureKind::NotRenewed(trouble.to_string())
             }

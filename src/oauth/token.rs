@@ -143,7 +143,7 @@ pub(super) async fn request(
         }
         TokenGrant::Device { code } => form.with("grant_type", DEVICE).secret("device_code", code),
     };
-    let what = "its token endpoint";
+    let what = "the token endpoint";
     let answer = form.send(way, what, &authority.token_endpoint, client, authority.secret_in_form).await?;
     issued(&answer.body).map_err(|why| OAuthError::Away(format!("{what} answers with {why}")))
 }
@@ -158,12 +158,12 @@ fn issued(body: &[u8]) -> Result<TokenResponse, &'static str> {
         scope: Option<String>,
     }
     let TokenBody { access_token, token_type, expires_in, refresh_token, scope } =
-        serde_json::from_slice(body).map_err(|_| "what is no token")?;
+        serde_json::from_slice(body).map_err(|_| "an invalid token response")?;
     if !token_type.eq_ignore_ascii_case("bearer") {
-        return Err("a token that is no bearer token");
+        return Err("a token that is not a bearer token");
     }
     if access_token.is_empty() || !access_token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err("a token that cannot be sent");
+        return Err("a token with characters that are not allowed in a header");
     }
     // Some servers send the number as a string.
     let seconds = expires_in.and_then(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()));
@@ -184,7 +184,7 @@ pub(super) async fn revoke(
 ) -> Result<(), OAuthError> {
     let Some(url) = &authority.revocation_endpoint else { return Ok(()) };
     let form = OAuthForm::new().secret("token", token);
-    form.send(way, "its revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
+    form.send(way, "the revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
 }
 
 pub(super) async fn device(
@@ -208,19 +208,19 @@ pub(super) async fn device(
     fn five() -> u64 {
         5
     }
-    let what = "its device endpoint";
+    let what = "the device endpoint";
     let mut form = OAuthForm::new().with("resource", resource);
     if !scopes.is_empty() {
         form = form.with("scope", &scopes.join(" "));
     }
     let answer = form.send(way, what, url, client, authority.secret_in_form).await?;
     let answered: DeviceCodeBody = serde_json::from_slice(&answer.body)
-        .map_err(|_| OAuthError::Unusable(format!("{what} answers with what is no device code")))?;
+        .map_err(|_| OAuthError::Unusable(format!("{what} answers without a valid device code")))?;
     let DeviceCodeBody { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } =
         answered;
     for uri in [Some(&verification_uri), verification_uri_complete.as_ref()].into_iter().flatten() {
-        let url = uri.parse().map_err(|_| OAuthError::Unusable(format!("{what} names a page that is no address")))?;
-        way.admits("the page for the code,", &url)?;
+        let url = uri.parse().map_err(|_| OAuthError::Unusable(format!("{what} names a page without a valid URL")))?;
+        way.admits("the page for the code", &url)?;
     }
     Ok(DeviceAuthorization {
         code: device_code.into(),
@@ -266,7 +266,7 @@ mod tests {
         let answer = OAuthResponse::new(400, body);
         let refused = |answer| form.read(answer, "it").err().unwrap();
         let said = refused(answer).to_string();
-        assert_eq!(said, "its authorization server refuses: invalid_grant: no such token: [secret]");
+        assert_eq!(said, "the authorization server rejected the request: invalid_grant: no such token: [secret]");
         // Some servers send errors with a 200. Other statuses do not concern the grant.
         assert!([200, 400, 401].into_iter().all(|status| is_final(&refused(OAuthResponse::new(status, body)))));
         for status in [404, 408, 425, 429, 500, 503] {

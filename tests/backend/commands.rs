@@ -191,7 +191,7 @@ async fn what_a_satellite_could_only_fail_at_is_refused_when_it_is_queued() {
         world.queue(&satellite, &command).await.refused(400, place);
     }
     let twice = json!({"command_type": "kill", "payload": {"installation_id": "a"}, "expires_in_seconds": 5, "expires_at": "2026-11-21T06:34:00Z"});
-    world.queue(&satellite, &twice).await.refused(400, "two answers");
+    world.queue(&satellite, &twice).await.refused(400, "exclude each other");
     assert!(world.to_do(&satellite).await.is_empty());
     // What this backend does not know a newer satellite may.
     world.queue(&satellite, &json!({"command_type": "dance"})).await.is(201, MessageSchema::CommandState);

@@ -44,7 +44,7 @@ async fn a_configuration_arrives_as_it_was_put_with_a_hash_of_the_backends() {
 async fn before_a_configuration_was_put_there_is_none_and_not_an_empty_one() {
     let world = World::new().await;
     let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
-    let none = "no configuration has been put for this satellite yet";
+    let none = "there is no configuration for this satellite yet";
     for asking in
         [world.of(&one, Method::GET, "config"), world.of(&one, Method::GET, "config").header("If-None-Match", "*")]
     {

@@ -58,7 +58,7 @@ async fn an_event_that_means_nothing_is_named_and_the_others_are_taken() {
     let named: Vec<_> = failures.iter().map(|failure| (failure["index"].as_u64().unwrap(), &failure["type"])).collect();
     let changed = json!("mcp.server.status_changed");
     assert_eq!(named, [(1, &json!("mcp.server.danced")), (2, &changed), (4, &changed)]);
-    for (failure, says) in failures.iter().zip(["not known", "team_id", "/data/status"]) {
+    for (failure, says) in failures.iter().zip(["unknown type", "team_id", "/data/status"]) {
         assert!(failure["error"].as_str().unwrap().contains(says), "{failure}");
     }
     assert_eq!(world.seqs(&satellite).await, [1, 4, 6]);

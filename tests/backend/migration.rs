@@ -34,7 +34,7 @@ async fn nothing_of_a_database_of_the_first_version_is_lost() {
     // Who was let in is let in, and who was not is not.
     let (first, second) =
         (satellite("sat_1", "sbk_of_the_first_satellite"), satellite("sat_2", "sbk_of_the_second_satellite"));
-    world.register("fourth-satellite", "sbr_used_token").await.refused(401, "ask for a new one");
+    world.register("fourth-satellite", "sbr_used_token").await.refused(401, "request a new one");
     world.register("third-satellite", "sbr_unused_token").await.is(201, MessageSchema::Registered);
 
     let shown = list(&world, "satellites", MessageSchema::Satellites).await;

@@ -25,8 +25,8 @@ async fn a_token_opens_once() {
     let world = World::new().await;
     let token = world.token().await;
     world.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
-    world.register("second-satellite", &token).await.refused(401, "ask for a new one");
-    world.register("first-satellite", &token).await.refused(401, "ask for a new one");
+    world.register("second-satellite", &token).await.refused(401, "request a new one");
+    world.register("first-satellite", &token).await.refused(401, "request a new one");
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ async fn a_restart_keeps_everything() {
     world.register("third-satellite", &offered).await.is(201, MessageSchema::Registered);
     world.restart().await;
     assert_ne!(world.file("registration-token"), offered, "a used one is replaced");
-    world.register("fourth-satellite", &offered).await.refused(401, "ask for a new one");
+    world.register("fourth-satellite", &offered).await.refused(401, "request a new one");
 }
 
 #[tokio::test]

@@ -202,6 +202,6 @@ fn a_call_does_not_wait_longer_than_it_may_for_a_server_that_is_starting() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("never", &["--handshake-never"])]);
     let outcome = home.satellite(&["call", "never", "echo", "--timeout", "300ms"]).exits(1);
-    assert!(outcome.stderr.contains("was not ready for it within 0.3 s"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("server not ready within 0.3 s; the request was not sent"), "{outcome:#?}");
     satellite.terminate().exits(0);
 }

@@ -21,15 +21,15 @@ fn every_error_is_reported_at_once_with_its_place_and_a_hint() {
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(2);
     assert_eq!(outcome.stdout, "");
     for (place, message, hint) in [
-        ("bad.toml:3:9", "`Dev` is no name for a satellite", "10 to 32 characters"),
+        ("bad.toml:3:9", "`Dev` is not a valid name for a satellite", "10 to 32 characters"),
         ("bad.toml:4:1", "unknown key `profil`", "did you mean `profile`?"),
         ("bad.toml:7:11", "`window` is not a duration", "write it as \"5m\""),
         ("bad.toml:8:15", "`max_crashes` is 0", "give at least 1"),
-        ("bad.toml:15:10", "the token of the user `alice` is written out", "\"env:NAME\" or \"file:PATH\""),
-        ("bad.toml:21:10", "a secret is referred to in `args`", "pass it by env"),
+        ("bad.toml:15:10", "the token of the user `alice` is written in plain text", "\"env:NAME\" or \"file:PATH\""),
+        ("bad.toml:21:10", "`args` refers to a secret", "pass the secret in `env`"),
         ("bad.toml:22:20", "environment variable `NOT_SET_ANYWHERE` is not set", "set NOT_SET_ANYWHERE"),
         ("bad.toml:23:11", "the team has no user `user_alise`", "did you mean `user_alice`?"),
-        ("bad.toml:28:14", "`stdoi` is no transport", "did you mean \"stdio\"?"),
+        ("bad.toml:28:14", "`stdoi` is not a valid value for `transport`", "did you mean \"stdio\"?"),
     ] {
         for said in [place, message, hint] {
             assert!(outcome.stderr.contains(said), "{said:?} is missing in:\n{}", outcome.stderr);

@@ -225,7 +225,7 @@ fn a_value_comes_from_stdin_a_variable_or_a_file_as_well() {
     given_on_stdin(&["API_KEY"], "from-stdin\n").exits(0);
     assert_eq!(variable(&home, "alice", "API_KEY"), "from-stdin");
     let outcome = given_on_stdin(&["API_KEY"], "\n").exits(2);
-    assert!(outcome.stderr.contains("stdin gave no value"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("stdin contains no value"), "{outcome:#?}");
     let outcome = given_on_stdin(&["API_KEY", "PIN"], "x\n").exits(2);
     assert!(outcome.stderr.contains("only one value can be read from stdin"), "{outcome:#?}");
     for (argument, said) in
@@ -280,16 +280,19 @@ fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
     wait_others(&home);
     let long = format!("PIN={}", "x".repeat(70_000));
     for (args, said) in [
-        (&["notes", "--user", "alice", "PIN=1", "sk-in-the-wrong-place=2"][..], "what it asks for: API_KEY, PIN"),
-        (&["notes", "--user", "alice", "sk-in-the-wrong-place"], "what it asks for: API_KEY, PIN"),
-        (&["notes", "--user", "alice", "--unset", "sk-in-the-wrong-place"], "what it asks for: API_KEY, PIN"),
+        (
+            &["notes", "--user", "alice", "PIN=1", "sk-in-the-wrong-place=2"][..],
+            "the configuration requires: API_KEY, PIN",
+        ),
+        (&["notes", "--user", "alice", "sk-in-the-wrong-place"], "the configuration requires: API_KEY, PIN"),
+        (&["notes", "--user", "alice", "--unset", "sk-in-the-wrong-place"], "the configuration requires: API_KEY, PIN"),
         // Names of variables are not the same in upper and lower case.
-        (&["notes", "--user", "alice", "pin=1"], "what it asks for: API_KEY, PIN"),
+        (&["notes", "--user", "alice", "pin=1"], "the configuration requires: API_KEY, PIN"),
         (&["notes", "--user", "alice", "PIN="], "the value of `PIN` is empty"),
         (&["notes", "--user", "alice", &long], "longer than 64 KiB"),
         (&["notes", "--user", "alice", "PIN=1", "PIN=2"], "`PIN` is named twice"),
         (&["notes", "--user", "alice", "=1"], "has no KEY"),
-        (&["other", "--user", "alice", "PIN=1"], "asks for no value of its user"),
+        (&["other", "--user", "alice", "PIN=1"], "requires no value of the user"),
         (&["notes", "PIN=1"], "names 2 servers"),
         (&["nobody", "PIN=1"], "no server `nobody`"),
         (&["notes", "--team", "other", "PIN=1"], "no server `notes`"),
@@ -423,7 +426,8 @@ fn a_file_of_values_that_cannot_be_read_is_told_and_left_alone() {
         fs::write(&file, broken).unwrap();
         make_private(&file);
         let satellite = home.run(&args);
-        let log = satellite.process.wait_stderr(|log| log.contains("cannot be read; their servers wait for it"));
+        let log =
+            satellite.process.wait_stderr(|log| log.contains("cannot read the values of users; servers wait for them"));
         assert!(!log.contains("sekrit"), "{log}");
         let outcome = configure(&home, &["notes", "--user", "alice", "PIN=1"]).exits(1);
         assert!(outcome.stderr.contains("values.json` cannot be used"), "{outcome:#?}");
@@ -521,7 +525,7 @@ fn a_value_that_is_typed_on_a_terminal_is_not_shown_and_the_terminal_is_given_ba
     let config = two_users(&home);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     wait_others(&home);
-    let prompt = |key: &str| format!("{key} of notes-acme-alice-n1 (it is not shown): ");
+    let prompt = |key: &str| format!("{key} of notes-acme-alice-n1 (not shown): ");
     let begin = |path: &Path| {
         let mut command = home.command(&["configure", "notes", "--user", "alice", "API_KEY", "PIN"]);
         let tty = fs::File::options().read(true).write(true).open(path).unwrap();

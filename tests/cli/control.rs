@@ -53,7 +53,7 @@ fn every_place_that_shows_a_failure_states_its_cause_and_the_next_step() {
         let event = home.wait_event(0, "mcp.server.permanently_failed", failed);
         assert_eq!((&event["data"]["message"], &event["data"]["remedy"]), (&message.into(), &"restart".into()));
         let logs = home.satellite(&["logs", server]).exits(0).stdout;
-        assert!(logs.contains("did not start: "), "{logs}");
+        assert!(logs.contains("the server did not start: "), "{logs}");
     }
     for (server, line) in [("typo", "npxx-no-such-command"), ("chatty", "Listening on port 3000")] {
         let logs = home.satellite(&["logs", server]).exits(0).stdout;

@@ -221,7 +221,7 @@ fn commands_find_the_only_satellite_that_runs_and_choose_between_several_by_name
     let first = one.run(&["--config", &config(&one)]);
     let outcome = home.bare(&["status", "--json"]).exits(0);
     assert_eq!(outcome.json().as_array().unwrap().len(), 1);
-    assert!(outcome.stderr.contains("this is about the one on `"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("using the one on `"), "{outcome:#?}");
     home.bare(&["events", "--json"]).exits(0);
     let second = other.run(&["--config", &config(&other)]);
     let several = home.bare(&["status"]).exits(3).stderr;
@@ -231,7 +231,7 @@ fn commands_find_the_only_satellite_that_runs_and_choose_between_several_by_name
     }
     // The one of this directory comes first.
     let here = home.run_bare(&["--config", &config(&home)]);
-    assert!(!home.bare(&["status"]).exits(0).stderr.contains("this is about"));
+    assert!(!home.bare(&["status"]).exits(0).stderr.contains("using the one on"));
     for satellite in [here, first, second] {
         satellite.terminate().exits(0);
     }

@@ -173,7 +173,7 @@ fn a_reload_keeps_out_who_is_gone_though_the_token_of_the_data_directory_cannot_
     fs::write(home.data_dir().join("token"), "").unwrap();
     reload(&home, &mut satellite);
     assert_eq!([client(&token("first")), client(&token("second")), client(&kept)], [401, 200, 401]);
-    satellite.process.wait_stderr(|log| log.contains("nobody is admitted with it"));
+    satellite.process.wait_stderr(|log| log.contains("requests with it are rejected"));
     satellite.terminate().exits(0);
 }
 

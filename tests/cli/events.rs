@@ -102,8 +102,8 @@ fn a_type_or_a_team_that_does_not_exist_is_bad_input_with_a_hint() {
     };
     let check = || {
         refused(&["--type", "mcp.server.crash"], "did you mean `mcp.server.crashed`?");
-        refused(&["--type", "crashed"], "there is no type of event `crashed`; did you mean `mcp.server.crashed`?");
-        refused(&["--type", "nonsense"], "there is no type of event `nonsense`; use one of: mcp.server.status_changed");
+        refused(&["--type", "crashed"], "unknown event type `crashed`; did you mean `mcp.server.crashed`?");
+        refused(&["--type", "nonsense"], "unknown event type `nonsense`; use one of: mcp.server.status_changed");
         refused(&["--team", "team_acmy"], "did you mean `team_acme`?");
     };
     check();
@@ -116,7 +116,7 @@ fn a_type_or_a_team_that_does_not_exist_is_bad_input_with_a_hint() {
     satellite.terminate().exits(0);
     check();
     assert!(!chosen("acme").is_empty());
-    refused(&["--team", "globex"], "no stored event is about a team `globex`; use one of: team_acme");
+    refused(&["--team", "globex"], "no stored event belongs to a team `globex`; use one of: team_acme");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn a_disk_that_hangs_holds_up_neither_who_reads_nor_the_end() {
     stop_the_journal(satellite.pid());
     home.satellite(&["stop", "notes"]).exits(0);
     let outcome = home.satellite(&["events", "--json"]).exits(0);
-    assert!(outcome.stderr.contains("these are not all events"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("the list is incomplete"), "{outcome:#?}");
     assert_eq!(outcome.json_lines()[..before.len()], before);
     home.wait_row("notes", "stopped", |row| row["want"] == "stopped");
     satellite.signal(Signal::SIGTERM);

@@ -116,7 +116,7 @@ fn a_broken_file_changes_nothing_and_says_so_and_a_mended_one_is_taken() {
     for said in ["satellite.toml:2:9", "satellite.toml:3:1", "10 to 32 characters"] {
         assert!(event["data"]["error_message"].as_str().unwrap().contains(said), "{said}: {event:#}");
     }
-    satellite.process.wait_stderr(|log| log.contains("nothing was changed") && log.contains("satellite.toml:2:9"));
+    satellite.process.wait_stderr(|log| log.contains("configuration rejected") && log.contains("satellite.toml:2:9"));
     let row = home.row("notes").unwrap();
     assert_eq!((&row["status"], pid(&row)), (&"online".into(), pid(&before)));
     let rejected = || home.satellite(&["status", "--satellite", "--json"]).json()["rejected_configuration"].clone();

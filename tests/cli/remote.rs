@@ -108,7 +108,7 @@ fn a_remote_server_that_is_gone_is_said_to_be_so_and_its_caller_told_when_it_is_
     assert_eq!(words, ["reconnecting", "reconnecting", "not_sent", "connection refused"], "{error:#}");
     assert!(error["next_retry_ms"].is_u64() && error["last_attempt"].as_str().unwrap().ends_with('Z'), "{error:#}");
     let outcome = home.satellite(&["call", "search", "echo"]).exits(1);
-    assert!(outcome.stderr.contains("connection refused; it is tried again in "), "{outcome:#?}");
+    assert!(outcome.stderr.contains("connection refused; next attempt in "), "{outcome:#?}");
 
     peer.begin();
     home.satellite(&["call", "search", "echo"]).exits(0);
@@ -222,7 +222,7 @@ fn a_credential_whose_file_is_gone_is_used_on_and_missed_in_the_log() {
     let satellite = with(&home, &peer, "", "bearer_token = \"file:token\"");
     home.wait_online("search");
     fs::remove_file(&token).unwrap();
-    let missed = || log_of(&satellite, "a credential cannot be read again");
+    let missed = || log_of(&satellite, "cannot read a credential again");
     wait_for("the warning", || (!missed().is_empty()).then_some(()), || satellite.process.stderr());
     home.satellite(&["call", "search", "echo"]).exits(0);
     peer.want_authorization("Bearer other-token");

@@ -139,7 +139,7 @@ fn ends_cleanly(signal: Signal) {
     home.wait_all_online();
     satellite.signal(signal);
     let outcome = satellite.ended().exits(0);
-    assert!(outcome.stderr.contains("ending"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("shutting down"), "{outcome:#?}");
 
     assert!(!home.data_dir().join("control.sock").exists());
     home.satellite(&["status"]).exits(3);

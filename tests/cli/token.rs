@@ -24,12 +24,12 @@ fn a_token_is_made_with_what_the_configuration_says_for_it() {
     let config = home.write("satellite.toml", &text);
     let check = ["check", "--config", config.to_str().unwrap()];
     let outcome = home.bare(&check).exits(0);
-    let told = "the MCP endpoint is http://127.0.0.1:7300/mcp: 1 of 2 users can come in with a token";
+    let told = "the MCP endpoint is http://127.0.0.1:7300/mcp: 1 of 2 users have a token";
     assert!(outcome.stdout.contains(told), "{outcome:#?}");
 
     home.write("satellite.toml", &text.replace(&first.1, &first.0));
     let outcome = home.bare(&check).exits(2);
-    assert!(outcome.stderr.contains("is written out") && !outcome.stderr.contains(&first.0), "{outcome:#?}");
+    assert!(outcome.stderr.contains("is written in plain text") && !outcome.stderr.contains(&first.0), "{outcome:#?}");
 }
 
 #[test]
@@ -39,8 +39,8 @@ fn where_clients_come_in_and_who_is_told_by_check() {
     for (gateway, told) in [
         ("", "the MCP endpoint is not configured"),
         ("[gateway]\nlisten = \"off\"\n", "the MCP endpoint is switched off"),
-        ("[gateway]\nlisten = \"[::1]:81\"\n", "http://[::1]:81/mcp: 1 of 1 users can come in with a token"),
-        ("[gateway]\nauth = \"none\"\n", "http://127.0.0.1:7300/mcp: everybody on this machine is acme/alice"),
+        ("[gateway]\nlisten = \"[::1]:81\"\n", "http://[::1]:81/mcp: 1 of 1 users have a token"),
+        ("[gateway]\nauth = \"none\"\n", "http://127.0.0.1:7300/mcp: every process on this machine acts as acme/alice"),
         ("[gateway]\npublic_url = \"https://mcp.example.com\"\n", "is https://mcp.example.com/mcp: 1 of 1 users"),
     ] {
         let config = home.write("satellite.toml", &format!("{gateway}{users}"));

@@ -162,7 +162,7 @@ async fn a_user_who_asks_too_often_is_told_when_to_ask_again() {
     );
     assert!(error["data"]["retry_after_ms"].as_u64().is_some_and(|ms| ms <= 1000), "{error}");
     let message = error["message"].as_str().unwrap();
-    let pause = message.strip_prefix("this user asks more than 1 times a second; ask again in ").unwrap();
+    let pause = message.strip_prefix("this user sends more than 1 requests per second; retry in ").unwrap();
     // What is nearly a second is told as one.
     assert!(pause.starts_with("0.") || pause == "1.000 s", "{message}");
     // Another session, another token and another method of the same user are the same user; Bob is not.
@@ -208,7 +208,7 @@ async fn a_batch_has_so_many_messages_and_opens_no_session() {
     let answer = client.post(&echoes(101)).await;
     let refused = |answer: &Answer| (answer.head.status, answer.json()["error"]["code"].clone());
     assert_eq!(refused(&answer), (400, json!(-32600)));
-    assert!(answer.body.contains("at most 100 messages"), "{answer:?}");
+    assert!(answer.body.contains("more than 100 messages"), "{answer:?}");
     let unfinished = client.ask("POST", &[], &format!("[{}1", "1,".repeat(200))).await;
     assert_eq!(refused(&unfinished), (400, json!(-32700)));
     for method in ["initialize", "server/discover"] {
@@ -271,7 +271,7 @@ async fn a_user_with_too_many_calls_is_told_to_wait_for_one() {
         "id": 7,
         "error": {
             "code": -32000,
-            "message": "1 calls of this user are under way, and no more may be; ask again when one is answered",
+            "message": "this user has 1 calls in progress, the maximum; retry when one has been answered",
             "data": {"kind": "busy", "limit": 1, "retry_after_ms": 1000},
         },
     });

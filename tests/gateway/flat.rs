@@ -198,7 +198,7 @@ async fn a_name_that_was_listed_keeps_working_until_others_are_read() {
     assert!(read["result"].is_object() || read["error"].is_null(), "{read}");
     // Who has not read it does not know it.
     let (text, error) = other.fails("files__read", json!({})).await;
-    assert_eq!(text, "there is no tool `files__read`. List the tools again, and use a name of that list.");
+    assert_eq!(text, "there is no tool `files__read`. List the tools again and use a name of that list.");
     assert_eq!(error["kind"], "not_found");
     let read = other.asks("resources/read", json!({"uri": "files|file:///a"})).await;
     assert_eq!(read["error"]["message"], "`files` names 2 servers. Use one of `files-a`, `files-b`.");

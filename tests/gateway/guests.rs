@@ -63,7 +63,7 @@ async fn is_unknown(guest: &mut Guest, call: &Value, state: &str) {
     let answer = guest.ask("tools/call", again(call, state, json!({"input-1": {"model": "m"}}))).await;
     let error = answer.json()["error"].clone();
     assert_eq!((answer.head.status, &error["code"]), (200, &json!(-32602)), "{answer:?}");
-    assert!(error["message"].as_str().unwrap().starts_with("`requestState` is none that is waited for"), "{error}");
+    assert!(error["message"].as_str().unwrap().starts_with("`requestState` is not valid"), "{error}");
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn who_has_not_said_that_it_answers_is_not_asked_and_the_server_is_told_wh
         let mut guest = guest(&played, path).await;
         guest.capabilities = json!({"elicitation": {}});
         let done = guest.result("tools/call", call).await;
-        let why = "the client that it is asked of has no sampling";
+        let why = "the client does not support sampling";
         assert_eq!(done["x-told"], json!({"code": -32603, "message": why}), "{path}");
     }
     played.end().await;
@@ -281,7 +281,7 @@ async fn a_call_that_is_too_long_to_be_kept_is_not_put_aside() {
     let mut long = call("ask");
     long["arguments"] = json!({"x": "x".repeat(2 << 10)});
     let done = guest.result("tools/call", long).await;
-    let why = "too many calls, or too long ones, wait for what their clients have to answer";
+    let why = "too many or too large calls wait for a response of their client";
     assert_eq!(done["x-told"]["message"], why);
     state(&guest.ask("tools/call", call("ask")).await);
     played.end().await;
@@ -293,7 +293,7 @@ async fn a_server_on_a_pipe_that_asks_while_another_call_waits_is_told_that_nobo
     let mut guest = guest(&played, "/i/files/mcp").await;
     let first = state(&guest.ask("tools/call", call("ask")).await);
     let done = guest.result("tools/call", call("ask")).await;
-    let why = "calls of 2 clients are in flight, and it is not said which of them is asked";
+    let why = "calls of 2 clients are in progress, and the request does not identify one of them";
     assert_eq!(done["x-told"]["message"], why);
     let done = guest.result("tools/call", again(&call("ask"), &first, json!({"input-1": {"model": "m"}}))).await;
     assert_eq!(done["x-told"]["model"], "m");

@@ -86,7 +86,7 @@ async fn the_instructions_of_the_servers_stand_in_those_of_the_endpoint_under_th
         let discovered = Guest::connect(whole.address, path).await.result("server/discover", json!({})).await;
         for said in [&welcome["result"]["instructions"], &discovered["instructions"]] {
             let said = said.as_str().unwrap();
-            assert!(said.starts_with("This endpoint stands in front of several MCP servers"), "{said}");
+            assert!(said.starts_with("This endpoint combines several MCP servers"), "{said}");
             let theirs = "\n\nInstructions of the server `guide`:\nAsk before you write.";
             assert!(said.contains(theirs) && !said.contains("silent"), "{said}");
         }

@@ -107,7 +107,7 @@ async fn a_client_is_not_asked_what_it_cannot_answer_and_the_server_is_told_why(
         let is_asked = |said: &String| serde_json::from_str::<Value>(said).unwrap()["method"] == method;
         assert!(!said.iter().any(is_asked), "{said:?}");
         let told = other.hears_json().await;
-        let why = format!("the client that it is asked of does not answer `{method}`");
+        let why = format!("the client does not support `{method}`");
         assert_eq!(mirrored(&told)["error"], json!({"code": -32603, "message": why}));
     }
     whole.end().await;
@@ -128,8 +128,11 @@ async fn a_server_that_asks_by_itself_reaches_the_only_client_that_can_answer() 
     // Two that can are one too many; none that can is none.
     let mut third = whole.client("mirror", json!({"sampling": {}})).await;
     for (method, why) in [
-        ("sampling/createMessage", "2 clients are attached that could answer, and it is not said which of them"),
-        ("x/unknown", "4 clients are attached that could answer, and it is not said which of them"),
+        (
+            "sampling/createMessage",
+            "2 clients are attached that could answer, and the request does not identify one of them",
+        ),
+        ("x/unknown", "4 clients are attached that could answer, and the request does not identify one of them"),
     ] {
         bystander.say_unasked(&[&question(method)]).await;
         for client in [&mut client, &mut other, &mut third] {
@@ -158,7 +161,7 @@ async fn a_server_is_told_that_there_are_no_roots_only_where_no_client_has_any()
     assert_eq!(mirrored(&client.hears_json().await)["method"], "notifications/roots/list_changed");
     let second = whole.client("mirror", json!({"roots": {}})).await;
     bystander.say_unasked(&[&question("roots/list")]).await;
-    let why = "2 clients are attached that could answer, and it is not said which of them";
+    let why = "2 clients are attached that could answer, and the request does not identify one of them";
     assert_eq!(mirrored(&client.hears_json().await)["error"], json!({"code": -32603, "message": why}));
 
     // Nor while calls of two clients are in flight.
@@ -166,7 +169,7 @@ async fn a_server_is_told_that_there_are_no_roots_only_where_no_client_has_any()
     waiting.open("POST", &[], &say(8, &[&notification("notifications/here", json!({})).to_string()])).await;
     while waiting.event().await.unwrap().data.is_empty() {}
     client.say(1, &[&question("roots/list"), DONE]).await;
-    let why = "calls of 2 clients are in flight, and it is not said which of them is asked";
+    let why = "calls of 2 clients are in progress, and the request does not identify one of them";
     let told = timeout(GIVE_UP, waiting.event()).await.unwrap().unwrap().json();
     assert_eq!(mirrored(&told)["error"], json!({"code": -32603, "message": why}));
 
@@ -186,7 +189,7 @@ async fn a_pipe_that_does_not_say_whom_it_asks_asks_nobody_while_two_clients_cal
     client.posts.open("POST", &[], &waits).await;
     while client.posts.event().await.unwrap().data.is_empty() {}
     let said = other.say(1, &[&question("sampling/createMessage"), DONE]).await;
-    let refusal = "calls of 2 clients are in flight, and it is not said which of them is asked";
+    let refusal = "calls of 2 clients are in progress, and the request does not identify one of them";
     assert!(said.iter().all(|said| !said.contains("sampling/createMessage")), "{said:?}");
     // The mirror shows it when the call of the other is the only one that is left.
     let told = timeout(GIVE_UP, client.posts.event()).await.unwrap().unwrap().json();

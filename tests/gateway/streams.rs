@@ -255,7 +255,7 @@ async fn messages_of_all_clients_together_have_so_much_room() {
     stage.saw(Seen::Asked("hold".into())).await;
     let answer = second.ask("POST", &[], &large("echo")).await;
     assert_eq!((answer.head.status, answer.head.header("retry-after")), (503, Some("1")));
-    let why = "the messages that are being answered leave no room for this one; send it again in a moment";
+    let why = "requests in progress use all memory for messages; send this one again in a moment";
     assert_eq!(answer.json()["error"]["message"], why);
     // What was announced takes no room before it is there.
     let mut announces = second.again().await;

@@ -38,7 +38,7 @@ async fn a_client_is_told_what_it_stands_before_and_how_to_use_it() {
     for method in ["prompts/list", "resources/list", "completion/complete", "tasks/list"] {
         let answer = caller.asks(method, json!({})).await;
         assert_eq!(answer["error"]["code"], -32601, "{answer}");
-        assert_eq!(answer["error"]["message"], format!("there is no method `{method}` here"));
+        assert_eq!(answer["error"]["message"], format!("this endpoint has no method `{method}`"));
     }
     assert_eq!(caller.asks("logging/setLevel", json!({"level": "loud"})).await["error"]["code"], -32602);
     assert_eq!(caller.asks("logging/setLevel", json!({"level": "error"})).await["result"], json!({}));
@@ -182,7 +182,7 @@ async fn what_is_anothers_is_what_does_not_exist() {
     let mut bob = Caller::connect(played.address, "/mcp", "bob-token").await;
     assert_eq!(servers["structuredContent"]["servers"].as_array().unwrap().len(), 2);
     let (text, error) = bob.fails("execute_mcp_tool", json!({"tool_path": "files:read"})).await;
-    assert_eq!(text, "there is no server `files`. List the servers again, and use a name of that list.");
+    assert_eq!(text, "there is no server `files`. List the servers again and use a name of that list.");
     assert_eq!(error["kind"], "not_found");
     played.end().await;
 }

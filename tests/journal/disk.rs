@@ -225,7 +225,7 @@ async fn a_disk_that_takes_no_numbers_is_told_and_asked_again() {
     let seq = journal::directory(home.path()).join("seq");
     fs::create_dir(&seq).unwrap();
     let reason = journal.reserve(5).await.unwrap_err();
-    assert!(reason.contains("no numbers can be reserved"), "{reason}");
+    assert!(reason.contains("cannot reserve event numbers"), "{reason}");
     assert_eq!(in_memory(&journal), reason);
     fs::remove_dir(&seq).unwrap();
     journal.reserve(5).await.unwrap();

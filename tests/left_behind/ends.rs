@@ -120,7 +120,7 @@ fn what_both_left_when_they_were_killed_is_reclaimed_by_the_next_start() {
         let next = scene.play_on();
         killed.is_reclaimed();
         let log = json_lines(&next.process.stderr());
-        let reclaimed = log.iter().find(|line| line["message"] == "reclaimed what a killed satellite had left");
+        let reclaimed = log.iter().find(|line| line["message"] == "ended the processes that a killed satellite left");
         // A sandbox ends with the thread that started it, and what is in it with the sandbox, mostly before we look.
         if mechanism.sandbox == Sandbox::None {
             assert!(killed.left.len() >= SERVERS.len(), "there was something to reclaim: {:#?}", killed.left);

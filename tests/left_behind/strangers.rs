@@ -134,7 +134,7 @@ fn a_ledger_that_means_nothing_reclaims_nothing() {
             let next = scene.play_on();
             stranger.survived();
             let outcome = next.terminate();
-            assert!(!outcome.stderr.contains("reclaimed what"), "{text:?} {outcome:#?}");
+            assert!(!outcome.stderr.contains("ended the processes that"), "{text:?} {outcome:#?}");
         }
         // That it would have been hit otherwise.
         write(&scene, &[header.clone(), meant.clone()]);

@@ -229,7 +229,7 @@ fn a_satellite_whose_key_is_taken_away_says_what_to_do_and_comes_back_with_anoth
     let before = home.wait_online("notes");
     backend.wait_satellite("satellite-0001", "a heartbeat", |one| one["instances"]["online"] == 1);
     backend.ask(&Method::DELETE, "satellites/satellite-0001", None);
-    let told = || Some(status(&home)).filter(|text| text.contains("make a new one there"));
+    let told = || Some(status(&home)).filter(|text| text.contains("create a new one at the backend"));
     wait_for("what to do", told, || status(&home));
     // Its file is looked at, like every other with a credential in it.
     backend.token("token");
@@ -311,7 +311,7 @@ fn a_file_that_does_not_go_with_the_backends_configuration_is_taken_on_when_that
 
     // Nothing that runs now may run by this, so it changes nothing.
     home.write("satellite-0001.toml", &permitting(&text, &["/usr/bin/env"]));
-    refused(&home, "does not go with it", 1);
+    refused(&home, "conflict with the backend's configuration", 1);
     assert_eq!(pid(&home.row("notes").unwrap()), before);
     let refusals = of_config(&home).len();
 
@@ -375,7 +375,7 @@ fn with_a_backend_the_file_says_nothing_of_what_to_run() {
     let text = "[backend]\nurl = \"https://backend.example.com\"\n[servers.a]\ncommand = \"a\"\n[[teams]]\nid = \"t\"\nslug = \"t\"\n";
     let file = home.write("both.toml", text);
     let said = home.bare(&["check", "--config", file.to_str().unwrap()]).exits(2);
-    assert!(said.stderr.contains("the backend says what to run"), "{}", said.stderr);
+    assert!(said.stderr.contains("conflicts with [backend]"), "{}", said.stderr);
     let file = home.write("one.toml", "[backend]\nurl = \"https://backend.example.com\"\n");
     let json = home.write("mcp.json", "{\"mcpServers\": {\"a\": {\"command\": \"a\"}}}");
     let args = ["check", "--config", file.to_str().unwrap(), "--mcp-json", json.to_str().unwrap()];

@@ -146,7 +146,7 @@ async fn a_hash_that_cannot_be_sent_back_is_not_taken() {
     for hash in ["", "two words", "a\nb", "h\u{e9}", &"x".repeat(129)] {
         let body = config(hash, &["alice"], &["a"]).to_string();
         peer.behave("config", Some(Manner::Status(200, body)));
-        linked.complains("not what it can be").await;
+        linked.complains("has an invalid value").await;
         peer.behave("config", None);
         linked.until("all to be well", |status| status.last_error.is_none()).await;
     }

@@ -45,7 +45,7 @@ async fn a_key_that_is_not_taken_any_more_is_given_up_and_another_token_register
     linked.until("a contact", |status| status.connected).await;
     peer.revoke();
     let why = linked.complains("this token was used").await;
-    assert!(why.starts_with("registration: ") && why.contains("make a new one there"), "{why}");
+    assert!(why.starts_with("registration: ") && why.contains("create a new one at the backend"), "{why}");
     assert!(!why.contains("token-1") && !why.contains("api-key"), "{why}");
     let status = linked.status();
     assert_eq!((status.connected, status.satellite_id, status.mode.as_str()), (false, None, "registering"));
@@ -129,7 +129,7 @@ async fn a_token_is_not_used_up_as_long_as_the_key_could_not_be_kept() {
     std::fs::create_dir_all(&in_the_way).unwrap();
     std::fs::set_permissions(&data_dir, std::fs::Permissions::from_mode(0o700)).unwrap();
     let linked = yard.link_in(&data_dir);
-    linked.complains("a key could not be kept").await;
+    linked.complains("cannot store a key in").await;
     assert!(peer.seen("register").is_empty());
     std::fs::remove_dir(in_the_way).unwrap();
     linked.until("a contact", |status| status.connected).await;
@@ -185,7 +185,7 @@ async fn a_key_is_not_given_up_because_events_are_refused() {
     peer.behave("events", Some(Manner::Status(401, "{\"error\": \"no\"}".to_owned())));
     let answer = linked.link.way().send(Arc::new(SinkBatch { id: 1, events: Vec::new() })).await;
     assert_eq!(answer, SinkAnswer::Unauthorized);
-    linked.complains("events: the backend refused our credentials").await;
+    linked.complains("events: the backend rejected the key of the satellite").await;
     let polls = peer.seen("commands").len();
     wait_for("more polls", || (peer.seen("commands").len() > polls + 2).then_some(())).await;
     assert_eq!(linked.status().satellite_id.as_deref(), Some("sat-1"));

@@ -236,7 +236,7 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
     );
     assert!(
         text.contains("`satellite configure mail-acme-alice-m API_KEY`")
-            && text.ends_with("nobody has to tell it to you."),
+            && text.ends_with("the user must not send it to you."),
         "{text}"
     );
 
@@ -252,7 +252,7 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
 
     let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
     assert_eq!((&error["kind"], &error["fate"]), (&json!("timed_out"), &json!("timed_out")));
-    assert!(text.starts_with("no answer within 30 s. It may be carried out still"), "{text}");
+    assert!(text.starts_with("no answer within 30 s. The server may still execute the call"), "{text}");
     house.end().await;
 }
 
@@ -265,10 +265,10 @@ async fn wrong_arguments_are_told_by_name() {
         ("discover_mcp_tools", r#"{"query":7}"#, "`query` must be a string"),
         ("discover_mcp_tools", r#"{"query":"x","limit":0}"#, "`limit` must be a whole number from 1 to 50"),
         ("discover_mcp_tools", r#"{"query":"x","limit":2.5}"#, "`limit` must be a whole number from 1 to 50"),
-        ("discover_mcp_tools", r#"{"query":"x","q":1}"#, "`q` is not known: this tool takes `query`, `limit`"),
+        ("discover_mcp_tools", r#"{"query":"x","q":1}"#, "unknown argument `q`: this tool takes `query`, `limit`"),
         ("execute_mcp_tool", r#"{"tool_path":"log"}"#, "`log` is not of the form `server:tool`"),
         ("execute_mcp_tool", r#"{"tool_path":"git:log","arguments":[]}"#, "`arguments` must be an object"),
-        ("list_servers", r#"{"a":1}"#, "`a` is not known: this tool takes no arguments"),
+        ("list_servers", r#"{"a":1}"#, "unknown argument `a`: this tool takes no arguments"),
         ("read_mcp_resource", r#"{"uri":null}"#, "`uri` is missing"),
     ] {
         let (error, text) = house.fails(tool, arguments).await;

@@ -63,7 +63,7 @@ async fn a_model_does_not_undo_that_a_person_has_stopped_a_server() {
         assert_eq!(
             text,
             format!(
-                "`{name}` is stopped: a person has done that, and `satellite start {name}` undoes it. \
+                "`{name}` was stopped by a person; `satellite start {name}` starts it. \
                  Ask the user whether it should run."
             )
         );
@@ -128,13 +128,13 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
             "incomplete",
             "refused",
             "awaiting_user_config",
-            "Ask the user to run `satellite configure files-acme-alice-incomplete KEY`. It asks",
+            "Ask the user to run `satellite configure files-acme-alice-incomplete KEY`. The command prompts",
         ),
         ("stopped", "refused", "offline", "`satellite start files-acme-alice-stopped`"),
         ("failed", "refused", "permanently_failed", "Call reconnect_server with name `files-acme-alice-failed`"),
         ("lost", "reconnecting", "reconnecting", "call reconnect_server with name `files-acme-alice-lost`"),
-        ("exhausted", "reconnecting", "reconnecting", "Every call tries it again"),
-        ("refused", "refused", "requires_reauth", "renew its credentials in the configuration"),
+        ("exhausted", "reconnecting", "reconnecting", "The satellite tries again with every call"),
+        ("refused", "refused", "requires_reauth", "renew the server's credentials in the configuration"),
     ] {
         let found = told(&fleet, installation).await;
         assert_eq!((&*found.0, &*found.1), (kind, status), "{installation}: {}", found.2);

@@ -10,7 +10,7 @@ fn a_server_that_wants_oauth_says_which_command_it_takes_and_goes_on_by_itself_o
     let satellite = yard.run("");
     let row = yard.home.wait_status("files", "requires_reauth");
     let name = "files-acme-alice-f1";
-    assert_eq!(row["status_message"], "it has to be authorized (HTTP 401)");
+    assert_eq!(row["status_message"], "authorization required (HTTP 401)");
     assert_eq!(row["remedy"], "authorize");
     assert!(yard.call("whoami").contains(&format!("satellite auth {name}")));
 
@@ -100,7 +100,7 @@ fn a_token_for_another_server_is_not_taken_and_nothing_goes_round_in_circles() {
     yard.home.wait_status("files", "requires_reauth");
     let outcome = yard.authorize(&[]).exits(1);
     assert!(outcome.stderr.contains("requires_reauth"), "{outcome:#?}");
-    assert!(yard.message().contains("does not take the token"), "{}", yard.message());
+    assert!(yard.message().contains("rejects a token"), "{}", yard.message());
     assert!(yard.authority.asked("refresh_token") <= 1, "it was renewed once to be sure");
     satellite.terminate().exits(0);
 }
@@ -123,7 +123,7 @@ fn an_answer_that_somebody_else_has_given_is_refused_and_its_code_is_not_used() 
     let satellite = yard.run("");
     yard.home.wait_status("files", "requires_reauth");
     let outcome = yard.authorize(&[]).exits(1);
-    assert!(outcome.stderr.contains("somebody else has answered"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("the response does not come from the issuer"), "{outcome:#?}");
     assert_eq!(yard.authority.asked("authorization_code"), 0);
     satellite.terminate().exits(0);
 }

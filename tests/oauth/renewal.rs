@@ -80,7 +80,7 @@ fn an_authorization_server_that_is_down_costs_nothing_as_long_as_the_token_is_go
     yard.authorize(&[]).exits(0);
     yard.authority.knows.state().prolong();
     yard.authority.go_away();
-    satellite.process.wait_stderr(|log| log.contains("could not be renewed"));
+    satellite.process.wait_stderr(|log| log.contains("cannot renew an authorization now"));
     assert!(yard.call("whoami").starts_with("subject-"));
     assert_eq!(yard.home.row("files").unwrap()["status"], "online");
 

@@ -10,7 +10,7 @@ use crate::support::{GIVE_UP, Instance, Server, real, until};
 /// The log once it has its last line, the summary; and how many lines that says were dropped.
 async fn log_with_summary(server: &Instance) -> (Vec<LogLine>, usize) {
     let dropped =
-        |line: &LogLine| line.message.strip_suffix(" lines of output over 20 a second were dropped")?.parse().ok();
+        |line: &LogLine| line.message.strip_suffix(" lines of output dropped: more than 20 per second")?.parse().ok();
     let summary = |event: &Event| match event {
         Event::ServerLogs { logs, .. } => logs.iter().find_map(dropped),
         _ => None,
@@ -73,7 +73,7 @@ fn the_last_words_of_a_dying_server_are_in_its_log() {
         let expected = [
             (LogLevel::Info, "starting"),
             (LogLevel::Error, "fatal error: no database"),
-            (LogLevel::Error, "did not start: exited with code 9"),
+            (LogLevel::Error, "the server did not start: exited with code 9"),
         ];
         assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
 

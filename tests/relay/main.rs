@@ -245,7 +245,7 @@ async fn a_call_is_told_once_whatever_becomes_of_it_and_not_at_length() {
     let mut events = play.runtime.subscribe();
     let long = "x".repeat(10_000);
     for (answer, told) in [
-        (None, "its caller has gone".to_owned()),
+        (None, "the caller went away".to_owned()),
         (
             Some(format!(r#"{{"isError":true,"content":[{{"text":7}},{{"text":"{long}"}}]}}"#)),
             format!("{}…", &long[..4096]),

@@ -95,10 +95,10 @@ async fn a_client_that_gives_no_input_gets_no_result_and_is_asked_nothing_else()
         let (one, other) = (asked(&mut play).await, asked(&mut play).await);
         let (code, why) = if refuses {
             one.answer(RpcMessage::read(error.into()).unwrap());
-            (-1, "the server asks for input, and gets none: the user is away")
+            (-1, "the server's request for input failed: the user is away")
         } else {
             drop(one);
-            (-32603, "the server asks for input, and gets none: no client is attached that could answer")
+            (-32603, "the server's request for input failed: no client is attached that could answer")
         };
         let Told::Withdrawn(number, _) = play.told().await else { panic!("the other question stays") };
         assert_eq!(number, other.number());

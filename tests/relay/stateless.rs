@@ -122,10 +122,7 @@ async fn a_result_of_an_unknown_kind_is_no_result_for_a_client_that_knows_no_kin
         let asked = play.hears().await;
         play.answers(&asked, &format!(r#"{{"resultType":{kind}}}"#)).await;
         let error = relayed.answered().await.unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "server error -32603: the server answered with a kind of result that is not known"
-        );
+        assert_eq!(error.to_string(), "server error -32603: the server returned a result of an unknown type");
     }
     play.end().await;
 }

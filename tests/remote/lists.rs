@@ -88,7 +88,10 @@ async fn tools_that_cannot_be_read_again_are_kept_and_calls_go_on() {
     instance.assert_callable().await;
     let view = instance.status(Status::Error).await;
     let message = view.message.as_deref().unwrap_or_default();
-    assert!(message.starts_with("cannot read its tools: server error -32603: the database is away"), "{message}");
+    assert!(
+        message.starts_with("cannot read the server's tools: server error -32603: the database is away"),
+        "{message}"
+    );
     assert_eq!(tools(&view), ["echo", "read", "sleep"], "what was known is kept");
     assert!(view.offered().is_none(), "and not offered");
 

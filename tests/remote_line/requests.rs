@@ -92,7 +92,7 @@ async fn a_server_that_may_speak_the_older_transport_is_said_to() {
     ] {
         line.request(0, "initialize");
         line.asks(&mut peer).await.answer(status, &[], "").await;
-        let hint = "if it speaks the older HTTP+SSE: transport = \"sse\"";
+        let hint = "if the server supports only HTTP+SSE, set transport = \"sse\"";
         let told = FailureKind::Handshake(format!("{why}; {hint}"));
         assert_eq!(line.failed(0).await, ExchangeFailure::sent(told));
     }

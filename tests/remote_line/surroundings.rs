@@ -129,7 +129,8 @@ async fn child_without_certificates() {
     assert_eq!(line.message().await["id"], 1);
     let mut line = Dialed::new(spec("https://localhost:9/mcp", RemoteTransport::Http));
     line.request(1, "initialize");
-    let none = FailureKind::Tls("this machine has no CA certificates".to_owned());
+    let why = "this machine has no CA certificates; install them, or set SSL_CERT_FILE";
+    let none = FailureKind::Tls(why.to_owned());
     assert_eq!(line.failed(1).await, ExchangeFailure::unsent(none));
 }
 

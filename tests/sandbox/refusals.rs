@@ -33,7 +33,7 @@ fn is_refused(home: &Home, config: &str, words: &[&str]) {
     let satellite = home.run(&["--config", config]);
     let row = home.wait_status("server", "permanently_failed");
     let told = [&row["last_error"], &row["status_message"]].map(Value::to_string).join(" ");
-    for word in words.iter().chain(&["`satellite check` says more", "isolation = \\\"none\\\" under [satellite]"]) {
+    for word in words.iter().chain(&["`satellite check` shows details", "isolation = \\\"none\\\" under [satellite]"]) {
         assert!(told.contains(word), "{word:?} is missing: {told}");
     }
     assert_eq!((&row["pid"], &row["wrapper_pid"]), (&Value::Null, &Value::Null));
@@ -48,7 +48,11 @@ fn production_without_a_sandbox_starts_nothing_and_says_what_to_do() {
     fs::create_dir(&empty).unwrap();
     home.env.push(("PATH".to_owned(), empty.to_str().unwrap().to_owned()));
     let config = home.write("satellite.toml", &one_server(""));
-    let words = ["production needs a sandbox and none works here", "`nsjail` is in no directory of PATH", "`bwrap` is"];
+    let words = [
+        "production needs a sandbox and none works here",
+        "executable `nsjail` not found in PATH",
+        "executable `bwrap` not found in PATH",
+    ];
     is_refused(&home, config.to_str().unwrap(), &words);
 }
 
@@ -105,16 +109,17 @@ fn a_working_directory_that_cannot_be_seen_is_an_error(yard: &Yard) {
     let running = yard.run("", &policy, &[("acme", "good", &good), ("acme", "bad", &bad)]);
     running.wait_online("good");
     assert_eq!(running.facts_of("good")["cwd"], seen.to_str().unwrap());
-    let why = format!("the working directory `{}` cannot be seen in the sandbox", unseen.display());
+    let why = format!("the working directory `{}` is not visible in the sandbox", unseen.display());
     cannot_start(&running, "bad", &why);
-    cannot_start(&running, "bad", "`binds` of [policy.isolation]");
+    cannot_start(&running, "bad", "to `binds` in [policy.isolation]");
     running.end();
 }
 
 fn a_bind_that_is_not_there_is_an_error(yard: &Yard) {
     let policy = "[policy.isolation]\nbinds = [\"/no/such/directory\"]";
     let running = yard.run("", policy, &[("acme", "escape", "command = \"ESCAPE\"")]);
-    cannot_start(&running, "escape", "`/no/such/directory` is to be seen in the sandbox and does not exist");
+    let why = "cannot bind `/no/such/directory` into the sandbox: it does not exist; check `binds`";
+    cannot_start(&running, "escape", why);
     running.end();
 }
 

@@ -82,8 +82,9 @@ async fn a_list_with_too_many_entries_is_not_used_and_the_status_says_which() {
         let server = Server::new(if list == "tools/list" { "a" } else { "b" }).script(script);
         let id = fleet.add(server.policy(|policy| policy.session.list_entries_max = 10)).await;
         let view = fleet.until(&id, Status::Error).await;
-        let why =
-            format!("cannot read its tools: {list} has more than 10 entries (`list_entries_max`), so it is not used");
+        let why = format!(
+            "cannot read the server's tools: {list} has more than 10 entries (`list_entries_max`), so it is not used"
+        );
         assert!(view.message.as_ref().is_some_and(|message| message.starts_with(&why)), "{:?}", view.message);
         assert!(view.catalogue.is_none());
     }

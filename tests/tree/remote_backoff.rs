@@ -163,7 +163,7 @@ async fn a_server_that_asks_for_patience_is_given_it() {
     let view = fleet.until_view(&id, waits_for_its_time).await;
     assert_eq!(
         (view.status, view.message.as_deref()),
-        (Status::Error, Some("too many requests (HTTP 429); again in 60 s"))
+        (Status::Error, Some("too many requests (HTTP 429); try again in 60 s"))
     );
     until_attempts(&remote, 6).await;
     until_back(&fleet, &id).await;

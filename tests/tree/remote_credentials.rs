@@ -68,7 +68,7 @@ async fn calls_are_refused_with_what_to_do_until_there_are_other_credentials_and
         let expected = [
             "disconnected",
             &format!("requires_reauth: {why}"),
-            "connecting: its credentials have changed",
+            "connecting: the credentials have changed",
             "discovering_tools",
             "syncing_tools",
             "discovered 3 tools",
@@ -193,7 +193,7 @@ async fn a_change_of_more_than_credentials_makes_another_connection() {
     until_back(&fleet, &id).await;
     assert_eq!(remote.sessions().closed, 1);
     let expected = [
-        "restarting: its configuration changed",
+        "restarting: the configuration changed",
         "disconnected as intended",
         "connecting: connecting",
         "discovering_tools",

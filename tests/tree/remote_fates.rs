@@ -92,7 +92,7 @@ async fn a_deadline_that_passes_before_a_call_could_be_sent_says_that_it_was_not
     remote.change(|manner| (manner.down, manner.silent_on) = (None, ["initialize"].into()));
     let late = fleet.call_within(&id, "echo", json!({}), Some(seconds(5.0))).await.unwrap_err();
     assert_eq!((late.fate(), late.kind()), (Some(CallFate::NotSent), "timed_out"));
-    assert_eq!(late.to_string(), "not sent, because its server was not ready for it within 5 s");
+    assert_eq!(late.to_string(), "server not ready within 5 s; the request was not sent");
     assert!(remote.tried("tools/call").is_empty());
     remote.change(|manner| manner.silent_on.clear());
     until_back(&fleet, &id).await;

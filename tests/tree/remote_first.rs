@@ -60,13 +60,13 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
     let offline = |why: &str| (Status::Offline, format!("Server unreachable: {why}"));
     let broken = |why: &str| (Status::Error, why.to_owned());
     let table = [
-        (FailureKind::Dns, offline("its name cannot be resolved")),
+        (FailureKind::Dns, offline("the host name cannot be resolved")),
         (REFUSED, offline("connection refused")),
         (FailureKind::ConnectTimeout(timeout), offline("no connection within 3 s")),
         (FailureKind::Tls("unknown issuer".to_owned()), offline("no secure connection: unknown issuer")),
         (FailureKind::Broken("reset".to_owned()), offline("connection broken: reset")),
-        (FailureKind::HeaderTimeout(timeout), offline("no answer began within 3 s")),
-        (FailureKind::Cut, offline("the answer broke off")),
+        (FailureKind::HeaderTimeout(timeout), offline("the server did not begin to respond within 3 s")),
+        (FailureKind::Cut, offline("the response ended before it was complete")),
         (FailureKind::Throttled { retry_after: None }, broken("too many requests (HTTP 429)")),
         (error(500), broken("the server failed (HTTP 500)")),
         (error(502), broken("the server failed (HTTP 502)")),
@@ -75,17 +75,17 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
         (FailureKind::status(418), broken("the server refused the request (HTTP 418)")),
         (
             FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
-            broken("the answer is text/html and not MCP: is the address right?"),
+            broken("the response is text/html, not MCP; check the address"),
         ),
         (FailureKind::TooLong(100), broken("a message from the server is longer than 100 bytes")),
         (
             FailureKind::ForeignEndpoint { origin: "https://evil.example".to_owned() },
             broken(
-                "the server names an endpoint on another origin, https://evil.example: its credentials do not go there",
+                "the server names an endpoint on another origin, https://evil.example; credentials are not sent there",
             ),
         ),
-        (FailureKind::BadAddress("no host".to_owned()), broken("its address cannot be used: no host")),
-        (FailureKind::Unserved, broken("no connector of this host serves its transport")),
+        (FailureKind::BadAddress("no host".to_owned()), broken("the address cannot be used: no host")),
+        (FailureKind::Unserved, broken("this host has no connector for the transport of the server")),
         (UNAUTHORIZED, (Status::RequiresReauth, "Authentication failed (HTTP 401)".to_owned())),
         (FORBIDDEN, (Status::RequiresReauth, "Access forbidden (HTTP 403)".to_owned())),
     ];
@@ -131,11 +131,11 @@ async fn a_server_that_refuses_the_handshake_is_an_error_and_one_that_never_answ
     let view = fleet.until(&refused, Status::Error).await;
     assert_eq!(view.message.as_deref(), Some("handshake failed: server error -32603: not today"));
     let view = fleet.until(&unknown, Status::Error).await;
-    let message = "handshake failed: the server speaks protocol version 1999-01-01, which is not known";
+    let message = "handshake failed: the server speaks protocol version 1999-01-01, which is not supported";
     assert_eq!(view.message.as_deref(), Some(message));
     let began = Instant::now();
     let view = fleet.until(&silent, Status::Offline).await;
-    assert_eq!(view.message.as_deref(), Some("Server unreachable: no answer began within 30 s"));
+    assert_eq!(view.message.as_deref(), Some("Server unreachable: the server did not begin to respond within 30 s"));
     assert_eq!(tenths(began.elapsed()), 30.0);
     fleet.finish().await;
 }

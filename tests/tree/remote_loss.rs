@@ -80,7 +80,7 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
     let (offline, error, reauth) = (Status::Offline, Status::Error, Status::RequiresReauth);
     let timeout = seconds(3.0);
     let table = [
-        lost(FailureKind::Dns, offline, "Server unreachable: its name cannot be resolved", 3, NotSent, true),
+        lost(FailureKind::Dns, offline, "Server unreachable: the host name cannot be resolved", 3, NotSent, true),
         lost(REFUSED, offline, "Server unreachable: connection refused", 3, NotSent, true),
         lost(
             FailureKind::ConnectTimeout(timeout),
@@ -106,11 +106,18 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
             MaybeExecuted,
             false,
         ),
-        lost(FailureKind::Cut, offline, "Server unreachable: the answer broke off", 1, MaybeExecuted, false),
+        lost(
+            FailureKind::Cut,
+            offline,
+            "Server unreachable: the response ended before it was complete",
+            1,
+            MaybeExecuted,
+            false,
+        ),
         lost(
             FailureKind::HeaderTimeout(timeout),
             offline,
-            "Server unreachable: no answer began within 3 s",
+            "Server unreachable: the server did not begin to respond within 3 s",
             1,
             MaybeExecuted,
             false,
@@ -129,7 +136,7 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
         lost(
             FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
             error,
-            "the answer is text/html and not MCP: is the address right?",
+            "the response is text/html, not MCP; check the address",
             1,
             MaybeExecuted,
             false,
@@ -252,7 +259,7 @@ async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_i
     );
     for lost in [plain, other] {
         let Err(CallError::Terminated { fate: CallFate::MaybeExecuted, reason }) = lost else { panic!("{lost:?}") };
-        assert_eq!(reason, "Server disconnected: the answer broke off");
+        assert_eq!(reason, "Server disconnected: the response ended before it was complete");
     }
     assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3);
     assert_eq!(remote.served("tools/call add").len(), 2, "on the next connection, which it did not have to wait for");
@@ -352,7 +359,11 @@ async fn the_older_transport_finds_out_at_once_that_its_stream_has_ended() {
     let idle = fleet.online(Server::remote("b").sse()).await;
     fleet.remote(&idle).kill(REFUSED);
     let view = fleet.until(&idle, Status::Offline).await;
-    assert_eq!(view.message.as_deref(), Some("Server unreachable: the answer broke off"), "nobody had to call");
+    assert_eq!(
+        view.message.as_deref(),
+        Some("Server unreachable: the response ended before it was complete"),
+        "nobody had to call"
+    );
     for id in [&id, &idle] {
         fleet.remote(id).up();
         until_back(&fleet, id).await;

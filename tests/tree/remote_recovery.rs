@@ -61,7 +61,7 @@ async fn a_discovery_that_fails_after_a_reconnect_keeps_the_tools_and_the_link_a
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.connection, Some(ConnectionState::Connected), "the link is kept");
     let message = view.message.as_deref().unwrap();
-    assert!(message.contains("cannot list the tools") && message.contains("again in 1 s"), "{message}");
+    assert!(message.contains("cannot list the tools") && message.contains("next attempt in 1 s"), "{message}");
     assert_eq!(view.catalogue.as_ref().unwrap().tools.len(), 5, "what was known is known");
     assert!(view.offered().is_none());
     until_back(&fleet, &id).await;
@@ -125,7 +125,7 @@ async fn a_server_that_is_busy_while_its_tools_are_read_keeps_its_connection_and
     until_seen(&remote, |remote| remote.received("tools/list").len() > lists).await;
     remote.kill(FailureKind::Dns);
     let view = fleet.until(&id, Status::Offline).await;
-    assert_eq!(view.message.as_deref(), Some("Server unreachable: the answer broke off"));
+    assert_eq!(view.message.as_deref(), Some("Server unreachable: the response ended before it was complete"));
     assert!(view.catalogue.is_some());
     remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
     until_back(&fleet, &id).await;
@@ -258,7 +258,7 @@ async fn a_server_that_asks_to_be_left_alone_is_not_asked_for_its_lists_before_t
     let before = remote.tried("tools/list").len();
     remote.fail_next([LATER, LATER]);
     let view = fleet.until(&id, Status::Error).await;
-    assert!(view.message.as_deref().unwrap().ends_with("again in 10 s"), "{:?}", view.message);
+    assert!(view.message.as_deref().unwrap().ends_with("next attempt in 10 s"), "{:?}", view.message);
     until_back(&fleet, &id).await;
     assert_eq!(gaps(remote.tried("tools/list")[before..].to_vec()), [11.0, 11.0], "a second of it is the way there");
     fleet.finish().await;

@@ -293,7 +293,7 @@ async fn a_refused_handshake_and_an_unknown_version_are_crashes_that_say_why() {
     let ancient = SimScript { protocol_version: Some("1999-01-01".to_owned()), ..SimScript::default() };
     for (name, script, why) in [
         ("refused", refused, "handshake failed: server error -32603: no licence"),
-        ("ancient", ancient, "handshake failed: the server speaks protocol version 1999-01-01, which is not known"),
+        ("ancient", ancient, "handshake failed: the server speaks protocol version 1999-01-01, which is not supported"),
     ] {
         let id = failed(&fleet, Server::new(name).script(script)).await;
         assert_eq!(fleet.view(&id).last_error.as_deref(), Some(why));
@@ -347,7 +347,7 @@ async fn a_failure_states_its_cause_and_the_last_line_of_stderr_and_its_logs_say
     let lines: Vec<&serde_json::Value> = logs.iter().flat_map(|logs| logs["logs"].as_array().unwrap()).collect();
     let not_started = lines.iter().filter(|line| line["metadata"]["source"] == "satellite");
     let told: Vec<_> = not_started.map(|line| line["message"].as_str().unwrap()).collect();
-    assert_eq!(told, ["did not start: exited with code 1"; 3]);
+    assert_eq!(told, ["the server did not start: exited with code 1"; 3]);
     fleet.finish().await;
 }
 
@@ -356,7 +356,7 @@ async fn what_a_server_prints_on_stdout_is_in_its_logs_and_in_its_status_until_i
     let fleet = Fleet::start().await;
     let script = SimScript { stdout_garbage_at_start: 1, handshake_delay: seconds(5.0), ..SimScript::default() };
     let id = fleet.add(Server::new("a").script(script)).await;
-    let says = "starting; its stdout is not JSON-RPC: npm warn deprecated";
+    let says = "starting; the server's stdout is not JSON-RPC: npm warn deprecated";
     let view = fleet.until_view(&id, |view| view.message.as_deref() == Some(says)).await;
     assert_eq!(view.status, Status::Connecting);
     let view = fleet.until(&id, Status::Online).await;
@@ -391,7 +391,7 @@ async fn failed_discovery_keeps_the_link_and_is_retried_until_it_works() {
     let id = fleet.add(server).await;
     let view = fleet.until(&id, Status::Error).await;
     let pid = view.pid;
-    let why = "cannot read its tools: server error -32603: cannot list the tools; again in 1 s";
+    let why = "cannot read the server's tools: server error -32603: cannot list the tools; next attempt in 1 s";
     assert_eq!(view.message.as_deref(), Some(why));
     let began = Instant::now();
     let answer = fleet.call(&id, "echo", json!({"text": "alive"})).await.unwrap();
@@ -472,7 +472,7 @@ async fn a_start_that_the_machine_cannot_carry_out_is_repeated_and_charged_to_no
     assert_eq!((online.restarts, online.exits_in_window(now())), (0, 0));
     let messages: Vec<_> = fleet.statuses(&id).await.into_iter().filter_map(|(_, message)| message).collect();
     for wait in ["1 s", "32 s", "60 s"] {
-        let wanted = format!("the machine cannot start it, trying again in {wait}: {NO_DESCRIPTORS}");
+        let wanted = format!("the machine cannot start the server; next attempt in {wait}: {NO_DESCRIPTORS}");
         assert!(messages.contains(&wanted), "{wanted}: {messages:?}");
     }
     for kind in ["mcp.server.crashed", "mcp.server.exited", "mcp.server.permanently_failed", "mcp.team.throttled"] {

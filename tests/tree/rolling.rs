@@ -235,7 +235,7 @@ async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_s
         (broken(exit), "exited with code 3"),
         (broken(refuses), "handshake failed: server error -32603: no licence"),
         (broken(mute), "handshake failed: no answer to initialize within 30 s"),
-        (broken(listless), "cannot read its tools: server error -32603: cannot list the tools"),
+        (broken(listless), "cannot read the server's tools: server error -32603: cannot list the tools"),
     ] {
         let fleet = Fleet::start().await;
         let overlaps = u64::from(plan.open_error.is_none());
@@ -249,7 +249,7 @@ async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_s
         assert_eq!((view.status, view.pid), (Status::Online, old));
         assert_eq!(view.exits_in_window(Instant::now().into_std()), 0, "the old one is not charged");
         let crashed = fleet.told(&id, "mcp.server.crashed").await;
-        let ended = why != "cannot read its tools: server error -32603: cannot list the tools";
+        let ended = why != "cannot read the server's tools: server error -32603: cannot list the tools";
         assert_eq!(crashed.len(), usize::from(ended), "{crashed:?}");
         assert!(crashed.iter().all(|data| data["will_restart"] == false && data["reason"] == why), "{crashed:?}");
         assert_eq!(view.spec.env["VERSION"].expose(), "1");

@@ -118,7 +118,7 @@ async fn what_its_user_must_give_is_waited_for_and_nothing_is_started() {
     let server = Server::new("a").missing("API_KEY");
     let id = fleet.add(server.clone()).await;
     let view = fleet.until(&id, Status::AwaitingUserConfig).await;
-    assert_eq!(view.message.as_deref(), Some("waiting for its user to give API_KEY"));
+    assert_eq!(view.message.as_deref(), Some("waiting for the user to configure API_KEY"));
     assert!(fleet.world.openings(&id).is_empty());
     assert_eq!(fleet.runtime.install(server.env("API_KEY", "given").spec).await, Ok(InstallOutcome::Updated));
     fleet.until(&id, Status::Online).await;

@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(checks.is_well(), None, "it was never degraded");
         assert_eq!([fail(&mut checks), fail(&mut checks)], [HealthVerdict::Wait, HealthVerdict::Wait]);
         assert_eq!(fail(&mut checks), HealthVerdict::Degraded(3));
-        assert_eq!(fail(&mut checks), HealthVerdict::Wait, "it is told once");
+        assert_eq!(fail(&mut checks), HealthVerdict::Wait, "the degradation is reported once");
         assert_eq!(checks.is_well(), Some((4, Some("no answer".to_owned()))));
         assert_eq!(checks.is_well(), None);
     }

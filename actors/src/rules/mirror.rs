@@ -34,7 +34,7 @@ pub fn of_tool(definition: &str) -> Result<Vec<HeaderParam>, String> {
     collect(&Value::Object(schema), true, &mut Vec::new(), &mut mirrors)?;
     let mut seen = BTreeSet::new();
     match mirrors.iter().find(|mirror| !seen.insert(mirror.header.to_ascii_lowercase())) {
-        Some(twice) => Err(format!("two of its parameters are marked with the header `{}`", twice.header)),
+        Some(twice) => Err(format!("two parameters are marked with the header `{}`", twice.header)),
         None => Ok(mirrors),
     }
 }
@@ -73,18 +73,18 @@ fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<
 }
 
 fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) -> Result<HeaderParam, String> {
-    let place = if path.is_empty() { "its root".to_owned() } else { format!("`{}`", path.join(".")) };
+    let place = if path.is_empty() { "the root of the schema".to_owned() } else { format!("`{}`", path.join(".")) };
     let bad = |why: &str| Err(format!("the mark `{MARK}` of {place} {why}"));
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    let Some(header) = mark.as_str() else { return bad("is no string") };
+    let Some(header) = mark.as_str() else { return bad("is not a string") };
     if header.is_empty() || !header.bytes().all(is_token) {
-        return bad("is no name for a header");
+        return bad("is not a valid header name");
     }
     if !reached || path.is_empty() {
-        return bad("is on something that has no certain place in the arguments");
+        return bad("belongs to a value without a fixed place in the arguments");
     }
     if !matches!(kind.and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
-        return bad("is on something that is neither a string, an integer nor a boolean");
+        return bad("belongs to a value that is neither a string, an integer nor a boolean");
     }
     Ok(HeaderParam { header: header.into(), path: path.to_vec() })
 }

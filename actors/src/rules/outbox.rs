@@ -227,7 +227,7 @@ impl Outbox {
     /// be called before any event is queued.
     pub fn resume_batch(&mut self, id: u64, events: Vec<Envelope>) {
         let Some(last) = events.last().map(|last| last.seq) else { return };
-        debug_assert!(self.in_flight.is_none() && self.queue.is_empty(), "the first one comes first");
+        debug_assert!(self.in_flight.is_none() && self.queue.is_empty(), "a restored batch must precede all events");
         self.next_seq = self.next_seq.max(last.saturating_add(1));
         self.statistics.emitted += events.len() as u64;
         self.in_flight = Some(Arc::new(SinkBatch { id, events }));
@@ -370,7 +370,7 @@ impl Outbox {
                 self.put_back(batch.events.clone());
                 Vec::new()
             }
-            SinkAnswer::Unauthorized => self.keep(batch, "the sink refused our credentials".to_owned()),
+            SinkAnswer::Unauthorized => self.keep(batch, "the sink rejected the credentials".to_owned()),
             SinkAnswer::Throttled(retry_after) => {
                 let paused = self.sent_at.unwrap_or(now) + self.backoff;
                 self.backoff = (self.backoff * 2).min(self.policy.backoff_max);

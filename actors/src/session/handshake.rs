@@ -111,7 +111,7 @@ impl<O: Outlet> SessionCore<O> {
             let other = self.era.other();
             tracing::debug!(
                 instance = %self.spec.name, refused = self.era.opening(), next = other.opening(),
-                "the server may be of another era of the protocol"
+                "handshake refused; trying the other era of the protocol"
             );
             self.opening.other = Some(refused.clone());
             (self.news)(SessionEvent::Leans(other));
@@ -257,13 +257,13 @@ fn greeting(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMi
     let no_answer = |why: String| HandshakeMismatch { why, may_be_other: false };
     let InitializeResult { protocol_version: protocol, capabilities, server_info, instructions } =
         serde_json::from_str(result.get())
-            .map_err(|error| no_answer(format!("the answer to initialize is not one: {error}")))?;
+            .map_err(|error| no_answer(format!("invalid response to initialize: {error}")))?;
     if !VERSIONS.iter().any(|version| version.as_str() == protocol) {
-        let why = format!("the server speaks protocol version {protocol}, which is not known");
+        let why = format!("the server speaks protocol version {protocol}, which is not supported");
         return Err(HandshakeMismatch { may_be_other: protocol == STATELESS_VERSION, why });
     }
     let offers = serde_json::from_str(capabilities.get())
-        .map_err(|error| no_answer(format!("the answer to initialize is not one: its capabilities: {error}")))?;
+        .map_err(|error| no_answer(format!("invalid response to initialize: capabilities: {error}")))?;
     let ServerIdentity { name, version } = server_info;
     let (era, greeting) = (Era::Sessions, result.to_owned());
     Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
@@ -285,18 +285,18 @@ fn discovered(result: &RawValue) -> Result<(ServerInfo, OfferedLists), Handshake
         instructions: Option<String>,
     }
     let no_answer = |why: String| HandshakeMismatch { why, may_be_other: true };
-    let malformed = |why: String| no_answer(format!("the answer to server/discover is not one: {why}"));
+    let malformed = |why: String| no_answer(format!("invalid response to server/discover: {why}"));
     if !matches!(member(result.get(), "resultType"), None | Some(r#""complete""#)) {
-        return Err(malformed("its resultType is not \"complete\"".to_owned()));
+        return Err(malformed("`resultType` is not \"complete\"".to_owned()));
     }
     let DiscoverResult { supported_versions, capabilities, instructions } =
         serde_json::from_str(result.get()).map_err(|error| malformed(error.to_string()))?;
     if !supported_versions.iter().any(|version| version == STATELESS_VERSION) {
         let known = supported_versions.join(", ");
-        return Err(no_answer(format!("the server speaks the protocol versions {known}, none of which is known")));
+        return Err(no_answer(format!("the server speaks only unsupported protocol versions: {known}")));
     }
     let offers =
-        serde_json::from_str(capabilities.get()).map_err(|error| malformed(format!("its capabilities: {error}")))?;
+        serde_json::from_str(capabilities.get()).map_err(|error| malformed(format!("capabilities: {error}")))?;
     let info = member(result.get(), "_meta").and_then(|meta| member(meta, "io.modelcontextprotocol/serverInfo"));
     // The server's identity is optional.
     let info = info.and_then(|info| serde_json::from_str(info).ok());

@@ -187,7 +187,7 @@ impl ListRead {
     ) -> Result<PageStep, PageError> {
         let (list, key) = self.kind.fields();
         let method = self.kind.method();
-        let no_page = |why: String| PageError::Unreadable(format!("the answer to {method} is not one: {why}"));
+        let no_page = |why: String| PageError::Unreadable(format!("invalid response to {method}: {why}"));
         if let Some(late) = self.late(policy, now) {
             return Err(late);
         }
@@ -199,9 +199,9 @@ impl ListRead {
             );
         }
         if !self.share.try_take(answer.len()) {
-            return Err(self.out_of_bounds("finds no memory: the lists of all servers use what there is for them"));
+            return Err(self.out_of_bounds("exceeds the memory for the lists of all servers"));
         }
-        let entries = member(answer, list).ok_or_else(|| no_page(format!("it has no `{list}`")))?;
+        let entries = member(answer, list).ok_or_else(|| no_page(format!("`{list}` is missing")))?;
         let room = policy.list_entries_max.saturating_sub(self.entries);
         let (entries, more) = PageEntries(room)
             .deserialize(&mut serde_json::Deserializer::from_str(entries))
@@ -348,7 +348,10 @@ mod tests {
         let used = memory.used();
         assert!(used > 300, "{used}");
         let error = read().err().unwrap();
-        assert!(matches!(&error, PageError::OutOfBounds(why) if why.contains("finds no memory")), "{error:?}");
+        assert!(
+            matches!(&error, PageError::OutOfBounds(why) if why.contains("exceeds the memory for the lists")),
+            "{error:?}"
+        );
         let copy = catalogue.clone();
         drop(catalogue);
         assert_eq!(memory.used(), used);

@@ -328,7 +328,7 @@ impl<O: Outlet> SessionCore<O> {
                 return self.list_page(kind, Some(&cursor));
             }
             Ok(PageStep::Enough(pages)) => {
-                left_out(&format!("it has more than {pages} pages"), "the rest of a list is left out");
+                left_out(&format!("more than {pages} pages"), "the rest of a list is left out");
             }
             Ok(PageStep::End) => {}
             Err((PageError::OutOfBounds(why), pause)) => return self.lists_failed(&why, pause),
@@ -354,7 +354,7 @@ impl<O: Outlet> SessionCore<O> {
                 // Logged only if something changed since the last report.
                 if let Some(news) = self.lists.news(catalogue) {
                     for (list, why) in news.unread.iter().map(|list| list.method()).zip(unread.whys) {
-                        let what = "a list that cannot be read is left as it was known before";
+                        let what = "cannot read a list; the last known list stays in use";
                         tracing::warn!(instance = %spec.name, list, why, "{what}");
                     }
                     (self.news)(SessionEvent::Discovered(news));
@@ -412,7 +412,7 @@ impl<O: Outlet> SessionCore<O> {
         match view.kind {
             // The stateless era has no way to answer a request of the server.
             Sort::Request if self.era == Era::Stateless => {
-                self.on_malformed(text.as_bytes(), "a request of a server without sessions")
+                self.on_malformed(text.as_bytes(), "requests of a server are permitted in sessions only")
             }
             Sort::Request => {
                 self.port.gate.active(now);
@@ -426,7 +426,7 @@ impl<O: Outlet> SessionCore<O> {
             Sort::Result | Sort::Error if view.id.is_some() => self.on_response(view, text, now),
             Sort::Result | Sort::Error => {
                 let error = view.outcome.map_or("", RawValue::get);
-                self.on_malformed(error.as_bytes(), "an error for no request")
+                self.on_malformed(error.as_bytes(), "an error response without an id")
             }
         }
     }
@@ -493,7 +493,7 @@ impl<O: Outlet> SessionCore<O> {
                     return MessageOutcome::Answer;
                 }
                 ResultType::Unknown => {
-                    let message = "the server answered with a kind of result that is not known".to_owned();
+                    let message = "the server returned a result of an unknown type".to_owned();
                     pending.fail(CallError::Server { code: INTERNAL_ERROR, message, data: None });
                     return MessageOutcome::Answer;
                 }
@@ -573,7 +573,10 @@ impl<O: Outlet> SessionCore<O> {
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
             let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
             let why = quoted(&self.spec.mask, why);
-            tracing::warn!(instance = %self.spec.name, why, line = text, count = before + 1, "what the server sent is skipped");
+            tracing::warn!(
+                instance = %self.spec.name, why, line = text, count = before + 1,
+                "skipped a message of the server"
+            );
             if self.initialized.is_none()
                 && self.printed.is_some()
                 && let Some(line) = excerpt(&text, &self.spec.mask)

@@ -184,7 +184,8 @@ impl<O: Outlet> SessionCore<O> {
                     self.outlet.tell(&[message.text()]);
                 } else {
                     // No response is awaited, and unread notifications must not fill our memory.
-                    tracing::debug!(instance = %self.spec.name, "the server reads nothing; a notification is dropped");
+                    let instance = &self.spec.name;
+                    tracing::debug!(%instance, "dropped a notification: the server does not read its input");
                 }
                 drop(place);
             }
@@ -202,7 +203,7 @@ impl<O: Outlet> SessionCore<O> {
             SessionCommand::Decline { question, code, why } => match self.questions.close(question) {
                 Some(AnswerRoute::Request(id)) => self.refuse(&id, code, &why),
                 Some(AnswerRoute::Input(input)) => {
-                    let message = format!("the server asks for input, and gets none: {why}");
+                    let message = format!("the server's request for input failed: {why}");
                     self.on_input(input, Err(CallError::Server { code, message, data: None }));
                 }
                 None => {}
@@ -237,6 +238,6 @@ fn not_given(error: Option<&str>) -> CallError {
     let code = said("code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
     let why = said("message").and_then(|message| serde_json::from_str::<String>(message).ok());
     let why = why.unwrap_or_else(|| "the client answered with an error".to_owned());
-    let message = format!("the server asks for input, and gets none: {why}");
+    let message = format!("the server's request for input failed: {why}");
     CallError::Server { code, message, data: said("data").map(str::to_owned) }
 }

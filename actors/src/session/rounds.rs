@@ -95,9 +95,9 @@ impl<O: Outlet> SessionCore<O> {
         let state = member(result.get(), "requestState");
         let requests = member(result.get(), "inputRequests");
         if state.is_none() && requests.is_none() {
-            return Err("the server asks for input and does not say for which".to_owned());
+            return Err("the server requests input and names neither `inputRequests` nor `requestState`".to_owned());
         }
-        let malformed = || "the server asks for input in a way that is not known".to_owned();
+        let malformed = || "the server requests input in an unknown form".to_owned();
         let requests = requests.map_or(Some(Vec::new()), members).ok_or_else(malformed)?;
         let mut asked = Vec::with_capacity(requests.len());
         for (name, request) in requests {

@@ -242,12 +242,12 @@ impl<O: Outlet> SessionCore<O> {
                     self.kept().level = Some(format!("\"{level}\""));
                     Ok(())
                 }
-                None => Err((INVALID_PARAMS, "it has no `level` that is known")),
+                None => Err((INVALID_PARAMS, "`level` is missing or unknown")),
             },
             "resources/subscribe" | "resources/unsubscribe" => match param("uri") {
-                None => Err((INVALID_PARAMS, "it has no `uri`")),
+                None => Err((INVALID_PARAMS, "`uri` is missing")),
                 Some(_) if !self.kept().offers.resources.subscribe => {
-                    Err((METHOD_NOT_FOUND, "the server has no subscriptions"))
+                    Err((METHOD_NOT_FOUND, "the server does not support subscriptions"))
                 }
                 Some(uri) => {
                     self.wants_news_of(uri, method == "resources/subscribe");
@@ -315,7 +315,7 @@ impl<O: Outlet> SessionCore<O> {
         if let Some(id) = stream
             && let Some(pending) = self.calls.remove(id)
         {
-            self.cancel(id, &pending, "another stream has its place");
+            self.cancel(id, &pending, "replaced by another stream");
         }
     }
 

@@ -213,7 +213,7 @@ impl StdioSession {
             ReadOutcome::Line(line) => match self.talk.on_message(&line, None, Instant::now()) {
                 MessageOutcome::Refused(how) => Some(StdioSessionEnd::Failed(handshake(how))),
                 MessageOutcome::Flooded => {
-                    let why = "the server asks and does not read the answers".to_owned();
+                    let why = "the server sends requests and does not read the responses".to_owned();
                     Some(StdioSessionEnd::Failed(ExitCause::Wire(why)))
                 }
                 // Any byte read has already reset the watchdog.
@@ -337,7 +337,10 @@ impl StdioSession {
         self.process.kill();
         self.writer = None;
         if !self.is_gone_within(KILL_PATIENCE, KILL_PATIENCE).await {
-            tracing::error!(instance = %self.talk.spec.name, pid = self.process.pid(), "the process does not die; it is left to the kernel");
+            tracing::error!(
+                instance = %self.talk.spec.name, pid = self.process.pid(),
+                "the process did not end after SIGKILL; the satellite no longer waits for it"
+            );
             return exit;
         }
         let end = self.process.ended().await;

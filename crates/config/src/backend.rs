@@ -126,18 +126,19 @@ impl BackendTable {
         if !self.given {
             return None;
         }
-        let elsewhere = "remove it and configure it there, or remove [backend]";
+        let elsewhere = "remove it here and configure it at the backend, or remove [backend]";
         for (name, _) in servers {
-            let message = format!("`servers.{}` is in the file, and the backend says what to run", name.value);
+            let message =
+                format!("`servers.{}` conflicts with [backend]: the backend configures the servers", name.value);
             check.findings.error(name.span, message, elsewhere);
         }
         for team in teams {
-            let message = "there are `teams` in the file, and the backend says what to run";
+            let message = "`teams` conflicts with [backend]: the backend configures the teams";
             check.findings.error(team.at, message, elsewhere);
         }
         if let Some(sink) = sink.given() {
             let hint = "remove `sink`, or remove [backend]";
-            check.findings.error(sink.span, "events go to the backend, and `sink` sends them elsewhere", hint);
+            check.findings.error(sink.span, "`sink` conflicts with [backend]: events go to the backend", hint);
         }
         if self.url.is_absent() {
             check.findings.error(self.at, "[backend] has no `url`", "add url = \"https://…\"");
@@ -147,7 +148,7 @@ impl BackendTable {
         if let Some(at) = self.token.given()
             && token.as_ref().is_some_and(|token| !is_sendable(token.expose()))
         {
-            let hint = "it is one line of letters, digits and -._~+/ as the backend has shown it";
+            let hint = "copy it from the backend: one line of letters, digits and -._~+/";
             check.findings.error(at.span, "the registration token cannot be sent as a bearer token", hint);
         }
         let url = self.url(check).unwrap_or_default();
@@ -174,7 +175,7 @@ impl BackendTable {
         let text = self.url.given()?;
         let url = check.url("url", text)?;
         if url.query().is_some() || url.fragment().is_some() {
-            check.findings.error(text.span, "the `url` of the backend has a query or a fragment", "end it before");
+            check.findings.error(text.span, "the `url` of the backend has a query or a fragment", "remove it");
         }
         if url.scheme() == "http" {
             if is_loopback(&url) {

@@ -71,7 +71,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     pub(crate) fn satellite_name(&mut self, name: &SpannedText) {
         let good = |letter: char| matches!(letter, 'a'..='z' | '0'..='9' | '-' | '_');
         if !(10..=32).contains(&name.value.len()) || !name.value.chars().all(good) {
-            let message = format!("`{}` is no name for a satellite", name.value);
+            let message = format!("`{}` is not a valid name for a satellite", name.value);
             self.findings.error(name.span, message, "use 10 to 32 characters of a-z, 0-9, - and _");
         }
     }
@@ -90,9 +90,9 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
         let hint = match nearest(&word.value, &known) {
             Some(near) => format!("did you mean \"{near}\"?"),
-            None => format!("one of \"{}\"", known.join("\", \"")),
+            None => format!("use one of \"{}\"", known.join("\", \"")),
         };
-        self.findings.error(word.span, format!("`{}` is no {key}", word.value), hint);
+        self.findings.error(word.span, format!("`{}` is not a valid value for `{key}`", word.value), hint);
         None
     }
 
@@ -109,7 +109,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     pub(crate) fn slug(&mut self, text: &SpannedText, what: &str) {
         let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
         if !(1..=64).contains(&text.value.len()) || !text.value.chars().all(good) {
-            let message = format!("`{}` cannot be {what}", text.value);
+            let message = format!("`{}` is not valid as {what}", text.value);
             self.findings.error(text.span, message, "use 1 to 64 characters of A-Z, a-z, 0-9, dot, - and _");
         }
     }
@@ -124,19 +124,19 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     ) -> String {
         let Some(text) = typed.given() else {
             if typed.is_absent() {
-                self.findings.error(at, format!("{of} without `{key}`"), format!("add {key} = \"…\""));
+                self.findings.error(at, format!("{of} has no `{key}`"), format!("add {key} = \"…\""));
             }
             return String::new();
         };
         self.slug(text, &format!("the {key} of {of}"));
-        self.unique(text, &format!("the {key} `{}` is taken by another", text.value), others);
+        self.unique(text, &format!("the {key} `{}` is already in use", text.value), others);
         text.value.clone()
     }
 
     pub(crate) fn unique(&mut self, text: &SpannedText, message: &str, others: &mut UniqueNames) {
         if let Some(first) = others.0.get(&text.value) {
             let (line, ..) = self.source.place(first.start);
-            self.findings.error(text.span, message, format!("it is used in line {line}; give this one another"));
+            self.findings.error(text.span, message, format!("line {line} uses it; choose another"));
         } else {
             others.0.insert(text.value.clone(), text.span);
         }
@@ -160,7 +160,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         let Some(kind) = self.word(&events.sink, "sink", &words) else { return (SinkPlan::default(), events.batch) };
         let mut only = |there: bool, key: &str, wanted: SinkKind, name: &str| {
             if there && kind != wanted {
-                let message = format!("`{key}` says nothing to this sink");
+                let message = format!("`{key}` has no effect with this sink");
                 self.findings.error(events.at, message, format!("remove it, or set sink = \"{name}\""));
             }
         };
@@ -195,7 +195,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
                     && url.query_pairs().any(|(name, value)| looks_secret(&name, &value))
                 {
                     let hint = "remove it from the URL and give token = \"env:NAME\"";
-                    self.findings.error(at, "the URL of the sink holds what looks like a secret", hint);
+                    self.findings.error(at, "the URL of the sink seems to contain a secret", hint);
                 }
                 let token = events.token.given();
                 let token = token.and_then(|text| self.surroundings.referred("the token", text, self.findings));
@@ -209,7 +209,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         let defaults = JournalLimits::default();
         if let Some(size) = typed.size_max.given().filter(|size| size.value < JOURNAL_LEAST) {
             let hint = "give at least \"1MiB\"";
-            self.findings.error(size.span, "`size_max` leaves no room for what has to be kept", hint);
+            self.findings.error(size.span, "`size_max` is too small for the data that must be kept", hint);
         }
         JournalLimits {
             events_age_max: typed.events_age_max.unwrap_or(defaults.events_age_max),
@@ -234,8 +234,8 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             return None;
         }
         if !url.username().is_empty() || url.password().is_some() {
-            let hint = "URLs are shown; pass credentials by a header, such as Authorization = \"env:NAME\"";
-            self.findings.error(text.span, format!("`{key}` holds a user or a password"), hint);
+            let hint = "URLs are shown; pass credentials in a header, such as Authorization = \"env:NAME\"";
+            self.findings.error(text.span, format!("`{key}` contains a user name or a password"), hint);
             return None;
         }
         Some(url)
@@ -258,7 +258,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             None => None,
             Some(TransportWord::Stdio) => {
                 if let Some(url) = typed.url.given() {
-                    let hint = "set transport = \"http\", or \"sse\" for the older one, or remove the url";
+                    let hint = "set transport = \"http\", or \"sse\" for HTTP+SSE, or remove the url";
                     self.findings.error(url.span, format!("{who} is a stdio server with a `url`"), hint);
                 } else if typed.command.is_absent() {
                     let hint = near.map(|near| format!("did you mean the template `{near}`? Otherwise add a command"));
@@ -308,7 +308,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         let protocol = self.word(typed, "protocol", &words).flatten();
         let is_older = matches!(target, Some(ServerTarget::Remote { transport: RemoteTransport::Sse, .. }));
         if let (Some(Era::Stateless), true, Some(word)) = (protocol, is_older, typed.given()) {
-            let message = format!("{who} speaks the older HTTP+SSE, which has no `{}`", word.value);
+            let message = format!("{who} uses the older HTTP+SSE, which does not support `{}`", word.value);
             self.findings.error(word.span, message, "set transport = \"http\", or remove the protocol");
         }
         protocol
@@ -321,8 +321,8 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         let Some(text) = tier.health_url.given() else { return };
         let Some(mut url) = self.url("health_url", text) else { return };
         if url.query_pairs().any(|(name, value)| looks_secret(&name, &value)) {
-            let hint = "remove it there: the headers and the query of the server go with a health check";
-            self.findings.error(text.span, "`health_url` holds what looks like a secret", hint);
+            let hint = "remove it: a health check sends the headers and the query of the server";
+            self.findings.error(text.span, "`health_url` seems to contain a secret", hint);
         }
         url.set_fragment(None);
         *health_url = Some(url.into());
@@ -339,11 +339,15 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         };
         if remotes().any(|(address, check)| !address && check == HealthCheck::Get) {
             let hint = "add health_url = \"https://…\", or set check = \"ping\" in its policy.health";
-            self.findings.error(at, format!("{who} is to be checked by a GET and has no `health_url`"), hint);
+            self.findings.error(
+                at,
+                format!("{who} has check = \"get\" in its policy.health and no `health_url`"),
+                hint,
+            );
         }
         if remotes().any(|(address, check)| address && check != HealthCheck::Get) {
             let message =
-                format!("{who} has a `health_url`, which says nothing without check = \"get\" in [policy.health]");
+                format!("{who} has a `health_url`, which has no effect without check = \"get\" in [policy.health]");
             self.findings.warning(at, message);
         }
     }
@@ -366,7 +370,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             let health_url = health_url.as_deref().and_then(parsed);
             for (key, url) in [("url", &url), ("health_url", &health_url)] {
                 if url.as_ref().is_some_and(|url| url.scheme() == "http" && !is_loopback(url)) {
-                    told.push(format!("{who} sends what may be a secret unencrypted: its `{key}` is http, not https"));
+                    told.push(format!("{who} may send a secret unencrypted: its `{key}` is http, not https"));
                 }
             }
             if let (Some(url), Some(health_url)) = (url, health_url)
@@ -452,17 +456,22 @@ impl<'a, 's> ConfigCheck<'a, 's> {
 
         for argument in typed.args {
             if refers(&argument.value) {
-                let hint = "an argument is visible to every process on the machine; pass it by env";
-                self.findings.error(argument.span, "a secret is referred to in `args`", hint);
+                let hint = "an argument is visible to every process on the machine; pass the secret in `env`";
+                self.findings.error(argument.span, "`args` refers to a secret", hint);
             } else if argument.value.contains('\0') {
-                self.findings.error(argument.span, "an argument holds a zero byte", "remove it");
+                self.findings.error(argument.span, "an argument contains a zero byte", "remove it");
             }
             layer.args.push(argument.value.into());
         }
         for (name, text) in typed.env {
             if name.value.is_empty() || name.value.contains(['=', '\0']) {
-                let message = format!("`{}` is no name for an environment variable", name.value.escape_debug());
-                self.findings.error(name.span, message, "it must not be empty, nor hold = or a zero byte");
+                let message =
+                    format!("`{}` is not a valid name for an environment variable", name.value.escape_debug());
+                self.findings.error(
+                    name.span,
+                    message,
+                    "use a name that is not empty and contains neither = nor a zero byte",
+                );
             }
             if DENIED_VARIABLES.contains(&name.value.as_str()) {
                 let message = format!("`{}` in the env of {who} is never passed to a server", name.value);
@@ -470,7 +479,11 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             }
             let Some(value) = self.value(&name, &text) else { continue };
             if value.text.expose().contains('\0') {
-                self.findings.error(text.span, format!("the value of `{}` holds a zero byte", name.value), "remove it");
+                self.findings.error(
+                    text.span,
+                    format!("the value of `{}` contains a zero byte", name.value),
+                    "remove it",
+                );
             }
             layer.env.insert(name.value, value);
         }
@@ -496,14 +509,14 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             if HeaderName::from_bytes(name.value.as_bytes()).is_err() {
                 self.findings.error(
                     name.span,
-                    format!("`{shown}` is no name for a header"),
+                    format!("`{shown}` is not a valid name for a header"),
                     "use letters, digits and -",
                 );
             } else if is_reserved_header(&folded) {
-                let message = format!("the header `{shown}` is not for the configuration: the satellite sets it");
+                let message = format!("the header `{shown}` cannot be configured: the satellite sets it");
                 self.findings.error(name.span, message, "remove it");
             } else if names.contains(&folded) {
-                let hint = "header names are the same in upper and lower case; remove one";
+                let hint = "header names do not distinguish upper and lower case; remove one";
                 self.findings.error(name.span, format!("the header `{shown}` is given twice"), hint);
             }
             names.push(folded);
@@ -523,7 +536,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         let Some(token) = self.surroundings.referred(&what, text, self.findings) else { return };
         let value = format!("Bearer {}", token.expose());
         if token.expose().to_ascii_lowercase().starts_with("bearer ") {
-            let hint = "leave `Bearer` out where it is kept: it is put in front of it here";
+            let hint = "remove `Bearer` from the token: the satellite adds it";
             self.findings.error(text.span, format!("{what} begins with `Bearer`"), hint);
         } else if HeaderValue::from_str(&value).is_err() {
             let hint = "it must be one line of printable characters";

@@ -122,8 +122,8 @@ impl ConfigErrors {
     }
 
     pub fn fault(why: &dyn fmt::Display) -> Self {
-        let message = format!("the configuration could not be read by a fault of the satellite's own: {why}");
-        Self::nowhere("", vec![(message, "this should be reported".to_owned())])
+        let message = format!("cannot read the configuration because of an internal error: {why}");
+        Self::nowhere("", vec![(message, "report this message".to_owned())])
     }
 
     pub fn in_a_line(&self) -> String {

@@ -262,7 +262,9 @@ impl GatewayPlan {
         };
         match (&named[..], &self.users[..]) {
             ([], [only]) => Ok(only),
-            ([], users) => Err(format!("without authentication everybody is one user, and there are {}", users.len())),
+            ([], users) => {
+                Err(format!("without authentication all clients are one user, but {} are configured", users.len()))
+            }
             ([team, user], users) => {
                 let is = |one: &&GatewayUser| {
                     (one.team_slug.as_str() == *team || one.team.as_str() == *team)
@@ -319,11 +321,14 @@ impl GatewayPlan {
         if address.ip().is_loopback() {
             None
         } else if self.auth != EndpointAuth::Bearer {
-            let message = "without authentication it may listen on this machine only";
+            let message = "without authentication the MCP endpoint may only listen on this machine";
             Some((message, "listen on 127.0.0.1 or [::1], or set auth = \"bearer\""))
         } else if self.hosts.is_empty() {
-            let message = "it listens to other machines, and `hosts` does not say by which names they call it";
-            Some((message, "add hosts = [\"mcp.example.com\"]: a web page must not get in under a name of its own"))
+            let message = "the MCP endpoint listens for other machines, and `hosts` does not list its host names";
+            Some((
+                message,
+                "add hosts = [\"mcp.example.com\"], so that a web page cannot use the endpoint by DNS rebinding",
+            ))
         } else {
             None
         }
@@ -394,7 +399,7 @@ impl GatewayTable {
         plan.authorization_servers = servers.filter_map(|text| check.issuer(text)).collect();
         plan.trusted_proxies = self.trusted_proxies.iter().filter_map(|text| check.proxy(text)).collect();
         let words = [("json", ResponseStyle::Json), ("sse", ResponseStyle::Sse)];
-        plan.answers = check.word(&self.answers, "way to answer", &words).unwrap_or_default();
+        plan.answers = check.word(&self.answers, "answers", &words).unwrap_or_default();
         plan.tls = self.tls.meant(check);
         self.authentication(&mut plan, check);
 
@@ -403,7 +408,7 @@ impl GatewayTable {
             if let Some((message, hint)) = plan.objection(address) {
                 check.findings.error(at, message, hint);
             } else if !address.ip().is_loopback() && plan.tls.is_none() {
-                let message = "tokens and all that is said go over the network in the clear: there is no `tls`";
+                let message = "tokens and all requests go over the network unencrypted: `tls` is missing";
                 check.findings.warning(at, message.to_owned());
             }
         }
@@ -417,7 +422,7 @@ impl GatewayTable {
         match self.auth.given() {
             Some(auth) if auth.value == "none" => {
                 plan.auth = EndpointAuth::None(alone.map(|text| text.value.clone()));
-                let hint = "name one as \"TEAM/USER\", by their slugs: as = \"acme/alice\"";
+                let hint = "name a user as \"TEAM/USER\", by slugs: as = \"acme/alice\"";
                 // The user of an `mcp.json` is added later.
                 let may_come = plan.users.is_empty() || alone.is_some_and(|text| text.value == "local/me");
                 match plan.alone() {
@@ -425,21 +430,22 @@ impl GatewayTable {
                         check.findings.error(alone.unwrap_or(auth).span, message, hint);
                     }
                     Ok(_) | Err(_) => {
-                        let message = "every process of this machine may come in without a token: auth is \"none\"";
+                        let message =
+                            "every process on this machine can use the MCP endpoint without a token: auth is \"none\"";
                         check.findings.warning(auth.span, message);
                     }
                 }
                 return;
             }
             Some(auth) if auth.value != "bearer" => {
-                let hint = "write \"bearer\", or \"none\"; tokens are given to users";
-                check.findings.error(auth.span, "this is no way to say who may come in", hint);
+                let hint = "write \"bearer\" or \"none\"; tokens belong to users";
+                check.findings.error(auth.span, "the value of `auth` is not valid", hint);
             }
             Some(_) | None => {}
         }
         if let Some(text) = alone {
             let hint = "remove it, or set auth = \"none\"";
-            check.findings.error(text.span, "`as` says nothing where clients show who they are", hint);
+            check.findings.error(text.span, "`as` has no effect without auth = \"none\"", hint);
         }
     }
 }
@@ -488,7 +494,7 @@ impl ConfigCheck<'_, '_> {
     fn base_url(&mut self, key: &str, text: &SpannedText) -> Option<String> {
         let url = self.url(key, text)?;
         if url.query().is_some() || url.fragment().is_some() {
-            self.findings.error(text.span, format!("`{key}` has a query or a fragment"), "end it before");
+            self.findings.error(text.span, format!("`{key}` has a query or a fragment"), "remove it");
         }
         Some(url.as_str().trim_end_matches('/').to_owned())
     }
@@ -501,7 +507,7 @@ impl ConfigCheck<'_, '_> {
     fn proxy(&mut self, text: &SpannedText) -> Option<IpAddr> {
         let address = text.value.parse().ok();
         if address.is_none() {
-            let message = format!("`{}` is no IP address", text.value.escape_debug());
+            let message = format!("`{}` is not an IP address", text.value.escape_debug());
             self.findings.error(text.span, message, "write it as \"10.0.0.7\" or \"2001:db8::7\", without a port");
         }
         address
@@ -511,7 +517,7 @@ impl ConfigCheck<'_, '_> {
         let host = text.value.to_ascii_lowercase();
         let good = is_authority(&host);
         if !good {
-            let message = format!("`{}` is no name of a host", text.value.escape_debug());
+            let message = format!("`{}` is not a host name", text.value.escape_debug());
             self.findings.error(text.span, message, "write it as \"mcp.example.com\" or \"mcp.example.com:8443\"");
         }
         good.then_some(host)
@@ -525,7 +531,7 @@ impl ConfigCheck<'_, '_> {
                 && is_authority(host.strip_suffix(":*").unwrap_or(host))
         });
         if !good {
-            let message = format!("`{}` is no web origin", text.value.escape_debug());
+            let message = format!("`{}` is not a web origin", text.value.escape_debug());
             self.findings.error(text.span, message, "write it as \"https://app.example.com\", without a path");
         }
         good.then_some(origin)
@@ -535,30 +541,29 @@ impl ConfigCheck<'_, '_> {
         if let Some(digits) = text.value.strip_prefix("sha256:") {
             let hash = TokenHash::parse(digits);
             if hash.is_none() {
-                let hint = "`satellite token` makes a token and prints what to write here";
+                let hint = "`satellite token` creates a token and prints the digest to write here";
                 self.findings.error(text.span, format!("{what} is not the 64 hexadecimal digits of a SHA-256"), hint);
             }
             return hash;
         }
         if super::secrets::reference(&text.value).is_none() {
             let hint = if self.surroundings.closed {
-                "give \"sha256:…\" of it: nobody else needs the token itself"
+                "write its digest \"sha256:…\": only the user needs the token itself"
             } else {
-                "write \"sha256:…\" of it (`satellite token` makes both), \"env:NAME\" or \"file:PATH\", so that it is \
-                 not in this file"
+                "write its digest \"sha256:…\" (`satellite token` creates both), \"env:NAME\" or \"file:PATH\""
             };
-            self.findings.error(text.span, format!("{what} is written out"), hint);
+            self.findings.error(text.span, format!("{what} is written in plain text"), hint);
             return None;
         }
         let secret = self.surroundings.referred(what, text, self.findings)?;
         let token = secret.expose();
         if !is_sendable(token) {
-            let hint = "use letters, digits and -._~+/ only; `satellite token` makes one";
+            let hint = "use letters, digits and -._~+/ only; `satellite token` creates a token";
             self.findings.error(text.span, format!("{what} cannot be sent as a bearer token"), hint);
             return None;
         }
         if token.len() < TOKEN_LETTERS_MIN {
-            let message = format!("{what} is so short that it could be guessed; `satellite token` makes a good one");
+            let message = format!("{what} is short enough to be guessed; create one with `satellite token`");
             self.findings.warning(text.span, message);
         }
         Some(TokenHash::of(token))

@@ -154,7 +154,7 @@ fn parse_toml(
             let hint = match &error.kind {
                 ErrorKind::UnquotedString => "put it in quotes",
                 ErrorKind::DuplicateKey { .. } | ErrorKind::DuplicateTable { .. } => "remove one of the two",
-                _ => "the file is read on once this is mended",
+                _ => "correct this first; the rest of the file was not read",
             };
             findings.error(error.span, error.to_string(), hint);
             findings.settle(&ConfigText { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default())

@@ -27,7 +27,7 @@ pub(crate) fn parse(text: &str, findings: &mut ConfigFindings) -> Option<Value<'
             let at = start + error.column().saturating_sub(1);
             let message = error.to_string();
             let message = message.rsplit_once(" at line ").map_or(&*message, |(message, _)| message);
-            findings.error(Span::new(at, at + 1), message, "the file is read on once this is mended");
+            findings.error(Span::new(at, at + 1), message, "correct this first; the rest of the file was not read");
             None
         }
     }
@@ -64,7 +64,11 @@ fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut ConfigFindings)
         }
         Some(b'"') => {
             let Ok(string) = serde_json::from_str::<String>(raw.get()) else {
-                findings.error(at, "this string holds an escape that is no character", "write the character itself");
+                findings.error(
+                    at,
+                    "this string contains an escape that is not a character",
+                    "write the character itself",
+                );
                 return None;
             };
             ValueInner::String(string.into())
@@ -282,11 +286,11 @@ fn variables(server: &mut ServerTable, findings: &mut ConfigFindings) {
             text.value = format!("{scheme}env:{variable}");
         }
     }
-    let hint = "only ${env:NAME} as the whole of an env value or header is filled in; write this out";
+    let hint = "only ${env:NAME} as a whole env value or header is substituted; write the value itself";
     let tier = &server.tier;
     let pairs = tier.env.iter().chain(&tier.headers).map(|(_, value)| value);
     let scalars = [&server.command, &server.cwd, &server.url].into_iter().filter_map(ParsedValue::given);
     for text in pairs.chain(&tier.args).chain(scalars).filter(|text| text.value.contains("${")) {
-        findings.error(text.span, "a variable that cannot be filled in here", hint);
+        findings.error(text.span, "this variable cannot be substituted", hint);
     }
 }

@@ -50,16 +50,24 @@ impl OAuthTable {
         let what = format!("the client_secret of {who}");
         let client_secret = self.client_secret.given();
         if let Some(secret) = client_secret.filter(|_| self.client_id.is_absent()) {
-            check.findings.error(secret.span, format!("{what} is nobody's"), "add client_id = \"…\"");
+            check.findings.error(secret.span, format!("{what} has no `client_id`"), "add client_id = \"…\"");
         }
         if machine && (self.client_id.is_absent() || self.client_secret.is_absent()) {
             let hint = "add client_id = \"…\" and client_secret = \"env:NAME\"";
-            check.findings.error(self.at, format!("{who} has no client to present credentials of"), hint);
+            check.findings.error(
+                self.at,
+                format!("{who} has grant = \"client_credentials\" and no client credentials"),
+                hint,
+            );
         }
         if let Some(secret) = client_secret.filter(|_| self.issuer.is_absent()) {
             // Otherwise the server would choose the recipient of the secret.
-            let hint = "add issuer = \"https://…\", as its authorization server's metadata calls it";
-            check.findings.error(secret.span, format!("{what} has no `issuer` that it may be sent to"), hint);
+            let hint = "add issuer = \"https://…\", the issuer in the metadata of its authorization server";
+            check.findings.error(
+                secret.span,
+                format!("{what} has no `issuer`, the only server that may receive it"),
+                hint,
+            );
         }
         let issuer = self.issuer.given().and_then(|text| {
             check.url("issuer", text)?;
@@ -70,10 +78,10 @@ impl OAuthTable {
             let url = check.url("client_metadata_url", text)?;
             if url.scheme() != "https" || url.path() == "/" {
                 let hint = "authorization servers read it: write it as \"https://host/path\"";
-                check.findings.error(text.span, "`client_metadata_url` is no https address with a path", hint);
+                check.findings.error(text.span, "`client_metadata_url` is not an https URL with a path", hint);
             }
             if !self.client_id.is_absent() {
-                let hint = "remove one: the address is the client's id";
+                let hint = "remove one: the URL is the id of the client";
                 check.findings.error(text.span, format!("{who} has a `client_id` and a `client_metadata_url`"), hint);
             }
             Some(text.value.clone())
@@ -82,8 +90,8 @@ impl OAuthTable {
             !scope.is_empty() && scope.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
         };
         for scope in self.scopes.iter().filter(|scope| !is_scope(&scope.value)) {
-            let hint = "write each by itself: scopes = [\"one\", \"two\"]";
-            check.findings.error(scope.span, "an entry of `scopes` is no scope", hint);
+            let hint = "write each scope as an entry of its own: scopes = [\"one\", \"two\"]";
+            check.findings.error(scope.span, "an entry of `scopes` is not a valid scope", hint);
         }
         let scopes = self.scopes.into_iter().map(|scope| scope.value).collect();
         OAuthPlan { machine, client_id, client_secret, client_metadata_url, issuer, scopes }

@@ -273,7 +273,9 @@ impl SecretFiles {
                 continue;
             }
             let why = match text_of(path) {
-                Ok(text) if text.expose().is_empty() && !known.text.expose().is_empty() => "it is empty".to_owned(),
+                Ok(text) if text.expose().is_empty() && !known.text.expose().is_empty() => {
+                    "the file is empty".to_owned()
+                }
                 Ok(text) => {
                     (known.read, known.told) = (now, false);
                     if text != known.text {
@@ -387,7 +389,7 @@ env = { KEY = "file:secrets/c" }
         let look = look_twice(&mut origin);
         assert_eq!((look.changed, look.kept.len()), (vec![folder.secret("b")], 0));
         assert_eq!(values(look.plan.unwrap()), ["Bearer a-first", "b-second", "hush", "c-first"]);
-        assert!(look_twice(&mut origin).plan.is_none(), "it is told once");
+        assert!(look_twice(&mut origin).plan.is_none(), "a change is reported once");
     }
 
     #[test]

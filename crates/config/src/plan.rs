@@ -194,7 +194,7 @@ impl Plan {
             return Ok(self);
         }
         let Err(message) = self.gateway.alone() else { return Ok(self) };
-        let hint = "name one in [gateway] as \"TEAM/USER\", by their slugs: as = \"acme/alice\"";
+        let hint = "name a user in [gateway] as \"TEAM/USER\", by slugs: as = \"acme/alice\"";
         Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
     }
 
@@ -231,7 +231,7 @@ impl Plan {
     /// Returns an error if both plans contain an instance or an instance name, or if this plan has a backend.
     pub fn merge(self, other: Self) -> Result<Self, ConfigErrors> {
         if self.backend.is_some() {
-            let message = "an mcp.json is given, and the backend says what to run".to_owned();
+            let message = "--mcp-json conflicts with [backend]: the backend configures the servers".to_owned();
             let hint = "leave out --mcp-json, or remove [backend] from the configuration".to_owned();
             return Err(ConfigErrors::nowhere("", vec![(message, hint)]));
         }
@@ -250,7 +250,7 @@ impl Plan {
     pub(crate) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {
         let ids: BTreeSet<_> = self.instances.iter().map(id).collect();
         let names: BTreeSet<_> = self.instances.iter().map(name).collect();
-        let hint = "remove it from one of the two, or give it another name in one of them";
+        let hint = "remove the instance from one of the files, or rename it in one of them";
         let clash = |instance: &InstanceConfig| {
             let (id, name) = (id(instance), name(instance));
             if ids.contains(&id) {

@@ -384,13 +384,13 @@ impl PolicyTier {
         if was_good && policy.reconnect.backoff_min > policy.reconnect.backoff_max {
             let message = "`backoff_min` is longer than `backoff_max`";
             let (min, max) = (shown(policy.reconnect.backoff_min), shown(policy.reconnect.backoff_max));
-            findings.error(reconnect, message, format!("here they are \"{min}\" and \"{max}\"; give both"));
+            findings.error(reconnect, message, format!("the values are \"{min}\" and \"{max}\"; set both"));
         }
         let was_good = above.remote.connect_timeout <= above.remote.header_timeout;
         if was_good && policy.remote.connect_timeout > policy.remote.header_timeout {
             let message = "`connect_timeout` is longer than `header_timeout`, which includes it";
             let (connect, header) = (shown(policy.remote.connect_timeout), shown(policy.remote.header_timeout));
-            findings.error(remote, message, format!("here they are \"{connect}\" and \"{header}\"; give both"));
+            findings.error(remote, message, format!("the values are \"{connect}\" and \"{header}\"; set both"));
         }
         if above.check().is_ok()
             && let Err(PolicyError { field, problem, remedy }) = policy.check()
@@ -437,7 +437,7 @@ impl GatewayLimitsTable {
         let mut limits = GatewayLimits::default();
         let at = self.put(&mut limits);
         if limits.body_max < 1024 {
-            findings.error(at, "`body_max` has no room for a message", "give at least \"1KiB\"");
+            findings.error(at, "`body_max` is too small for a message", "give at least \"1KiB\"");
         }
         if limits.bodies_max < limits.body_max {
             let message = "`bodies_max` is less than `body_max`: a body that is allowed could never be read";

@@ -62,7 +62,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         for key in table.into_keys() {
             let hint = match nearest(&key.name, &known) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => format!("known here: {}", known.join(", ")),
+                None => format!("known keys: {}", known.join(", ")),
             };
             findings.error(key.span, format!("unknown key `{}` in {what}", key.name), hint);
         }
@@ -127,7 +127,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         match T::try_from(number.value) {
             Ok(fits) if (LEAST..=most).contains(&number.value) => Some(fits),
             _ if number.value < LEAST => {
-                let message = format!("`{key}` is {}, which makes no sense here", number.value);
+                let message = format!("`{key}` is {}, which is too small", number.value);
                 self.findings.error(number.span, message, hint);
                 None
             }
@@ -151,7 +151,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         let read = self.count::<0, i64>(key)?;
         let percent = u8::try_from(read).ok().filter(|percent| *percent <= 100);
         if percent.is_none() {
-            let message = format!("`{key}` is {read}, and there are only 100 in a hundred");
+            let message = format!("`{key}` is {read}, which is more than 100 percent");
             self.findings.error(at.unwrap_or(self.at), message, "give a number from 0 to 100");
         }
         percent
@@ -180,7 +180,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         let at = self.span_of(key);
         let read = self.duration(key)?;
         if read.is_zero() {
-            let message = format!("`{key}` is zero, which makes no sense here");
+            let message = format!("`{key}` must not be zero");
             self.findings.error(at.unwrap_or(self.at), message, hint);
             return None;
         }
@@ -234,7 +234,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
             return None;
         }
         self.take(key);
-        self.findings.error(at, format!("`{key}` is `{word}`, which is not known here"), "write \"off\"");
+        self.findings.error(at, format!("`{word}` is not a valid value for `{key}`"), "write \"off\"");
         Some(false)
     }
 
@@ -256,8 +256,8 @@ impl<'f, 'de> TableReader<'f, 'de> {
             return Some(meant.clone());
         }
         let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
-        let message = format!("`{}` is no {key}", word.value);
-        self.findings.error(word.span, message, format!("one of \"{}\"", known.join("\", \"")));
+        let message = format!("`{}` is not a valid value for `{key}`", word.value);
+        self.findings.error(word.span, message, format!("use one of \"{}\"", known.join("\", \"")));
         None
     }
 
@@ -281,7 +281,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
             } else {
                 let hint =
                     "write \"/path\", \"/path:/seen/as\" or \"/path:rw\", with absolute paths, one for each entry";
-                self.findings.error(text.span, format!("`{}` is nothing to bind", text.value), hint);
+                self.findings.error(text.span, format!("`{}` is not a valid bind", text.value), hint);
             }
         }
         Some(binds)
@@ -350,7 +350,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
                 items.into_iter().filter_map(one).collect()
             }
             other => {
-                let hint = format!("write each under a heading of its own, such as [[{key}]]");
+                let hint = format!("write each as a table of its own under [[{key}]]");
                 wrong_kind(self.findings, value.span, &format!("`{key}`"), "a list of tables", &other, &hint);
                 Vec::new()
             }

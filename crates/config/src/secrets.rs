@@ -50,8 +50,12 @@ impl SecretSources<'_> {
         findings: &mut ConfigFindings,
     ) -> Option<Secret> {
         if self.closed {
-            let hint = "give the value itself, or have the user give it (user_required)";
-            findings.error(at, "a backend's configuration cannot refer to what is on the satellite's machine", hint);
+            let hint = "write the value itself, or let the user set it (user_required)";
+            findings.error(
+                at,
+                "the backend's configuration cannot refer to variables and files of the satellite's machine",
+                hint,
+            );
             return None;
         }
         match reference {
@@ -83,13 +87,13 @@ impl SecretSources<'_> {
             if self.closed && !text.value.is_empty() {
                 return Some(text.value.as_str().into());
             }
-            let hint = "write \"env:NAME\" or \"file:PATH\", so that it is not in this file";
-            findings.error(text.span, format!("{what} is written out"), hint);
+            let hint = "write \"env:NAME\" or \"file:PATH\", so that the secret is not in this file";
+            findings.error(text.span, format!("{what} is written in plain text"), hint);
             return None;
         };
         let secret = self.follow(&reference, text.span, findings)?;
         if secret.expose().is_empty() {
-            findings.error(text.span, format!("{what} is empty"), "an empty secret keeps nobody out; set it");
+            findings.error(text.span, format!("{what} is empty"), "set it: an empty secret protects nothing");
             return None;
         }
         Some(secret)

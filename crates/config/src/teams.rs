@@ -46,7 +46,7 @@ pub(crate) fn build(
     ];
     plan.isolation = check.word(&file.isolation, "isolation", &isolations).unwrap_or_default();
     let cgroups = [("auto", CgroupMode::Auto), ("off", CgroupMode::Off), ("required", CgroupMode::Required)];
-    plan.cgroups = check.word(&file.cgroups, "use of cgroups", &cgroups).unwrap_or_default();
+    plan.cgroups = check.word(&file.cgroups, "cgroups", &cgroups).unwrap_or_default();
     if let Some(range) = file.uid_range.given() {
         match range.value.parse() {
             Ok(meant) => plan.uid_range = Some(meant),
@@ -164,7 +164,7 @@ impl ConfigPlanBuilder<'_, '_> {
             let others: Vec<&str> = known.iter().copied().filter(|id| *id != installation.value).collect();
             let hint = match nearest(&installation.value, &others) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => "name one by its `id`, of those whose `users` do not leave this user out".to_owned(),
+                None => "use the `id` of an installation whose `users` include this user".to_owned(),
             };
             self.check.findings.error(installation.span, message, hint);
         }
@@ -203,7 +203,7 @@ impl ConfigPlanBuilder<'_, '_> {
                 continue;
             }
             let digits = Spanned::with_span(hash.to_string(), text.span);
-            self.check.unique(&digits, &format!("{what} is another user's as well"), &mut self.tokens);
+            self.check.unique(&digits, &format!("{what} is also the token of another user"), &mut self.tokens);
             tokens.push(hash);
         }
         tokens
@@ -218,11 +218,11 @@ impl ConfigPlanBuilder<'_, '_> {
             ("always_on", ProcessLifetime::AlwaysOn),
             ("lazy", ProcessLifetime::Lazy),
         ];
-        let keep = self.check.word(&typed.keep, "way to keep a server", &keeps).unwrap_or_default();
+        let keep = self.check.word(&typed.keep, "keep", &keeps).unwrap_or_default();
         let updates = [("restart", UpdateMethod::Restart), ("rolling", UpdateMethod::Rolling)];
-        let on_update = self.check.word(&typed.update, "way to update a server", &updates).unwrap_or_default();
+        let on_update = self.check.word(&typed.update, "update", &updates).unwrap_or_default();
         if keep == ProcessLifetime::AlwaysOn && typed.policy.speaks_of_sleep() {
-            let message = format!("{who} is `always_on`, so its [policy.idle] says nothing");
+            let message = format!("{who} is `always_on`, so its [policy.idle] has no effect");
             self.check.findings.warning(typed.keep.given().map_or(at, |keep| keep.span), message);
         }
         let slug = self.server_slug(&typed.server, &who, at);
@@ -242,13 +242,14 @@ impl ConfigPlanBuilder<'_, '_> {
             let asked =
                 [(keep == ProcessLifetime::Lazy, &typed.keep), (on_update == UpdateMethod::Rolling, &typed.update)];
             for word in asked.into_iter().filter_map(|(asked, word)| word.given().filter(|_| asked)) {
-                let message = format!("{who} is a remote server: `{}` is for processes that we start", word.value);
+                let message =
+                    format!("{who} is a remote server: `{}` has an effect only on child processes", word.value);
                 self.check.findings.warning(word.span, message);
             }
         }
         for (section, at) in server.target.iter().flat_map(|target| typed.policy.beside_the_point(target)) {
             let kind = if matches!(server.target, Some(ServerTarget::Stdio { .. })) { "stdio" } else { "remote" };
-            let message = format!("{who} is a {kind} server, so its [policy.{section}] says nothing");
+            let message = format!("{who} is a {kind} server, so its [policy.{section}] has no effect");
             self.check.findings.warning(at, message);
         }
         let EffectivePolicy { mut policy, .. } = typed.policy.over(&team.held, self.check.findings);
@@ -325,7 +326,7 @@ impl ConfigPlanBuilder<'_, '_> {
             return slug.value.clone();
         }
         if typed.is_absent() {
-            let hint = "add server = \"…\", its name for people";
+            let hint = "add server = \"…\", the name of the server";
             self.check.findings.error(at, format!("{who} has no `server`"), hint);
         }
         String::new()
@@ -350,7 +351,7 @@ impl ConfigPlanBuilder<'_, '_> {
                     let by_slug = team.users.iter().find(|user| user.slug == name.value).map(|user| user.id.as_str());
                     let hint = match by_slug.or_else(|| nearest(&name.value, &known)) {
                         Some(near) => format!("did you mean `{near}`?"),
-                        None => format!("users are named by id; of this team: {}", known.join(", ")),
+                        None => format!("use the id of a user; this team has: {}", known.join(", ")),
                     };
                     self.check.findings.error(name.span, format!("the team has no user `{}`", name.value), hint);
                 }
@@ -370,7 +371,7 @@ impl ConfigPlanBuilder<'_, '_> {
         let CheckedServer { mut target, mut protocol, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.given() {
-                let message = format!("{who} has a `{key}`, and so has its template `{slug}`");
+                let message = format!("{who} and its template `{slug}` both have a `{key}`");
                 let hint = format!("remove it, or the template [servers.{slug}]");
                 self.check.findings.error(text.span, message, hint);
             }

@@ -631,7 +631,7 @@ mod tests {
         let directory = DataDir::open(home.path()).unwrap();
         directory.inspect().unwrap();
         directory.ignore().unwrap();
-        assert!(!home.path().join(".gitignore").exists(), "git would not see the files of the person either");
+        assert!(!home.path().join(".gitignore").exists(), "git would ignore the user's own files too");
         let own = directory.subdirectory("own").unwrap();
         own.ignore().unwrap();
         assert_eq!(own.read(".gitignore", 10).unwrap().unwrap(), b"*\n");

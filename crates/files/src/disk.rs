@@ -85,7 +85,7 @@ impl DiskSaver {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 if !std::mem::replace(&mut progress.hangs, true) {
-                    tracing::error!("the disk of the data directory does not answer; supervision goes on without it");
+                    tracing::error!("the disk of the data directory does not answer; supervision continues without it");
                 }
                 return Err(NotSaved::Hangs);
             }
@@ -144,7 +144,7 @@ impl SaverShared {
             Ok(()) => {
                 progress.saved = request;
                 if progress.error.take().is_some() || answers_again {
-                    tracing::info!(what, "written to the data directory again");
+                    tracing::info!(what, "writing to the data directory works again");
                 }
             }
             Err(error) => {
@@ -196,7 +196,7 @@ mod tests {
         let saver = saver.unwrap();
         assert_eq!(saver.save(), Ok(()));
         assert_eq!(saver.save(), Err(NotSaved::Failed("no room".to_owned())));
-        assert_eq!(saver.save(), Ok(()), "the next request is an attempt at once");
+        assert_eq!(saver.save(), Ok(()), "the next request tries at once");
     }
 
     #[test]

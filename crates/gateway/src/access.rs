@@ -128,9 +128,9 @@ impl fmt::Display for LimitExceeded {
         let Self { kind, limit, retry_after } = self;
         let seconds = retry_after.as_secs_f64();
         if *kind == "busy" {
-            write!(f, "{limit} calls of this user are under way, and no more may be; ask again when one is answered")
+            write!(f, "this user has {limit} calls in progress, the maximum; retry when one has been answered")
         } else {
-            write!(f, "this user asks more than {limit} times a second; ask again in {seconds:.3} s")
+            write!(f, "this user sends more than {limit} requests per second; retry in {seconds:.3} s")
         }
     }
 }
@@ -141,7 +141,7 @@ impl Access {
     /// # Errors
     /// The system provides no random numbers.
     pub fn new(plan: &GatewayPlan) -> io::Result<Self> {
-        let no_chance = |_| io::Error::other("the machine has no random numbers");
+        let no_chance = |_| io::Error::other("the system provides no random numbers");
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
         let failures = DefaultDirectRateLimiter::direct(Quota::per_second(FAILURES_PER_SECOND));
         let access = Self { key, failures, door: RwLock::default() };
@@ -324,7 +324,7 @@ fn bodies_of_one(limits: &GatewayLimits) -> usize {
 /// The system provides no random numbers.
 pub fn new_token() -> io::Result<Secret> {
     let mut bits = [0; 32];
-    SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the machine has no random numbers"))?;
+    SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the system provides no random numbers"))?;
     let mut token = TOKEN_PREFIX.to_owned();
     for byte in bits {
         let _ = write!(token, "{byte:02x}");
@@ -347,7 +347,7 @@ pub fn kept_token(data_dir: &DataDir) -> io::Result<Secret> {
     let usual = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     if token.len() < TOKEN_LEN_MIN || !token.bytes().all(usual) {
         let message = format!(
-            "it contains no token of at least {TOKEN_LEN_MIN} letters and digits; remove the file to get a new token"
+            "the file has no token of at least {TOKEN_LEN_MIN} letters and digits; remove the file to get a new one"
         );
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
@@ -437,9 +437,12 @@ mod tests {
         let users = vec![user("alice", &["alice-2", "alice-3"]), user("carol", &["bob-1"])];
         access.apply(&GatewayPlan { users, ..plan() });
         assert!(!access.stands(&first) && access.stands(&second));
-        assert!(!access.stands(&bob), "another user has his token now");
+        assert!(!access.stands(&bob), "the token belongs to another user now");
         assert_eq!(pass("alice-1").unwrap_err(), AccessDenied::WrongToken);
-        assert!(Arc::ptr_eq(&pass("alice-3").unwrap().user, &second.user), "what is used up stays used up");
+        assert!(
+            Arc::ptr_eq(&pass("alice-3").unwrap().user, &second.user),
+            "a new configuration does not reset the limit"
+        );
         assert_eq!(pass("bob-1").unwrap().user.slug.as_str(), "carol");
     }
 
@@ -453,7 +456,7 @@ mod tests {
         let limited = asked[3].clone().unwrap_err();
         assert_eq!((limited.kind, limited.limit), ("rate_limited", 1));
         assert!(!limited.retry_after.is_zero() && limited.retry_after <= Duration::from_secs(1), "{limited:?}");
-        assert!(pass("Bearer alice-2").user.request().is_err(), "another token is no other user");
+        assert!(pass("Bearer alice-2").user.request().is_err(), "all tokens of a user share the limit");
         assert_eq!(pass("Bearer bob-1").user.request(), Ok(()));
     }
 

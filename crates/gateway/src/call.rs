@@ -75,7 +75,7 @@ fn begin(
 }
 
 fn in_use(id: &str) -> Response {
-    let message = "a request with this id is not answered yet";
+    let message = "a request with this id has not been answered yet; use another id";
     reply::refused(StatusCode::BAD_REQUEST, Some(id), reply::INVALID_REQUEST, message)
 }
 
@@ -261,7 +261,7 @@ mod tests {
         while Arc::strong_count(&admission) + Arc::strong_count(&memory) > 2 {
             yield_now().await;
         }
-        assert_eq!(Arc::strong_count(&work), 2, "it is not read yet");
+        assert_eq!(Arc::strong_count(&work), 2, "the client has not read the response yet");
         assert!(body.next().await.unwrap().unwrap().ends_with(b"\"result\":1}\n\n"));
         assert!(body.next().await.is_none());
         while Arc::strong_count(&work) > 1 {

@@ -195,7 +195,7 @@ mod tests {
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
         assert_eq!((count(0), count(59), count(61)), (1, 1, 0), "its client is gone and did not say so");
         let listening = session.listen(super::super::stream::UNASKED, None, PRESENT_FOR).unwrap();
-        assert_eq!(count(3600), 1, "who listens is there");
+        assert_eq!(count(3600), 1, "a listening client counts");
         drop(listening);
         assert_eq!(count(3600), 0);
         let status = &sessions.clients(start)[0];

@@ -353,9 +353,9 @@ mod tests {
         let first = connections.admit(peer(1, 1), 767, now).unwrap();
         let second = connections.admit(peer(1, 2), 768, now).unwrap();
         assert!(is_evicted(&first) && !is_evicted(&second));
-        assert!(connections.admit(peer(1, 3), 900, now).is_none(), "the last ones are for nobody else");
+        assert!(connections.admit(peer(1, 3), 900, now).is_none(), "the last descriptors are reserved");
         assert!(is_evicted(&second));
-        assert!(connections.admit(peer(1, 4), 800, now).is_none(), "nobody can make room");
+        assert!(connections.admit(peer(1, 4), 800, now).is_none(), "no connection can be evicted");
     }
 
     #[tokio::test(start_paused = true)]

@@ -56,7 +56,7 @@ async fn speaks(runtime: &RuntimeHandle, id: &InstanceId, timeout: Option<Durati
 fn untranslatable(message: &RpcMessage) -> Option<RpcError> {
     let method = message.method().unwrap_or_default();
     if method.starts_with("tasks/") {
-        let why = format!("`{method}` is not known to this server, which speaks an older version of the protocol");
+        let why = format!("this server does not support `{method}`: it uses an older version of the protocol");
         return Some(RpcError::new(METHOD_NOT_FOUND, why));
     }
     // A state that leads to a parked call was handled before, so this one is invalid.
@@ -66,8 +66,8 @@ fn untranslatable(message: &RpcMessage) -> Option<RpcError> {
 /// Returns the error for an invalid `requestState`. It does not reveal whether the state ever existed or for which
 /// user.
 pub(super) fn unknown_state() -> RpcError {
-    let why = "`requestState` is none that is waited for: it was used, is too old, or is not of this request; \
-               make the request anew, without it";
+    let why = "`requestState` is not valid: it was used before, has expired, or belongs to another request; \
+               send the request again without it";
     RpcError::new(INVALID_PARAMS, why)
 }
 
@@ -106,7 +106,7 @@ fn elsewhere(answer: &RpcMessage, asked: &RpcMessage, capabilities: &str) -> Opt
     if !can {
         let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
         let why =
-            format!("the server asks its user to open a URL, and `{}` has no `elicitation.url`", terms::CAPABILITIES);
+            format!("the server asks the user to open a URL, but `{}` has no `elicitation.url`", terms::CAPABILITIES);
         return Some(CallAnswer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }
     let request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {

@@ -188,7 +188,7 @@ impl HttpFront {
             tracing::info!(
                 session_id = session.public_id(),
                 lost = session.lost(),
-                "a client never heard what it was told"
+                "session ended with undelivered messages"
             );
         }
         let user = session.user();
@@ -249,7 +249,7 @@ impl HttpFront {
 
     fn known(&self, settings: &GatewaySettings, peer: SocketAddr, parts: &request::Parts) -> Checked<Permission> {
         if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
-            let why = "a token in an address is read by others; send it as a header";
+            let why = "a token in a URL can be read by others; send it in the header Authorization";
             return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
         let admitted = self.access.admit(&parts.headers, peer.ip());
@@ -284,7 +284,7 @@ impl HttpFront {
             (true, false) => ResponseFormat::Json,
             (false, true) => ResponseFormat::Stream,
             (false, false) => {
-                let why = "an answer is application/json or text/event-stream; accept one of them, or both";
+                let why = "a response is application/json or text/event-stream; send an Accept header with one of them";
                 return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
             }
         };
@@ -361,7 +361,8 @@ impl HttpFront {
             EndpointPath::Tools => (EndpointId::Tools, ""),
             EndpointPath::Flat => (EndpointId::Flat, ""),
             EndpointPath::Instance(name) => {
-                let unknown = || no(StatusCode::NOT_FOUND, Some(id), code, "there is no such server; /mcp lists yours");
+                let unknown =
+                    || no(StatusCode::NOT_FOUND, Some(id), code, "there is no such server; /mcp lists your servers");
                 (EndpointId::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
             }
         })
@@ -408,7 +409,12 @@ impl HttpFront {
 
     fn is_open(&self, id: Option<&str>) -> Checked<()> {
         if self.draining.load(Ordering::Acquire) {
-            return Err(no(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, "the satellite stops; try again later"));
+            return Err(no(
+                StatusCode::SERVICE_UNAVAILABLE,
+                id,
+                SERVER_ERROR,
+                "the satellite is stopping; try again later",
+            ));
         }
         Ok(())
     }
@@ -417,7 +423,10 @@ impl HttpFront {
         match message.kind() {
             MessageKind::Result | MessageKind::Error => {
                 if !session.answered(message) {
-                    tracing::debug!(session_id = session.public_id(), "a client answered what it was not asked");
+                    tracing::debug!(
+                        session_id = session.public_id(),
+                        "response of a client without a pending request ignored"
+                    );
                 }
             }
             MessageKind::Notification | MessageKind::Request => {
@@ -495,7 +504,7 @@ impl HttpFront {
         let session = self.opened(settings, opening, parts, id)?;
         self.faces.began(&session);
         if session.ended().is_some() {
-            let why = "the session ended before it began; begin another";
+            let why = "the session ended while it was being opened; open another one";
             return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, why));
         }
         let mut response = reply::answer(&CallAnswer::Result(welcome.result), id);
@@ -514,7 +523,7 @@ impl HttpFront {
     ) -> Checked<Response> {
         let headers = &parts.headers;
         if !accepted(headers).1 {
-            let why = "what is heard here is text/event-stream; accept it";
+            let why = "the response is text/event-stream; send an Accept header that includes it";
             return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
         }
         self.is_open(None)?;
@@ -552,7 +561,7 @@ impl HttpFront {
         id: Option<&str>,
     ) -> Checked<Arc<ClientSession>> {
         let (Some(given), false) = one(headers, &SESSION_ID) else {
-            let why = "a request has one Mcp-Session-Id header; `initialize` gives the id";
+            let why = "a request needs exactly one Mcp-Session-Id header; `initialize` returns the id";
             return Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
         };
         self.sessions.find(given, user, place, Instant::now()).ok_or_else(|| {
@@ -582,13 +591,13 @@ impl MessageBatch {
         let invalid = |why: &str| no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why);
         let BatchTexts(texts) = serde_json::from_slice(body).map_err(not_json)?;
         if texts.len() > BATCH_MAX {
-            return Err(invalid(&format!("a batch has at most {BATCH_MAX} messages")));
+            return Err(invalid(&format!("the batch has more than {BATCH_MAX} messages; send fewer at once")));
         }
         let mut batch = Self { requests: Vec::new(), others: Vec::new() };
         for text in texts {
             let message = RpcMessage::read(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
             if let Some(method @ ("initialize" | "server/discover")) = message.method() {
-                return Err(invalid(&format!("`{method}` stands alone; no batch has it")));
+                return Err(invalid(&format!("`{method}` is not allowed in a batch; send it alone")));
             }
             let of_its_kind =
                 if message.kind() == MessageKind::Request { &mut batch.requests } else { &mut batch.others };
@@ -644,7 +653,7 @@ fn place<'a>(
         None if user.flat => Ok(EndpointPath::Flat),
         None | Some("tools") => Ok(EndpointPath::Tools),
         Some("flat") => Ok(EndpointPath::Flat),
-        Some(_) => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "the modes are `tools` and `flat`")),
+        Some(_) => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "unknown mode; use `tools` or `flat`")),
     }
 }
 
@@ -677,7 +686,7 @@ async fn discard(body: &mut BodyDataStream) {
 }
 
 fn nothing_here() -> ErrorResponse {
-    no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is nothing here")
+    no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is no endpoint at this path")
 }
 
 fn unauthorized(settings: &GatewaySettings, parts: &request::Parts, denied: &AccessDenied) -> ErrorResponse {
@@ -688,7 +697,8 @@ fn unauthorized(settings: &GatewaySettings, parts: &request::Parts, denied: &Acc
 }
 
 fn not_allowed(allowed: &'static str) -> ErrorResponse {
-    let mut response = no(StatusCode::METHOD_NOT_ALLOWED, None, SERVER_ERROR, "this method is not for this resource");
+    let mut response =
+        no(StatusCode::METHOD_NOT_ALLOWED, None, SERVER_ERROR, "this HTTP method is not allowed for this path");
     response.0.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
@@ -703,7 +713,7 @@ fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
         (None, _) => Ok(()),
         (Some(version), false) if era::has_sessions(version) => Ok(()),
         (Some(_), _) => {
-            let why = "MCP-Protocol-Version is none that sessions have here; 2025-11-25 is the newest of those";
+            let why = "MCP-Protocol-Version is not a supported version with sessions; the newest one is 2025-11-25";
             Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why))
         }
     }
@@ -758,7 +768,7 @@ async fn read(
     memory: &mut BodyMemory,
 ) -> Checked<Bytes> {
     let large = || {
-        let why = format!("a message has at most {limit} bytes");
+        let why = format!("the message is larger than {limit} bytes; send less at once");
         no(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
     };
     let announced = one(headers, &header::CONTENT_LENGTH).0.and_then(|length| length.parse::<usize>().ok());
@@ -766,7 +776,7 @@ async fn read(
         return Err(large());
     }
     let whole = async {
-        let broken = |_| no(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body broke off");
+        let broken = |_| no(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body of the request is incomplete");
         let mut room_for = |frame: &Bytes| {
             if memory.own.bytes() + frame.len() > limit {
                 Err(large())
@@ -790,7 +800,7 @@ async fn read(
         }
         Ok(all.freeze())
     };
-    let late = |_| no(StatusCode::REQUEST_TIMEOUT, None, PARSE_ERROR, "the body came too slowly");
+    let late = |_| no(StatusCode::REQUEST_TIMEOUT, None, PARSE_ERROR, "the body of the request did not arrive in time");
     timeout(BODY_TIMEOUT, whole).await.map_err(late)?
 }
 

@@ -21,8 +21,8 @@ impl OriginGuard {
     /// # Errors
     /// The header is missing, repeated or malformed, or the host is not allowed.
     pub fn host(&self, host: Option<&str>, several: bool) -> Result<(), GuardError> {
-        let Some(host) = host.filter(|_| !several) else { return Err("a request has one Host header") };
-        let Some((name, port)) = split(host) else { return Err("the Host header cannot be read") };
+        let Some(host) = host.filter(|_| !several) else { return Err("a request needs exactly one Host header") };
+        let Some((name, port)) = split(host) else { return Err("the Host header is malformed") };
         let listed = |known: &String| {
             split(known)
                 .is_some_and(|(known, its)| known.eq_ignore_ascii_case(name) && its.is_none_or(|its| Some(its) == port))
@@ -30,7 +30,7 @@ impl OriginGuard {
         if (self.loopback && is_loopback(name)) || self.hosts.iter().any(listed) {
             Ok(())
         } else {
-            Err("this Host is not served here")
+            Err("this Host is not allowed; add it to `hosts` in [gateway]")
         }
     }
 
@@ -39,7 +39,7 @@ impl OriginGuard {
     /// # Errors
     /// The header is repeated or malformed, or the origin is not allowed.
     pub fn origin(&self, origin: Option<&str>, several: bool) -> Result<(), GuardError> {
-        const NO: GuardError = "this Origin may not use the endpoint";
+        const NO: GuardError = "this Origin is not allowed; add it to `origins` in [gateway]";
         if several {
             return Err(NO);
         }

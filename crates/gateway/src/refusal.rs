@@ -91,17 +91,17 @@ impl CallRefusal {
     }
 
     pub(super) fn ending() -> Self {
-        Self::new("closing", "the satellite ends").then("Try again later.")
+        Self::new("closing", "the satellite is stopping").then("Try again later.")
     }
 
     pub(super) fn bad_input(message: impl Into<String>) -> Self {
-        Self { code: INVALID_PARAMS, ..Self::new("bad_input", message).then("Correct what was given, and call again.") }
+        Self { code: INVALID_PARAMS, ..Self::new("bad_input", message).then("Correct the input and call again.") }
     }
 
     /// Returns the error for an unknown name. Names of other users count as unknown.
     pub(super) fn not_found(what: &str, name: &str) -> Self {
         let refusal = Self::new("not_found", format!("there is no {what} `{name}`"));
-        Self { code: INVALID_PARAMS, ..refusal.then(format!("List the {what}s again, and use a name of that list.")) }
+        Self { code: INVALID_PARAMS, ..refusal.then(format!("List the {what}s again and use a name of that list.")) }
     }
 
     pub(super) fn ambiguous(name: &str, labels: &[&str]) -> Self {
@@ -158,7 +158,7 @@ impl CallRefusal {
             ControlError::Superseded => "superseded",
             ControlError::Closing => "closing",
         };
-        Self::new(kind, error.to_string()).then("list_servers tells how it is now.")
+        Self::new(kind, error.to_string()).then("Call list_servers for the current status.")
     }
 
     fn text(&self) -> String {
@@ -217,25 +217,29 @@ fn step_of(remedy: Remedy, target: &CallTarget<'_>) -> String {
     match remedy {
         // A model may repeat a secret that it has seen.
         Remedy::Configure => {
-            format!("Ask the user to run {command}. It asks for the value by itself: nobody has to tell it to you.")
+            format!(
+                "Ask the user to run {command}. The command prompts for the value: the user must not send it to you."
+            )
         }
         Remedy::Authorize => {
             let reconnect = reconnect(target);
             format!(
-                "Ask the user to renew its credentials in the configuration, or to run {command} if its server takes \
-                 OAuth; then {reconnect}."
+                "Ask the user to renew the server's credentials in the configuration, or to run {command} if the \
+                 server uses OAuth; then {reconnect}."
             )
         }
         Remedy::Restart => match target.label {
             Some(label) => {
-                format!("Call reconnect_server with name `{label}` to start it again, best when the cause is fixed.")
+                format!(
+                    "Call reconnect_server with name `{label}` to start the server again, best when the cause is fixed."
+                )
             }
             None => {
-                format!("Ask the user to look at {}, and to run {command}.", target.command(Remedy::ReadLogs))
+                format!("Ask the user to look at {} and to run {command}.", target.command(Remedy::ReadLogs))
             }
         },
         Remedy::Start => {
-            format!("A person has stopped it: ask the user whether it should run; {command} starts it.")
+            format!("A person stopped the server: ask the user whether it should run; {command} starts it.")
         }
         Remedy::Reconnect => format!("Call again later; if that does not help, {}.", reconnect(target)),
         Remedy::ReadLogs => format!("Call again later; if that does not help, ask the user to look at {command}."),
@@ -245,7 +249,7 @@ fn step_of(remedy: Remedy, target: &CallTarget<'_>) -> String {
 fn next_step(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> String {
     let reconnect = reconnect(target);
     match error {
-        CallError::NotFound { .. } => "List again what there is, and use a name of that list.".to_owned(),
+        CallError::NotFound { .. } => "Request the list again and use a name of that list.".to_owned(),
         CallError::Refused { remedy: Some(remedy), .. } => step_of(*remedy, target),
         CallError::Refused { remedy: None, .. } => "Call again in a few seconds.".to_owned(),
         CallError::Remote { failure, .. } if matches!(failure.kind, FailureKind::InsufficientScope { .. }) => {
@@ -255,24 +259,31 @@ fn next_step(error: &CallError, status: Option<Status>, target: &CallTarget<'_>)
             match fate {
                 CallFate::NotSent => {
                     let status = status.map_or(String::new(), |status| format!(", which is {status}"));
-                    format!("It did not reach the server{status}: call again; if that does not help, {reconnect}.")
+                    format!(
+                        "The call did not reach the server{status}: call again; if that does not help, {reconnect}."
+                    )
                 }
-                CallFate::MaybeExecuted => "It may have been carried out: find out before you call again.".to_owned(),
+                CallFate::MaybeExecuted => {
+                    "The server may have executed the call: check before you call again.".to_owned()
+                }
                 CallFate::TimedOut => {
-                    "It may be carried out still: find out before you call again, or ask for less at once.".to_owned()
+                    "The server may still execute the call: check before you call again, or request less at once."
+                        .to_owned()
                 }
             }
         }
         CallError::Reconnecting { next_retry_ms, .. } => {
             let tried = match next_retry_ms {
-                Some(ms) => format!("It is tried again by itself in {} s, and by every call", ms.div_ceil(1000)),
-                None => "Every call tries it again".to_owned(),
+                Some(ms) => format!("The satellite tries again in {} s and with every call", ms.div_ceil(1000)),
+                None => "The satellite tries again with every call".to_owned(),
             };
             format!("{tried}: call again later; if that does not help, {reconnect}.")
         }
-        CallError::Busy { .. } => "Wait for an answer to one of the calls under way, then call again.".to_owned(),
-        CallError::Server { .. } => "The message is the server's own: correct the request by it.".to_owned(),
-        CallError::BadInput(_) => "Correct the arguments, and call again.".to_owned(),
+        CallError::Busy { .. } => {
+            "Wait until one of the calls in progress has been answered, then call again.".to_owned()
+        }
+        CallError::Server { .. } => "The message comes from the server: correct the request accordingly.".to_owned(),
+        CallError::BadInput(_) => "Correct the arguments and call again.".to_owned(),
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn too_many(id: Option<&str>, error: RpcError, retry_after: Duration)
 
 /// Returns 503: the shared memory for messages is exhausted.
 pub(crate) fn crowded(retry_after: Duration) -> Response {
-    let why = "the messages that are being answered leave no room for this one; send it again in a moment";
+    let why = "requests in progress use all memory for messages; send this one again in a moment";
     let error = RpcError::new(super::refusal::SERVER_ERROR, why);
     later(StatusCode::SERVICE_UNAVAILABLE, None, error, retry_after)
 }
@@ -102,8 +102,8 @@ fn until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> 
 }
 
 fn no_room(bytes: usize) -> CallAnswer {
-    let why = "answers that clients have not read yet leave no room for this one";
-    let message = format!("{why} ({bytes} bytes); the request was carried out, and its answer is lost");
+    let why = "responses that clients have not read yet use all memory for responses";
+    let message = format!("{why}; the request was executed, but its response ({bytes} bytes) is lost");
     CallAnswer::Error(RpcError::new(super::refusal::SERVER_ERROR, message))
 }
 

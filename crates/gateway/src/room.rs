@@ -197,7 +197,7 @@ impl AudienceState {
             let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(CallFate::NotSent));
             if let Err(error) = answer {
                 let (name, error) = (&view.spec.name, view.spec.mask.apply(&error.to_string()));
-                tracing::debug!(instance = %name, method = owed.method(), error, "the server refused a request");
+                tracing::debug!(instance = %name, method = owed.method(), error, "request to the server failed");
             }
             let mut table = self.table();
             let Some(room) = table.of.get_mut(id) else { return };
@@ -410,17 +410,17 @@ impl GatewayAudience {
     ) -> Result<(Arc<ClientSession>, Option<u64>), String> {
         if let Some((client, call)) = meant(cause) {
             let Some(session) = self.sessions.get(client) else {
-                return Err("the client that it is asked of has gone".to_owned());
+                return Err("the client that should answer has disconnected".to_owned());
             };
             return session.answers(question).map(|()| (session, call));
         }
         match cause {
             MessageCause::Stranger => {
-                return Err("the call in flight was not made by a client that could answer".to_owned());
+                return Err("the call in progress does not come from a client that can answer".to_owned());
             }
             MessageCause::Several(count) => {
                 return Err(format!(
-                    "calls of {count} clients are in flight, and it is not said which of them is asked"
+                    "calls of {count} clients are in progress, and the request does not identify one of them"
                 ));
             }
             MessageCause::Call(_) | MessageCause::Client(_) | MessageCause::Nobody => {}
@@ -435,9 +435,10 @@ impl GatewayAudience {
         match (able.next(), able.count()) {
             (Some(session), 0) => Ok((session, None)),
             (None, _) => Err("no client is attached that could answer".to_owned()),
-            (Some(_), others) => {
-                Err(format!("{} clients are attached that could answer, and it is not said which of them", others + 1))
-            }
+            (Some(_), others) => Err(format!(
+                "{} clients are attached that could answer, and the request does not identify one of them",
+                others + 1
+            )),
         }
     }
 }

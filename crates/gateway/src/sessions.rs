@@ -387,7 +387,7 @@ pub(super) mod tests {
         assert!(!is_crowded(sessions.streams()));
         sessions.streams().set(10);
         sessions.relieve();
-        assert_eq!(lost(), [0, 1, 1, 1], "what a listener has not got is not forgotten");
+        assert_eq!(lost(), [0, 1, 1, 1], "messages that a listener has not received are kept");
         drop(away);
     }
 

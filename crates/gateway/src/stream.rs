@@ -402,7 +402,7 @@ mod tests {
         while stream.say(&["x"]) == Ok(()) {
             said += 1;
         }
-        assert!((20_000..BEHIND / OVERHEAD).contains(&said), "many small ones, and not as many as one likes: {said}");
+        assert!((20_000..BEHIND / OVERHEAD).contains(&said), "the number of small messages is limited: {said}");
         assert_eq!(stream.say(&["x"]), Err(SlowListener));
         assert_eq!(texts(&mut stream, listener).len(), said);
         assert_eq!(stream.lost(), 0);
@@ -417,7 +417,10 @@ mod tests {
             assert_eq!(call.say(&["x"]), Ok(()));
         }
         assert_eq!((call.lost(), call.is_read()), (0, true));
-        assert!((0..BEHIND).any(|_| call.say(&["x"]) == Err(SlowListener)), "it is not waited for without an end");
+        assert!(
+            (0..BEHIND).any(|_| call.say(&["x"]) == Err(SlowListener)),
+            "the backlog of a slow listener is limited"
+        );
         let listener = call.attach(None);
         assert!(texts(&mut call, listener).len() > 3 * KEPT.events);
         assert!(call.detach(listener) && !call.is_read());
@@ -450,7 +453,7 @@ mod tests {
         for _ in 0..8 {
             assert_eq!(hoards.say(&[&large]), Ok(()));
         }
-        assert!((3..=4).contains(&hoards.kept.len()), "half of it: {}", hoards.kept.len());
+        assert!((3..=4).contains(&hoards.kept.len()), "half of the budget: {}", hoards.kept.len());
         assert_eq!(hoards.lost(), 8 - hoards.kept.len() as u64);
         let (mut late, mut call) = (EventStream::new(0, &budget), EventStream::new(1, &budget));
         assert_eq!((late.say(&[&large]), late.say(&["x"])), (Ok(()), Ok(())));
@@ -481,7 +484,7 @@ mod tests {
             assert_eq!(reads.say(&[&"x".repeat(1000)]), Ok(()));
             assert!(matches!(reads.take(reader), StreamItem::Event(_)));
         }
-        assert_eq!((reads.lost(), reads.kept.len()), (0, 0), "nothing is kept for it to come back to");
+        assert_eq!((reads.lost(), reads.kept.len()), (0, 0), "nothing is kept for a listener that returns");
         assert_eq!(behind.lost(), 0);
         assert!(matches!(behind.take(listener), StreamItem::Event(_)));
     }

@@ -38,14 +38,14 @@ impl SubscriptionFilter {
         let given = params.and_then(|params| member(params, "notifications"));
         // Serde also accepts an array as an object.
         let given = given.filter(|given| given.starts_with('{'));
-        let given = given.ok_or("`notifications` must be an object: it says what is listened for")?;
+        let given = given.ok_or("`notifications` must be an object that selects notifications")?;
         let read: Notifications = serde_json::from_str(given).map_err(|error| format!("`notifications`: {error}"))?;
         let uris = read.resource_subscriptions.unwrap_or_default();
         if uris.len() > SUBSCRIPTIONS_MAX {
-            return Err(format!("`resourceSubscriptions` may have {SUBSCRIPTIONS_MAX} URIs, and has more"));
+            return Err(format!("`resourceSubscriptions` has more than {SUBSCRIPTIONS_MAX} URIs"));
         }
         if uris.iter().any(|uri| uri.len() > URI_BYTES_MAX) {
-            return Err(format!("a URI of `resourceSubscriptions` may have {URI_BYTES_MAX} bytes, and one has more"));
+            return Err(format!("a URI of `resourceSubscriptions` is longer than {URI_BYTES_MAX} bytes"));
         }
         Ok(Self {
             tools: read.tools_list_changed == Some(true),

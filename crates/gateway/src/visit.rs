@@ -29,7 +29,7 @@ use super::session::{CallEvent, ClientSession, ENDED};
 use super::tools::raw::{JsonMembers, quoted, spliced};
 
 // Reason for declining a server's request when the call cannot be parked.
-const NO_ROOM: &str = "too many calls, or too long ones, wait for what their clients have to answer";
+const NO_ROOM: &str = "too many or too large calls wait for a response of their client";
 
 pub(super) struct GuestSession {
     front: Arc<HttpFront>,

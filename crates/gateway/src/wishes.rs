@@ -108,9 +108,9 @@ pub(super) enum RequestDisposition {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SubscriptionLimitError {
-    #[error("this client has {SUBSCRIPTIONS_MAX} subscriptions, and may not have more: unsubscribe from one first")]
+    #[error("this client has {SUBSCRIPTIONS_MAX} subscriptions, the maximum; unsubscribe from one first")]
     Subscriptions,
-    #[error("the uri of a subscription may have {URI_BYTES_MAX} bytes, and this one has more")]
+    #[error("the URI of the subscription is longer than {URI_BYTES_MAX} bytes")]
     Uri,
 }
 

@@ -34,7 +34,7 @@ pub fn check(cert: &Path, key: &Path) -> Result<(), CertificateError> {
 
 fn read(cert: &Path, key: &Path) -> Result<ServerConfig, CertificateError> {
     crate::client::install_tls_provider();
-    let broken = |is_key| move |error: pem::Error| CertificateError { is_key, why: in_our_words(&error) };
+    let broken = |is_key| move |error: pem::Error| CertificateError { is_key, why: in_our_words(&error, is_key) };
     let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let chain = chain.map_err(broken(false))?;
     if chain.is_empty() {
@@ -48,11 +48,13 @@ fn read(cert: &Path, key: &Path) -> Result<ServerConfig, CertificateError> {
 }
 
 /// Describes an error without the text of the library, which quotes lines of the file.
-fn in_our_words(error: &pem::Error) -> String {
+fn in_our_words(error: &pem::Error, is_key: bool) -> String {
     match error {
         pem::Error::Io(error) => error.to_string(),
-        pem::Error::NoItemsFound => "it holds none in PEM".to_owned(),
-        pem::Error::SectionTooLarge => "it is too large".to_owned(),
-        _ => "it is no whole PEM file".to_owned(),
+        pem::Error::NoItemsFound => {
+            format!("it contains no {} in PEM", if is_key { "private key" } else { "certificate" })
+        }
+        pem::Error::SectionTooLarge => "it has a section that is too large".to_owned(),
+        _ => "it is not a complete PEM file".to_owned(),
     }
 }

@@ -216,8 +216,8 @@ impl CatalogueEntry {
     pub fn parse(raw: Box<RawValue>, key: &str) -> Result<Self, String> {
         let fields: BTreeMap<Cow<'_, str>, &RawValue> =
             serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
-        let text = fields.get(key).ok_or_else(|| format!("it has no `{key}`"))?;
-        let text: String = serde_json::from_str(text.get()).map_err(|error| format!("its `{key}` is {error}"))?;
+        let text = fields.get(key).ok_or_else(|| format!("`{key}` is missing"))?;
+        let text: String = serde_json::from_str(text.get()).map_err(|error| format!("`{key}` is invalid: {error}"))?;
         Ok(Self { key: text.into(), raw })
     }
 }

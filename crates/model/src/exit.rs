@@ -182,9 +182,9 @@ pub enum RuntimeEnd {
 impl std::fmt::Display for RuntimeEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::ShutDown { .. } => f.write_str("it was shut down"),
-            Self::Killed => f.write_str("it was killed"),
-            Self::Failed(why) => write!(f, "its root supervisor failed: {why}"),
+            Self::ShutDown { .. } => f.write_str("shutdown requested"),
+            Self::Killed => f.write_str("killed"),
+            Self::Failed(why) => write!(f, "the root supervisor failed: {why}"),
         }
     }
 }
@@ -229,7 +229,7 @@ pub enum CallError {
         reason: String,
     },
     /// The deadline of the call passed.
-    #[error("{} within {} s", if *fate == CallFate::NotSent { "not sent, because its server was not ready for it" } else { "no answer" }, seconds(*after))]
+    #[error("{}", timed_out(*after, *fate))]
     TimedOut {
         /// Deadline that passed, from the start of the call.
         after: Duration,
@@ -255,7 +255,7 @@ pub enum CallError {
         failure: ExchangeFailure,
     },
     /// A limit of concurrent calls or callers is reached.
-    #[error("{what}: at most {limit} at once; try again when one has been answered")]
+    #[error("too many {what}: at most {limit} at once; try again when one has been answered")]
     Busy {
         /// Name of the limited quantity.
         what: &'static str,
@@ -280,6 +280,14 @@ pub enum CallError {
 /// Returns the message of a refused call: the instance, its status and the cause.
 pub fn refused_because(name: &str, status: Status, why: &str) -> String {
     format!("`{name}` is {status}: {why}")
+}
+
+fn timed_out(after: Duration, fate: CallFate) -> String {
+    let seconds = seconds(after);
+    match fate {
+        CallFate::NotSent => format!("server not ready within {seconds} s; the request was not sent"),
+        CallFate::MaybeExecuted | CallFate::TimedOut => format!("no answer within {seconds} s"),
+    }
 }
 
 // Rounded to milliseconds, so that the message shows the configured value.
@@ -330,7 +338,7 @@ mod tests {
         assert!(!exited(Some(0), None).is_crash());
         assert!(exited(Some(1), None).is_crash());
         assert!(exited(None, Some(15)).is_crash());
-        assert!(exited(None, None).is_crash(), "nobody knows how it ended");
+        assert!(exited(None, None).is_crash(), "an end without exit code and signal is a crash");
         assert!(!WorkerExit::because(ExitCause::Asked).is_crash());
         let why = String::new;
         assert!(!WorkerExit::because(ExitCause::Machine(why())).is_crash());

@@ -27,7 +27,7 @@ pub enum FailureKind {
     Tls(String),
     /// The connection broke or could not be established for another reason.
     Broken(String),
-    /// The connection was established, but no answer began within this time.
+    /// The connection was established, but the server did not begin to respond within this time.
     HeaderTimeout(Duration),
     /// The answer broke off, or ended without a message.
     Cut,
@@ -154,31 +154,33 @@ impl fmt::Display for ExchangeFailure {
 impl fmt::Display for FailureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dns => f.write_str("its name cannot be resolved"),
+            Self::Dns => f.write_str("the host name cannot be resolved"),
             Self::Refused => f.write_str("connection refused"),
             Self::ConnectTimeout(after) => write!(f, "no connection within {} s", after.as_secs_f64()),
             Self::Tls(why) => write!(f, "no secure connection: {why}"),
             Self::Broken(why) => write!(f, "connection broken: {why}"),
-            Self::HeaderTimeout(after) => write!(f, "no answer began within {} s", after.as_secs_f64()),
-            Self::Cut => f.write_str("the answer broke off"),
+            Self::HeaderTimeout(after) => {
+                write!(f, "the server did not begin to respond within {} s", after.as_secs_f64())
+            }
+            Self::Cut => f.write_str("the response ended before it was complete"),
             Self::Unauthorized { .. } => f.write_str("Authentication failed (HTTP 401)"),
             Self::Forbidden { .. } => f.write_str("Access forbidden (HTTP 403)"),
             Self::Ungranted { why } => f.write_str(why),
             Self::InsufficientScope { scopes } if scopes.is_empty() => {
-                f.write_str("the authorization does not reach as far as this (HTTP 403)")
+                f.write_str("the authorization does not permit this request (HTTP 403)")
             }
             Self::InsufficientScope { scopes } => {
                 write!(f, "the authorization lacks the scopes `{scopes}` (HTTP 403)")
             }
-            Self::NotRenewed(why) => write!(f, "its authorization cannot be renewed: {why}"),
+            Self::NotRenewed(why) => write!(f, "the authorization cannot be renewed: {why}"),
             Self::SessionExpired { status, said: None } => write!(f, "the session has expired (HTTP {status})"),
             Self::SessionExpired { status, said: Some(said) } => {
                 write!(f, "the session has expired (HTTP {status}): {said}")
             }
-            Self::OtherEra(why) => write!(f, "it does not speak this era of the protocol any more: {why}"),
+            Self::OtherEra(why) => write!(f, "the server no longer speaks this era of the protocol: {why}"),
             Self::Throttled { retry_after: None } => f.write_str("too many requests (HTTP 429)"),
             Self::Throttled { retry_after: Some(after) } => {
-                write!(f, "too many requests (HTTP 429); again in {} s", after.as_secs_f64().ceil())
+                write!(f, "too many requests (HTTP 429); try again in {} s", after.as_secs_f64().ceil())
             }
             Self::ServerError { status, .. } => write!(f, "the server failed (HTTP {status})"),
             Self::Redirected { status, to: Some(to) } => {
@@ -195,19 +197,19 @@ impl fmt::Display for FailureKind {
                 write!(f, "the server refused the request (HTTP {status}): {said}")
             }
             Self::NotMcp { content_type: Some(content_type) } => {
-                write!(f, "the answer is {content_type} and not MCP: is the address right?")
+                write!(f, "the response is {content_type}, not MCP; check the address")
             }
-            Self::NotMcp { content_type: None } => f.write_str("the answer is not MCP: is the address right?"),
+            Self::NotMcp { content_type: None } => f.write_str("the response is not MCP; check the address"),
             Self::TooLong(limit) => write!(f, "a message from the server is longer than {limit} bytes"),
             Self::NoMemory => {
-                f.write_str("the answer was not read: too much memory is in use for messages; ask again later")
+                f.write_str("the response was not read: too much memory is in use for messages; try again later")
             }
             Self::ForeignEndpoint { origin } => {
-                write!(f, "the server names an endpoint on another origin, {origin}: its credentials do not go there")
+                write!(f, "the server names an endpoint on another origin, {origin}; credentials are not sent there")
             }
-            Self::BadAddress(why) => write!(f, "its address cannot be used: {why}"),
-            Self::Flooded => f.write_str("the server does not take what it is told: too much waits for it"),
-            Self::Unserved => f.write_str("no connector of this host serves its transport"),
+            Self::BadAddress(why) => write!(f, "the address cannot be used: {why}"),
+            Self::Flooded => f.write_str("too many undelivered messages: the server does not read them"),
+            Self::Unserved => f.write_str("this host has no connector for the transport of the server"),
             Self::Handshake(why) => write!(f, "handshake failed: {why}"),
             Self::Unhealthy(checks) => write!(f, "{checks} health checks in a row have failed"),
             Self::Panicked(how) => write!(f, "worker panicked: {how}"),

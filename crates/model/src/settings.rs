@@ -63,15 +63,15 @@ impl FromStr for UidRange {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (first, last) = text.split_once('-').ok_or("it is not two numbers with a hyphen between them")?;
-        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| "it is not two numbers of user ids");
+        let (first, last) = text.split_once('-').ok_or("a range consists of two numbers separated by a hyphen")?;
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| "its two parts must be user ids");
         let (first, last) = (number(first)?, number(last)?);
         match (first, last) {
             (first, _) if first < FIRST_MIN => Err("user ids below 1000 belong to the system"),
             (_, last) if last > LAST_MAX => Err("the last number is larger than any user id"),
             (first, last) if first > last => Err("the first number is larger than the last"),
             (first, last) if (first..=last).contains(&SANDBOX_USER) => {
-                Err("it contains 99999, which servers in sandboxes have")
+                Err("it contains 99999, the user id of servers in sandboxes")
             }
             _ => Ok(Self { first, last }),
         }

@@ -11,7 +11,7 @@ pub use mcp_satellite_actors::model::spec::DENIED_VARIABLES as DENIED;
 /// place of a name is the likely mistake, and the value may be a secret. Such a name is rejected because `LD_PRELOAD=`
 /// would bypass the list of denied names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the name of an environment variable is empty or contains `=`: give the name and the value apart")]
+#[error("the name of an environment variable is empty or contains `=`: separate name and value")]
 pub struct InvalidVariableName;
 
 /// Returns the environment of a child without a sandbox: `inherited` without the denied names and without `withheld`,

@@ -17,7 +17,7 @@ const LEAST: u64 = 8 << 20;
 pub fn budget() -> Arc<ByteBudget> {
     let limits = [of_machine(), of_cgroup(own_cgroup().as_deref()), of_address_space()];
     let bytes = share_of(limits);
-    tracing::debug!(bytes, "memory for lists, messages and streams");
+    tracing::debug!(bytes, "memory limit for lists, messages and streams");
     ByteBudget::new(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 

@@ -85,7 +85,8 @@ pub fn above(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
     // Servers that run as the same user must not read this environment in `/proc`.
     if let Err(error) = set_dumpable(false) {
         // No log is open yet.
-        let _ = writeln!(io::stderr(), "satellite: cannot keep this process's environment from the servers: {error}");
+        let _ =
+            writeln!(io::stderr(), "satellite: cannot hide the environment of this process from the servers: {error}");
     }
     let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let reaper = getpid();
@@ -193,7 +194,7 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &
     if let Some(signal) = code.checked_sub(SIGNAL_BASE).and_then(|signal| Signal::try_from(i32::from(signal)).ok()) {
         let _ = writeln!(
             io::stderr(),
-            "satellite: the satellite was ended by {signal}; its reaper ended {ended} processes that it left"
+            "satellite: the satellite was ended by {signal}; the reaper ended {ended} remaining processes"
         );
     }
     ExitCode::from(code)
@@ -242,7 +243,7 @@ fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
         }
         if Instant::now() >= until {
             let left: Vec<String> = children().iter().map(Pid::to_string).collect();
-            let _ = writeln!(io::stderr(), "satellite: these processes do not die: {}", left.join(", "));
+            let _ = writeln!(io::stderr(), "satellite: cannot end these processes: {}", left.join(", "));
             return ended;
         }
         thread::sleep(PAUSE);

@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_clocks_of_this_machine_can_be_read() {
-        let reading = (0..1000).find_map(|_| ClockReading::now()).expect("no moment in which both were read");
+        let reading = (0..1000).find_map(|_| ClockReading::now()).expect("both clocks can be read together");
         assert!(reading.since_boot + AT_ONCE >= reading.awake && reading.awake > Duration::ZERO);
     }
 }

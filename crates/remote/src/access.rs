@@ -50,25 +50,26 @@ impl ServerAccess {
         };
         let query: Vec<_> = spec.query.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         let parse = |what: &str, text: &str| {
-            let mut url = Url::parse(text).map_err(|error| bad(format!("{what} is none: {error}")))?;
+            let mut url = Url::parse(text).map_err(|error| bad(format!("`{what}` is not a valid URL: {error}")))?;
             if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-                return Err(bad(format!("{what} is neither http:// nor https://")));
+                return Err(bad(format!("`{what}` must begin with http:// or https://")));
             }
             if url.scheme() == "https" && !clients.has_roots() {
-                return Err(FailureKind::Tls("this machine has no CA certificates".to_owned()));
+                let why = "this machine has no CA certificates; install them, or set SSL_CERT_FILE";
+                return Err(FailureKind::Tls(why.to_owned()));
             }
             extend(&mut url, &query);
             Ok(url)
         };
-        let url = parse("its url", url)?;
-        let health_url = health_url.as_deref().map(|url| parse("its health_url", url)).transpose()?;
+        let url = parse("url", url)?;
+        let health_url = health_url.as_deref().map(|url| parse("health_url", url)).transpose()?;
         let mut headers = HeaderMap::new();
         for (name, value) in spec.headers.iter().filter(|(name, _)| !is_reserved_header(name)) {
             let shown = name.escape_debug();
             let name = HeaderName::from_bytes(name.as_bytes())
-                .map_err(|_| bad(format!("`{shown}` is no name for a header")))?;
+                .map_err(|_| bad(format!("`{shown}` is not a valid header name")))?;
             let mut value = HeaderValue::from_str(value.expose())
-                .map_err(|_| bad(format!("the value of the header `{shown}` cannot be sent")))?;
+                .map_err(|_| bad(format!("the value of the header `{shown}` is not valid in HTTP")))?;
             value.set_sensitive(true);
             headers.insert(name, value);
         }

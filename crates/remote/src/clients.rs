@@ -50,7 +50,7 @@ impl HttpClients {
         }
         let mut roots = RootCertStore::empty();
         let (added, ignored) = roots.add_parsable_certificates(found.certs);
-        tracing::debug!(added, ignored, "certificates of the machine");
+        tracing::debug!(added, ignored, "read the certificates of the machine");
         let provider = CryptoProvider::get_default()
             .map_or_else(|| Arc::new(rustls::crypto::ring::default_provider()), Arc::clone);
         let has_roots = !roots.is_empty();

@@ -209,7 +209,7 @@ mod tests {
         for ends in ["\n", "\r", "\r\n"] {
             let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', ends);
             for size in 1..=text.len() {
-                let (seen, events) = read(text.as_bytes(), size, 1000).expect("it is short");
+                let (seen, events) = read(text.as_bytes(), size, 1000).expect("the text is within the limit");
                 assert_eq!(seen, [pair("message", "{\"a\":\n1}"), pair("", " two"), pair("x", "z")], "{size} {ends:?}");
                 assert_eq!(events.last_id(), Some(&b"7"[..]));
                 assert_eq!(events.retry(), Some(Duration::from_millis(250)));
@@ -219,18 +219,18 @@ mod tests {
 
     #[test]
     fn mixed_line_ends_are_read() {
-        let (seen, _) = read(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("it is short");
+        let (seen, _) = read(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("the text is within the limit");
         assert_eq!(seen, [pair("", "a"), pair("", "b"), pair("", "c")]);
     }
 
     #[test]
     fn an_id_counts_when_its_event_is_whole_and_an_empty_one_forgets_it() {
-        let (seen, events) = read(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("it is short");
+        let (seen, events) = read(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("the text is within the limit");
         assert!(seen.is_empty(), "an event without data says only its id");
         assert_eq!(events.last_id(), Some(&b"1"[..]));
-        let (_, events) = read(b"id: 1\n\nid\n\n", 5, 100).expect("it is short");
+        let (_, events) = read(b"id: 1\n\nid\n\n", 5, 100).expect("the text is within the limit");
         assert_eq!(events.last_id(), None);
-        let (_, events) = read(b"id: a\0b\n\nretry: soon\n\n", 5, 100).expect("it is short");
+        let (_, events) = read(b"id: a\0b\n\nretry: soon\n\n", 5, 100).expect("the text is within the limit");
         assert_eq!((events.last_id(), events.retry()), (None, None));
     }
 
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn an_idle_stream_holds_no_memory() {
         let text = [b"data: ", "y".repeat(5000).as_bytes(), b"\n\n"].concat();
-        let (seen, events) = read(&text, 999, 10_000).expect("it is short");
+        let (seen, events) = read(&text, 999, 10_000).expect("the text is within the limit");
         assert_eq!(seen.len(), 1);
         assert_eq!((events.line.capacity(), events.chunk.len(), events.data.is_some()), (0, 0, false));
     }
@@ -268,7 +268,7 @@ mod tests {
             Err(SseError::TooLong)
         };
         for chunk in [1000, 1_000_000] {
-            let event = read(chunk).expect("there is memory for one");
+            let event = read(chunk).expect("the budget has room for one event");
             assert_eq!(event.data.len(), 150_000);
             assert!((84_000..=100_000).contains(&budget.used()), "{}", budget.used());
             assert_eq!(read(chunk), Err(SseError::NoMemory), "and not for two");

@@ -20,7 +20,7 @@ const CONTENT_TYPE_MAX: usize = 64;
 pub(super) fn of_error(error: &reqwest::Error, access: &ServerAccess) -> ExchangeFailure {
     let connecting = error.is_connect();
     let kind = if error.is_builder() {
-        FailureKind::BadAddress("no request can be made for it".to_owned())
+        FailureKind::BadAddress("no HTTP request can be built for it".to_owned())
     } else if error.is_dns() {
         FailureKind::Dns
     } else if connecting && error.is_timeout() {
@@ -51,7 +51,7 @@ fn cause(error: &reqwest::Error, connecting: bool, access: &ServerAccess) -> Fai
     FailureKind::Broken(match last.downcast_ref::<io::Error>() {
         Some(error) if error.raw_os_error().is_some() => error.kind().to_string(),
         // The text of this error would contain the whole address.
-        _ if last.is::<reqwest::Error>() => "the exchange failed".to_owned(),
+        _ if last.is::<reqwest::Error>() => "the HTTP exchange failed".to_owned(),
         _ => told(&last.to_string(), access),
     })
 }

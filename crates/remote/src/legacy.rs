@@ -81,7 +81,7 @@ fn resolve(endpoint: &str, access: &ServerAccess) -> Result<Url, FailureKind> {
     let home = access.url();
     let endpoint = home
         .join(endpoint.trim())
-        .map_err(|error| FailureKind::BadAddress(format!("the endpoint that the server names is none: {error}")))?;
+        .map_err(|error| FailureKind::BadAddress(format!("the server names an invalid endpoint: {error}")))?;
     if endpoint.origin() == home.origin() && endpoint.origin().is_tuple() {
         Ok(endpoint)
     } else {

@@ -309,7 +309,7 @@ async fn notify(session: Arc<LineSession>, telling: OneWayKind, body: Bytes) -> 
     if ends_session(&failure) {
         return ExchangeMessage::Of(LineEvent::Lost(failure));
     }
-    tracing::debug!(%failure, ?telling, "what the server was told was not taken");
+    tracing::debug!(%failure, ?telling, "the server did not accept a notification or response");
     ExchangeMessage::Told(telling)
 }
 

@@ -99,7 +99,7 @@ fn perhaps_older(kind: FailureKind) -> FailureKind {
     match kind {
         // A server that gives a reason speaks JSON-RPC and not the older transport.
         FailureKind::Status { status: 400 | 404 | 405, said: None } => {
-            FailureKind::Handshake(format!("{kind}; if it speaks the older HTTP+SSE: transport = \"sse\""))
+            FailureKind::Handshake(format!("{kind}; if the server supports only HTTP+SSE, set transport = \"sse\""))
         }
         kind => kind,
     }

@@ -497,7 +497,7 @@ async fn listen(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) -
         Err(refusal) => return refusal.into_response(),
     };
     if std::mem::replace(&mut session.exchange().listened_to, true) {
-        return refuse(StatusCode::CONFLICT, "there is a stream already");
+        return refuse(StatusCode::CONFLICT, "the session already has a GET stream");
     }
     endpoint.books().told.streams += 1;
     let events = stream::unfold(GetStream(session), async |listening| {
@@ -525,12 +525,12 @@ fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), HttpRefusal> {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let accept = value("accept");
     if !accepted.iter().all(|wanted| accept.contains(wanted) || accept == "*/*") {
-        return Err(HttpRefusal(StatusCode::NOT_ACCEPTABLE, "the client must accept both forms of an answer"));
+        return Err(HttpRefusal(StatusCode::NOT_ACCEPTABLE, "the header Accept lacks a media type of the response"));
     }
     match value(VERSION) {
         "" => Ok(()),
         version if VERSIONS.contains(&version) => Ok(()),
-        _ => Err(HttpRefusal(StatusCode::BAD_REQUEST, "an unknown protocol version")),
+        _ => Err(HttpRefusal(StatusCode::BAD_REQUEST, "unsupported protocol version")),
     }
 }
 

@@ -34,7 +34,7 @@ pub async fn serve_stdio(script: SimScript) -> i32 {
     match serve(script).await {
         Ok(code) => code,
         Err(error) => {
-            let _ = tokio::io::stderr().write_all(format!("cannot play the script: {error}\n").as_bytes()).await;
+            let _ = tokio::io::stderr().write_all(format!("cannot run the script: {error}\n").as_bytes()).await;
             EX_OSERR
         }
     }

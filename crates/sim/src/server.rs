@@ -337,7 +337,7 @@ impl SimResponder {
             (Some("notifications/cancelled"), None) => self.cancel(message.params),
             // Other notifications, and responses: this server sends no requests.
             (Some(_), None) | (None, Some(_)) => {}
-            (None, None) => self.refuse(RawValue::NULL, INVALID_REQUEST, "neither a request nor an answer"),
+            (None, None) => self.refuse(RawValue::NULL, INVALID_REQUEST, "neither a request nor a response"),
         }
     }
 

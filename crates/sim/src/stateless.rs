@@ -52,7 +52,7 @@ impl SimResponder {
         match (era, asked) {
             (Era::Sessions, Era::Sessions) => false,
             (Era::Sessions, Era::Stateless) => {
-                self.refuse(id, INVALID_REQUEST, "this connection is a session");
+                self.refuse(id, INVALID_REQUEST, "this connection uses a session");
                 true
             }
             (Era::Stateless, Era::Sessions) => {
@@ -63,7 +63,7 @@ impl SimResponder {
                 let version = envelope.and_then(|meta| meta.version.as_ref()).map_or("", |version| &*version.0);
                 let capabilities = envelope.and_then(|meta| meta.capabilities);
                 let Some(capabilities) = capabilities else {
-                    self.refuse(id, INVALID_PARAMS, "_meta lacks what the client can do");
+                    self.refuse(id, INVALID_PARAMS, "_meta lacks the client's capabilities");
                     return true;
                 };
                 if version != STATELESS_VERSION {
@@ -78,7 +78,7 @@ impl SimResponder {
     fn refuse_session(&mut self, method: &str, id: &RawValue) {
         let script = Arc::clone(&self.script);
         if method == "initialize" {
-            self.refuse(id, script.handshake_code.unwrap_or(UNSUPPORTED_VERSION), "there are no sessions here");
+            self.refuse(id, script.handshake_code.unwrap_or(UNSUPPORTED_VERSION), "this server has no sessions");
             if script.exit_on_refusal {
                 self.phase = SimPhase::Ended(script.end());
             }
@@ -177,7 +177,7 @@ impl SimResponder {
         let capability = method.split('/').next().unwrap_or_default();
         let can = serde_json::from_str::<serde_json::Value>(capabilities.get()).unwrap_or_default();
         if can.get(capability).is_none() {
-            return self.refuse(id, MISSING_CAPABILITY, &format!("the client has no {capability}"));
+            return self.refuse(id, MISSING_CAPABILITY, &format!("the client lacks the capability {capability}"));
         }
         let done =
             alone.request_state.as_ref().map_or(0, |state| state.0.trim_start_matches("round ").parse().unwrap_or(0));

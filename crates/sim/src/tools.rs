@@ -6,19 +6,19 @@ use bytes::{BufMut, BytesMut};
 
 use super::script::SimScript;
 
-const ECHO: &str = r#"{"name":"echo","description":"Answers with what it is given","inputSchema":{"type":"object","properties":{"text":{},"after_ms":{"type":"integer"}}}}"#;
+const ECHO: &str = r#"{"name":"echo","description":"Returns the given text","inputSchema":{"type":"object","properties":{"text":{},"after_ms":{"type":"integer"}}}}"#;
 const ADD: &str = r#"{"name":"add","description":"Adds two numbers","inputSchema":{"type":"object","properties":{"a":{"type":"number"},"b":{"type":"number"}},"required":["a","b"]},"annotations":{"readOnlyHint":true,"idempotentHint":true}}"#;
-const SLEEP: &str = r#"{"name":"sleep","description":"Answers late, with progress on the way","inputSchema":{"type":"object","properties":{"ms":{"type":"integer"},"progress_every_ms":{"type":"integer"},"ignore_cancel":{"type":"boolean"}},"required":["ms"]}}"#;
+const SLEEP: &str = r#"{"name":"sleep","description":"Returns after a delay, with progress notifications","inputSchema":{"type":"object","properties":{"ms":{"type":"integer"},"progress_every_ms":{"type":"integer"},"ignore_cancel":{"type":"boolean"}},"required":["ms"]}}"#;
 
 // Tools that are listed only with `all_tools`.
 const SPECIAL: [&str; 7] = [
-    r#"{"name":"big","description":"Answers with a text of so many bytes","inputSchema":{"type":"object","properties":{"bytes":{"type":"integer"}},"required":["bytes"]}}"#,
-    r#"{"name":"fail","description":"Answers with a JSON-RPC error","inputSchema":{"type":"object","properties":{"message":{"type":"string"}}}}"#,
-    r#"{"name":"tool_error","description":"Answers with a result that is an error","inputSchema":{"type":"object","properties":{"message":{"type":"string"}}}}"#,
-    r#"{"name":"crash","description":"Ends the server, unanswered","inputSchema":{"type":"object","properties":{"code":{"type":"integer"},"signal":{"type":"integer"}}}}"#,
-    r#"{"name":"env","description":"Answers with the value of an environment variable","inputSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}}"#,
-    r#"{"name":"huge","description":"Answers with one very long line","inputSchema":{"type":"object"}}"#,
-    r#"{"name":"received","description":"Answers with what the server has received so far","inputSchema":{"type":"object"}}"#,
+    r#"{"name":"big","description":"Returns a text of this many bytes","inputSchema":{"type":"object","properties":{"bytes":{"type":"integer"}},"required":["bytes"]}}"#,
+    r#"{"name":"fail","description":"Returns a JSON-RPC error","inputSchema":{"type":"object","properties":{"message":{"type":"string"}}}}"#,
+    r#"{"name":"tool_error","description":"Returns a tool result that is an error","inputSchema":{"type":"object","properties":{"message":{"type":"string"}}}}"#,
+    r#"{"name":"crash","description":"Ends the server without an answer","inputSchema":{"type":"object","properties":{"code":{"type":"integer"},"signal":{"type":"integer"}}}}"#,
+    r#"{"name":"env","description":"Returns the value of an environment variable","inputSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}}"#,
+    r#"{"name":"huge","description":"Returns one very long line","inputSchema":{"type":"object"}}"#,
+    r#"{"name":"received","description":"Returns the calls, pings and cancellations received so far","inputSchema":{"type":"object"}}"#,
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

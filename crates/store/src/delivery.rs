@@ -179,7 +179,7 @@ impl EventSink for DirectSink {
             let (reply, answer) = oneshot::channel();
             // If the task has ended, `reply` is dropped with the order and the answer below reports it.
             let _ = orders.send(DeliveryOrder::Direct(batch, reply)).await;
-            answer.await.unwrap_or_else(|_| SinkAnswer::Unavailable("events are not delivered any more".to_owned()))
+            answer.await.unwrap_or_else(|_| SinkAnswer::Unavailable("event delivery has ended".to_owned()))
         }
         .boxed()
     }
@@ -286,10 +286,15 @@ impl DeliveryTask {
             self.publish();
             let sending = AssertUnwindSafe(self.way.send(batch.clone())).catch_unwind();
             let answer =
-                sending.await.unwrap_or_else(|_| SinkAnswer::Unavailable("the way of events panicked".to_owned()));
+                sending.await.unwrap_or_else(|_| SinkAnswer::Unavailable("the event sink panicked".to_owned()));
             let now = (Instant::now().into_std(), Timestamp::now());
             for (event, reason) in self.outbox.answered(now.0, now.1, answer) {
-                tracing::warn!(seq = event.seq, kind = event.event.kind(), reason, "an event was refused for good");
+                tracing::warn!(
+                    seq = event.seq,
+                    kind = event.event.kind(),
+                    reason,
+                    "the sink rejected an event permanently"
+                );
                 self.refused.push(event.seq);
             }
             self.publish();
@@ -310,7 +315,7 @@ impl DeliveryTask {
         let state = match self.journal.delivery().await {
             Ok(state) => state,
             Err(error) => {
-                tracing::debug!(%error, "the journal does not tell how far delivery is; asking again");
+                tracing::debug!(%error, "cannot read the delivery position from the journal; trying again");
                 return;
             }
         };
@@ -389,7 +394,7 @@ impl DeliveryTask {
             SinkAnswer::Accepted
         } else {
             let reason = self.outbox.statistics().last_error;
-            SinkAnswer::Unavailable(reason.unwrap_or_else(|| "what is stored has not been delivered".to_owned()))
+            SinkAnswer::Unavailable(reason.unwrap_or_else(|| "the stored events have not been delivered".to_owned()))
         };
         // A sender that does not wait any more sends the batch again.
         let _ = reply.send(answer);
@@ -447,9 +452,9 @@ impl DeliveryTask {
         let to = &self.published.borrow().to;
         match (&complaint, &self.complaint) {
             (Some(reason), before) if before.as_ref() != Some(reason) => {
-                tracing::warn!(to, reason, "events are kept: they are not taken now");
+                tracing::warn!(to, reason, "the sink does not accept events; they are kept");
             }
-            (None, Some(_)) => tracing::info!(to, "events are taken again"),
+            (None, Some(_)) => tracing::info!(to, "the sink accepts events again"),
             (Some(_) | None, _) => {}
         }
         self.complaint = complaint;

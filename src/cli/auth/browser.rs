@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 pub(super) const CALLBACK: &str = "/callback";
-const GOODBYE: &str =
-    "<!doctype html><meta charset=utf-8><title>satellite</title><p>The satellite has it. You can close this page.";
+const GOODBYE: &str = "<!doctype html><meta charset=utf-8><title>satellite</title>\
+    <p>The satellite received the response. You can close this page.";
 
 pub(super) enum BrowserResponse {
     /// Address of the browser's redirect.
@@ -38,7 +38,8 @@ pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Brows
             if is_it {
                 Html(GOODBYE).into_response()
             } else {
-                (StatusCode::BAD_REQUEST, "this is not what the satellite waits for\n").into_response()
+                (StatusCode::BAD_REQUEST, "this request does not belong to the authorization in progress\n")
+                    .into_response()
             }
         }
     };

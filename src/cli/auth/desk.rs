@@ -45,7 +45,7 @@ impl AuthBackend {
             Err(error @ ClientError::NotRunning { .. }) => {
                 if !sources.are_given() {
                     let failed = CommandFailure::from(error);
-                    let message = format!("{}; or say here which servers there are: --config FILE", failed.message);
+                    let message = format!("{}; or name the configuration with --config FILE", failed.message);
                     return Err(CommandFailure { message, ..failed });
                 }
                 Ok(Self::Alone(Box::new(OfflineAuth::open(sources, location).await?)))

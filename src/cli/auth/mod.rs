@@ -23,14 +23,14 @@ use crate::console::client::ConsoleClient;
 /// at once.
 #[derive(Args)]
 #[command(after_help = "\
-Where there is no browser, or one on another machine only:
-  satellite auth notes --no-browser     open the page anywhere; paste the address that it ends at, or the code in it
-  satellite auth notes --device         type a short code on any device, if the authorization server knows that
+Without a browser on this machine:
+  satellite auth notes --no-browser     open the page anywhere; paste the final address, or the code in it
+  satellite auth notes --device         type a short code on any device, if the authorization server supports it
 
-  satellite auth notes --scope notes:write    asks for this, beside what was granted before
-  satellite auth notes --revoke               gives it up, here and there
+  satellite auth notes --scope notes:write    request this scope in addition to those granted before
+  satellite auth notes --revoke               revoke the authorization here and at the authorization server
 
-A client that is registered by hand, scopes, and client credentials, which need no person, are configured: oauth = { … }.")]
+Configure a client that is registered by hand, scopes, and client credentials (no person needed) with oauth = { … }.")]
 pub(super) struct AuthCommand {
     #[command(flatten)]
     target: InstanceArg,
@@ -109,14 +109,19 @@ impl AuthCommand {
         let how = if opened { "A browser opens this page" } else { "Open this page in a browser" };
         say(&format!("{how}:\n  {}", printable(page)));
         if !opened {
-            say("and paste here the address that it ends at, or the code in it:");
+            say("then paste the final address of the browser, or the code in it:");
             read(back);
         }
         let (redirect, code) = match came.recv().await {
             Some(BrowserResponse::Back(url)) => (Some(url), None),
             Some(BrowserResponse::Typed(text)) if text.contains("://") => (Some(text), None),
             Some(BrowserResponse::Typed(text)) => (None, Some(text)),
-            None => return Err(CommandFailure::new(BAD_INPUT, "nothing came back; nothing was authorized")),
+            None => {
+                return Err(CommandFailure::new(
+                    BAD_INPUT,
+                    "no address or code received; nothing was authorized; run the command again",
+                ));
+            }
         };
         desk.finish(AuthFinishRequest { flow, redirect, code }).await
     }
@@ -132,7 +137,10 @@ async fn revoke(desk: &AuthBackend, selector: &InstanceSelector) -> Result<u8, C
     match not_told {
         None => Ok(DONE),
         Some(why) => {
-            complain(&format!("it is forgotten here, and could not be revoked there: {}", printable(&why)));
+            complain(&format!(
+                "authorization removed here, but not revoked at the authorization server: {}",
+                printable(&why)
+            ));
             Ok(FAILED)
         }
     }

@@ -23,7 +23,7 @@ impl ResponseCheck {
     /// Records a call with this token.
     pub fn asked(&mut self, token: &str) {
         if !self.open.insert(token.into()) {
-            self.wrong.push(format!("the harness asked {token} twice"));
+            self.wrong.push(format!("the harness made the call {token} twice"));
         }
     }
 

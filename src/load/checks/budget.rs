@@ -85,7 +85,8 @@ impl BudgetCheck {
         let charged = told.min(starts.iter().filter(counts).count() + 1);
         if charged < max_crashes {
             let window = humantime::format_duration(window);
-            let what = format!("it was given up after {charged} ends within {window}, where {max_crashes} are needed");
+            let ends = format!("{charged} unexpected ends within {window}");
+            let what = format!("the instance failed permanently after {ends}; the policy requires {max_crashes}");
             broken.push(Invariant::RestartBudget, at, Some(nth), what);
         }
     }
@@ -140,7 +141,7 @@ impl BudgetCheck {
         let allowed = max_crashes.max(1) + excused;
         if started > allowed {
             let window = humantime::format_duration(window);
-            let what = format!("start number {started} within {window}, where {allowed} are allowed");
+            let what = format!("start number {started} within {window}; {allowed} are allowed");
             broken.push(Invariant::RestartBudget, at, Some(nth), what);
         }
     }

@@ -15,7 +15,7 @@ pub(super) fn probed(probe: &ProbeResult, broken: &mut FoundViolations) {
         CallOutcome::Text(_) | CallOutcome::ServerError(_) => {}
         CallOutcome::Failed { .. } if probe.moved => {}
         CallOutcome::Failed { why, .. } => {
-            let what = format!("it is shown as online, and a call to it failed: {why}");
+            let what = format!("the instance is shown as online, but a call to it failed: {why}");
             broken.push(Invariant::OnlineIsCallable, probe.at, Some(probe.nth), what);
         }
     }

@@ -42,7 +42,8 @@ impl EventGapCheck {
     // A drop event may only name events that are missing and were not named before.
     fn dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut FoundViolations) {
         if from > to || to >= seq {
-            let what = format!("event {seq} says that events {from} to {to} were dropped, which cannot be by then");
+            let range = format!("events {from} to {to}");
+            let what = format!("event {seq} reports {range} as dropped, which is not a range of earlier events");
             broken.push(Invariant::NoGap, at, None, what);
         }
         let to = to.min(seq - 1);
@@ -50,8 +51,9 @@ impl EventGapCheck {
         let missing: u64 = self.holes.iter().map(missing).sum();
         if from <= to && missing < to - from + 1 {
             let there = to - from + 1 - missing;
-            let what =
-                format!("events {from} to {to} are said to be dropped, and {there} of them came or were told before");
+            let what = format!(
+                "events {from} to {to} are reported as dropped, but {there} of them were delivered or reported before"
+            );
             broken.push(Invariant::NoGap, at, None, what);
         }
         if from <= to {
@@ -73,8 +75,11 @@ impl EventGapCheck {
         }
         for (from, to, at) in self.holes {
             let what = match to - from {
-                0 => format!("event {from} is missing, and no event says why"),
-                more => format!("events {from} to {to} ({}) are missing, and no event says why", more + 1),
+                0 => format!("event {from} is missing, and no event reports it as dropped"),
+                more => {
+                    let count = more + 1;
+                    format!("events {from} to {to} ({count}) are missing, and no event reports them as dropped")
+                }
             };
             broken.push(Invariant::NoGap, at, None, what);
         }

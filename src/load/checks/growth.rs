@@ -14,7 +14,7 @@ pub(super) fn finish(end: &RunEndState, limits: &ScenarioLimits, broken: &mut Fo
     if is_broken(end, limits) {
         let each = |bytes: u64| bytes as f64 / 1024.0 / end.instances.max(1) as f64;
         let what = format!(
-            "an instance takes {:.1} KiB after the faults, and took {:.1} KiB before; {} × is allowed",
+            "an instance uses {:.1} KiB after the faults and used {:.1} KiB before; {} × is allowed",
             each(end.memory_after),
             each(end.memory_before),
             limits.growth
@@ -31,15 +31,15 @@ fn is_broken(end: &RunEndState, limits: &ScenarioLimits) -> bool {
 // Returns the reason why the check proves nothing, if there is one.
 pub(super) fn not_checked(end: &RunEndState, limits: &ScenarioLimits) -> Option<String> {
     if end.memory_before == 0 {
-        return Some("memory cannot be read here".to_owned());
+        return Some("the memory usage of this process cannot be read".to_owned());
     }
     let allowed = (limits.growth - 1.0) * end.memory_before as f64;
     (allowed < FLOOR && !is_broken(end, limits)).then(|| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is written out above")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "FLOOR is positive and small")]
         let floor = measure::bytes(FLOOR as u64);
         let before = measure::bytes(end.memory_before);
         format!(
-            "the fleet takes {before}, of which {} × cannot be told from the {floor} that anything may take",
+            "the fleet uses {before}: a growth to {} × of that is within the {floor} that are always allowed",
             limits.growth
         )
     })

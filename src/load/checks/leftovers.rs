@@ -5,13 +5,17 @@ use crate::load::types::{Invariant, LeftoverResources, RunEndState};
 
 pub(super) fn finish(end: &RunEndState, broken: &mut FoundViolations) {
     let LeftoverResources { servers, tasks, descriptors, processes } = end.left;
-    let counted =
-        [(servers, "server or line"), (tasks, "task"), (descriptors, "file descriptor"), (processes, "process")];
-    for (count, what) in counted {
+    let counted = [
+        (servers, "server or line", "servers or lines"),
+        (tasks, "task", "tasks"),
+        (descriptors, "file descriptor", "file descriptors"),
+        (processes, "process", "processes"),
+    ];
+    for (count, one, many) in counted {
         if count > 0 {
             let what = match count {
-                1 => format!("1 {what} is left"),
-                _ => format!("{count} of them are left: {what}"),
+                1 => format!("1 {one} is left"),
+                _ => format!("{count} {many} are left"),
             };
             broken.push(Invariant::NothingLeft, end.at, None, what);
         }

@@ -44,7 +44,7 @@ pub fn recovery(
         since_ms: millis(at),
         at_ms: millis(at + took),
         instance: Some(format!("i{}", nth.0)),
-        what: format!("it was back {} ms after the fault, where {} ms are allowed", millis(took), millis(allowed)),
+        what: format!("the instance recovered {} ms after the fault; {} ms are allowed", millis(took), millis(allowed)),
     })
 }
 
@@ -60,7 +60,10 @@ pub(super) fn neighbours(
     let Some(times) = limits.neighbours else { return Ok(None) };
     let calls = storm.len() + failed;
     if quiet.len() < CALLS_MIN || calls < CALLS_MIN {
-        return Err(format!("{} calls before and {calls} after, of {CALLS_MIN} that it takes", quiet.len()));
+        return Err(format!(
+            "{} calls before and {calls} after the faults; {CALLS_MIN} of each are required",
+            quiet.len()
+        ));
     }
     let before = quiet.quantile(0.99);
     let told = |took: &str| InvariantViolation {
@@ -69,17 +72,17 @@ pub(super) fn neighbours(
         at_ms: millis(at),
         instance: None,
         what: format!(
-            "{took}, and 99 % of them took up to {:.1} ms before; {times} × is allowed",
+            "{took}; before the faults 99 % of them took up to {:.1} ms, and {times} × of that is allowed",
             before.as_secs_f64() * 1e3
         ),
     };
     // Percentile over all calls, with the failed ones after the successful ones.
     let share = 0.99 * calls as f64 / storm.len().max(1) as f64;
     if share > 1.0 {
-        return Ok(Some(told(&format!("{failed} of {calls} calls to teams that no fault befell failed"))));
+        return Ok(Some(told(&format!("{failed} of {calls} calls to teams without a fault failed"))));
     }
     let during = storm.quantile(share);
-    let took = format!("99 % of calls to teams that no fault befell took up to {:.1} ms", during.as_secs_f64() * 1e3);
+    let took = format!("99 % of calls to teams without a fault took up to {:.1} ms", during.as_secs_f64() * 1e3);
     Ok((during > before.mul_f64(times)).then(|| told(&took)))
 }
 
@@ -92,7 +95,7 @@ pub fn unexcused(at: Duration, nth: InstanceNo, token: &str, why: &str) -> Invar
         since_ms: millis(at),
         at_ms: millis(at),
         instance: Some(format!("i{}", nth.0)),
-        what: format!("the call {token} failed, and no fault had befallen its team: {why}"),
+        what: format!("the call {token} failed, and no fault had hit its team: {why}"),
     }
 }
 
@@ -114,7 +117,7 @@ pub(super) fn flat(
     if took < FLAT_MIN {
         let (took, least) = (Duration::from_secs(took.as_secs()), humantime::format_duration(FLAT_MIN));
         let took = humantime::format_duration(took);
-        return Err(format!("it took {took}, and in less than {least} everything is still warming up"));
+        return Err(format!("the run took {took}; runs of less than {least} consist of warm-up only"));
     }
     let from = end / 5 * 2;
     let floor = |window: u64, value: SampleValue| {

@@ -195,7 +195,7 @@ impl InvariantChecks {
                 Invariant::MemoryBack => (1, growth::not_checked(end, &self.limits)),
                 _ => (self.looks.get(&invariant).copied().unwrap_or(0), self.not_checked.get(&invariant).cloned()),
             };
-            let why = why.or_else(|| (looks == 0).then(|| "there was nothing to look at".to_owned()));
+            let why = why.or_else(|| (looks == 0).then(|| "nothing to check occurred".to_owned()));
             InvariantCoverage { invariant, looks, at, not_checked: why }
         };
         let is_asked_for = |(invariant, _): &(Invariant, &str)| match invariant {
@@ -226,7 +226,11 @@ impl InvariantChecks {
         });
         for (invariant, (count, most)) in excused {
             self.broken.count -= count;
-            let why = format!("{count} are not counted: other programs used up to {most} % of the CPU time meanwhile");
+            let others = format!("other programs used up to {most} % of the CPU time meanwhile");
+            let why = match count {
+                1 => format!("1 violation is not counted: {others}"),
+                _ => format!("{count} violations are not counted: {others}"),
+            };
             self.not_checked.insert(invariant, why);
         }
     }

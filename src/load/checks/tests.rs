@@ -172,7 +172,7 @@ fn a_number_that_is_missing_is_caught_and_one_that_is_explained_is_not() {
     told.seq += 1;
     told.again(0);
     let missing = told.broken();
-    assert_eq!(said(&missing, Invariant::NoGap), "event 19 is missing, and no event says why");
+    assert_eq!(said(&missing, Invariant::NoGap), "event 19 is missing, and no event reports it as dropped");
 
     // Drop events right after the gap, later, and in two parts.
     let mut told = SimulatedHistory::up();
@@ -193,7 +193,10 @@ fn a_gap_that_is_explained_in_part_is_caught_for_the_rest() {
     told.seq = 34;
     told.dropped(19, 24);
     told.dropped(27, 33);
-    assert_eq!(said(&told.broken(), Invariant::NoGap), "events 25 to 26 (2) are missing, and no event says why");
+    assert_eq!(
+        said(&told.broken(), Invariant::NoGap),
+        "events 25 to 26 (2) are missing, and no event reports them as dropped"
+    );
 }
 
 #[test]
@@ -210,7 +213,10 @@ fn events_that_are_lost_at_the_end_are_caught() {
     assert_eq!(said(&SimulatedHistory::up().broken_at(lost), Invariant::NoGap), "3 events were lost at the end");
     // The runtime does not report the loss.
     let silent = SimulatedHistory::up().broken_at(|end| end.events_emitted += 2);
-    assert_eq!(said(&silent, Invariant::NoGap), "events 19 to 20 (2) are missing, and no event says why");
+    assert_eq!(
+        said(&silent, Invariant::NoGap),
+        "events 19 to 20 (2) are missing, and no event reports them as dropped"
+    );
 }
 
 #[test]
@@ -219,7 +225,10 @@ fn an_event_that_is_missing_before_all_others_is_caught() {
     told.seq = 3;
     told.start(0);
     told.status(0, Provisioning);
-    assert_eq!(said(&told.broken(), Invariant::NoGap), "events 1 to 2 (2) are missing, and no event says why");
+    assert_eq!(
+        said(&told.broken(), Invariant::NoGap),
+        "events 1 to 2 (2) are missing, and no event reports them as dropped"
+    );
 }
 
 #[test]
@@ -227,7 +236,7 @@ fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
     let mut told = SimulatedHistory::up();
     told.seq = 24;
     told.dropped(17, 23);
-    let what = "events 17 to 23 are said to be dropped, and 2 of them came or were told before";
+    let what = "events 17 to 23 are reported as dropped, but 2 of them were delivered or reported before";
     assert_eq!(said(&told.broken(), Invariant::NoGap), what);
 
     let mut told = SimulatedHistory::up();
@@ -237,7 +246,7 @@ fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
     told.status(0, Offline);
     let broken = told.broken();
     assert_eq!(broken.len(), 2, "{broken:#?}");
-    assert!(broken[0].1.ends_with("which cannot be by then"), "{broken:#?}");
+    assert!(broken[0].1.ends_with("which is not a range of earlier events"), "{broken:#?}");
     assert!(broken[1].1.starts_with("events 21 to 29 (9) are missing"), "{broken:#?}");
 }
 
@@ -250,7 +259,7 @@ fn a_status_that_is_skipped_is_caught() {
     let broken = told.broken();
     assert_eq!(
         said(&broken, Invariant::LegalTransitions),
-        "it went from connecting to syncing_tools, which nothing causes"
+        "the status changed from connecting to syncing_tools, which is not a legal transition"
     );
 }
 
@@ -259,7 +268,7 @@ fn a_life_that_begins_in_the_middle_is_caught() {
     let mut told = SimulatedHistory::new();
     told.status(0, AwaitingUserConfig);
     told.status(1, Connecting);
-    assert_eq!(said(&told.broken(), Invariant::LegalTransitions), "the first that is told of it is connecting");
+    assert_eq!(said(&told.broken(), Invariant::LegalTransitions), "the first reported status is connecting");
 }
 
 #[test]
@@ -272,7 +281,7 @@ fn statuses_that_are_told_in_the_wrong_order_are_caught() {
     let broken = told.broken();
     assert_eq!(
         said(&broken, Invariant::LegalTransitions),
-        "connecting is told after offline and happened 499 ms before it"
+        "connecting was reported after offline and has a timestamp 499 ms before it"
     );
 }
 
@@ -317,12 +326,12 @@ fn a_restart_too_many_is_caught() {
     told.again(0);
     told.pass(10);
     told.status(1, Online);
-    assert_eq!(told.judge.count(), 0, "three starts are two crashes, and the third crash is the last");
+    assert_eq!(told.judge.count(), 0, "three starts follow at most two crashes");
     told.again(0);
     told.pass(11);
     told.status(1, Online);
     assert_eq!(told.judge.count(), 1, "caught while it runs");
-    assert_eq!(said(&told.broken(), Invariant::RestartBudget), "start number 4 within 5m, where 3 are allowed");
+    assert_eq!(said(&told.broken(), Invariant::RestartBudget), "start number 4 within 5m; 3 are allowed");
 }
 
 #[test]
@@ -394,7 +403,7 @@ fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
     let broken = told.broken();
     assert_eq!(
         said(&broken, Invariant::OnlineIsCallable),
-        "it is shown as online, and a call to it failed: no answer within 5s"
+        "the instance is shown as online, but a call to it failed: no answer within 5s"
     );
 }
 
@@ -413,11 +422,14 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
     };
     let idle = SimulatedHistory::new();
     let nothing = looks(&idle.judge, &idle.end());
-    let unseen = (0, Some("there was nothing to look at".to_owned()));
+    let unseen = (0, Some("nothing to check occurred".to_owned()));
     for invariant in [Invariant::OwnAnswer, Invariant::OnlineIsCallable, Invariant::RestartBudget, Invariant::NoGap] {
         assert_eq!(nothing[&invariant], unseen, "{invariant:?}");
     }
-    assert!(!nothing.contains_key(&Invariant::Neighbours) && !nothing.contains_key(&Invariant::Flat), "nobody asked");
+    assert!(
+        !nothing.contains_key(&Invariant::Neighbours) && !nothing.contains_key(&Invariant::Flat),
+        "these limits are not set"
+    );
 
     let mut told = SimulatedHistory::up();
     told.judge.limits = ScenarioLimits { neighbours: Some(2.0), flat: Some(0.02), ..ScenarioLimits::default() };
@@ -428,9 +440,9 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
     assert_eq!(much[&Invariant::OwnAnswer], (12, None));
     assert_eq!(much[&Invariant::RestartBudget], (3, None));
     assert_eq!((&much[&Invariant::LegalTransitions], &much[&Invariant::NoGap]), (&(18, None), &(18, None)));
-    let too_few = "0 calls before and 75 after, of 500 that it takes";
+    let too_few = "0 calls before and 75 after the faults; 500 of each are required";
     assert_eq!(much[&Invariant::Neighbours], (75, Some(too_few.to_owned())));
-    let short = "it took 1m 30s, and in less than 10m everything is still warming up";
+    let short = "the run took 1m 30s; runs of less than 10m consist of warm-up only";
     assert_eq!(much[&Invariant::Flat], (1, Some(short.to_owned())));
 }
 
@@ -439,7 +451,7 @@ fn each_thing_that_is_left_is_caught() {
     let broken = SimulatedHistory::up().broken_at(|end| end.left.processes = 1);
     assert_eq!(said(&broken, Invariant::NothingLeft), "1 process is left");
     let broken = SimulatedHistory::up().broken_at(|end| end.left.tasks = 2);
-    assert_eq!(said(&broken, Invariant::NothingLeft), "2 of them are left: task");
+    assert_eq!(said(&broken, Invariant::NothingLeft), "2 tasks are left");
     let all = LeftoverResources { servers: 1, tasks: 1, descriptors: 1, processes: 1 };
     assert_eq!(SimulatedHistory::up().broken_at(|end| end.left = all).len(), 4);
 }
@@ -448,7 +460,7 @@ fn each_thing_that_is_left_is_caught() {
 fn memory_that_is_kept_is_caught() {
     let broken = SimulatedHistory::up().broken_at(|end| end.memory_after = 1201 << 20);
     assert!(
-        said(&broken, Invariant::MemoryBack).starts_with("an instance takes 409941.3 KiB after the faults"),
+        said(&broken, Invariant::MemoryBack).starts_with("an instance uses 409941.3 KiB after the faults"),
         "{broken:?}"
     );
     assert_eq!(SimulatedHistory::up().broken_at(|end| end.memory_after = 1199 << 20), []);
@@ -459,13 +471,13 @@ fn memory_of_a_small_fleet_is_not_judged_by_a_multiple_but_a_leak_is_caught() {
     let small =
         |after: u64| RunEndState { memory_before: 30 << 20, memory_after: after << 20, ..SimulatedHistory::up().end() };
     let why = |end: &RunEndState| growth::not_checked(end, &ScenarioLimits::default());
-    let what = "the fleet takes 30.0 MiB, of which 1.2 × cannot be told from the 48.0 MiB that anything may take";
+    let what = "the fleet uses 30.0 MiB: a growth to 1.2 × of that is within the 48.0 MiB that are always allowed";
     assert_eq!(why(&small(77)).as_deref(), Some(what));
     assert_eq!(SimulatedHistory::up().broken_at(|end| *end = small(77)), []);
     let broken = SimulatedHistory::up().broken_at(|end| *end = small(79));
     said(&broken, Invariant::MemoryBack);
-    assert_eq!(why(&small(79)), None, "it was found out");
-    assert_eq!(why(&SimulatedHistory::up().end()), None, "it is large enough");
+    assert_eq!(why(&small(79)), None, "the violation was found");
+    assert_eq!(why(&SimulatedHistory::up().end()), None, "the fleet is large enough");
 }
 
 #[test]
@@ -476,7 +488,7 @@ fn who_is_back_too_late_is_caught() {
     assert_eq!(late(2050), None);
     let violation = late(2051).unwrap();
     assert_eq!((violation.invariant, violation.at_ms), (Invariant::Recovery, 2151));
-    assert_eq!(violation.what, "it was back 2051 ms after the fault, where 2050 ms are allowed");
+    assert_eq!(violation.what, "the instance recovered 2051 ms after the fault; 2050 ms are allowed");
 }
 
 #[test]
@@ -505,7 +517,7 @@ fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
         (told.judge.count(), recovery.not_checked)
     };
     assert_eq!(judged(50), (1, None));
-    let why = "1 are not counted: other programs used up to 97 % of the CPU time meanwhile";
+    let why = "1 violation is not counted: other programs used up to 97 % of the CPU time meanwhile";
     assert_eq!(judged(97), (0, Some(why.to_owned())));
 }
 
@@ -519,10 +531,14 @@ fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
     };
     let judged = |storm: &Latency, failed| neighbours(&limits, Duration::ZERO, &calls(500, 10), storm, failed);
     assert_eq!(judged(&calls(500, 19), 0), Ok(None));
-    assert!(judged(&calls(499, 100), 0).is_err(), "too few to say");
+    assert!(judged(&calls(499, 100), 0).is_err(), "too few calls");
     assert_eq!(judged(&calls(500, 21), 0).unwrap().unwrap().invariant, Invariant::Neighbours);
     let (quiet, storm) = (calls(500, 1), calls(500, 100));
-    assert_eq!(neighbours(&ScenarioLimits::default(), Duration::ZERO, &quiet, &storm, 9), Ok(None), "nobody asked");
+    assert_eq!(
+        neighbours(&ScenarioLimits::default(), Duration::ZERO, &quiet, &storm, 9),
+        Ok(None),
+        "these limits are not set"
+    );
 }
 
 #[test]
@@ -532,8 +548,8 @@ fn neighbours_whose_calls_fail_are_slower_than_any() {
     (0..1000).for_each(|_| storm.record(Duration::from_millis(10)));
     let quiet = storm.clone();
     let judged = |failed| neighbours(&limits, Duration::ZERO, &quiet, &storm, failed).unwrap();
-    assert_eq!(judged(9), None, "one in a hundred may be as slow as it likes");
-    assert!(judged(11).unwrap().what.starts_with("11 of 1011 calls to teams that no fault befell failed"));
+    assert_eq!(judged(9), None, "one call in a hundred is ignored");
+    assert!(judged(11).unwrap().what.starts_with("11 of 1011 calls to teams without a fault failed"));
     let none = neighbours(&limits, Duration::ZERO, &quiet, &Latency::default(), 500).unwrap();
     assert!(none.unwrap().what.starts_with("500 of 500 calls"));
 }

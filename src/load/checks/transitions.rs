@@ -117,17 +117,17 @@ impl TransitionCheck {
             if !self.legal[before as usize][status as usize] {
                 let excused = chain.excused_until.take().is_some_and(|until| at <= until);
                 if !excused {
-                    let what = format!("it went from {before} to {status}, which nothing causes");
+                    let what = format!("the status changed from {before} to {status}, which is not a legal transition");
                     broken.push(Invariant::LegalTransitions, at, Some(nth), what);
                 }
             }
             if at < when {
                 let early = when.saturating_sub(at).as_millis();
-                let what = format!("{status} is told after {before} and happened {early} ms before it");
+                let what = format!("{status} was reported after {before} and has a timestamp {early} ms before it");
                 broken.push(Invariant::LegalTransitions, at, Some(nth), what);
             }
         } else if self.epoch == 0 && !matches!(status, Provisioning | AwaitingUserConfig) {
-            let what = format!("the first that is told of it is {status}");
+            let what = format!("the first reported status is {status}");
             broken.push(Invariant::LegalTransitions, at, Some(nth), what);
         }
         chain.last = Some((status, at));

@@ -150,7 +150,7 @@ impl LoadCaller for EndpointClients {
         async move {
             let id = self.fleet.id(call.nth);
             let Some(session) = self.sessions.get(&(id.team.clone(), id.user.clone())) else {
-                return failed(None, &"its user has no session");
+                return failed(None, &"the user of the instance has no session");
             };
             let path = format!("{}:echo", self.fleet.slug(call.nth));
             let after_ms = u64::try_from(call.after.as_millis()).unwrap_or(u64::MAX);
@@ -170,7 +170,7 @@ impl LoadCaller for EndpointClients {
                     failed(None, &format!("HTTP {}: {said}", reply.status))
                 }
                 Ok(Err(error)) => failed(None, &error),
-                Err(_) => failed(Some("timed_out".to_owned()), &"the endpoint did not answer in time"),
+                Err(_) => failed(Some("timed_out".to_owned()), &"the endpoint did not respond in time"),
             }
         }
         .boxed()
@@ -211,7 +211,7 @@ fn read(body: &[u8]) -> CallOutcome {
         message: String,
         fate: Option<String>,
     }
-    let Ok(text) = std::str::from_utf8(body) else { return failed(None, &"the answer is no text") };
+    let Ok(text) = std::str::from_utf8(body) else { return failed(None, &"the response is not text") };
     // In an event stream the response is the last message, after keep-alives and progress.
     let message = if text.trim_start().starts_with('{') {
         text
@@ -230,8 +230,8 @@ fn read(body: &[u8]) -> CallOutcome {
             Some(SatelliteError { kind: Some(_), fate, .. }) => failed(fate, &error.message),
             _ => CallOutcome::ServerError(error.message),
         },
-        Ok(_) => failed(None, &"the answer has neither a result nor an error"),
-        Err(error) => failed(None, &format!("the answer cannot be read: {error}")),
+        Ok(_) => failed(None, &"the response has neither a result nor an error"),
+        Err(error) => failed(None, &format!("the response cannot be parsed: {error}")),
     }
 }
 
@@ -262,7 +262,7 @@ impl LoadSession {
         let mut session = Self { address, head, next: AtomicU64::new(1), idle: Mutex::default() };
         let refused = |reply: &EndpointResponse| {
             let said = String::from_utf8_lossy(&reply.body).into_owned();
-            io::Error::other(format!("the endpoint refuses a session with HTTP {}: {said}", reply.status))
+            io::Error::other(format!("the endpoint refused a session with HTTP {}: {said}", reply.status))
         };
         let reply = session.post(INITIALIZE).await?;
         let id = reply.session.as_ref().filter(|_| reply.status == 200).ok_or_else(|| refused(&reply))?;
@@ -305,7 +305,7 @@ impl LoadSession {
 }
 
 async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointResponse> {
-    let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "the endpoint's answer is no HTTP");
+    let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "the endpoint's response is not HTTP");
     let status = line(stream).await?;
     let status = status.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(unreadable)?;
     let (mut length, mut chunked, mut session, mut stays) = (0, false, None, true);
@@ -339,7 +339,7 @@ async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointResponse
 async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
     let mut line = String::new();
     if stream.read_line(&mut line).await? == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the endpoint has hung up"));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the endpoint closed the connection"));
     }
     line.truncate(line.trim_end().len());
     Ok(line)
@@ -348,7 +348,8 @@ async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
 async fn take(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>, length: usize) -> io::Result<()> {
     let begin = body.len();
     if length > ANSWER_MAX.saturating_sub(begin) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the endpoint's answer is longer than any of ours"));
+        let why = format!("the endpoint's response is longer than {ANSWER_MAX} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
     body.resize(begin + length, 0);
     stream.read_exact(&mut body[begin..]).await.map(drop)

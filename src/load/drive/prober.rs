@@ -103,7 +103,7 @@ impl Prober {
             // Stop waiting if the runtime loses the call.
             let answer = timeout(patience, self.caller.call(&call)).await;
             let answer =
-                answer.unwrap_or_else(|_| CallOutcome::Failed { fate: None, why: "no answer at all".to_owned() });
+                answer.unwrap_or_else(|_| CallOutcome::Failed { fate: None, why: "the call did not end".to_owned() });
             let moved = moved();
             let is_settled = moved || !matches!(answer, CallOutcome::Failed { .. });
             if is_settled || Instant::now() >= deadline {

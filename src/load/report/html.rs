@@ -75,24 +75,26 @@ impl HtmlPage {
         let mut latencies =
             vec![("before the faults", GREEN, &calls.quiet), ("during the faults", ORANGE, &calls.storm)];
         if !calls.neighbours.is_empty() {
-            latencies.push(("meanwhile, to other teams", BLUE, &calls.neighbours));
+            latencies.push(("to other teams, after a large fault", BLUE, &calls.neighbours));
         }
         latencies.retain(|(_, _, latency)| !latency.is_empty());
         let legend: Vec<_> = latencies.iter().map(|(name, colour, _)| (*name, *colour)).collect();
         let drawn: Vec<_> = latencies.iter().map(|(_, colour, latency)| (*colour, *latency)).collect();
         if !drawn.is_empty() {
-            self.plot(PlotWidth::Half, "How long a call takes", &legend, plots::histogram(PlotWidth::Half, &drawn));
+            self.plot(PlotWidth::Half, "Duration of calls", &legend, plots::histogram(PlotWidth::Half, &drawn));
         }
         if !findings.online.is_empty() {
             let online = plots::histogram(PlotWidth::Half, &[(GREEN, &findings.online)]);
-            self.plot(PlotWidth::Half, "From its installation until a server is online", &[], online);
+            self.plot(PlotWidth::Half, "Time from installation to online", &[], online);
         }
-        let waits =
-            [("supervisors", VIOLET, &findings.supervisors), ("Root and the registry", TEAL, &findings.registry)];
+        let waits = [
+            ("supervisors", VIOLET, &findings.supervisors),
+            ("root supervisor and registry", TEAL, &findings.registry),
+        ];
         if waits.iter().all(|(_, _, latency)| !latency.is_empty()) {
             let legend = waits.map(|(name, colour, _)| (name, colour));
             let drawn = plots::histogram(PlotWidth::Half, &waits.map(|(_, colour, latency)| (colour, latency)));
-            self.plot(PlotWidth::Half, "How long the runtime's own parts take to answer", &legend, drawn);
+            self.plot(PlotWidth::Half, "Response times of the runtime", &legend, drawn);
         }
         self.recoveries(findings);
         put!(self, "</div>\n");
@@ -108,14 +110,14 @@ impl HtmlPage {
             all.merge(latency);
         }
         let histogram = plots::histogram(PlotWidth::Half, &[(VIOLET, &all)]);
-        self.plot(PlotWidth::Half, "From a fault, or its healing, until its victim is online", &[], histogram);
+        self.plot(PlotWidth::Half, "Recovery time: from a fault or its end until online", &[], histogram);
         recoveries.sort_by_key(|(_, latency)| latency.quantile(0.5));
         let rows: Vec<_> = recoveries
             .into_iter()
             .map(|(kind, latency)| (format!("{} ({})", fault_name(*kind), latency.len()), VIOLET, latency))
             .collect();
         let spans = plots::spans(PlotWidth::Full, &rows);
-        self.plot(PlotWidth::Full, "The same by fault: half, nine of ten, all within", &[], spans);
+        self.plot(PlotWidth::Full, "Recovery time by kind of fault: 50 %, 90 %, longest", &[], spans);
     }
 
     fn over_time(&mut self, findings: &RunFindings) {
@@ -144,7 +146,7 @@ impl HtmlPage {
         if !ill.is_empty() {
             let times = TimeAxis { seconds: &seconds[up..], marks: &[] };
             let drawn = plots::stack(PlotWidth::Full, &times, &ill);
-            self.plot(PlotWidth::Full, "Those of them that cannot be called", &legend(&ill), drawn);
+            self.plot(PlotWidth::Full, "Servers that cannot be called, by status", &legend(&ill), drawn);
         }
 
         let of = |value: fn(&RunSample) -> f64| -> Vec<f64> {
@@ -153,7 +155,7 @@ impl HtmlPage {
         let one = |colour, values| [PlotCurve { name: String::new(), colour, values }];
         let calls = rates(&seconds, &buckets);
         let drawn = plots::lines(PlotWidth::Full, &times, &calls, PlotUnit::Count);
-        self.plot(PlotWidth::Full, "Calls that end, a second", &legend(&calls), drawn);
+        self.plot(PlotWidth::Full, "Calls completed per second", &legend(&calls), drawn);
         let memory = plots::lines(PlotWidth::Half, &bare, &one(BLUE, of(|sample| sample.rss as f64)), PlotUnit::Bytes);
         self.plot(PlotWidth::Half, "Memory of this process", &[], memory);
         // Virtual runs open no descriptors.
@@ -164,11 +166,11 @@ impl HtmlPage {
         }
         let backlog = one(ORANGE, of(|sample| sample.backlog as f64));
         let drawn = plots::lines(PlotWidth::Half, &bare, &backlog, PlotUnit::Count);
-        self.plot(PlotWidth::Half, "Events that wait for the sink", &[], drawn);
+        self.plot(PlotWidth::Half, "Events waiting for the sink", &[], drawn);
         if samples.iter().any(|sample| sample.lag_us > 0) {
             let lag = one(VIOLET, of(|sample| sample.lag_us as f64));
             let drawn = plots::lines(PlotWidth::Half, &bare, &lag, PlotUnit::Microseconds);
-            self.plot(PlotWidth::Half, "How long the registry takes to answer", &[], drawn);
+            self.plot(PlotWidth::Half, "Response time of the registry", &[], drawn);
         }
     }
 
@@ -184,7 +186,7 @@ impl HtmlPage {
         }
         match drawn {
             Ok(svg) => self.0.push_str(&svg),
-            Err(error) => put!(self, "<p class=\"faint\">it could not be drawn: {}</p>\n", escaped(&error)),
+            Err(error) => put!(self, "<p class=\"faint\">this plot could not be drawn: {}</p>\n", escaped(&error)),
         }
         put!(self, "</figure>\n");
     }
@@ -214,7 +216,7 @@ impl HtmlPage {
     fn foot(&mut self, findings: &RunFindings) {
         let machine: Vec<String> = findings.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         let clock = if findings.mode == "virtual" {
-            " Time was virtual: durations are what was simulated, and say nothing about this machine."
+            " Time was virtual: durations are simulated and say nothing about this machine."
         } else {
             ""
         };
@@ -225,7 +227,7 @@ impl HtmlPage {
 }
 
 // Names of the layers with instances that can be called.
-const WELL: [&str; 2] = ["online", "online, asleep"];
+const WELL: [&str; 2] = ["online", "online, dormant"];
 
 /// Returns a layer for each status that occurred, from healthy at the bottom to failed. Of the samples that share a
 /// point, the one with the fewest online instances counts.
@@ -347,7 +349,7 @@ mod tests {
     #[test]
     fn what_servers_and_files_say_is_text_and_no_markup() {
         let page = html(&broken());
-        assert!(page.contains("was told &lt;b&gt;`2a-3-49`&lt;/b&gt;"));
+        assert!(page.contains("got the answer &lt;b&gt;`2a-3-49`&lt;/b&gt;"));
         assert!(page.contains("in servers &amp; in our own parts"));
     }
 

@@ -34,7 +34,8 @@ impl TerminalProgress {
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         self.say(
-            "no more calls and faults; what was found so far is judged when everybody is well. Again: end at once",
+            "stopping: no more calls and faults; findings are checked when all servers have recovered. A second signal \
+             ends the run at once",
         );
     }
 

@@ -106,8 +106,8 @@ pub(crate) fn broken() -> RunFindings {
         left: LeftoverResources { descriptors: 3, ..LeftoverResources::default() },
         events: EventFindings { lost: 1, ..held().events },
         violations: vec![
-            violation(Invariant::OwnAnswer, 12_304, Some("i77"), "asked for `2a-3-50` and was told <b>`2a-3-49`</b>"),
-            violation(Invariant::NoGap, 14_001, None, "501 is missing, and nothing says why"),
+            violation(Invariant::OwnAnswer, 12_304, Some("i77"), "the call 2a-3-50 got the answer <b>`2a-3-49`</b>"),
+            violation(Invariant::NoGap, 14_001, None, "event 501 is missing, and no event reports it as dropped"),
         ],
         violations_in_all: 12,
         ..held()

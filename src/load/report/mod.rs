@@ -36,7 +36,7 @@ pub fn verdict(findings: &RunFindings) -> String {
             [] => String::new(),
             of => format!("; {what}: {}", of.join(", ")),
         };
-        let (unchecked, never) = (but("not checked", &unchecked), but("faults that never came", &never));
+        let (unchecked, never) = (but("not checked", &unchecked), but("faults that never occurred", &never));
         return format!("HELD{so_far}: every promise that was checked was kept{unchecked}{never}");
     }
     let mut broken: BTreeMap<Invariant, u64> = BTreeMap::new();
@@ -54,16 +54,16 @@ pub fn verdict(findings: &RunFindings) -> String {
 /// Returns the description of an invariant for reports.
 pub fn promise(invariant: Invariant) -> &'static str {
     match invariant {
-        Invariant::OwnAnswer => "each caller gets its own answer, once",
-        Invariant::OnlineIsCallable => "what is online can be called",
-        Invariant::RestartBudget => "nobody is restarted beyond its budget",
+        Invariant::OwnAnswer => "each caller gets its own response, once",
+        Invariant::OnlineIsCallable => "an online server can be called",
+        Invariant::RestartBudget => "no server is restarted beyond its budget",
         Invariant::LegalTransitions => "statuses change by legal transitions, in order",
         Invariant::NoGap => "events are numbered without a gap",
         Invariant::NothingLeft => "nothing is left at the end",
         Invariant::MemoryBack => "memory is back after the faults",
-        Invariant::Recovery => "everyone is back within its delay",
-        Invariant::Neighbours => "other teams do not notice",
-        Invariant::Flat => "memory and descriptors do not grow with time",
+        Invariant::Recovery => "a victim of a fault recovers in time",
+        Invariant::Neighbours => "other teams do not notice a fault",
+        Invariant::Flat => "memory and descriptors do not grow over time",
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(verdict(&held()), "HELD: every promise that was checked was kept");
         assert_eq!(
             verdict(&broken()),
-            "BROKE, 12 times in all: each caller gets its own answer, once; events are numbered without a gap",
+            "BROKE, 12 times in all: each caller gets its own response, once; events are numbered without a gap",
         );
         let partly = RunFindings {
             checked: vec![
@@ -93,7 +93,8 @@ mod tests {
             never_injected: vec![FaultKind::Huge, FaultKind::Exit0],
             ..held()
         };
-        let but = "; not checked: memory and descriptors do not grow with time; faults that never came: huge, exit_0";
+        let but =
+            "; not checked: memory and descriptors do not grow over time; faults that never occurred: huge, exit_0";
         assert_eq!(verdict(&partly), format!("HELD: every promise that was checked was kept{but}"));
         let early = |findings| verdict(&RunFindings { stopped: true, ..findings });
         assert_eq!(early(held()), "HELD so far: every promise that was checked was kept");

@@ -81,7 +81,7 @@ impl PlotUnit {
         let value = value.max(0.0);
         match self {
             Self::Count => count(value),
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of this machine")]
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive number of bytes")]
             Self::Bytes => plain(&bytes(value as u64)),
             Self::Microseconds => plain(&time(Duration::from_secs_f64(value / 1e6))),
         }
@@ -224,7 +224,7 @@ impl Ranged for PlotAxis {
 
     fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
         let share = (value - self.range.start) / (self.range.end - self.range.start).max(f64::MIN_POSITIVE);
-        #[expect(clippy::cast_possible_truncation, reason = "within a plot")]
+        #[expect(clippy::cast_possible_truncation, reason = "coordinates within a plot")]
         let along = (f64::from(to - from) * share).round() as i32;
         from + along
     }
@@ -348,7 +348,7 @@ fn range(durations: impl Iterator<Item = Duration>) -> (f64, f64) {
 // Powers of ten, with their multiples by 2 and 5 if the range is small.
 fn decades((low, high): (f64, f64)) -> Vec<f64> {
     let factors: &[f64] = if high - low > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
-    #[expect(clippy::cast_possible_truncation, reason = "an hour has ten digits")]
+    #[expect(clippy::cast_possible_truncation, reason = "an hour in microseconds has ten digits")]
     let exponents = low.floor() as i32..=high.ceil() as i32;
     let all = exponents.flat_map(|exponent| factors.iter().map(move |factor| f64::from(exponent) + factor.log10()));
     all.filter(|at| (low..=high).contains(at)).collect()

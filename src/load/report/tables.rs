@@ -32,7 +32,7 @@ pub(super) struct HeadlineFigure {
 pub fn headline(findings: &RunFindings) -> String {
     let through = if findings.gateway { " through the MCP endpoint" } else { "" };
     format!(
-        "{} · seed {} · {} {} servers in {} teams{through} · {} of fleet in {}",
+        "{} · seed {} · {} {} servers in {} teams{through} · {} of run time in {} of real time",
         findings.scenario,
         findings.seed,
         count(findings.instances as u64),
@@ -63,10 +63,10 @@ pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
             } else {
                 "–".to_owned()
             },
-            format!("half of them in {}", at(&findings.online, 0.5)),
+            format!("half of the servers in {}", at(&findings.online, 0.5)),
         ),
         plain(
-            "memory each",
+            "memory per server",
             bytes(findings.bytes_each),
             format!("{} after the faults", bytes(findings.bytes_each_after)),
         ),
@@ -87,7 +87,7 @@ pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
         HeadlineFigure {
             name: "events lost",
             value: count(events.lost),
-            beside: format!("of {}; {} given up and said so", count(events.emitted), count(events.dropped)),
+            beside: format!("of {}; {} dropped and reported", count(events.emitted), count(events.dropped)),
             bad: events.lost > 0,
         },
         HeadlineFigure {
@@ -117,19 +117,19 @@ fn numbers(findings: &RunFindings) -> ReportTable {
     let mut rows: Vec<Vec<String>> =
         headlines(findings).into_iter().map(|one| vec![one.name.to_owned(), one.value, one.beside]).collect();
     let mut row = |name: &str, value: String, beside: String| rows.push(vec![name.to_owned(), value, beside]);
-    row("calls asked for", count(calls.asked), format!("{} shed, as too many were under way", count(calls.shed)));
+    row("calls planned", count(calls.asked), format!("{} shed: too many were in flight", count(calls.shed)));
     for (fate, failed) in &calls.by_fate {
         row(&format!("calls failed: {fate}"), count(*failed), String::new());
     }
-    row("events taken", count(events.sent), format!("{} refused for good", count(events.failed)));
-    row("given up for a time", count(findings.permanently_failed), String::new());
-    row("restarted by hand", count(findings.pardons), "10 s after it was given up".to_owned());
+    row("events accepted", count(events.sent), format!("{} rejected by the sink", count(events.failed)));
+    row("failed permanently", count(findings.permanently_failed), String::new());
+    row("restarted by hand", count(findings.pardons), "10 s after a permanent failure".to_owned());
     let cpu = time(Duration::from_secs_f64(findings.cpu_seconds.max(0.0)));
-    let children = findings.children_cpu_ms.map(|cpu| {
-        format!("the servers' own until they were online: {}", time(Duration::from_secs_f64(cpu.max(0.0) / 1e3)))
-    });
+    let children = findings
+        .children_cpu_ms
+        .map(|cpu| format!("servers until they were online: {}", time(Duration::from_secs_f64(cpu.max(0.0) / 1e3))));
     row("CPU of this process", cpu, children.unwrap_or_default());
-    ReportTable { title: "in numbers", head: vec!["", "", ""], rows }
+    ReportTable { title: "figures", head: vec!["", "", ""], rows }
 }
 
 fn durations(findings: &RunFindings) -> ReportTable {
@@ -138,7 +138,7 @@ fn durations(findings: &RunFindings) -> ReportTable {
         ("until online".to_owned(), None, &findings.online),
         ("call, before the faults".to_owned(), Some(calls.quiet_failed), &calls.quiet),
         ("call, during the faults".to_owned(), Some(calls.storm_failed), &calls.storm),
-        ("call to another team, meanwhile".to_owned(), Some(calls.neighbours_failed), &calls.neighbours),
+        ("call to another team, after a large fault".to_owned(), Some(calls.neighbours_failed), &calls.neighbours),
         ("a supervisor's answer".to_owned(), None, &findings.supervisors),
         ("the registry's answer".to_owned(), None, &findings.registry),
     ];
@@ -153,7 +153,7 @@ fn durations(findings: &RunFindings) -> ReportTable {
         let failed = failed.map_or_else(|| "–".to_owned(), count);
         [name, count(latency.len()), failed].into_iter().chain(at).collect()
     };
-    let head = vec!["how long", "n", "failed", "shortest", "50 %", "90 %", "99 %", "99.9 %", "longest"];
+    let head = vec!["measurement", "n", "failed", "shortest", "50 %", "90 %", "99 %", "99.9 %", "longest"];
     ReportTable { title: "durations", head, rows: all.map(row).collect() }
 }
 
@@ -175,7 +175,7 @@ fn faults(findings: &RunFindings) -> ReportTable {
     };
     ReportTable {
         title: "faults",
-        head: vec!["fault", "injected", "found nobody", "came back", "unharmed", "given up", "missing"],
+        head: vec!["fault", "injected", "no victim", "recovered", "unharmed", "failed permanently", "not recovered"],
         rows: kinds.into_iter().map(row).collect(),
     }
 }
@@ -192,7 +192,7 @@ fn promises(findings: &RunFindings) -> ReportTable {
     };
     ReportTable {
         title: "promises",
-        head: vec!["promise", "looked at", "and"],
+        head: vec!["promise", "checks", "result"],
         rows: findings.checked.iter().map(row).collect(),
     }
 }
@@ -238,7 +238,7 @@ mod tests {
     fn the_first_line_says_what_was_run() {
         assert_eq!(
             headline(&held()),
-            "mixed · seed 42 · 1,000 simulated servers in 50 teams · 60.0 s of fleet in 63.2 s"
+            "mixed · seed 42 · 1,000 simulated servers in 50 teams · 60.0 s of run time in 63.2 s of real time"
         );
     }
 

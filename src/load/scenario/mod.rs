@@ -338,7 +338,7 @@ pub fn load(name_or_path: &str) -> Result<Scenario, ScenarioErrors> {
             let names = SHIPPED.map(|(name, _)| name);
             let hint = match nearest(name_or_path, &names) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => format!("give a file, or one of those that are built in: {}", names.join(", ")),
+                None => format!("use a file or a built-in scenario: {}", names.join(", ")),
             };
             let message = format!("cannot read the scenario: {error}");
             Err(ScenarioErrors::nowhere(name_or_path, vec![(message, hint)]))
@@ -361,14 +361,14 @@ pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioErrors> {
             let hint = match &error.kind {
                 ErrorKind::UnquotedString => "put it in quotes",
                 ErrorKind::DuplicateKey { .. } | ErrorKind::DuplicateTable { .. } => "remove one of the two",
-                _ => "the file is read on once this is mended",
+                _ => "correct this first; the rest of the file was not checked",
             };
             findings.error(error.span, error.to_string(), hint);
             None
         }
     };
     findings.settle(&source)?;
-    scenario.ok_or_else(|| ScenarioErrors::fault(&"nothing was read, and nothing was wrong"))
+    scenario.ok_or_else(|| ScenarioErrors::fault(&"internal error: neither a scenario nor an error"))
 }
 
 /// Returns true if the fault can hit a server with this transport, or needs no server because it hits a team or the
@@ -410,8 +410,8 @@ fn beyond(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(S
         }
     };
     if times * victims > FAULTS_MAX {
-        let message = format!("this is about {:.0} faults, and a million is the most", times * victims);
-        wrong.push((message, "make `every` longer, or the share smaller".to_owned()));
+        let message = format!("the rule results in about {:.0} faults; the maximum is one million", times * victims);
+        wrong.push((message, "increase `every`, or reduce the share".to_owned()));
     }
     wrong
 }
@@ -428,16 +428,16 @@ impl Scenario {
         let instances = instances.unwrap_or(self.fleet.instances);
         let mut wrong = Vec::new();
         if instances > MANY_MAX as usize {
-            wrong.push((format!("{instances} instances are too many"), "a million is the most".to_owned()));
+            wrong.push((format!("{instances} instances are too many"), "the maximum is one million".to_owned()));
         }
         if instances == 0 {
-            wrong.push(("no instances are no fleet".to_owned(), "give at least 1".to_owned()));
+            wrong.push(("the fleet has no instances".to_owned(), "give at least 1".to_owned()));
         }
         match teams {
-            Some(0) => wrong.push(("no teams are no fleet".to_owned(), "give at least 1".to_owned())),
+            Some(0) => wrong.push(("the fleet has no teams".to_owned(), "give at least 1".to_owned())),
             Some(teams) if teams > instances => {
                 let message = format!("{teams} teams are more than {instances} instances");
-                wrong.push((message, "each team has at least one instance".to_owned()));
+                wrong.push((message, "each team needs at least one instance".to_owned()));
             }
             _ => {}
         }
@@ -445,10 +445,10 @@ impl Scenario {
         let fleet = FleetShape { instances, teams, ..self.fleet };
         let duration = duration.unwrap_or(self.duration);
         if duration.is_zero() {
-            wrong.push(("a run takes some time".to_owned(), "give at least 1 second".to_owned()));
+            wrong.push(("the duration of the run is 0".to_owned(), "give at least 1 second".to_owned()));
         } else {
             for rule in &self.faults {
-                let named = |(message, hint)| (format!("of `{}`: {message}", fault_name(rule.kind)), hint);
+                let named = |(message, hint)| (format!("fault `{}`: {message}", fault_name(rule.kind)), hint);
                 wrong.extend(beyond(rule, duration, Some(&fleet)).into_iter().map(named));
             }
         }
@@ -467,8 +467,8 @@ impl Scenario {
     pub fn paused(&self) -> Result<(), ScenarioErrors> {
         match &self.load {
             CallLoad::Closed { think, .. } if think.is_zero() => {
-                let message = "callers that do not think never let virtual time go on".to_owned();
-                let hint = "give `think` in [load], such as \"exp 10ms\"".to_owned();
+                let message = "callers without a think time stop the virtual clock".to_owned();
+                let hint = "set `think` in [load], such as \"exp 10ms\"".to_owned();
                 Err(ScenarioErrors::nowhere(&self.name, vec![(message, hint)]))
             }
             CallLoad::Closed { .. } | CallLoad::Open { .. } => Ok(()),

@@ -35,17 +35,17 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindi
 
     let at = Span::new(0, 0);
     let hints = [
-        ("about", "say in a sentence what it shows: about = \"…\""),
-        ("seconds", "say how long there is load: seconds = 60"),
-        ("fleet", "say how many there are: [fleet] with instances and teams"),
+        ("about", "describe the scenario in one sentence: about = \"…\""),
+        ("seconds", "set the duration of the load: seconds = 60"),
+        ("fleet", "set the size: [fleet] with instances and teams"),
         ("servers", "describe at least one kind of server under [[servers]]"),
-        ("load", "say who calls: [load] with loop = \"open\" or \"closed\""),
+        ("load", "describe the calls: [load] with loop = \"open\" or \"closed\""),
     ];
     for (key, hint) in hints.into_iter().zip(missing).filter_map(|(hint, missing)| missing.then_some(hint)) {
         file.findings.error(at, format!("`{key}` is missing"), hint);
     }
     if !missing[3] && kinds.is_empty() {
-        file.findings.error(at, "there is no kind of server", "describe at least one under [[servers]]");
+        file.findings.error(at, "`servers` is empty", "describe at least one under [[servers]]");
     }
     let mut names = BTreeSet::new();
     for (at, name) in kinds.iter().flatten().map(|(at, kind)| (at, &kind.name)) {
@@ -64,9 +64,9 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindi
         }
         if whole && !kinds.is_empty() && !kinds.iter().any(|kind| fits(rule.kind, kind.transport)) {
             let kind = fault_name(rule.kind);
-            let message = format!("there is no kind of server here that `{kind}` could befall");
+            let message = format!("no kind of server in this scenario can have the fault `{kind}`");
             let transport = if rule.kind.befalls() == VictimClass::Remote { "remote" } else { "stdio" };
-            file.findings.error(*at, message, format!("add one with transport = \"{transport}\", or leave it out"));
+            file.findings.error(*at, message, format!("add one with transport = \"{transport}\", or remove the fault"));
         }
     }
     file.close();
@@ -91,14 +91,14 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindi
 fn fleet(fields: &mut TableReader<'_, '_>) -> Option<FleetShape> {
     let at = fields.at;
     if !fields.has("instances") {
-        fields.findings.error(at, "`instances` is missing", "say how many servers there are: instances = 1000");
+        fields.findings.error(at, "`instances` is missing", "set the number of servers: instances = 1000");
     }
     let [instances, teams, users] = ["instances", "teams", "users"].map(|key| at_most(fields, key));
     let (teams, users) = (teams.unwrap_or(1), users.unwrap_or(1));
     let instances = instances?;
     if teams > instances {
         let message = format!("{teams} teams are more than {instances} instances");
-        fields.findings.error(at, message, "each team has at least one instance");
+        fields.findings.error(at, message, "each team needs at least one instance");
     }
     Some(FleetShape { instances: instances as usize, teams: teams as usize, users: users as usize })
 }
@@ -106,7 +106,7 @@ fn fleet(fields: &mut TableReader<'_, '_>) -> Option<FleetShape> {
 fn server(fields: &mut TableReader<'_, '_>) -> Option<(Span, ScenarioServer)> {
     let at = fields.at;
     if !fields.has("name") {
-        fields.findings.error(at, "a kind of server has no name", "give it one: name = \"tools\"");
+        fields.findings.error(at, "a kind of server has no name", "add one: name = \"tools\"");
     }
     let name = fields.text("name").given().cloned();
     if let Some(name) = &name {
@@ -137,13 +137,13 @@ fn server(fields: &mut TableReader<'_, '_>) -> Option<(Span, ScenarioServer)> {
 
 // Keys of a script that a scenario must not set, each with a hint.
 const DRAWN: [(&str, &str); 7] = [
-    ("handshake_delay", "give it as `handshake` of the server"),
-    ("seed", "it is drawn from the seed of the run"),
-    ("exit_after", "ends are faults: give them under [[faults]]"),
-    ("exit_before_handshake", "ends are faults: give them under [[faults]]"),
-    ("exit_code", "ends are faults: give them under [[faults]]"),
-    ("exit_on_call", "ends are faults: give them under [[faults]]"),
-    ("exit_signal", "ends are faults: give them under [[faults]]"),
+    ("handshake_delay", "set `handshake` of the server instead"),
+    ("seed", "the seed of the run determines it"),
+    ("exit_after", "exits are faults: describe them under [[faults]]"),
+    ("exit_before_handshake", "exits are faults: describe them under [[faults]]"),
+    ("exit_code", "exits are faults: describe them under [[faults]]"),
+    ("exit_on_call", "exits are faults: describe them under [[faults]]"),
+    ("exit_signal", "exits are faults: describe them under [[faults]]"),
 ];
 
 // Each key is parsed separately, so that each error has its own position.
@@ -163,13 +163,13 @@ fn script(fields: &mut TableReader<'_, '_>) -> SimScript {
     for (key, mut value) in table {
         let (key, at, value_at) = (key.name.into_owned(), key.span, value.span);
         if let Some((_, hint)) = DRAWN.iter().find(|(drawn, _)| *drawn == key) {
-            fields.findings.error(at, format!("`{key}` is not for a script of a scenario"), *hint);
+            fields.findings.error(at, format!("`{key}` is not permitted in the script of a scenario"), *hint);
             continue;
         }
         if !known.contains_key(&key) {
             let hint = match nearest(&key, &words) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => "the keys are the flags of `satellite sim-server`, with underscores".to_owned(),
+                None => "the keys are the options of `satellite sim-server`, with underscores".to_owned(),
             };
             fields.findings.error(at, format!("unknown key `{key}` in `script`"), hint);
             continue;
@@ -179,8 +179,8 @@ fn script(fields: &mut TableReader<'_, '_>) -> SimScript {
         match serde_json::from_value::<SimScript>(alone) {
             Ok(_) => drop(said.insert(key, value)),
             Err(error) => {
-                let hint = "the flag of this name tells more: `satellite sim-server --help`";
-                fields.findings.error(value_at, format!("`{key}` cannot be read: {error}"), hint);
+                let hint = "see the option of this name in `satellite sim-server --help`";
+                fields.findings.error(value_at, format!("`{key}` is invalid: {error}"), hint);
             }
         }
     }
@@ -206,7 +206,7 @@ fn json(value: ValueInner<'_>) -> serde_json::Value {
 fn load_of(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
     let at = fields.at;
     if !fields.has("loop") {
-        let hint = "write loop = \"open\" (so many calls a second) or loop = \"closed\" (so many callers)";
+        let hint = "set loop = \"open\" (a number of calls per second) or loop = \"closed\" (a number of callers)";
         fields.findings.error(at, "`loop` is missing", hint);
     }
     let open = fields.one_of("loop", &[("open", true), ("closed", false)]);
@@ -217,34 +217,34 @@ fn load_of(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
     let think = spread(fields, "think");
     let per_second = above_zero(fields, "per_second");
     if let Some(rate) = per_second.filter(|rate| *rate > RATE_MAX) {
-        let message = format!("{rate:.0} calls a second are too many");
-        fields.findings.error(at, message, "a million is the most: make `per_second` smaller");
+        let message = format!("{rate:.0} calls per second are too many");
+        fields.findings.error(at, message, "the maximum is one million: reduce `per_second`");
     }
     let skew = fields.number("skew").given().map_or(0.0, |skew| {
         if !(skew.value >= 0.0 && skew.value <= 10.0) {
-            fields.findings.error(skew.span, "`skew` makes no sense here", "give 0 (even) to about 2 (very uneven)");
+            fields.findings.error(skew.span, "`skew` is out of range", "use 0 (even) to 10; 2 is very uneven");
         }
         skew.value
     });
     let timeout = fields.positive("timeout").unwrap_or(Duration::from_secs(30));
     let mut stray = |there: bool, key: &str, of: &str| {
         if there {
-            let hint = format!("leave it out, or write loop = \"{of}\"");
-            fields.findings.error(at, format!("`{key}` is of a load whose loop is {of}"), hint);
+            let hint = format!("remove it, or set loop = \"{of}\"");
+            fields.findings.error(at, format!("`{key}` requires loop = \"{of}\""), hint);
         }
     };
     if open? {
         stray(callers_there, "callers", "closed");
         stray(think_there, "think", "closed");
         if !rate_there {
-            fields.findings.error(at, "`per_second` is missing", "say how many calls there are: per_second = 100");
+            fields.findings.error(at, "`per_second` is missing", "set the number of calls: per_second = 100");
         }
         Some(CallLoad::Open { per_second: per_second?, in_flight_max: in_flight_max.unwrap_or(1000), skew, timeout })
     } else {
         stray(rate_there, "per_second", "open");
         stray(limit_there, "in_flight_max", "open");
         if !callers_there {
-            fields.findings.error(at, "`callers` is missing", "say how many there are: callers = 32");
+            fields.findings.error(at, "`callers` is missing", "set the number of callers: callers = 32");
         }
         Some(CallLoad::Closed { callers: callers?, think: think.unwrap_or_default(), skew, timeout })
     }
@@ -298,7 +298,7 @@ fn policies(fields: &mut TableReader<'_, '_>) -> ScenarioPolicies {
         fields.findings.error(fields.at, message, "give both; by default they are \"1s\" and \"3m\"");
     }
     if session.line_max < 1024 {
-        fields.findings.error(fields.at, "`line_max` has no room for a message", "give at least \"1KiB\"");
+        fields.findings.error(fields.at, "`line_max` is too small for a message", "give at least \"1KiB\"");
     }
     ScenarioPolicies { policy, team_budget, start_permits, connect_permits }
 }
@@ -313,7 +313,7 @@ fn events(fields: &mut TableReader<'_, '_>) -> BatchPolicy {
     put(fields.count::<1, _>("queue_max"), &mut batch.queue_max);
     let batch_max = fields.count::<1, _>("batch_max");
     if batch_max.is_some_and(|batch_max| batch_max > batch.queue_max) {
-        let message = "`batch_max` is larger than `queue_max`: a full batch could never be gathered";
+        let message = "`batch_max` is larger than `queue_max`, so a batch could never be full";
         fields.findings.error(fields.at, message, "make `queue_max` at least as large; its default is 10000");
     }
     batch.batch_max = batch_max.unwrap_or(batch.batch_max).min(batch.queue_max);
@@ -323,7 +323,7 @@ fn events(fields: &mut TableReader<'_, '_>) -> BatchPolicy {
 fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     let at = fields.at;
     if !fields.has("kind") {
-        fields.findings.error(at, "a fault has no kind", "give it one: kind = \"crash\"");
+        fields.findings.error(at, "a fault has no kind", "add one: kind = \"crash\"");
     }
     let kind = fields.one_of("kind", &FAULTS);
     let [at_there, every_there, from_there, until_there] = ["at", "every", "from", "until"].map(|key| fields.has(key));
@@ -342,7 +342,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     let when = match (at_there, every_there) {
         (true, false) => {
             if from_there || until_there {
-                wrong("`from` and `until` are for a fault with `every`".to_owned(), "leave them out");
+                wrong("`from` and `until` require `every`".to_owned(), "remove them");
             }
             once.map(FaultTiming::At)
         }
@@ -350,12 +350,12 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
         (true, true) => {
             wrong(
                 format!("`{name}` has both `at` and `every`"),
-                "`at` is for once, `every` for again and again: keep one",
+                "`at` is for a single fault, `every` for repeated ones: remove one",
             );
             None
         }
         (false, false) => {
-            wrong(format!("`{name}` has no time"), "give at = \"40 %\" (once) or every = \"2s\" (again and again)");
+            wrong(format!("`{name}` has no time"), "set at = \"40 %\" (once) or every = \"2s\" (repeatedly)");
             None
         }
     };
@@ -364,16 +364,16 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
         (true, true) => {
             wrong(
                 format!("`{name}` has both `share` and `teams`"),
-                "`share` is of instances, `teams` of teams: keep one",
+                "`share` selects instances, `teams` selects teams: remove one",
             );
             None
         }
         _ if kind.befalls() == VictimClass::Us => {
-            wrong(format!("`{name}` befalls the satellite, of which there is one"), "leave `share` and `teams` out");
+            wrong(format!("`{name}` is a fault of the satellite itself"), "remove `share` and `teams`");
             None
         }
         (true, false) if kind.befalls() == VictimClass::Team => {
-            wrong(format!("`{name}` befalls teams"), "write `teams` instead of `share`");
+            wrong(format!("`{name}` is a fault of teams"), "use `teams` instead of `share`");
             None
         }
         (true, false) => share.map(VictimSelection::Share),
@@ -381,7 +381,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     };
     let healed = is_healed(kind);
     if lasts_there && !healed {
-        wrong(format!("`{name}` is over as soon as it has been done"), "leave `lasts` out");
+        wrong(format!("the fault `{name}` has no duration"), "remove `lasts`");
     }
     let lasts = match lasts {
         Some(lasts) => lasts,
@@ -405,7 +405,7 @@ fn at_most(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<u32> {
     let at = fields.at;
     let count = fields.count::<1, u32>(key)?;
     if count > MANY_MAX {
-        fields.findings.error(at, format!("`{key}` is too large"), "a million is the most");
+        fields.findings.error(at, format!("`{key}` is too large"), "the maximum is one million");
         return None;
     }
     Some(count)
@@ -429,7 +429,7 @@ fn above_zero(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64
     if number.value.is_finite() && number.value > 0.0 {
         return Some(number.value);
     }
-    fields.findings.error(number.span, format!("`{key}` makes no sense here"), "give a number above 0");
+    fields.findings.error(number.span, format!("`{key}` is not a positive number"), "use a number above 0");
     None
 }
 
@@ -442,8 +442,8 @@ fn portion(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
     }
     fields.findings.error(
         number.span,
-        format!("`{key}` is no share"),
-        "give a number above 0, and 1 at most: a third is 0.333",
+        format!("`{key}` is not a share"),
+        "use a number above 0 and at most 1: a third is 0.333",
     );
     None
 }
@@ -462,6 +462,6 @@ fn moment(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<RunMome
             }
         }
     }
-    fields.findings.error(text.span, format!("`{key}` is no moment of the run"), hint);
+    fields.findings.error(text.span, format!("`{key}` is not a moment of the run"), hint);
     None
 }

@@ -200,22 +200,22 @@ share = 0.5
 growth = "much"
 "#;
     insta::assert_snapshot!(errors(text).join("\n"), @r#"
-    2:11: `seconds` is 0, which makes no sense here (give at least 1)
-    3:2: 3 teams are more than 2 instances (each team has at least one instance)
+    2:11: `seconds` is 0, which is too small (give at least 1)
+    3:2: 3 teams are more than 2 instances (each team needs at least one instance)
     7:9: `Tools!` cannot be part of a server's name (use small letters, digits and hyphens)
-    8:14: `handshake` is no distribution of durations (write "5ms", "uniform 1ms 10ms" (from, to), "exp 10ms" (mean) or "lognormal 10ms 2" (median, factor of one sigma))
-    9:14: `pigeon` is no transport (one of "stdio", "remote")
+    8:14: `handshake` is not a distribution of durations (use "5ms", "uniform 1ms 10ms" (from, to), "exp 10ms" (mean) or "lognormal 10ms 2" (median, factor of one standard deviation))
+    9:14: `pigeon` is not a valid value for `transport` (use one of "stdio", "remote")
     10:12: unknown key `tool` in `script` (did you mean `tools`?)
-    10:22: `seed` is not for a script of a scenario (it is drawn from the seed of the run)
-    10:45: `call_delay` cannot be read: invalid type: integer `5`, expected an unsigned duration string (the flag of this name tells more: `satellite sim-server --help`)
-    11:2: `callers` is of a load whose loop is closed (leave it out, or write loop = "closed")
-    14:14: `per_second` makes no sense here (give a number above 0)
+    10:22: `seed` is not permitted in the script of a scenario (the seed of the run determines it)
+    10:45: `call_delay` is invalid: invalid type: integer `5`, expected an unsigned duration string (see the option of this name in `satellite sim-server --help`)
+    11:2: `callers` requires loop = "closed" (remove it, or set loop = "closed")
+    14:14: `per_second` is not a positive number (use a number above 0)
     16:1: unknown key `max_crash` in `policy` (did you mean `max_crashes`?)
-    18:9: `crush` is no kind (one of "crash", "exit_0", "crash_loop", "slow_handshake", "no_handshake", "hang", "slow_sigterm", "ignore_sigterm", "stderr_flood", "garbage", "huge", "stray_answers", "memory_growth", "unauthorized", "session_lost", "refused", "stream_cut", "worker_panic", "team_panic", "registry_panic", "batcher_panic", "sink_fails", "sink_panics")
-    19:1: `crash` is over as soon as it has been done (leave `lasts` out)
-    21:7: `at` is no moment of the run (write a share of the run, such as "40 %", or a time after its start, such as "90s")
-    23:1: `sink_fails` has both `at` and `every` (`at` is for once, `every` for again and again: keep one)
-    23:1: `sink_fails` befalls the satellite, of which there is one (leave `share` and `teams` out)
+    18:9: `crush` is not a valid value for `kind` (use one of "crash", "exit_0", "crash_loop", "slow_handshake", "no_handshake", "hang", "slow_sigterm", "ignore_sigterm", "stderr_flood", "garbage", "huge", "stray_answers", "memory_growth", "unauthorized", "session_lost", "refused", "stream_cut", "worker_panic", "team_panic", "registry_panic", "batcher_panic", "sink_fails", "sink_panics")
+    19:1: the fault `crash` has no duration (remove `lasts`)
+    21:7: `at` is not a moment of the run (write a share of the run, such as "40 %", or a time after its start, such as "90s")
+    23:1: `sink_fails` has both `at` and `every` (`at` is for a single fault, `every` for repeated ones: remove one)
+    23:1: `sink_fails` is a fault of the satellite itself (remove `share` and `teams`)
     29:11: `growth` must be a number, not a string (write it without quotes)
     "#);
 }
@@ -223,15 +223,15 @@ growth = "much"
 #[test]
 fn what_is_missing_is_asked_for() {
     insta::assert_snapshot!(errors("").join("\n"), @r#"
-    1:1: `about` is missing (say in a sentence what it shows: about = "…")
-    1:1: `seconds` is missing (say how long there is load: seconds = 60)
-    1:1: `fleet` is missing (say how many there are: [fleet] with instances and teams)
+    1:1: `about` is missing (describe the scenario in one sentence: about = "…")
+    1:1: `seconds` is missing (set the duration of the load: seconds = 60)
+    1:1: `fleet` is missing (set the size: [fleet] with instances and teams)
     1:1: `servers` is missing (describe at least one kind of server under [[servers]])
-    1:1: `load` is missing (say who calls: [load] with loop = "open" or "closed")
+    1:1: `load` is missing (describe the calls: [load] with loop = "open" or "closed")
     "#);
     let no_server = SMALL.replace(r#"[{ name = "tools" }]"#, "[]");
     insta::assert_snapshot!(errors(&no_server).join("\n"), @r#"
-    1:1: there is no kind of server (describe at least one under [[servers]])
+    1:1: `servers` is empty (describe at least one under [[servers]])
     "#);
 }
 
@@ -255,10 +255,10 @@ every = \"1ns\"
 "
     );
     insta::assert_snapshot!(errors(&text).join("\n"), @r#"
-    8:1: there is no kind of server here that `stream_cut` could befall (add one with transport = "remote", or leave it out)
+    8:1: no kind of server in this scenario can have the fault `stream_cut` (add one with transport = "remote", or remove the fault)
     11:1: `at` is beyond the run, which takes 10s (write it as a share of the run, such as "40 %")
     14:1: `from` is not before `until` (write it as a share of the run, such as "40 %")
-    18:1: this is about 5500000000 faults, and a million is the most (make `every` longer, or the share smaller)
+    18:1: the rule results in about 5500000000 faults; the maximum is one million (increase `every`, or reduce the share)
     "#);
 }
 
@@ -267,18 +267,18 @@ fn more_than_a_machine_can_hold_is_an_error_and_not_tried() {
     let many = SMALL.replace("per_second = 5", "per_second = 1e12, in_flight_max = 2_000_000");
     assert_ne!(many, SMALL);
     insta::assert_snapshot!(errors(&many).join("\n"), @r"
-    6:1: `in_flight_max` is too large (a million is the most)
-    6:1: 1000000000000 calls a second are too many (a million is the most: make `per_second` smaller)
+    6:1: `in_flight_max` is too large (the maximum is one million)
+    6:1: 1000000000000 calls per second are too many (the maximum is one million: reduce `per_second`)
     ");
     let closed = SMALL.replace(r#"loop = "open", per_second = 5"#, r#"loop = "closed", callers = 4_000_000"#);
-    assert_eq!(errors(&closed), ["6:1: `callers` is too large (a million is the most)"]);
+    assert_eq!(errors(&closed), ["6:1: `callers` is too large (the maximum is one million)"]);
     let text = "[fleet]\ninstances = 1_000_001\nteams = 1_000_001";
     assert!(errors(text).iter().any(|error| error.contains("`instances` is too large")), "{:?}", errors(text));
     let over = |instances| {
         load("mixed").unwrap().with(ScenarioOverrides { instances: Some(instances), ..ScenarioOverrides::default() })
     };
     let told = over(usize::MAX).unwrap_err().items().remove(0);
-    assert_eq!(told.hint, "a million is the most");
+    assert_eq!(told.hint, "the maximum is one million");
     assert!(over(1_000_000).is_ok(), "{:?}", over(1_000_000).err());
 }
 
@@ -305,13 +305,13 @@ fn the_command_line_overrides_the_file_and_is_checked_as_well() {
         errors.into_iter().map(|item| item.message).collect::<Vec<_>>()
     };
     assert_eq!(told(ScenarioOverrides { teams: Some(30), ..few }), ["30 teams are more than 20 instances"]);
-    assert_eq!(told(ScenarioOverrides { instances: Some(0), ..few }), ["no instances are no fleet"]);
-    assert_eq!(told(ScenarioOverrides { duration: Some(Duration::ZERO), ..few }), ["a run takes some time"]);
+    assert_eq!(told(ScenarioOverrides { instances: Some(0), ..few }), ["the fleet has no instances"]);
+    assert_eq!(told(ScenarioOverrides { duration: Some(Duration::ZERO), ..few }), ["the duration of the run is 0"]);
 
     let late = parse("late.toml", &format!("{SMALL}\n[[faults]]\nkind = \"crash\"\nat = \"8s\"")).unwrap();
     let short = ScenarioOverrides { duration: Some(Duration::from_secs(5)), ..ScenarioOverrides::default() };
     let told = late.with(short).unwrap_err().items().remove(0);
-    assert_eq!(told.message, "of `crash`: `at` is beyond the run, which takes 5s");
+    assert_eq!(told.message, "fault `crash`: `at` is beyond the run, which takes 5s");
 }
 
 #[test]

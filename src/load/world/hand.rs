@@ -33,7 +33,7 @@ impl ServerFaults {
     }
 
     pub(crate) async fn hurt(&self, what: &PlannedFault) -> Result<(), String> {
-        let FaultVictim::Instance(nth) = what.victim else { return Err("it is no server".to_owned()) };
+        let FaultVictim::Instance(nth) = what.victim else { return Err("the victim is not a server".to_owned()) };
         match what.kind {
             FaultKind::Crash => self.world.kill(nth, &self.runtime)?,
             FaultKind::Exit0 => self.world.exit(nth, self).await?,
@@ -73,7 +73,7 @@ impl ServerFaults {
             | FaultKind::RegistryPanic
             | FaultKind::BatcherPanic
             | FaultKind::SinkFails
-            | FaultKind::SinkPanics => return Err("no server does that".to_owned()),
+            | FaultKind::SinkPanics => return Err("this fault does not apply to servers".to_owned()),
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl ServerFaults {
 
     pub(super) fn is_online(&self, nth: InstanceNo) -> Result<(), String> {
         let status = self.runtime.status(self.scripts.fleet.id(nth)).map(|view| view.status);
-        status.filter(|status| *status == Status::Online).map(drop).ok_or_else(|| "it is not online".to_owned())
+        status.filter(|status| *status == Status::Online).map(drop).ok_or_else(|| "the server is not online".to_owned())
     }
 
     // Applies from the server's next start on.

@@ -140,19 +140,19 @@ impl ProcessWorld {
 
     fn stop(&self, nth: InstanceNo) -> Result<SocketAddr, String> {
         let mut remote = self.remote();
-        let remote = remote.get_mut(&nth).ok_or("it is no remote server")?;
+        let remote = remote.get_mut(&nth).ok_or("not a remote server")?;
         remote.end();
         Ok(remote.address)
     }
 
     async fn start_again(&self, nth: InstanceNo) -> Result<(), String> {
-        let address = self.remote().get(&nth).map(|remote| remote.address).ok_or("it is no remote server")?;
+        let address = self.remote().get(&nth).map(|remote| remote.address).ok_or("not a remote server")?;
         self.start(nth, address).await.map_err(|error| error.to_string())
     }
 
     fn signal(&self, nth: InstanceNo, signal: Signal, runtime: &RuntimeHandle) -> Result<(), String> {
-        let pid =
-            runtime.status(self.scripts.fleet.id(nth)).and_then(|view| view.pid).ok_or("it has no process now")?;
+        let view = runtime.status(self.scripts.fleet.id(nth));
+        let pid = view.and_then(|view| view.pid).ok_or("the instance has no running process")?;
         kill(Pid::from_raw(pid.cast_signed()), signal).map_err(|error| error.to_string())
     }
 }
@@ -168,7 +168,7 @@ fn listening(mut command: Command) -> io::Result<RemoteProcess> {
     }
     let address = line.trim_end().strip_prefix("listening on http://").and_then(|rest| rest.strip_suffix("/mcp"));
     let address = address.and_then(|address| address.parse().ok());
-    remote.address = address.ok_or_else(|| io::Error::other("a remote server does not say where it listens"))?;
+    remote.address = address.ok_or_else(|| io::Error::other("a remote server did not print its address"))?;
     Ok(remote)
 }
 
@@ -216,7 +216,7 @@ impl ServerWorld for ProcessWorld {
                     self.start_again(nth).await?;
                 }
                 FaultKind::Refused => drop(self.stop(nth)?),
-                _ => return Err("no real server does that".to_owned()),
+                _ => return Err("a real server cannot simulate this fault".to_owned()),
             }
             hand.notice(nth).await;
             Ok(())

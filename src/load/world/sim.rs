@@ -51,7 +51,7 @@ impl SimWorld {
     }
 
     fn handle(&self, nth: InstanceNo) -> Result<SimHandle, String> {
-        self.sim.handle(self.scripts.fleet.id(nth)).ok_or_else(|| "it has no server now".to_owned())
+        self.sim.handle(self.scripts.fleet.id(nth)).ok_or_else(|| "the instance has no running server".to_owned())
     }
 }
 

@@ -90,7 +90,7 @@ impl Slot {
     pub(super) fn roll(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) {
         self.refused = None;
         let next = (*spec != *self.spec).then_some(spec);
-        let message = next.is_some().then(|| "its new configuration is on its way beside the old one".to_owned());
+        let message = next.is_some().then(|| "starting the new configuration beside the old one".to_owned());
         self.beside = match (self.beside.take(), next) {
             (None, Some(spec)) => {
                 out.push(SlotEffect::RequestPermit { urgent: false });
@@ -211,7 +211,7 @@ impl Slot {
         {
             let spec = spec.clone();
             self.beside = Some(leave(run, None, out));
-            self.refuses(spec, format!("cannot read its tools: {reason}"), out);
+            self.refuses(spec, format!("cannot read the server's tools: {reason}"), out);
         }
     }
 
@@ -287,7 +287,7 @@ impl Slot {
             SlotEvent::Exited { exit, will_restart: true }
         }));
         self.takes_on(spec);
-        let message = format!("starting with its new configuration; under the old one it ended: {reason}");
+        let message = format!("starting with the new configuration; the run with the old one ended: {reason}");
         self.moves(StatusCause::Ended, Some(message), out);
         let why = StartReason::Again { reason: RestartReason::Config, old_pid, attempt: 0 };
         match beside {

@@ -190,7 +190,7 @@ impl Slot {
             slot.becomes(*status, message.clone(), &mut out);
             slot.is_away(away, &mut out);
         } else {
-            slot.becomes(Status::Connecting, Some("its supervisor was restarted".to_owned()), &mut out);
+            slot.becomes(Status::Connecting, Some("the team supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
                 // The delay that was running stays in effect.
                 Some(until) if !slot.is_remote() => {
@@ -211,7 +211,8 @@ impl Slot {
         };
         let attempt = self.history.exits().count();
         let left = restart::in_seconds(until.saturating_duration_since(made));
-        let message = format!("restarting in {left} (attempt {attempt}), as before the satellite was restarted");
+        let message =
+            format!("restarting in {left} (attempt {attempt}); the delay began before the satellite was restarted");
         self.moves(StatusCause::Taken, Some(message), out);
         let why = StartReason::Again { reason: RestartReason::Crash, old_pid: None, attempt };
         self.phase = SlotPhase::Backoff { until, why };

@@ -480,7 +480,7 @@ impl Slot {
 
     fn missing_message(&self) -> String {
         let stopped = if self.want == RequestedState::Stopped { "stopped, and " } else { "" };
-        format!("{stopped}waiting for its user to give {}", self.spec.missing.join(", "))
+        format!("{stopped}waiting for the user to configure {}", self.spec.missing.join(", "))
     }
 
     // Ends the life of the instance. A removal is reported here, once, after the end of its last process.
@@ -551,8 +551,8 @@ fn refuse_ending(kind: StopKind) -> SlotEffect {
 
 fn ending(kind: StopKind) -> &'static str {
     match kind {
-        StopKind::Uninstall => "it was uninstalled",
+        StopKind::Uninstall => "the server was uninstalled",
         StopKind::Shutdown => "the satellite is shutting down",
-        StopKind::Manual | StopKind::Config => "it is ending",
+        StopKind::Manual | StopKind::Config => "the server is stopping",
     }
 }

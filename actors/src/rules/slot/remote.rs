@@ -212,7 +212,7 @@ impl Slot {
             // request with the old credentials has been answered since.
             let patience = self.spec.policy.session.request_timeout_max;
             if self.newer_credentials.take().is_some_and(|since| now.saturating_duration_since(since) < patience) {
-                self.moves(StatusCause::Lost, Some(format!("{reason}; its credentials have changed meanwhile")), out);
+                self.moves(StatusCause::Lost, Some(format!("{reason}; the credentials have changed meanwhile")), out);
                 self.attempt_now(0, None, out);
                 return;
             }

@@ -89,7 +89,7 @@ impl Slot {
             && *current == run
             && !matches!(why, StartReason::Wake { .. })
         {
-            self.remark(Some(format!("starting; its stdout is not JSON-RPC: {line}")), out);
+            self.remark(Some(format!("starting; the server's stdout is not JSON-RPC: {line}")), out);
         }
     }
 
@@ -199,7 +199,8 @@ impl Slot {
         };
         let policy = &self.spec.policy.reconnect;
         let delay = self.dice.spread(restart::reconnect_delay(policy, attempt), policy.jitter_percent).max(pause);
-        let message = format!("cannot read its tools: {reason}; again in {}", restart::in_seconds(delay));
+        let message =
+            format!("cannot read the server's tools: {reason}; next attempt in {}", restart::in_seconds(delay));
         self.last_error = Some(reason);
         self.phase = SlotPhase::Undiscovered { run, why, since, attempt, retry_at: Some(now + delay) };
         self.moves(StatusCause::Failed, Some(message), out);
@@ -294,7 +295,8 @@ impl Slot {
     pub(super) fn machine_fault(&mut self, exit: &WorkerExit) -> (Duration, String) {
         self.machine_faults = self.machine_faults.saturating_add(1);
         let (delay, reason) = (restart::machine_fault_delay(self.machine_faults), exit.reason());
-        let message = format!("the machine cannot start it, trying again in {}: {reason}", restart::in_seconds(delay));
+        let message =
+            format!("the machine cannot start the server; next attempt in {}: {reason}", restart::in_seconds(delay));
         self.last_error = Some(reason);
         (delay, message)
     }

@@ -53,7 +53,7 @@ impl Slot {
                 out.push(self.denied_unconfigured("start"));
             }
             SlotPhase::Reauth => {
-                out.push(self.denied("start", "its server refused the credentials", Some(Remedy::Authorize)));
+                out.push(self.denied("start", "the server rejected the credentials", Some(Remedy::Authorize)));
             }
             SlotPhase::Exhausted { .. } => self.on_reconnect(out),
             SlotPhase::Stopping { then: AfterStop::Over, .. } => out.push(self.denied_removed("start")),
@@ -161,7 +161,7 @@ impl Slot {
     }
 
     pub(super) fn denied_unconfigured(&self, verb: &str) -> SlotEffect {
-        let why = format!("values of its user are missing: {}", self.spec.missing.join(", "));
+        let why = format!("values of the user are missing: {}", self.spec.missing.join(", "));
         self.denied(verb, &why, Some(Remedy::Configure))
     }
 
@@ -294,12 +294,12 @@ impl Slot {
                 out.push(SlotEffect::Adopt { run, spec });
             }
             SlotPhase::Reauth if has_newer_secrets => {
-                self.moves(StatusCause::CredentialsChanged, Some("its credentials have changed".to_owned()), out);
+                self.moves(StatusCause::CredentialsChanged, Some("the credentials have changed".to_owned()), out);
                 self.attempt_now(0, None, out);
             }
             SlotPhase::Exhausted { .. } => {
                 let what = if has_newer_credentials { "credentials have" } else { "configuration has" };
-                self.moves(StatusCause::Attempt, Some(format!("its {what} changed")), out);
+                self.moves(StatusCause::Attempt, Some(format!("the {what} changed")), out);
                 self.attempt_now(0, None, out);
             }
             // The next run uses the new configuration.
@@ -340,7 +340,7 @@ impl Slot {
                 self.moves(StatusCause::Configured, Some("starting again when the old run has ended".to_owned()), out);
             }
             Status::Provisioning => {}
-            _ => self.moves(StatusCause::ConfigChanged, Some("its configuration changed".to_owned()), out),
+            _ => self.moves(StatusCause::ConfigChanged, Some("the configuration changed".to_owned()), out),
         }
     }
 

@@ -31,7 +31,7 @@ pub(super) enum BackendCallError {
     TimedOut { to: String, after: Duration },
     #[error("{to} answered {status}{}", said.as_ref().map(|said| format!(": {said}")).unwrap_or_default())]
     Refused { to: String, status: StatusCode, said: Option<String>, retry_after: Option<Duration> },
-    #[error("{to} answered what cannot be understood: {reason}")]
+    #[error("invalid response from {to}: {reason}")]
     Malformed { to: String, reason: String },
 }
 
@@ -153,7 +153,10 @@ impl BackendClient {
         if received.success {
             return Ok(());
         }
-        Err(BackendCallError::Malformed { to, reason: "a success that says it is none".to_owned() })
+        Err(BackendCallError::Malformed {
+            to,
+            reason: "the HTTP status means success, but `success` is false".to_owned(),
+        })
     }
 
     async fn answer<T: DeserializeOwned + Send + 'static>(
@@ -268,13 +271,17 @@ impl BackendResponse {
         let max = if status.is_success() { max } else { ANSWER_MAX };
         let body = match body(&mut response, max).await {
             Ok(Some(body)) => body,
-            Ok(None) if status.is_success() => return Err(malformed(format!("more than {max} bytes"))),
+            Ok(None) if status.is_success() => return Err(malformed(format!("the body is larger than {max} bytes"))),
             Err(error) if status.is_success() => return Err(about.failure(&error)),
             Ok(None) | Err(_) => Vec::new(),
         };
         if !status.is_success() {
             let said = serde_json::from_slice(&body).ok().map(|ErrorBody { error, .. }| about.quoted(&error));
-            let said = said.or_else(|| status.is_redirection().then(|| "it is elsewhere; give its own URL".to_owned()));
+            let said = said.or_else(|| {
+                status
+                    .is_redirection()
+                    .then(|| "redirects are not followed; configure the URL of the backend itself".to_owned())
+            });
             return Err(BackendCallError::Refused { to: about.to, status, said, retry_after });
         }
         if body.len() < ANSWER_MAX {
@@ -290,10 +297,10 @@ impl BackendResponse {
 // Serde's own text may contain a value, which may be a secret.
 fn told(error: &serde_json::Error) -> String {
     let what = match error.classify() {
-        serde_json::error::Category::Io => "it cannot be read",
-        serde_json::error::Category::Syntax => "it is no JSON",
-        serde_json::error::Category::Data => "a member is missing, of the wrong type, or not what it can be",
-        serde_json::error::Category::Eof => "it is cut off",
+        serde_json::error::Category::Io => "the body cannot be read",
+        serde_json::error::Category::Syntax => "the body is not JSON",
+        serde_json::error::Category::Data => "a member is missing, of the wrong type, or has an invalid value",
+        serde_json::error::Category::Eof => "the body is incomplete",
     };
     format!("{what} (line {}, column {})", error.line(), error.column())
 }

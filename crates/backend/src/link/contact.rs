@@ -82,7 +82,7 @@ impl BackendReachability {
         let told = state.wrong.insert(matter, (now, why.to_owned()));
         // Log each reason once, not on each attempt.
         if told.is_none_or(|(_, before)| before != why) {
-            tracing::warn!(matter = matter.as_str(), why, "the backend does not do as asked; what runs goes on");
+            tracing::warn!(matter = matter.as_str(), why, "a request to the backend failed; running servers continue");
         }
     }
 

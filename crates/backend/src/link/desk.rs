@@ -126,7 +126,7 @@ impl CommandExecutor<'_> {
         }
         match self.link.done.progress(&name.whole).await {
             CommandProgress::Done(result) => {
-                let lost = || failed("it was carried out before; what came of it is not known any more".to_owned());
+                let lost = || failed("the command was executed before; its result is no longer known".to_owned());
                 self.tell(name, serde_json::from_str(&result).unwrap_or_else(|_| lost()));
                 None
             }
@@ -175,10 +175,11 @@ async fn carry_out(link: &LinkShared, fleet: &dyn LinkHost, order: QueuedCommand
     }
     link.done.begun(&name.whole).await;
     let started = Instant::now();
-    tracing::info!(command = name.id, what = order.task.name(), "a command of the backend");
+    tracing::info!(command = name.id, what = order.task.name(), "executing a command of the backend");
     let deadline = started + link.plan.command_timeout;
     let effect = AssertUnwindSafe(bring_about(link, fleet, &order.task, order.again, deadline)).catch_unwind().await;
-    let mut result = effect.unwrap_or_else(|_| failed("it failed by a fault of the satellite's own".to_owned()));
+    let mut result = effect
+        .unwrap_or_else(|_| failed("the command failed because of an internal error of the satellite".to_owned()));
     result.duration_ms = super::milliseconds(started.elapsed());
     if let Some(error) = &result.error {
         tracing::warn!(command = name.id, what = order.task.name(), error, "a command of the backend has failed");
@@ -201,7 +202,7 @@ async fn tell(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: 
             tracing::warn!(
                 command = id,
                 satellite_id,
-                "the satellite that the result is of is registered as another one"
+                "result of a command discarded: the satellite has registered under another id"
             );
             return whole;
         }
@@ -215,7 +216,7 @@ async fn tell(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: 
         if error.status().is_some_and(|status| matches!(status.as_u16(), 400 | 404 | 405 | 409 | 410 | 413 | 422)) {
             // A backend that still needs the result delivers the command again.
             link.contact.went_well(RequestPurpose::Results);
-            tracing::error!(command = id, %error, "the backend does not want the result of its command");
+            tracing::error!(command = id, %error, "the backend rejected the result of a command");
             return whole;
         }
         tokio::select! {
@@ -230,6 +231,6 @@ fn failed(error: String) -> CommandResult {
 }
 
 fn expired() -> CommandResult {
-    let error = "it came after its time, and nothing was done".to_owned();
+    let error = "the command had expired and was not executed".to_owned();
     CommandResult { status: CommandOutcome::Expired, error: Some(error), ..failed(String::new()) }
 }

@@ -57,7 +57,7 @@ pub(super) enum ConfigFetchError {
     #[error(transparent)]
     Call(BackendCallError),
     // 404: the backend may have lost its data, so running servers continue.
-    #[error("the backend has no configuration yet, and what runs goes on: {0}")]
+    #[error("the backend has no configuration yet; running servers continue: {0}")]
     NoneYet(BackendCallError),
     #[error("{0}")]
     Invalid(String),
@@ -190,7 +190,7 @@ async fn take_on(
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
     let stored = in_time(move || store(&data_dir, &url, &config)).await;
     if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
-        tracing::error!(%error, "the backend's configuration cannot be kept for a start without it");
+        tracing::error!(%error, "cannot store the backend's configuration for a start without the backend");
     }
     Ok(ConfigFetchOutcome::TakenOn(specs))
 }
@@ -246,7 +246,7 @@ fn store(data_dir: &DataDir, url: &str, config: &SatelliteConfig) -> std::io::Re
 
 // Blocks on the file system.
 pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
-    let unusable = |why: String| tracing::error!(why, "the backend's configuration of before cannot be used");
+    let unusable = |why: String| tracing::error!(why, "the stored configuration of the backend cannot be used");
     let text = match data_dir.read(CONFIG_FILE, STORED_MAX) {
         Ok(text) => text?,
         Err(error) => {
@@ -256,11 +256,11 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
     };
     // The serde error would contain the value, which may be a secret.
     let Ok(StoredConfigFile { url: of, config }) = serde_json::from_slice(&text) else {
-        unusable("the file does not hold what was stored there".to_owned());
+        unusable("the file is damaged".to_owned());
         return None;
     };
     if of != url {
-        tracing::warn!(of, "the configuration in the data directory is of another backend and is not used");
+        tracing::warn!(of, "the configuration in the data directory belongs to another backend and is not used");
         return None;
     }
     BackendDocument::new(config.hash.clone(), &config.servers, &config.teams)

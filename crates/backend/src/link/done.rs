@@ -132,7 +132,7 @@ impl FallbackCommandLog {
             return here;
         }
         in_time(self.lasting.progress(id)).await.unwrap_or_else(|why| {
-            tracing::warn!(command = id, why, "whether a command was carried out before cannot be read");
+            tracing::warn!(command = id, why, "cannot read whether a command was executed before");
             CommandProgress::Unknown
         })
     }
@@ -140,7 +140,7 @@ impl FallbackCommandLog {
     pub(super) async fn begun(&self, id: &str) {
         let _ = self.here.begun(id).await;
         if let Err(why) = in_time(self.lasting.begun(id)).await {
-            tracing::warn!(command = id, why, "that a command is carried out cannot be stored");
+            tracing::warn!(command = id, why, "cannot store that a command was started");
         }
     }
 
@@ -149,7 +149,7 @@ impl FallbackCommandLog {
             // Frees the memory: results may be long and numerous.
             Ok(()) => self.here.forget(id),
             Err(why) => {
-                tracing::warn!(command = id, why, "that a command was carried out cannot be stored");
+                tracing::warn!(command = id, why, "cannot store the result of a command");
                 let _ = self.here.done(id, result).await;
             }
         }

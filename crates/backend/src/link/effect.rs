@@ -52,10 +52,10 @@ impl CommandAction {
         fn payload<T: DeserializeOwned>(command: &BackendCommand) -> Result<T, String> {
             let given = Value::Object(command.payload.clone());
             serde_json::from_value(given)
-                .map_err(|_| "a member of its payload is missing or of the wrong type".to_owned())
+                .map_err(|_| "a member of the payload is missing or of the wrong type".to_owned())
         }
         let kind = serde_json::from_value(Value::from(command.command_type.as_str()));
-        let Ok(kind) = kind else { return Err("this satellite knows no command of this type".to_owned()) };
+        let Ok(kind) = kind else { return Err("this satellite does not support commands of this type".to_owned()) };
         Ok(match kind {
             CommandType::Configure => Self::Configure(payload(command)?),
             CommandType::Restart => Self::Restart(payload(command)?),
@@ -64,7 +64,7 @@ impl CommandAction {
             CommandType::HealthCheck => {
                 let check: HealthCheckPayload = payload(command)?;
                 if check.check_type.as_ref().is_some_and(|kind| kind != "credential_validation") {
-                    return Err("this satellite knows no health check of this type".to_owned());
+                    return Err("this satellite does not support health checks of this type".to_owned());
                 }
                 Self::HealthCheck(check)
             }
@@ -136,7 +136,7 @@ fn summary(became: &[InstanceOutcome]) -> CommandResult {
     let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.wrong.clone().unwrap_or_default()));
     let error = first.map(|(name, why)| match wrong.len() {
         1 => format!("{name}: {why}"),
-        count => format!("{count} of {of}, the first is {name}: {why}"),
+        count => format!("{count} of {of} instances failed, the first is {name}: {why}"),
     });
     let shown = |one: &InstanceOutcome| {
         let view = &one.view;
@@ -220,7 +220,7 @@ impl CommandExecution<'_> {
         let id = &view.spec.id;
         let answer = async {
             let text = r#"{"jsonrpc":"2.0","id":"credential_validation","method":"tools/list"}"#;
-            let message = RpcMessage::read(text.into()).map_err(|_| "the satellite cannot ask".to_owned())?;
+            let message = RpcMessage::read(text.into()).map_err(|_| "cannot build the request".to_owned())?;
             let origin = CallOrigin { client: u64::MAX, call: 0 };
             let relay = ClientRelay { message, origin, repeatable: true, tool: None, era: Era::Sessions, client: None };
             // Never cancelled.
@@ -228,7 +228,7 @@ impl CommandExecution<'_> {
             let answer = self.runtime.relay(id, relay, Some(VALIDATION_TIMEOUT), withdrawn).await;
             match answer {
                 Ok(Some(message)) if message.kind() == MessageKind::Result => Ok(true),
-                Ok(_) => Err("the server answers the list of its tools with an error".to_owned()),
+                Ok(_) => Err("the server answered tools/list with an error".to_owned()),
                 Err(CallError::Refused { status: Status::RequiresReauth, .. }) => Ok(false),
                 Err(error) => Err(error.to_string()),
             }
@@ -336,12 +336,12 @@ impl CommandExecution<'_> {
             let trouble = match timeout_at(self.deadline, attempt).await {
                 Ok(Ok(look)) => return Ok(look),
                 Ok(Err(trouble)) => trouble,
-                Err(_) => return Err("the configuration could not be taken on in time".to_owned()),
+                Err(_) => return Err("the configuration was not applied in time".to_owned()),
             };
             let (ConfigFetchError::Call(error), Some(wait)) = (&trouble, wait) else { return Err(trouble.to_string()) };
             let next = Instant::now() + wait;
             if next >= self.deadline {
-                return Err(format!("the configuration could not be read: {error}"));
+                return Err(format!("cannot fetch the configuration: {error}"));
             }
             sleep_until(next).await;
         }
@@ -360,7 +360,11 @@ impl CommandExecution<'_> {
             self.fleet.erase(scope).await;
             return Ok(Vec::new());
         }
-        let still = |view| InstanceOutcome { view, wrong: Some("it is still there".to_owned()), more: None };
+        let still = |view| InstanceOutcome {
+            view,
+            wrong: Some("the instance has not been removed in time".to_owned()),
+            more: None,
+        };
         Ok(self.views(scope).into_iter().map(still).collect())
     }
 
@@ -403,7 +407,7 @@ impl CommandExecution<'_> {
         let Some(now) = now else {
             return InstanceOutcome {
                 view: view.clone(),
-                wrong: Some("it was removed meanwhile".to_owned()),
+                wrong: Some("the instance was removed in the meantime".to_owned()),
                 more: None,
             };
         };
@@ -411,8 +415,8 @@ impl CommandExecution<'_> {
             EffectProgress::There => None,
             EffectProgress::Coming | EffectProgress::Never => {
                 let message = now.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-                let late = if in_time { "" } else { " when its time was over" };
-                Some(format!("it is {}{late}{message}", now.status))
+                let late = if in_time { "" } else { " at the deadline" };
+                Some(format!("the status is {}{late}{message}", now.status))
             }
         };
         InstanceOutcome { view: now, wrong, more: None }
@@ -427,7 +431,7 @@ impl CommandExecution<'_> {
         match timeout_at(self.deadline, act).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("it was not done in time".to_owned()),
+            Err(_) => Err("the action did not finish in time".to_owned()),
         }
     }
 }

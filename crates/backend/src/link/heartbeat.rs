@@ -40,7 +40,7 @@ pub(super) async fn last(link: &LinkShared, fleet: &dyn LinkHost) {
     };
     let said = tokio::time::timeout(LAST_WORD, said).await;
     if let Err(why) = said.unwrap_or_else(|_| Err(format!("no answer within {LAST_WORD:?}"))) {
-        tracing::warn!(why, "the backend could not be told that the satellite ends");
+        tracing::warn!(why, "cannot report to the backend that the satellite is stopping");
     }
 }
 

@@ -45,13 +45,13 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> StoredKey {
     };
     // The serde error would contain the value, which may be a secret.
     let Ok(StoredKeyFile { url: of, satellite_id, api_key }) = serde_json::from_slice(&text) else {
-        return StoredKey::Damaged("it does not hold what was stored there".to_owned());
+        return StoredKey::Damaged("the file is damaged".to_owned());
     };
     if of != url {
         return StoredKey::Another { url: of };
     }
     if !is_id(&satellite_id) || !is_sendable(&api_key) {
-        return StoredKey::Damaged("its id or its key cannot be sent".to_owned());
+        return StoredKey::Damaged("the id or the key contains characters that cannot be sent".to_owned());
     }
     StoredKey::Key(SatelliteKey { url: of, satellite_id, secret: api_key.into() })
 }

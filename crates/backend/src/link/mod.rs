@@ -116,7 +116,7 @@ pub struct LinkOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The URL cannot be used.
-    #[error("the URL of the backend cannot be used: {0}")]
+    #[error("cannot use the URL of the backend: {0}")]
     Url(String),
     /// The HTTP client could not be created, for example because the machine has no CA certificates.
     #[error("cannot prepare the HTTP client for the backend")]
@@ -219,7 +219,7 @@ impl BackendLink {
             // A panic leaves no partial state: the futures are created anew, and shared data is consistent at all
             // times.
             if AssertUnwindSafe(all).catch_unwind().await.is_err() {
-                tracing::error!("the link to the backend has failed, which is a fault of ours; it begins again");
+                tracing::error!("the link to the backend failed because of an internal error; restarting it");
             }
             tokio::time::sleep(BEGIN_AGAIN_AFTER).await;
         }

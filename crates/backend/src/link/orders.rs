@@ -67,11 +67,14 @@ impl ParsedPollResponse {
         match serde_json::from_value::<BackendCommand>(Value::Object(members)) {
             Ok(command) => self.answer.commands.push(command),
             Err(_) if !is_late_at_a_time => {
-                self.unreadable
-                    .push(InvalidCommand { id, why: "its `expires_at` is no time, so it may be too late for it" });
+                self.unreadable.push(InvalidCommand {
+                    id,
+                    why: "`expires_at` is not a valid time, so the command may have expired",
+                });
             }
             Err(_) => {
-                self.unreadable.push(InvalidCommand { id, why: "a member of it is missing or of the wrong type" });
+                self.unreadable
+                    .push(InvalidCommand { id, why: "a member of the command is missing or of the wrong type" });
             }
         }
     }

@@ -78,7 +78,7 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
                 let ParsedPollResponse { answer, unreadable, nameless } = given.read(limit);
                 if nameless > passed_over {
                     let count = nameless;
-                    tracing::warn!(count, "the backend sends commands without an id that can be in a URL: passed over");
+                    tracing::warn!(count, "commands without an id that is valid in a URL ignored");
                 }
                 passed_over = nameless;
                 let wait = pace.answered(&answer, limit);

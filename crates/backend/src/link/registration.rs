@@ -18,10 +18,11 @@ const FIRST_DELAY: Duration = Duration::from_secs(2);
 // A shorter key could be guessed.
 const API_KEY_MIN: usize = 16;
 
-const NO_TOKEN: &str = "there is neither a key in the data directory nor a `token` in [backend]: make a registration token \
-                        there, give it as token = \"env:NAME\" or \"file:PATH\", and reload (SIGHUP) or start again";
-const REFUSED: &str = "; a registration token works once: make a new one there, give it as `token` in [backend], and reload \
-                       (SIGHUP) or start again";
+const NO_TOKEN: &str = "there is neither a key in the data directory nor a `token` in [backend]: create a registration \
+                        token at the backend, set token = \"env:NAME\" or \"file:PATH\", and reload (SIGHUP) or \
+                        restart";
+const REFUSED: &str = "; a registration token works once: create a new one at the backend, set it as `token` in \
+                       [backend], and reload (SIGHUP) or restart";
 
 // Never returns.
 pub(super) async fn run(link: &LinkShared) {
@@ -80,7 +81,7 @@ pub(super) async fn run(link: &LinkShared) {
             if let Some((_, key)) = &refused
                 && is_taken(link, key).await
             {
-                tracing::info!(satellite_id = key.satellite_id, "the backend takes the key again");
+                tracing::info!(satellite_id = key.satellite_id, "the backend accepts the key again");
                 link.contact.went_well(RequestPurpose::Registration);
                 link.has_key(SatelliteKey::clone(key));
                 break;
@@ -105,7 +106,7 @@ async fn look(link: &LinkShared) {
         StoredKey::Nothing => {}
         StoredKey::Key(key) => link.has_key(key),
         StoredKey::Another { url } => {
-            tracing::warn!(of = url, "the key in the data directory is of another backend and is not used");
+            tracing::warn!(of = url, "the key in the data directory belongs to another backend and is not used");
         }
         StoredKey::Damaged(why) => tracing::error!(why, "the key in the data directory cannot be used"),
     }
@@ -124,7 +125,7 @@ async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), Regis
     let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir));
     let unkept = |error: &dyn std::fmt::Display| {
         let dir = link.data_dir.path().display();
-        RegistrationError::Here(format!("a key could not be kept in `{dir}`, and the token works only once: {error}"))
+        RegistrationError::Here(format!("cannot store a key in `{dir}`, so the single-use token was not sent: {error}"))
     };
     ready.await.map_err(|error| unkept(&error))?.map_err(|error| unkept(&error))?;
     let system = tokio::task::spawn_blocking(metrics::system).await.unwrap_or_default();
@@ -137,15 +138,15 @@ async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), Regis
     let RegistrationResponse { satellite_id, api_key } =
         link.backend.register(token, &body).await.map_err(RegistrationError::There)?;
     if !key::is_id(&satellite_id) || !key::is_sendable(&api_key) || api_key.len() < API_KEY_MIN {
-        let reason = "an id or a key that cannot be used".to_owned();
+        let reason = "the id or the key cannot be used".to_owned();
         return Err(RegistrationError::There(BackendCallError::Malformed { to: link.plan.url.clone(), reason }));
     }
     let key = SatelliteKey { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
     let (data_dir, kept) = (link.data_dir.clone(), key.clone());
     let stored = in_time(move || key::store(&data_dir, &kept)).await;
     if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
-        tracing::error!(%error, "the key of the backend cannot be kept: it is used until the satellite ends, and another \
-                                 registration token is needed then");
+        tracing::error!(%error, "cannot store the key of the backend; it is used until the satellite ends, and the \
+                                 next start needs another registration token");
     }
     tracing::info!(satellite_id = key.satellite_id, url = key.url, "registered with the backend");
     link.contact.went_well(RequestPurpose::Registration);
@@ -170,7 +171,7 @@ impl LinkShared {
             current
         });
         if forgotten {
-            tracing::warn!(satellite_id = refused.satellite_id, "the backend does not take the key; registering again");
+            tracing::warn!(satellite_id = refused.satellite_id, "the backend rejected the key; registering again");
             *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
                 Some((Instant::now(), refused.clone()));
         }

@@ -456,7 +456,7 @@ mod tests {
         }
         assert_eq!(begun(&mut lanes), ["1", "3"]);
         lanes.end("3");
-        assert_eq!(begun(&mut lanes), [""; 0], "a slow one holds back its own");
+        assert_eq!(begun(&mut lanes), [""; 0], "a slow command delays only its own instance");
         lanes.end("1");
         assert_eq!(begun(&mut lanes), ["2"]);
         assert!(lanes.holds("2") && lanes.holds("4") && !lanes.holds("1"));

@@ -38,7 +38,7 @@ impl fmt::Display for BackendStatus {
         }
         write!(f, ", {}", self.mode)?;
         if let Some(next) = self.next_poll_ms {
-            write!(f, ", asked again in {:.0} s", (next as f64 / 1000.0).ceil())?;
+            write!(f, ", next poll in {:.0} s", (next as f64 / 1000.0).ceil())?;
         }
         if let Some(last) = &self.last_contact {
             write!(f, ", last contact {last}")?;

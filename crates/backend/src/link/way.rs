@@ -24,7 +24,7 @@ impl BackendEventSink {
 
     fn sink(&self) -> Result<HttpSink, String> {
         let key = self.link.key.borrow().clone();
-        let Some(key) = key else { return Err("the satellite is not registered with its backend".to_owned()) };
+        let Some(key) = key else { return Err("the satellite is not registered with the backend".to_owned()) };
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         match &*sink {
             Some((of, sink)) if Arc::ptr_eq(of, &key) => return Ok(sink.clone()),
@@ -49,11 +49,19 @@ impl EventSink for BackendEventSink {
             match &answer {
                 SinkAnswer::Unauthorized => {
                     // The next poll or heartbeat shows whether the key itself is rejected.
-                    link.contact.went_wrong(RequestPurpose::Events, true, "the backend refused our credentials");
+                    link.contact.went_wrong(
+                        RequestPurpose::Events,
+                        true,
+                        "the backend rejected the key of the satellite",
+                    );
                 }
                 SinkAnswer::Unavailable(why) => link.contact.went_wrong(RequestPurpose::Events, false, why),
                 SinkAnswer::Throttled(_) => {
-                    link.contact.went_wrong(RequestPurpose::Events, true, "the backend wants fewer requests (429)");
+                    link.contact.went_wrong(
+                        RequestPurpose::Events,
+                        true,
+                        "too many requests for the backend (HTTP 429)",
+                    );
                 }
                 SinkAnswer::Accepted | SinkAnswer::Partial(_) | SinkAnswer::Invalid(..) | SinkAnswer::TooLarge => {
                     link.prove();

@@ -44,12 +44,16 @@ impl FromRequestParts<Arc<BackendState>> for AuthenticatedSatellite {
             Ok(found.optional()?)
         });
         let Some((id, _)) = found.await?.filter(|(_, kept)| keys::same(&hash, kept)) else {
-            tracing::warn!(path = parts.uri.path(), "a request with an API key that is none, or is none any more");
+            tracing::warn!(path = parts.uri.path(), "request with an invalid API key rejected");
             return Err(ApiError::unauthorized("this API key is not valid; register again with a new token"));
         };
         let PathParams(names) = PathParams::from_request_parts(parts, app).await?;
         if names.get("satellite") != Some(&id) {
-            tracing::warn!(satellite = id, path = parts.uri.path(), "a satellite asked on a path that is not its own");
+            tracing::warn!(
+                satellite = id,
+                path = parts.uri.path(),
+                "request of a satellite for a path of another one rejected"
+            );
             return Err(ApiError::unknown("satellite for this API key"));
         }
         app.heard_of(&id);
@@ -68,9 +72,9 @@ impl FromRequestParts<Arc<BackendState>> for AdminAccess {
         if keys::same(&TokenHash::of(bearer(&parts.headers)?.expose()), &app.admin.0) {
             return Ok(Self);
         }
-        tracing::warn!(path = parts.uri.path(), "a request with an admin token that is none");
+        tracing::warn!(path = parts.uri.path(), "request with an invalid admin token rejected");
         Err(ApiError::unauthorized(
-            "this admin token is not valid; it is in the file admin-token of the data directory",
+            "this admin token is not valid; the file admin-token of the data directory contains the valid one",
         ))
     }
 }

@@ -23,14 +23,14 @@ pub(super) const SMALL_MAX: usize = 256 * 1024;
 pub(super) const LARGE_MAX: usize = 8 * 1024 * 1024;
 
 pub(super) async fn read(body: Body, max: usize) -> Result<Bytes, ApiError> {
-    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the request's body took too long");
+    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body of the request did not arrive in time");
     timeout(BODY_TIMEOUT, gather(body.into_data_stream(), max)).await.map_err(late)?
 }
 
 async fn gather(mut stream: BodyDataStream, max: usize) -> Result<Bytes, ApiError> {
     let (mut whole, mut seen) = (BytesMut::new(), 0);
     while let Some(chunk) = stream.next().await {
-        let chunk = chunk.map_err(|_| ApiError::bad("the request's body broke off"))?;
+        let chunk = chunk.map_err(|_| ApiError::bad("the body of the request is incomplete"))?;
         seen += chunk.len();
         if seen <= max {
             whole.extend_from_slice(&chunk);
@@ -39,7 +39,7 @@ async fn gather(mut stream: BodyDataStream, max: usize) -> Result<Bytes, ApiErro
         }
     }
     if seen > max {
-        let why = format!("the request's body is larger than {max} bytes; send less at once");
+        let why = format!("the body of the request is larger than {max} bytes; send less at once");
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why));
     }
     Ok(whole.freeze())
@@ -61,7 +61,7 @@ pub(super) async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is ending; try again")))
+    done.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is stopping; try again")))
 }
 
 pub(super) fn understand<T: DeserializeOwned>(
@@ -72,14 +72,14 @@ pub(super) fn understand<T: DeserializeOwned>(
     // The text of the serde error repeats the input; the position is enough.
     let value: Value = serde_json::from_slice(bytes).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        ApiError::bad(format!("the request's body is no JSON that can be read: line {line}, column {column}"))
+        ApiError::bad(format!("the body of the request is not valid JSON: line {line}, column {column}"))
     })?;
     schemas.check(form, &value).map_err(|invalid| {
         let index = (form == MessageSchema::Events).then(|| invalid.index("events")).flatten();
         ApiError::bad(format!("{invalid} (schemas/{})", form.file())).at(index)
     })?;
     serde_json::from_value(value).map_err(|error| {
-        tracing::debug!(%error, form = form.file(), "a request has the form of its schema and cannot be read");
-        ApiError::bad(format!("this is not what schemas/{} means", form.file()))
+        tracing::debug!(%error, form = form.file(), "a request matches its schema and cannot be decoded");
+        ApiError::bad(format!("the body matches schemas/{} and contains an invalid value", form.file()))
     })
 }

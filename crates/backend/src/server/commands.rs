@@ -174,7 +174,7 @@ pub(super) async fn result(
                 return Err(ApiError::unknown("command"));
             }
             if taken > 0 {
-                tracing::info!(satellite = id, command, status = ?result.status, "the result of a command has come");
+                tracing::info!(satellite = id, command, status = ?result.status, "result of a command received");
             }
             Ok(())
         })
@@ -199,7 +199,7 @@ pub(super) async fn queue(
     let later = later.map(|later| now.saturating_add(later).unwrap_or(Timestamp::MAX));
     let expires_at = match (later, wanted.expires_at) {
         (Some(_), Some(_)) => {
-            return Err(ApiError::bad("expires_in_seconds and expires_at are two answers to one question"));
+            return Err(ApiError::bad("expires_in_seconds and expires_at exclude each other; give only one of them"));
         }
         (one, other) => one.or(other),
     };
@@ -309,7 +309,7 @@ fn insert(
     by_itself: bool,
 ) -> Result<(), ApiError> {
     if waiting(db, satellite, now)? >= WAITING_MAX && !by_itself {
-        let why = format!("{WAITING_MAX} commands wait for this satellite, and no more may");
+        let why = format!("{WAITING_MAX} commands wait for this satellite, the maximum; try again later");
         return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, why));
     }
     db.execute(

@@ -55,7 +55,7 @@ pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Opti
 
 // Not an empty configuration: if the backend has lost its data, an empty one would stop all servers of the fleet.
 fn none_yet() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "no configuration has been put for this satellite yet")
+    ApiError::new(StatusCode::NOT_FOUND, "there is no configuration for this satellite yet")
 }
 
 fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<SatelliteConfig>, ApiError> {
@@ -78,7 +78,7 @@ pub(super) async fn show_for_all(
     State(app): State<Arc<BackendState>>,
 ) -> Result<Json<SatelliteConfig>, ApiError> {
     // No satellite has an empty id, so this returns the shared configuration.
-    let none = || ApiError::new(StatusCode::NOT_FOUND, "no configuration has been put for all satellites yet");
+    let none = || ApiError::new(StatusCode::NOT_FOUND, "there is no configuration for all satellites yet");
     app.database.run(move |db| of_satellite(db, FOR_ALL)?.ok_or_else(none)).await.map(Json)
 }
 
@@ -114,7 +114,7 @@ pub(super) async fn put_for_all(
         hash = kept.hash,
         changed = kept.changed,
         told = kept.told.len(),
-        "the configuration for all was put"
+        "configuration for all satellites stored"
     );
     Ok(Json(kept))
 }
@@ -135,7 +135,7 @@ pub(super) async fn put(
     });
     let kept = kept.await?;
     app.command_queued();
-    tracing::info!(hash = kept.hash, changed = kept.changed, told = ?kept.told, "a satellite's configuration was put");
+    tracing::info!(hash = kept.hash, changed = kept.changed, told = ?kept.told, "configuration of a satellite stored");
     Ok(Json(kept))
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn forget(
     let kept = app.database.run(move |db| {
         let satellite = satellites::find(db, &names.of("satellite"))?;
         let Some(config) = kept(db, FOR_ALL)? else {
-            let why = "there is no configuration for all that this satellite could run instead; put one first";
+            let why = "there is no configuration for all satellites that could replace this one; put one first";
             return Err(ApiError::new(StatusCode::CONFLICT, why));
         };
         let before = of_satellite(db, &satellite)?;

@@ -44,7 +44,7 @@ pub enum DatabaseError {
         why: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A newer backend wrote the database.
-    #[error("the database {path} has the schema {found}, and this backend knows {known}; use a newer version of it")]
+    #[error("the database {path} has the schema {found}, but this backend supports {known}; use a newer backend")]
     Newer {
         /// Path of the database.
         path: PathBuf,
@@ -96,7 +96,8 @@ impl Database {
         let (reply, answer) = oneshot::channel();
         let job: DatabaseJob = Box::new(move |connection| {
             let outcome = catch_unwind(AssertUnwindSafe(|| in_transaction(connection, act)));
-            let outcome = outcome.unwrap_or_else(|_| Err(ApiError::unavailable("the backend has failed; try again")));
+            let outcome =
+                outcome.unwrap_or_else(|_| Err(ApiError::unavailable("internal error of the backend; try again")));
             // The caller may have gone; it will send the request again.
             let _ = reply.send(outcome);
         });
@@ -105,9 +106,9 @@ impl Database {
             None => false,
         };
         if !taken {
-            return Err(ApiError::unavailable("the backend has too much to do, or is ending; try again"));
+            return Err(ApiError::unavailable("the backend is overloaded or stopping; try again"));
         }
-        answer.await.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is ending; try again")))
+        answer.await.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is stopping; try again")))
     }
 
     /// Runs the queued jobs and ends the thread, which also closes the write-ahead log.

@@ -51,7 +51,7 @@ pub(super) async fn take(
             if let Some(key) = &key
                 && let Some(answer) = answered(db, &id, key, &fingerprint)?
             {
-                tracing::debug!(satellite = id, batch = key, "a batch came again");
+                tracing::debug!(satellite = id, batch = key, "a batch was received again");
                 return Ok((answer, false));
             }
             let (taken, changed) = store(db, &id, batch, now)?;
@@ -72,7 +72,7 @@ pub(super) async fn take(
             }
             if taken.failed > 0 {
                 let first = taken.failures.first().map(|failure| &*failure.error);
-                tracing::warn!(satellite = id, failed = taken.failed, first, "events were not taken");
+                tracing::warn!(satellite = id, failed = taken.failed, first, "events were rejected");
             }
             Ok((taken, changed))
         })
@@ -101,8 +101,8 @@ fn judged(schemas: &SchemaValidators, envelope: EventEnvelope) -> ValidatedEvent
     let meaning = match schemas.check_event(&envelope.kind, &data) {
         Err(invalid) => Err(invalid.to_string()),
         Ok(()) => serde_json::from_value(json!({"type": envelope.kind, "data": data})).map_err(|error| {
-            tracing::debug!(%error, "an event has the form of its schema and cannot be read");
-            "this is not what schemas/event.json means".to_owned()
+            tracing::debug!(%error, "an event matches its schema and cannot be decoded");
+            "the event matches schemas/event.json and contains an invalid value".to_owned()
         }),
     };
     ValidatedEvent { envelope, meaning }
@@ -194,9 +194,7 @@ pub(super) async fn list(
     QueryParams(listed): QueryParams<EventListQuery>,
 ) -> Result<Json<StoredEventList>, ApiError> {
     if listed.since.is_some() && (listed.satellite.is_none() || listed.after.is_some()) {
-        return Err(ApiError::bad(
-            "since is a seq, which counts for one satellite: give satellite, too, and not after",
-        ));
+        return Err(ApiError::bad("since is a seq of one satellite: give satellite as well, and omit after"));
     }
     let order = if listed.since.is_some() { "seq, id" } else { "id" };
     let limit = i64::try_from(listed.limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);

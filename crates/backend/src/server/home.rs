@@ -72,7 +72,7 @@ impl BackendDataDir {
         if let Some(token) = kept(&self.dir, ADMIN_TOKEN).map_err(|why| self.failed("read", ADMIN_TOKEN, why))? {
             return Ok(token);
         }
-        let token = keys::credential(CredentialKind::Admin).map_err(|why| self.failed("make", ADMIN_TOKEN, why))?;
+        let token = keys::credential(CredentialKind::Admin).map_err(|why| self.failed("create", ADMIN_TOKEN, why))?;
         keep(&self.dir, ADMIN_TOKEN, &token).map_err(|why| self.failed("write", ADMIN_TOKEN, why))?;
         Ok(token)
     }

@@ -37,7 +37,7 @@ pub(super) fn unique(prefix: &str) -> io::Result<String> {
 
 fn random_digits<const BYTES: usize>() -> io::Result<String> {
     let mut bits = [0; BYTES];
-    SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the machine has no random numbers"))?;
+    SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the system provides no random numbers"))?;
     Ok(hexadecimal(&bits))
 }
 

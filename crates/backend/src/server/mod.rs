@@ -115,7 +115,7 @@ pub enum BackendOpenError {
     #[error(transparent)]
     Schema(#[from] PublishedSchemaError),
     /// The first registration token cannot be created.
-    #[error("cannot make a registration token; the log says why")]
+    #[error("cannot create a registration token; the log contains the reason")]
     Token,
 }
 
@@ -285,7 +285,7 @@ fn router(app: Arc<BackendState>) -> Router {
         .nest("/api/admin", admin)
         .fallback(|| async { ApiError::unknown("path") })
         .method_not_allowed_fallback(|| async {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this method is not for this path")
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this HTTP method is not allowed for this path")
         })
         .layer(middleware::from_fn_with_state(app.clone(), within_limits))
         .with_state(app)
@@ -293,7 +293,7 @@ fn router(app: Arc<BackendState>) -> Router {
 
 async fn within_limits(State(app): State<Arc<BackendState>>, request: Request, next: Next) -> Response {
     let Ok(_place) = app.requests.try_acquire() else {
-        return ApiError::unavailable("too many requests are being answered; try again").into_response();
+        return ApiError::unavailable("too many requests are in progress; try again").into_response();
     };
     let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());
     let answer = timeout(ANSWER_TIMEOUT, next.run(request)).await;

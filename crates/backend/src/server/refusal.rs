@@ -61,21 +61,24 @@ impl IntoResponse for ApiError {
 // The database error is only logged: it may name tables and paths, and the client cannot act on it.
 impl From<rusqlite::Error> for ApiError {
     fn from(error: rusqlite::Error) -> Self {
-        tracing::error!(%error, "the backend's database failed; nothing of the request was done");
-        Self::unavailable("the backend's database failed; nothing was done; try again")
+        tracing::error!(%error, "the database failed; the request had no effect");
+        Self::unavailable("the database of the backend failed; the request had no effect; try again")
     }
 }
 
 impl From<io::Error> for ApiError {
     fn from(error: io::Error) -> Self {
-        tracing::error!(%error, "the machine failed; nothing of the request was done");
-        Self::unavailable("the backend's machine failed; nothing was done; try again")
+        tracing::error!(%error, "an operation of the system failed; the request had no effect");
+        Self::unavailable("an operation of the system failed on the backend; the request had no effect; try again")
     }
 }
 
 impl From<serde_json::Error> for ApiError {
     fn from(error: serde_json::Error) -> Self {
-        tracing::error!(%error, "what is stored cannot be read or written as JSON");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "what the backend has stored cannot be read; its log says why")
+        tracing::error!(%error, "stored data cannot be read or written as JSON");
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "stored data of the backend cannot be read; the log of the backend contains the reason",
+        )
     }
 }

@@ -26,10 +26,10 @@ use mcp_satellite_config::TokenHash;
 pub(super) const TOKEN_AGE_MAX: SignedDuration = SignedDuration::from_hours(24);
 
 const NOT_VALID: &str =
-    "this registration token is not valid: it was used, has expired, or never was one; ask for a new one";
+    "this registration token is not valid: it was used, has expired, or never existed; request a new one";
 
-const TAKEN: &str = "a satellite of this name is connected; take another name, stop that one (if it was killed, it counts as \
-    connected for 90 s), or ask for a token that was made for this name";
+const TAKEN: &str = "a satellite of this name is connected; choose another name, stop that satellite (a killed one \
+    counts as connected for 90 s), or request a token for this name";
 
 pub(super) async fn register(
     State(app): State<Arc<BackendState>>,
@@ -58,7 +58,7 @@ pub(super) async fn register(
             let made_for: Option<String> = db.query_row(made_for, [token.0], |row| row.get(0))?;
             match made_for {
                 Some(name) if name != wanted.name => {
-                    return Err(ApiError::new(StatusCode::FORBIDDEN, "this registration token was made for another name"));
+                    return Err(ApiError::new(StatusCode::FORBIDDEN, "this registration token is for another name"));
                 }
                 Some(_) => {}
                 // A token for a new satellite must not replace a connected one.
@@ -100,7 +100,7 @@ pub(super) async fn make_token(
     let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
     let now = app.now();
     let (token, expires_at) = app.database.run(move |db| new_token(db, now, age, &wanted)).await?;
-    tracing::info!(%expires_at, "a registration token was made");
+    tracing::info!(%expires_at, "a registration token was created");
     Ok((StatusCode::CREATED, Json(IssuedToken { token: token.expose().to_owned(), expires_at })))
 }
 

@@ -71,7 +71,7 @@ pub(super) async fn delete(
         Ok(id)
     });
     let id = id.await?;
-    tracing::info!(satellite = id, "a satellite was deleted; its key is worth nothing any more");
+    tracing::info!(satellite = id, "a satellite was deleted; its key is no longer valid");
     app.instances_changed();
     Ok(Json(EmptyResponse { success: true }))
 }

@@ -241,7 +241,7 @@ impl SchemaValidators {
     /// Returns the first violation, or an error if the type is unknown.
     pub fn check_event(&self, kind: &str, data: &Value) -> Result<(), SchemaViolation> {
         let Some((_, validator)) = self.data.iter().find(|(name, _)| name == kind) else {
-            return Err(SchemaViolation { place: String::new(), why: "events of this type are not known".to_owned() });
+            return Err(SchemaViolation { place: String::new(), why: "unknown type of event".to_owned() });
         };
         validator.validate(data).map_err(|error| {
             let SchemaViolation { place, why } = SchemaViolation::of(&error);

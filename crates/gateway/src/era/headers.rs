@@ -16,9 +16,12 @@ pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Op
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        return Err(format!("the header `{name}` is there twice"));
+        return Err(format!("the header `{name}` occurs more than once"));
     }
-    first.to_str().map(Some).map_err(|_| format!("the header `{name}` has characters that no header may have"))
+    first
+        .to_str()
+        .map(Some)
+        .map_err(|_| format!("the header `{name}` contains characters that are not allowed in a header"))
 }
 
 fn decoded(value: &str) -> Option<String> {
@@ -42,18 +45,18 @@ pub(super) fn check(method: &str, params: &JsonMembers<'_>, headers: &HeaderMap)
     match single(headers, &METHOD)? {
         None => return Err("the header Mcp-Method is missing".to_owned()),
         Some(value) if value != method => {
-            return Err(format!("the header Mcp-Method is `{value}`, and the method is `{method}`"));
+            return Err(format!("the header Mcp-Method is `{value}`, but the method of the request is `{method}`"));
         }
         Some(_) => {}
     }
     let Some(member) = named_by(method) else { return Ok(()) };
-    let body = params.once(member).map_err(|_| format!("`{member}` is there twice"))?;
+    let body = params.once(member).map_err(|_| format!("`{member}` occurs more than once"))?;
     // The server rejects a name that is not a string.
     let Some(body) = body.and_then(|body| serde_json::from_str::<String>(body).ok()) else { return Ok(()) };
-    let header =
-        single(headers, &NAME)?.ok_or_else(|| format!("the header Mcp-Name is missing; `{member}` stands in it"))?;
-    let header = decoded(header).ok_or("the header Mcp-Name is not base64")?;
-    if header == body { Ok(()) } else { Err(format!("the header Mcp-Name is `{header}`, and `{member}` is `{body}`")) }
+    let header = single(headers, &NAME)?
+        .ok_or_else(|| format!("the header Mcp-Name is missing; set it to the value of `{member}`"))?;
+    let header = decoded(header).ok_or("the header Mcp-Name is not valid base64")?;
+    if header == body { Ok(()) } else { Err(format!("the header Mcp-Name is `{header}`, but `{member}` is `{body}`")) }
 }
 
 /// Compares the headers that repeat a tool's arguments with the arguments. `definition` is the tool's JSON text.
@@ -70,12 +73,14 @@ fn check_argument(mirror: &HeaderParam, arguments: &str, headers: &HeaderMap) ->
     let Ok(full) = HeaderName::try_from(format!("mcp-param-{header}")) else { return Ok(()) };
     match (single(headers, &full)?, mirror.value(arguments)) {
         (None, None) => Ok(()),
-        (None, Some(_)) => Err(format!("the header Mcp-Param-{header} is missing; the argument is there")),
-        (Some(_), None) => Err(format!("there is a header Mcp-Param-{header}, and no such argument")),
+        (None, Some(_)) => Err(format!("the header Mcp-Param-{header} is missing, but the call has the argument")),
+        (Some(_), None) => {
+            Err(format!("the header Mcp-Param-{header} is present, but the call does not have the argument"))
+        }
         (Some(given), Some(body)) => {
-            let given = decoded(given).ok_or_else(|| format!("the header Mcp-Param-{header} is not base64"))?;
+            let given = decoded(given).ok_or_else(|| format!("the header Mcp-Param-{header} is not valid base64"))?;
             let is_same = given == body || mirror.is_number(arguments) && same_number(&given, &body);
-            if is_same { Ok(()) } else { Err(format!("the header Mcp-Param-{header} is not what the argument is")) }
+            if is_same { Ok(()) } else { Err(format!("the header Mcp-Param-{header} differs from the argument")) }
         }
     }
 }

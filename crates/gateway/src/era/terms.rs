@@ -25,7 +25,7 @@ pub(crate) struct RequestTerms {
 impl RequestTerms {
     pub(crate) fn read(message: &RpcMessage, given: &HeaderMap) -> Result<Self, StatelessErrorResponse> {
         let twice =
-            |_| StatelessErrorResponse::bad(INVALID_PARAMS, "a member of `_meta` or of `params` is there twice");
+            |_| StatelessErrorResponse::bad(INVALID_PARAMS, "a member of `_meta` or of `params` occurs more than once");
         let params = message.params().and_then(JsonMembers::read).unwrap_or_default();
         let meta = params.once("_meta").map_err(twice)?.and_then(JsonMembers::read).unwrap_or_default();
         let text =
@@ -39,7 +39,9 @@ impl RequestTerms {
             && header != Some(version)
         {
             let why = match header {
-                Some(header) => format!("the header MCP-Protocol-Version is `{header}`, and `_meta` says `{version}`"),
+                Some(header) => {
+                    format!("the header MCP-Protocol-Version is `{header}`, but `_meta` contains `{version}`")
+                }
                 None => "the header MCP-Protocol-Version is missing".to_owned(),
             };
             return Err(StatelessErrorResponse::bad(HEADER_MISMATCH, why));
@@ -49,7 +51,8 @@ impl RequestTerms {
             .filter_map(|(name, is_missing)| is_missing.then_some(name))
             .collect();
         let (Some(version), Some(capabilities)) = (version, capabilities) else {
-            let why = format!("`_meta` has no `{}`, or one that is not what it should be", missing.join("` and no `"));
+            let why =
+                format!("a required member of `_meta` is missing or has the wrong type: `{}`", missing.join("`, `"));
             return Err(StatelessErrorResponse::bad(INVALID_PARAMS, why));
         };
         if version != STATELESS_VERSION {
@@ -59,7 +62,7 @@ impl RequestTerms {
             None => None,
             Some(Ok(level)) => Some(level),
             Some(Err(_)) => {
-                return Err(StatelessErrorResponse::bad(INVALID_PARAMS, format!("`{LEVEL}` is none of the levels")));
+                return Err(StatelessErrorResponse::bad(INVALID_PARAMS, format!("`{LEVEL}` is not a log level")));
             }
         };
         headers::check(message.method().unwrap_or_default(), &params, given)
@@ -71,7 +74,7 @@ impl RequestTerms {
 
 fn unsupported(version: &str) -> StatelessErrorResponse {
     let data = format!(r#"{{"supported":{},"requested":{}}}"#, written(&SERVED), written(&version));
-    let mut wrong = StatelessErrorResponse::bad(UNSUPPORTED_VERSION, "this protocol version is not spoken here");
+    let mut wrong = StatelessErrorResponse::bad(UNSUPPORTED_VERSION, "this protocol version is not supported");
     wrong.error = RpcError { data: Some(data), ..wrong.error };
     wrong
 }

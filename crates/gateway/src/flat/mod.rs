@@ -42,10 +42,10 @@ const RESOURCE_NOT_FOUND: i64 = -32002;
 
 const CAPABILITIES: &str = r#"{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"listChanged":true},"completions":{}}"#;
 
-const INSTRUCTIONS: &str = "This endpoint stands in front of several MCP servers and lists what all of them have. \
+const INSTRUCTIONS: &str = "This endpoint combines several MCP servers and lists their tools, prompts and resources. \
 The name of a tool or a prompt begins with its server's name and two underscores; the URI of a resource with its \
-server's name and a bar. Only what belongs to servers that are online is listed. When a call fails, the last sentence \
-of its text says what can be done.";
+server's name and a bar. Only servers that are online are included. When a call fails, the last sentence of the error \
+text is the next step.";
 
 /// The flat endpoint, for all users.
 #[derive(Debug)]

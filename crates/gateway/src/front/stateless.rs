@@ -102,8 +102,14 @@ impl HttpFront {
         if listens {
             return self.listened(settings, opening, parts, &message, &id, manner).await;
         }
-        let full =
-            |_| no(StatusCode::SERVICE_UNAVAILABLE, Some(&id), change::INTERNAL_ERROR, "there are no random numbers");
+        let full = |_| {
+            no(
+                StatusCode::SERVICE_UNAVAILABLE,
+                Some(&id),
+                change::INTERNAL_ERROR,
+                "the system provides no random numbers",
+            )
+        };
         let guest = GuestSession::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
         // The token may have been revoked between the check and the insertion into the table.
         self.stands(settings, &guest.session.opening.pass, parts)?;
@@ -122,7 +128,7 @@ impl HttpFront {
         manner: ResponseSettings,
     ) -> Checked<Response> {
         if manner.form == ResponseFormat::Json {
-            let why = "what is listened for comes as text/event-stream; accept it";
+            let why = "the response is text/event-stream; send an Accept header that includes it";
             return Err(no(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
         }
         let wanted = SubscriptionFilter::read(message.params());
@@ -130,7 +136,12 @@ impl HttpFront {
         let session = self.opened(settings, opening, parts, id)?;
         let present = SubscriptionGuard { front: self.clone(), session: session.clone() };
         let Ok((call, _withdrawn)) = session.begin(id, true) else {
-            return Err(no(StatusCode::BAD_REQUEST, Some(id), INVALID_REQUEST, "this request is open already"));
+            return Err(no(
+                StatusCode::BAD_REQUEST,
+                Some(id),
+                INVALID_REQUEST,
+                "a request with this id is open already; use another id",
+            ));
         };
         let open = OpenCallGuard { session: session.clone(), call };
         let agreed = match self.faces.listen(&session, wanted).await {

@@ -132,13 +132,15 @@ impl ClientSession {
         let (method, client) = (question.method().unwrap_or_default(), &self.opening.greeting);
         let why = match &self.opening.presence {
             ClientLifetime::Session if client.answers(method) => return Ok(()),
-            ClientLifetime::Session => format!("the client that it is asked of does not answer `{method}`"),
+            ClientLifetime::Session => format!("the client does not support `{method}`"),
             ClientLifetime::Request { method: own, .. } if may_ask_back(own) => match terms::lacks(client, question) {
                 None => return Ok(()),
-                Some(what) => format!("the client that it is asked of has no {what}"),
+                Some(what) => format!("the client does not support {what}"),
             },
-            ClientLifetime::Request { method: own, .. } => format!("nothing can be asked for the sake of a `{own}`"),
-            ClientLifetime::Listening { .. } => "the client only listens".to_owned(),
+            ClientLifetime::Request { method: own, .. } => {
+                format!("a server cannot send requests to the client during `{own}`")
+            }
+            ClientLifetime::Listening { .. } => "the client only receives notifications".to_owned(),
         };
         Err(why)
     }

@@ -16,8 +16,8 @@ impl<'a> MetaToolArguments<'a> {
             members(json).ok_or_else(|| CallRefusal::bad_input("the arguments of a tool are a JSON object"))?;
         if let Some(unknown) = members.keys().find(|name| !known.contains(&&***name)) {
             let message = match known {
-                [] => format!("`{unknown}` is not known: this tool takes no arguments"),
-                known => format!("`{unknown}` is not known: this tool takes `{}`", known.join("`, `")),
+                [] => format!("unknown argument `{unknown}`: this tool takes no arguments"),
+                known => format!("unknown argument `{unknown}`: this tool takes `{}`", known.join("`, `")),
             };
             return Err(CallRefusal::bad_input(message));
         }

@@ -34,16 +34,14 @@ pub(crate) fn welcome(greeting: &ClientDescription, capabilities: &str, instruct
 
 pub(crate) fn unknown(method: Option<&str>) -> CallAnswer {
     let method = method.unwrap_or_default();
-    CallAnswer::Error(RpcError::new(METHOD_NOT_FOUND, format!("there is no method `{method}` here")))
+    CallAnswer::Error(RpcError::new(METHOD_NOT_FOUND, format!("this endpoint has no method `{method}`")))
 }
 
 /// Returns a list that has a single page; any cursor is unknown.
 pub(crate) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> CallAnswer {
     match params.and_then(|params| member(params, "cursor")) {
         None | Some("null") => CallAnswer::Result(list()),
-        Some(_) => {
-            CallAnswer::Error(RpcError::new(INVALID_PARAMS, "there is no such page: the list is given as a whole"))
-        }
+        Some(_) => CallAnswer::Error(RpcError::new(INVALID_PARAMS, "unknown cursor: the list has a single page")),
     }
 }
 

@@ -85,7 +85,7 @@ impl MetaTools {
             "reconnect_server" => reconnect(runtime, &caller, given).await.map(CallAnswer::Result),
             _ => {
                 let message = format!(
-                    "unknown tool `{name}`; tools of servers are called by execute_mcp_tool, with `{name}` in their tool_path"
+                    "unknown tool `{name}`; call tools of servers through execute_mcp_tool, with `{name}` in tool_path"
                 );
                 return CallAnswer::Error(RpcError::new(INVALID_PARAMS, message));
             }

@@ -256,13 +256,13 @@ mod tests {
         let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         let mut look = |ms, status| look(&mut known, start, ms, &[("a", status)]);
         let lost = |status| vec![("a".to_owned(), status)];
-        assert_eq!(look(0, Online), (vec![], None), "how it is at first is no news");
+        assert_eq!(look(0, Online), (vec![], None), "the first status is not announced");
         assert_eq!(look(1000, Connecting), (vec![], Some(3000)));
         assert_eq!(look(2500, Online), (vec![], None), "it was never away");
         assert_eq!(look(4000, Connecting), (vec![], Some(6000)));
         assert_eq!(look(5000, Offline), (vec![], Some(6000)));
         assert_eq!(look(6000, Offline), (lost(Offline), None));
-        assert_eq!(look(7000, Connecting), (vec![], None), "it is lost already");
+        assert_eq!(look(7000, Connecting), (vec![], None), "the loss was announced already");
         assert_eq!(look(8000, Online), (lost(Online), None));
     }
 

@@ -137,7 +137,7 @@ pub(super) async fn reconnect(
 }
 
 fn stopped(name: &str) -> CallRefusal {
-    let message = format!("`{name}` is stopped: a person has done that, and `satellite start {name}` undoes it");
+    let message = format!("`{name}` was stopped by a person; `satellite start {name}` starts it");
     let mut refusal = CallRefusal::new("refused", message).then("Ask the user whether it should run.");
     refusal.state.status = Some(Status::Offline.as_str());
     refusal

@@ -125,7 +125,7 @@ impl LaunchFactory {
     ) -> io::Result<Self> {
         let uids = match (uid_range, &data_dir) {
             (Some(range), Some(data_dir)) => Some(TeamUids::open(range, data_dir)?),
-            (Some(_), None) => return Err(io::Error::other("uid_range needs a data directory")),
+            (Some(_), None) => return Err(io::Error::other("uid_range needs a data directory: set `data_dir`")),
             (None, _) => None,
         };
         let (found, resolved) = (tokio::sync::Mutex::default(), Mutex::default());
@@ -210,7 +210,7 @@ impl LaunchFactory {
         jail.show_program(&program);
         if let Some(cwd) = cwd {
             if !jail.has(Path::new(cwd)) {
-                return Err(format!("the working directory `{cwd}` cannot be seen in the sandbox: {BIND_IT}").into());
+                return Err(format!("the working directory `{cwd}` is not visible in the sandbox: {BIND_IT}").into());
             }
             jail.directory = cwd.into();
         }
@@ -218,11 +218,12 @@ impl LaunchFactory {
             match source.metadata() {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let reason = format!("`{}` is to be seen in the sandbox and does not exist", source.display());
+                    let source = source.display();
+                    let reason = format!("cannot bind `{source}` into the sandbox: it does not exist; {CHECK_BINDS}");
                     return Err(reason.into());
                 }
                 Err(error) => {
-                    let what = format!("`{}` is to be seen in the sandbox", source.display());
+                    let what = format!("cannot bind `{}` into the sandbox", source.display());
                     return Err(PrepareError::at(&what, &error));
                 }
             }
@@ -288,7 +289,7 @@ impl LaunchFactory {
         let Some((homes, names)) = self.home_names() else { return };
         for name in names.iter().filter(|name| name.starts_with(SET_ASIDE)) {
             if let Err(error) = homes.remove_tree(name) {
-                tracing::warn!(%error, "cannot erase the home of an instance that is gone; the next start tries again");
+                tracing::warn!(%error, "cannot erase the home of a removed instance; the next start tries again");
             }
         }
     }
@@ -301,10 +302,11 @@ impl LaunchFactory {
 
     fn home(&self, instance: &str) -> Result<PathBuf, PrepareError> {
         let data_dir = self.data_dir.as_ref();
-        let none = || "a sandboxed server needs a home: give the connector a data directory".to_owned();
+        let none = || "a sandboxed server needs a home: set `data_dir` of the connector".to_owned();
         let data_dir = data_dir.ok_or_else(none)?;
         let home = data_dir.path().join(HOMES).join(instance);
-        let failed = |error: io::Error| PrepareError::at(&format!("cannot make its home `{}`", home.display()), &error);
+        let failed =
+            |error: io::Error| PrepareError::at(&format!("cannot create its home `{}`", home.display()), &error);
         let homes = data_dir.subdirectory(HOMES).map_err(failed)?;
         let descriptor = homes.foreign_directory(instance).map_err(failed)?;
         let about = fs::File::from(descriptor.try_clone().map_err(failed)?).metadata().map_err(failed)?;
@@ -328,7 +330,8 @@ impl LaunchFactory {
             Isolation::Auto | Isolation::None => "production needs a sandbox and none works here",
         };
         format!(
-            "{what} ({}); `satellite check` says more, isolation = \"none\" under [satellite] does without",
+            "{what} ({}); `satellite check` shows details; isolation = \"none\" under [satellite] starts servers \
+             without a sandbox",
             reasons.join("; ")
         )
     }
@@ -361,8 +364,8 @@ impl LaunchFactory {
                 Err(why) => Err(why),
             };
             match &usable {
-                Ok(path) => tracing::info!(sandbox, path = %path.display(), "a sandbox that works"),
-                Err(why) => tracing::info!(sandbox, why, "a sandbox that cannot be used"),
+                Ok(path) => tracing::info!(sandbox, path = %path.display(), "sandbox works"),
+                Err(why) => tracing::info!(sandbox, why, "sandbox cannot be used"),
             }
             found.findings.push(SandboxFinding { sandbox, usable });
         }
@@ -410,11 +413,12 @@ impl LaunchFactory {
             }
             let complaint = String::from_utf8_lossy(&complaint);
             let words: Vec<&str> = complaint.split_whitespace().collect();
-            let words = if words.is_empty() { "without a word".to_owned() } else { words.join(" ") };
-            Err(format!("a trial run in it failed: {words}").into())
+            let words = if words.is_empty() { "no output".to_owned() } else { words.join(" ") };
+            Err(format!("trial run failed: {words}").into())
         };
         let tried = tokio::time::timeout(TRIAL_PATIENCE, trial).await;
-        tried.unwrap_or_else(|_elapsed| Err("a trial run in it did not end".to_owned().into()))
+        let late = || format!("trial run did not end within {} s", TRIAL_PATIENCE.as_secs());
+        tried.unwrap_or_else(|_elapsed| Err(late().into()))
     }
 }
 
@@ -481,7 +485,8 @@ fn inherited_by_another(home: &Path) -> impl Iterator<Item = (OsString, OsString
     others.chain([("HOME".into(), home.as_os_str().to_owned())])
 }
 
-const BIND_IT: &str = "name it, or a directory above it, in `binds` of [policy.isolation]";
+const CHECK_BINDS: &str = "check `binds` in [policy.isolation]";
+const BIND_IT: &str = "add it, or a directory above it, to `binds` in [policy.isolation]";
 
 fn stdio(spec: &InstanceSpec) -> Result<(&str, Option<&str>), String> {
     match &spec.target {
@@ -593,7 +598,7 @@ pub fn find_program(
             resolve(&file.to_string_lossy(), path)
         }
         Some(_) | None if command.contains('/') => resolve(command, path),
-        Some(_) | None => resolve(command, path).map_err(|_| "it is in no directory of PATH".to_owned()),
+        Some(_) | None => resolve(command, path).map_err(|_| "no directory of PATH contains it".to_owned()),
     }
 }
 
@@ -611,13 +616,13 @@ fn resolve(command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
         let file = std::path::absolute(command).map_err(|error| error.to_string())?;
         return match file.metadata() {
             Ok(_) if executable(&file) => Ok(file),
-            Ok(_) => Err("it cannot be executed".to_owned()),
+            Ok(_) => Err("the file is not executable".to_owned()),
             Err(error) => Err(in_words(&error)),
         };
     }
     let path = path.unwrap_or_default();
     let found = std::env::split_paths(path).map(|directory| directory.join(command)).find(|file| executable(file));
-    found.ok_or_else(|| format!("`{command}` is in no directory of PATH ({})", path.display()))
+    found.ok_or_else(|| format!("executable `{command}` not found in PATH ({})", path.display()))
 }
 
 #[cfg(test)]

@@ -28,7 +28,8 @@ impl SandboxLauncher for Nsjail {
     fn objection(&self, jail: &SandboxSpec) -> Option<String> {
         let colon = |path: &Path| path.as_os_str().as_encoded_bytes().contains(&b':');
         let mount = jail.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
-        Some(format!("nsjail cannot mount a path with a colon: `{}`", mount.source.display()))
+        let path = mount.source.display();
+        Some(format!("nsjail cannot mount a path with a colon: `{path}`; rename it, or use bubblewrap"))
     }
 
     fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {

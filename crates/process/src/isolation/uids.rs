@@ -102,12 +102,14 @@ impl TeamUids {
     /// the directory of homes.
     fn home(&self, id: u32) -> Result<PathBuf, PrepareError> {
         let home = self.homes.join(id.to_string());
-        let failed = |error: io::Error| PrepareError::at(&format!("cannot make the home `{}`", home.display()), &error);
+        let failed =
+            |error: io::Error| PrepareError::at(&format!("cannot create the home `{}`", home.display()), &error);
         make(&self.homes, HOMES_MODE).map_err(failed)?;
         let homes = self.homes.symlink_metadata().map_err(failed)?;
         if !homes.is_dir() || homes.uid() != 0 || homes.mode() & 0o022 != 0 {
             let homes = self.homes.display();
-            return Err(format!("`{homes}` is to hold homes, and is not a directory that only root can change").into());
+            let why = format!("the directory of homes `{homes}` must belong to root, and only root may write to it");
+            return Err(format!("{why}: correct or remove it").into());
         }
         for above in self.homes.ancestors().skip(1) {
             if above.metadata().map_err(failed)?.mode() & 0o001 == 0 {

@@ -51,7 +51,7 @@ impl Cgroups {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let parent =
-            own_directory(&mounts, &own).ok_or("no cgroup2 file system is mounted that shows our own cgroup")?;
+            own_directory(&mounts, &own).ok_or("no mounted cgroup2 file system contains the cgroup of this process")?;
         sweep(&parent);
         let own = std::process::id();
         let start_time = ProcessStat::read(own).map_or(0, |stat| stat.start_time);
@@ -60,9 +60,9 @@ impl Cgroups {
         fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
         let mut cgroups = Self { base, controllers: CgroupControllers::default() };
         if !cgroups.base.join("cgroup.kill").exists() {
-            return Err("the kernel has no cgroup.kill (5.14)".to_owned());
+            return Err("the kernel has no cgroup.kill (requires Linux 5.14)".to_owned());
         }
-        cgroups.try_one().map_err(|error| format!("no process can be put into a cgroup: {error}"))?;
+        cgroups.try_one().map_err(|error| format!("cannot start a process in a cgroup: {error}"))?;
         cgroups.controllers = cgroups.pass_controllers_on(&parent);
         Ok(cgroups)
     }
@@ -235,7 +235,7 @@ fn remove(directory: &Path) {
     match fs::remove_dir(directory) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => tracing::debug!(cgroup = %directory.display(), %error, "a cgroup is left over"),
+        Err(error) => tracing::debug!(cgroup = %directory.display(), %error, "cannot remove a cgroup"),
     }
 }
 

@@ -67,7 +67,7 @@ impl ProcessTrees {
                 format!("process group, session and mark, in a sandbox by its PID namespace (no cgroups: {why})"),
             ),
         };
-        tracing::info!(held_by = description, "process trees");
+        tracing::info!(held_by = description, "process containment chosen");
         let ledger = match data_dir {
             Some(directory) => {
                 let cgroup = cgroups.as_ref().map(|cgroups| cgroups.path().to_owned());
@@ -110,7 +110,11 @@ impl ProcessTrees {
             Ok(cgroup) => Ok(Some(cgroup)),
             Err(error) if self.cgroups_required || limits != CgroupLimits::default() => Err(error),
             Err(error) => {
-                tracing::warn!(run, %error, "no cgroup for this run: it is held by its process group, session and mark");
+                tracing::warn!(
+                    run,
+                    %error,
+                    "cannot create the cgroup of a run; its process group, session and mark hold it"
+                );
                 Ok(None)
             }
         }

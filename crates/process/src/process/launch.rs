@@ -68,7 +68,7 @@ pub(crate) enum LaunchError {
     Directory(PathBuf, #[source] io::Error),
     #[error("{}", reason(.0))]
     System(#[from] io::Error),
-    #[error("no cgroup for it: {}", reason(.0))]
+    #[error("cannot create its cgroup: {}", reason(.0))]
     Cgroup(#[source] io::Error),
     #[error("the sandbox {sandbox} failed: {said}")]
     Sandbox { sandbox: &'static str, said: String },
@@ -105,7 +105,7 @@ fn reason(error: &io::Error) -> String {
         Errno::EMFILE => ": the satellite may open no more files, raise `ulimit -n`",
         Errno::ENFILE => ": the machine may open no more files, raise fs.file-max",
         Errno::ENOSPC => ": a disk is full, make room",
-        Errno::EIO => ": a disk fails, look into the kernel's log",
+        Errno::EIO => ": a disk fails, read the kernel's log",
         _ => "",
     };
     format!("{}{cure}", errno.desc())

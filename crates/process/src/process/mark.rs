@@ -60,7 +60,7 @@ impl ObservedMark {
     }
 
     /// Returns the run if the mark is one of `satellite`; the inner option is `None` if the run cannot be read.
-    #[expect(clippy::option_option, reason = "another satellite's is no unknown run of this one")]
+    #[expect(clippy::option_option, reason = "the mark of another satellite differs from an unreadable run")]
     pub(super) fn run_of(&self, satellite: &str) -> Option<Option<u64>> {
         let named = self.variable.as_ref().and_then(|variable| variable.strip_prefix(satellite)?.strip_prefix('.'));
         if let Some(run) = named {

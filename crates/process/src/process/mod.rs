@@ -94,7 +94,7 @@ impl ProcessLauncher {
     pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
         if signals::are_ignored(Signal::SIGCHLD) {
             return Err(io::Error::other(
-                "SIGCHLD is ignored in this process, so nobody would learn how a server ended: give it its default action",
+                "SIGCHLD is ignored in this process, so ends of servers cannot be detected: restore its default action",
             ));
         }
         let holds = Arc::new(ProcessTrees::new(cgroups, data_dir)?);
@@ -181,7 +181,7 @@ async fn last_words(stderr: &mut pipe::Receiver) -> Vec<u8> {
 
 fn in_a_line(said: &str) -> String {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if lines.is_empty() { "it ended without a word".to_owned() } else { lines.join("; ") }
+    if lines.is_empty() { "it ended without output".to_owned() } else { lines.join("; ") }
 }
 
 struct LeaderPidfd(Arc<ProcessTree>);
@@ -195,8 +195,8 @@ impl AsRawFd for LeaderPidfd {
 impl LeaderPidfd {
     #[expect(
         deprecated,
-        reason = "its successor is unsafe because a descriptor could be closed under it: this one belongs to the group \
-                  that is held here"
+        reason = "the successor is unsafe because the descriptor could be closed early; here the group owns it and is \
+                  kept"
     )]
     fn watched(self) -> io::Result<AsyncFd<Self>> {
         AsyncFd::with_interest(self, Interest::READABLE)

@@ -134,7 +134,7 @@ impl ScanLoop {
             let (began, before) = (Instant::now(), self.watched.len());
             // A panic that ended this thread would leave every ended server unreaped.
             if catch_unwind(AssertUnwindSafe(|| self.round())).is_err() {
-                tracing::error!("the thread that looks after ended servers has panicked, and goes on");
+                tracing::error!("the thread that reaps ended servers panicked and continues");
             }
             self.quiet = if self.watched.len() == before { self.quiet + 1 } else { 0 };
             // The pause grows for trees that use their whole grace period or never die.

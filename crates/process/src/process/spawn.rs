@@ -106,7 +106,7 @@ impl ExecImage {
             // The child may hang in the kernel, and a wait here would hang as well. It is not reaped yet, so its number
             // is not reused.
             let _ = thread::Builder::new().name("satellite-wait".into()).spawn(move || wait(pid));
-            let why = "its program or directory is on a file system that does not answer";
+            let why = "the file system of its program or working directory does not respond";
             return Err(becoming(io::Error::new(io::ErrorKind::TimedOut, why)));
         }
         match told(failure) {
@@ -134,7 +134,7 @@ impl ExecPointers {
         let (stage, error) = self.attempt(prepare);
         let [one, two, three, four] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
         let message = [stage as u8, one, two, three, four];
-        #[expect(unsafe_code, reason = "the plain calls: this is between fork and exec")]
+        #[expect(unsafe_code, reason = "between fork and exec only plain system calls are permitted")]
         // SAFETY: `failure` is open and `message` has the length that is passed. `_exit` runs no code of this process.
         unsafe {
             libc::write(self.failure, message.as_ptr().cast(), message.len());
@@ -148,7 +148,7 @@ impl ExecPointers {
             return (SpawnStage::Becoming, error);
         }
         for (from, to) in self.standard.into_iter().zip(0..) {
-            #[expect(unsafe_code, reason = "the plain call: the standard descriptors are nobody's to own")]
+            #[expect(unsafe_code, reason = "the safe wrapper needs owned standard descriptors")]
             // SAFETY: both are numbers of descriptors, and a descriptor closed by this was inherited.
             if unsafe { libc::dup2(from, to) } == -1 {
                 return (SpawnStage::Becoming, io::Error::last_os_error());
@@ -163,7 +163,7 @@ impl ExecPointers {
         if !self.directory.is_null() && unsafe { libc::chdir(self.directory) } == -1 {
             return (SpawnStage::Entering, io::Error::last_os_error());
         }
-        #[expect(unsafe_code, reason = "exec with a PATH of its own")]
+        #[expect(unsafe_code, reason = "exec must search the PATH of the new environment")]
         // SAFETY: both arrays end with a null pointer and point to C strings of the image. This process has one thread,
         // so no other thread reads its environment.
         unsafe {
@@ -245,7 +245,7 @@ fn above_the_standard_ones(descriptor: OwnedFd) -> io::Result<OwnedFd> {
         return Ok(descriptor);
     }
     let copy = fcntl(&descriptor, FcntlArg::F_DUPFD_CLOEXEC(libc::STDERR_FILENO + 1))?;
-    #[expect(unsafe_code, reason = "fcntl answers a number")]
+    #[expect(unsafe_code, reason = "fcntl returns a plain number")]
     // SAFETY: the kernel has just created this descriptor, and no other code uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }

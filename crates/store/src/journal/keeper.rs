@@ -183,7 +183,9 @@ impl JournalWriter {
             // An unreadable database does not mean that its events are lost.
             self.unknown = Some(used);
             self.shared.memos_unread.store(true, Ordering::Release);
-            tracing::error!("what servers had come to cannot be read either: they begin anew, until it can be");
+            tracing::error!(
+                "cannot read the stored states of servers either; servers start anew until the states can be read"
+            );
         } else {
             self.gone.add(last + 1, used);
         }
@@ -265,15 +267,15 @@ impl JournalWriter {
         match self.mark.grant(self.through, through) {
             Ok(()) => {
                 if self.numberless.take().is_some() {
-                    tracing::info!("numbers of events can be reserved again");
+                    tracing::info!("event numbers can be reserved again");
                     self.show();
                 }
                 Ok(())
             }
             Err(error) => {
-                let reason = format!("no numbers can be reserved in {}: {error}", self.home.path().display());
+                let reason = format!("cannot reserve event numbers in {}: {error}", self.home.path().display());
                 if self.numberless.as_ref() != Some(&reason) {
-                    tracing::error!("{reason}; events wait in memory without numbers, and it is tried again");
+                    tracing::error!(reason, "cannot reserve event numbers: events wait in memory; trying again");
                     self.numberless = Some(reason.clone());
                     self.show();
                 }
@@ -329,7 +331,7 @@ impl JournalWriter {
 
     pub(super) fn expect_nobody(&mut self) {
         if let Err(error) = self.write(JournalDatabase::expect_nobody) {
-            tracing::debug!(%error, "cannot note that nobody is delivered to");
+            tracing::debug!(%error, "cannot store that no sink is configured");
         }
     }
 
@@ -469,10 +471,10 @@ impl JournalWriter {
     fn abandon(&mut self) {
         let Some(mut store) = self.store.take() else { return };
         if store.is_database_in_place() {
-            tracing::error!(path = %self.path.display(), "somebody has deleted the log of the journal; it is mended");
+            tracing::error!(path = %self.path.display(), "the write-ahead log of the journal was deleted; repairing");
             store.rescue();
         } else {
-            tracing::error!(path = %self.path.display(), "somebody has deleted the journal; another one is begun");
+            tracing::error!(path = %self.path.display(), "the journal was deleted; starting a new one");
             self.gone.merge(&store.into_gone());
             self.mark.lost();
         }
@@ -492,7 +494,10 @@ impl JournalWriter {
         let aside = directory.path().join(&name);
         // If the satellite is killed before the copy is complete, the next one must not trust the new database.
         self.mark.note(self.through, true);
-        tracing::error!(%error, aside = %aside.display(), "the journal is damaged: it was put aside, and what can be read of it is taken over");
+        tracing::error!(
+            %error, aside = %aside.display(),
+            "the journal is damaged: it was put aside, and its readable content is copied"
+        );
         let mut store = match JournalDatabase::open(&self.home, &mut None) {
             Ok(store) => store,
             Err(error) => return Err(self.failed(&error)),
@@ -501,7 +506,7 @@ impl JournalWriter {
             Ok(salvaged) => salvaged,
             Err(error) => return Err(self.failed(&error)),
         };
-        tracing::warn!(events = salvaged.events, "taken over from the damaged journal");
+        tracing::warn!(events = salvaged.events, "copied the readable content of the damaged journal");
         self.damaged = Some(aside);
         let last = store.last();
         self.store = Some(store);
@@ -517,7 +522,7 @@ impl JournalWriter {
     fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> JournalError {
         let reason = format!("the journal {} cannot be used: {error}", self.path.display());
         if self.reason.as_ref() != Some(&reason) {
-            tracing::error!("{reason}; events are kept in memory, and it is tried again");
+            tracing::error!(reason, "the journal cannot be used: events are kept in memory; trying again");
         }
         self.reason = Some(reason.clone());
         if !error.downcast_ref().is_some_and(is_full) {

@@ -269,7 +269,7 @@ mod tests {
         let mut mark = read(dir.path());
         mark.note(5, false);
         mark.grant(5, 324).unwrap();
-        assert_eq!(read(dir.path()).used(Some(5)), 324, "no more than the events had");
+        assert_eq!(read(dir.path()).used(Some(5)), 324, "only granted numbers count as used");
         assert_eq!(read(dir.path()).used(Some(324)), 324);
         mark.close();
         assert_eq!(read(dir.path()).used(Some(5)), 324);
@@ -282,7 +282,7 @@ mod tests {
         std::fs::create_dir(dir.path().join("journal/seq")).unwrap();
         mark.grant(0, 10).unwrap_err();
         std::fs::remove_dir(dir.path().join("journal/seq")).unwrap();
-        assert_eq!(mark.used(None), 0, "and no number is skipped for it");
+        assert_eq!(mark.used(None), 0, "a failed grant uses no number");
         mark.grant(0, 10).unwrap();
         assert_eq!(read(dir.path()).used(Some(0)), 10);
     }
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(read(dir.path()).says.reserved, 20_000);
         mark.note(12_000, false);
         mark.reserve(12_000, 40_000);
-        assert!(read(dir.path()).says.reserved > 40_000, "more than a step at once");
+        assert!(read(dir.path()).says.reserved > 40_000, "a large range is reserved at once");
     }
 
     #[test]

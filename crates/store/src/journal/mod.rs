@@ -461,7 +461,7 @@ impl Journal {
             () = self.shared.pulse.hangs() => Err(self.unanswered()),
         };
         if let Err(error) = closed {
-            tracing::error!(%error, "the journal is not closed; what was committed is stored");
+            tracing::error!(%error, "cannot close the journal; committed events are stored");
         }
     }
 
@@ -502,7 +502,7 @@ impl Journal {
             news
         });
         if news {
-            tracing::error!("{reason}; events are kept in memory, and it is tried again");
+            tracing::error!(reason, "the journal cannot be used: events are kept in memory; trying again");
             // The thread corrects the status as soon as it continues.
             self.tell(JournalWriter::show);
         }

@@ -95,7 +95,7 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
         let copied = match copy_events(&from, into, after) {
             Ok(copied) => copied,
             Err(error) => {
-                tracing::error!(%error, "what is left of the damaged journal cannot be written");
+                tracing::error!(%error, "cannot write the readable content of the damaged journal");
                 return salvaged;
             }
         };

@@ -62,7 +62,7 @@ CREATE TABLE meta (
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SchemaError {
-    #[error("it was written by a newer satellite (version {found} of its tables, this one knows {known})")]
+    #[error("written by a newer satellite (table version {found}, this satellite supports {known})")]
     Newer { found: usize, known: usize },
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
@@ -126,7 +126,7 @@ mod tests {
         let broken = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET c = 1;";
         assert!(matches!(step(&mut connection, 0, &[ONE, broken]), Err(SchemaError::Sqlite(_))));
         assert_eq!(version_of(&connection), 1);
-        assert!(connection.prepare("SELECT b FROM one").is_err(), "the first half of the step is not there either");
+        assert!(connection.prepare("SELECT b FROM one").is_err(), "the first half of the step is rolled back");
         step(&mut connection, 1, &[ONE, "ALTER TABLE one ADD COLUMN b INTEGER"]).unwrap();
         assert_eq!(version_of(&connection), 2);
     }

@@ -282,7 +282,7 @@ impl JournalDatabase {
             tracing::warn!(
                 from = cursor + 1,
                 to = self.last,
-                "there is nobody to deliver these events to; they are kept for a start with somebody, for as long as others are"
+                "no sink is configured for these events; they are kept, as long as others, for a start with a sink"
             );
             return Ok(());
         }
@@ -332,7 +332,7 @@ impl JournalDatabase {
     /// Moves the WAL into the database after the WAL file was deleted.
     pub(super) fn rescue(&mut self) {
         if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
-            tracing::warn!(%error, "what is in the deleted log of the journal cannot be kept");
+            tracing::warn!(%error, "cannot save the content of the deleted write-ahead log");
         }
     }
 
@@ -407,11 +407,7 @@ impl JournalDatabase {
         let Some(removed) = removed else {
             // The remaining data is too large, and another attempt would change nothing.
             if !std::mem::replace(&mut pruning.stuck, true) {
-                tracing::warn!(
-                    used,
-                    size_max,
-                    "the journal is larger than it may be, and there is nothing more that can go"
-                );
+                tracing::warn!(used, size_max, "the journal exceeds its size limit, and nothing more can be removed");
             }
             pruning.under_way = false;
             return Ok(0);
@@ -510,7 +506,7 @@ impl JournalDatabase {
         if self.wal_len > WAL_MAX
             && let Err(error) = self.checkpoint()
         {
-            tracing::debug!(%error, bytes = self.wal_len, "the log of the journal cannot be taken into it now");
+            tracing::debug!(%error, bytes = self.wal_len, "cannot checkpoint the write-ahead log of the journal now");
         }
     }
 
@@ -634,8 +630,9 @@ impl LineInserts {
 
 fn json<'a>(buffer: &'a mut Vec<u8>, envelope: &Envelope) -> Result<&'a str, String> {
     buffer.clear();
-    serde_json::to_writer(&mut *buffer, envelope).map_err(|error| format!("cannot be written as JSON: {error}"))?;
-    std::str::from_utf8(buffer).map_err(|error| format!("is no text: {error}"))
+    serde_json::to_writer(&mut *buffer, envelope)
+        .map_err(|error| format!("the event cannot be written as JSON: {error}"))?;
+    std::str::from_utf8(buffer).map_err(|error| format!("the event is not valid UTF-8: {error}"))
 }
 
 fn write_memos(transaction: &Transaction<'_>, memos: &Memos) -> rusqlite::Result<()> {

@@ -48,7 +48,7 @@ impl FileSink {
     /// Returns an error if the directory or its files cannot be used. A full disk is not an error: events wait.
     pub fn open(dir: impl Into<PathBuf>, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
         let dir = dir.into();
-        Self::open_in(DataDir::create(&dir).map_err(|error| at("make", &dir, &error))?, rotate_bytes, keep)
+        Self::open_in(DataDir::create(&dir).map_err(|error| at("create", &dir, &error))?, rotate_bytes, keep)
     }
 
     /// Opens the files in an open directory, like [`FileSink::open`] and with the same errors.
@@ -113,7 +113,7 @@ impl EventFiles {
         for (index, event) in batch.events.iter().enumerate().filter(|(_, event)| Some(event.seq) > self.last) {
             if let Err(error) = serde_json::to_writer(&mut lines, event) {
                 self.open = Some(current);
-                return Ok(SinkAnswer::Invalid(Some(index), format!("cannot be written as JSON: {error}")));
+                return Ok(SinkAnswer::Invalid(Some(index), format!("cannot write the event as JSON: {error}")));
             }
             lines.push(b'\n');
             first = first.or(Some(event.seq));
@@ -158,7 +158,8 @@ impl EventFiles {
         for name in old.into_iter().map(full_name) {
             if let Err(error) = self.dir.remove(&name) {
                 // Writing continues without the cleanup; the next rotation tries again.
-                tracing::warn!("cannot remove the old events in {}: {error}", self.dir.path().join(name).display());
+                let file = self.dir.path().join(name);
+                tracing::warn!(file = %file.display(), %error, "cannot remove old events");
             }
         }
         Ok(())

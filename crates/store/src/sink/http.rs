@@ -46,7 +46,7 @@ pub enum HttpSinkError {
     #[error("cannot send events to this URL: {0}; give an http:// or https:// URL")]
     Url(String),
     /// The token cannot be sent in a header.
-    #[error("cannot send events with this token: it has a character that is not allowed in a header")]
+    #[error("cannot send events with this token: it contains a character that is not allowed in a header")]
     Token,
     /// The HTTP client could not be created, for example because the machine has no CA certificates.
     #[error("cannot prepare the HTTP client for events")]
@@ -63,7 +63,7 @@ impl HttpSink {
     pub fn new(url: &str, token: Option<&Secret>) -> Result<Self, HttpSinkError> {
         let url = Url::parse(url).map_err(|error| HttpSinkError::Url(error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(HttpSinkError::Url(format!("`{}` is not spoken here", url.scheme())));
+            return Err(HttpSinkError::Url(format!("the scheme `{}` is not supported", url.scheme())));
         }
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -89,7 +89,7 @@ impl HttpSink {
     async fn post(&self, batch: &SinkBatch) -> SinkAnswer {
         let body = match serde_json::to_vec(&EventsBody { events: &batch.events }) {
             Ok(body) => body,
-            Err(error) => return SinkAnswer::Invalid(None, format!("cannot be written as JSON: {error}")),
+            Err(error) => return SinkAnswer::Invalid(None, format!("cannot write the events as JSON: {error}")),
         };
         let request = self.client.post(self.url.clone()).timeout(self.timeout).body(body);
         let response = match request.headers(self.headers.clone()).header(IDEMPOTENCY_KEY, batch.id).send().await {
@@ -134,7 +134,7 @@ impl HttpSink {
             return SinkAnswer::Accepted;
         }
         let refused = failures.iter().filter_map(|failure| {
-            let reason = failure["error"].as_str().unwrap_or("refused without a reason");
+            let reason = failure["error"].as_str().unwrap_or("rejected without a reason");
             Some((named(&failure["index"])?, self.quoted(reason)))
         });
         SinkAnswer::Partial(refused.collect())
@@ -153,7 +153,7 @@ impl HttpSink {
             return format!("{to} did not answer within {:?}", self.timeout);
         }
         let reason = root_of(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.quoted(&root));
-        format!("cannot {} {to}: {reason}", if error.is_connect() { "connect to" } else { "talk to" })
+        format!("cannot {} {to}: {reason}", if error.is_connect() { "connect to" } else { "complete the request to" })
     }
 
     /// Returns the URL without credentials and parameters.

@@ -41,7 +41,7 @@ fn write(batch: &SinkBatch, last: &mut Option<u64>) -> SinkAnswer {
         }
         let mut line = match serde_json::to_vec(event) {
             Ok(line) => line,
-            Err(error) => return SinkAnswer::Invalid(Some(index), format!("cannot be written as JSON: {error}")),
+            Err(error) => return SinkAnswer::Invalid(Some(index), format!("cannot write the event as JSON: {error}")),
         };
         line.push(b'\n');
         if let Err(error) = stdout.write_all(&line).and_then(|()| stdout.flush()) {
