@@ -19,7 +19,9 @@ use rmcp::service::{Peer, RoleClient, RunningService};
 use rmcp::{ClientHandler, ServiceExt};
 use serde_json::value::RawValue;
 
-use common::{BenchReport, CpuClock, GIVE_UP, NullSink, is_online, median, number, spec, start, time};
+use common::{
+    BenchReport, CpuClock, GIVE_UP, NullSink, format_duration, format_number, is_online, median, spec, start,
+};
 
 const ROUNDS: usize = 15;
 const CALLS: u32 = 4096;
@@ -54,9 +56,16 @@ async fn measure() {
         }
         let each = |rounds: &[CallRound], what: fn(&CallRound) -> Duration| median(rounds.iter().map(what)) / CALLS;
         let (our_cpu, their_cpu) = (each(&ours, |round| round.cpu), each(&theirs, |round| round.cpu));
-        let rate = |rounds: &[CallRound]| number(1.0 / each(rounds, |round| round.wall).as_secs_f64());
+        let rate = |rounds: &[CallRound]| format_number(1.0 / each(rounds, |round| round.wall).as_secs_f64());
         let ratio = our_cpu.as_secs_f64() / their_cpu.as_secs_f64();
-        report.row([callers.to_string(), time(our_cpu), time(their_cpu), number(ratio), rate(&ours), rate(&theirs)]);
+        report.row([
+            callers.to_string(),
+            format_duration(our_cpu),
+            format_duration(their_cpu),
+            format_number(ratio),
+            rate(&ours),
+            rate(&theirs),
+        ]);
         report.goal(&format!("CPU of a call against rmcp's client, {callers} callers at once"), 1.0, "×", ratio);
     }
     report.publish();

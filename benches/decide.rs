@@ -24,7 +24,7 @@ use mcp_satellite_actors::rules::restart::ExitHistory;
 use mcp_satellite_actors::rules::slot::{Slot, SlotInput};
 use serde_json::value::RawValue;
 
-use common::{BenchReport, number, spec, time};
+use common::{BenchReport, format_duration, format_number, spec};
 
 const APART: Duration = Duration::from_secs(400);
 
@@ -43,7 +43,7 @@ fn main() {
         ("crash", "a slot from a crash until it is online again, seven inputs"),
     ] {
         let took = median(home.path(), bench);
-        report.row([name.to_owned(), time(took), number(took.div_duration_f64(yardstick))]);
+        report.row([name.to_owned(), format_duration(took), format_number(took.div_duration_f64(yardstick))]);
     }
     report.publish();
 }
@@ -84,7 +84,7 @@ fn introduced() -> ServerInfo {
         protocol: "2025-11-25".to_owned(),
         capabilities: object(r#"{"tools":{}}"#),
         instructions: None,
-        greeting: object("{}"),
+        handshake_result: object("{}"),
     }
 }
 
@@ -109,7 +109,7 @@ fn crash(criterion: &mut Criterion) {
     criterion.bench_function("crash", |bencher| {
         bencher.iter(|| {
             now += APART;
-            let exit = WorkerExit { signal: Some(9), ran: Some(APART), ..WorkerExit::because(ExitCause::Exited) };
+            let exit = WorkerExit { signal: Some(9), uptime: Some(APART), ..WorkerExit::from_cause(ExitCause::Exited) };
             black_box(slot.handle(now, SlotInput::Ended(RunNumber(runs), exit)));
             black_box(slot.handle(now, SlotInput::Tick(None)));
             runs += 1;

@@ -16,7 +16,9 @@ use mcp_satellite_actors::model::spec::ProcessLifetime;
 use mcp_satellite_actors::{EarlierState, RuntimeHandle};
 use serde_json::value::RawValue;
 
-use common::{BareServer, BenchReport, GIVE_UP, NullSink, median, number, resident, spec, start, time};
+use common::{
+    BareServer, BenchReport, GIVE_UP, NullSink, format_duration, format_number, median, resident, spec, start,
+};
 
 const INSTANCES: usize = 10_000;
 const TEAMS: usize = 100;
@@ -42,7 +44,7 @@ fn parent() {
         let mut found: Vec<f64> = (0..FLEETS).map(|_| run(kind)).collect();
         found.sort_by(f64::total_cmp);
         let kib = found[FLEETS / 2] / 1024.0;
-        report.row([format!("memory, {name}"), format!("{} KiB", number(kib)), "-".to_owned(), "-".to_owned()]);
+        report.row([format!("memory, {name}"), format!("{} KiB", format_number(kib)), "-".to_owned(), "-".to_owned()]);
         report.goal(&format!("memory beyond its catalogue, {name}"), goal, "KiB", kib);
     }
     let (ours, bare) = common::tokio_runtime().block_on(wakes());
@@ -50,7 +52,12 @@ fn parent() {
     let mut ratios: Vec<f64> = ratios.collect();
     ratios.sort_by(f64::total_cmp);
     let ratio = ratios[ratios.len() / 2];
-    report.row(["from the call to its answer".to_owned(), time(median(ours)), time(median(bare)), number(ratio)]);
+    report.row([
+        "from the call to its answer".to_owned(),
+        format_duration(median(ours)),
+        format_duration(median(bare)),
+        format_number(ratio),
+    ]);
     report.goal("wake-up of sim-server", 1.1, "×", ratio);
     report.publish();
 }
@@ -81,12 +88,15 @@ async fn memory(known: bool) -> f64 {
     let (before, _) = resident();
     let specs = (0..INSTANCES).map(|nth| {
         let mut spec = spec(nth, TEAMS, USERS, &program, &policy);
-        spec.keep = if known { ProcessLifetime::Lazy } else { ProcessLifetime::Listed };
+        spec.lifetime = if known { ProcessLifetime::Lazy } else { ProcessLifetime::Listed };
         spec
     });
     for spec in specs {
         if known {
-            runtime.install_known(spec, EarlierState { catalogue: Some(Arc::default()), memo: None }).await.unwrap();
+            runtime
+                .install_with_state(spec, EarlierState { catalogue: Some(Arc::default()), memo: None })
+                .await
+                .unwrap();
         } else {
             runtime.install(spec).await.unwrap();
         }
@@ -96,7 +106,7 @@ async fn memory(known: bool) -> f64 {
         assert!(began.elapsed() < GIVE_UP, "the fleet does not sleep");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(connector.alive(), 0);
+    assert_eq!(connector.alive_count(), 0);
     // Wait until temporary memory is freed: queued events and pages held by the allocator.
     runtime.flush().await;
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -112,7 +122,7 @@ fn at_once() -> IdlePolicy {
 async fn wakes() -> (Vec<Duration>, Vec<Duration>) {
     let program = [env!("CARGO_BIN_EXE_satellite").to_owned(), "sim-server".to_owned()];
     let mut spec = spec(0, 1, 1, &program, &Arc::new(Policy { idle: at_once(), ..Policy::default() }));
-    spec.keep = ProcessLifetime::Listed;
+    spec.lifetime = ProcessLifetime::Listed;
     let id = spec.id.clone();
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();

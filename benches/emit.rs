@@ -15,7 +15,7 @@ use mcp_satellite_actors::model::event::{Event, EventSubject};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 
-use common::{BenchReport, NullSink, median, number, quantile, spec, start, time};
+use common::{BenchReport, NullSink, format_duration, format_number, median, quantile, spec, start};
 
 const EVENTS: usize = 400_000;
 
@@ -53,10 +53,10 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut BenchReport) {
         report.row([
             name.to_owned(),
             threads.to_string(),
-            number(EVENTS as f64 / took.as_secs_f64()),
-            time(median(timed.iter().copied())),
-            time(quantile(timed.iter().copied(), 0.99)),
-            time(quantile(timed.iter().copied(), 0.999)),
+            format_number(EVENTS as f64 / took.as_secs_f64()),
+            format_duration(median(timed.iter().copied())),
+            format_duration(quantile(timed.iter().copied(), 0.99)),
+            format_duration(quantile(timed.iter().copied(), 0.999)),
             format!(
                 "{:.0} %",
                 (after.dropped - before.dropped) as f64 / (after.emitted - before.emitted) as f64 * 100.0

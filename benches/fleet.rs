@@ -18,7 +18,7 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
 use serde::{Deserialize, Serialize};
 
-use common::{BenchReport, CpuClock, GIVE_UP, NullSink, number, resident, spec, start, time};
+use common::{BenchReport, CpuClock, GIVE_UP, NullSink, format_duration, format_number, resident, spec, start};
 
 const INSTANCES: usize = 10_000;
 /// Fleet sizes with the number of runs of each; the median is reported.
@@ -70,11 +70,11 @@ fn parent() {
         let kib = kib(found.bytes, INSTANCES);
         report.row([
             name.to_owned(),
-            time(found.online),
-            time(found.online_cpu),
-            number(kib),
-            number(self::kib(found.bytes_at_most, INSTANCES)),
-            time(found.teardown),
+            format_duration(found.online),
+            format_duration(found.online_cpu),
+            format_number(kib),
+            format_number(self::kib(found.bytes_at_most, INSTANCES)),
+            format_duration(found.teardown),
         ]);
         report.goal(&format!("time to all online, {name}"), 1.0, "s", found.online.as_secs_f64());
         report.goal(&format!("memory each, {name}"), 64.0, "KiB", kib);
@@ -93,14 +93,14 @@ fn sizes() {
         let share = u32::try_from(instances).unwrap();
         let (cpu, kib) = (found.online_cpu / share, kib(found.bytes, instances));
         report.row([
-            number(instances as f64),
-            time(found.online),
-            time(found.online_cpu),
-            time(cpu),
-            number(kib),
-            format!("{} MiB", number(found.peak as f64 / 1024.0 / 1024.0)),
-            time(found.teardown),
-            time(found.teardown / share),
+            format_number(instances as f64),
+            format_duration(found.online),
+            format_duration(found.online_cpu),
+            format_duration(cpu),
+            format_number(kib),
+            format!("{} MiB", format_number(found.peak as f64 / 1024.0 / 1024.0)),
+            format_duration(found.teardown),
+            format_duration(found.teardown / share),
         ]);
         all.push((found, cpu, kib));
     }
@@ -119,7 +119,7 @@ fn shares() {
         ("actor", "no server: spec, slot, view and the actor that waits"),
         ("responder", "online, its server counted in"),
     ] {
-        report.row([name.to_owned(), number(kib(middle(kind, INSTANCES, ROUNDS).bytes, INSTANCES))]);
+        report.row([name.to_owned(), format_number(kib(middle(kind, INSTANCES, ROUNDS).bytes, INSTANCES))]);
     }
     report.publish();
 }
@@ -146,10 +146,10 @@ fn run(kind: &str, instances: usize) -> FleetFindings {
 
 async fn online(instances: usize, kind: ServerKind) -> FleetFindings {
     let script = Arc::new(SimScript::default());
-    let connector = SimConnector::with(move |_, _| SimPlan { kind, ..SimPlan::new(Arc::clone(&script)) });
+    let connector = SimConnector::with_plan(move |_, _| SimPlan { kind, ..SimPlan::new(Arc::clone(&script)) });
     let found = measure(instances, Status::Online, connector.clone(), |_| {}).await;
-    assert_eq!(connector.opened(), instances as u64);
-    assert_eq!(connector.alive(), 0);
+    assert_eq!(connector.opened_count(), instances as u64);
+    assert_eq!(connector.alive_count(), 0);
     found
 }
 

@@ -24,7 +24,7 @@ mod sdk;
 use std::time::{Duration, Instant};
 
 use client::BenchClient;
-use common::{BenchReport, median, number, quantile, time};
+use common::{BenchReport, format_duration, format_number, median, quantile};
 use gateways::GatewayProcess;
 use pipe::SharedPipe;
 
@@ -160,15 +160,15 @@ fn row(report: &mut BenchReport, way: &CallPath, clients: usize, rounds: &[Gatew
     let none = || "-".to_owned();
     let memory = match way {
         CallPath::Pipe(_) => none(),
-        CallPath::Gateway(gateway, _) => format!("{} MiB", number(gateway.resident() as f64 / 1024.0 / 1024.0)),
+        CallPath::Gateway(gateway, _) => format!("{} MiB", format_number(gateway.resident() as f64 / 1024.0 / 1024.0)),
     };
     report.row([
         way.name().to_owned(),
         clients.to_string(),
-        number(found.per_second),
-        time(calls(0.5)),
-        time(calls(0.99)),
-        found.cpu.map_or_else(none, time),
+        format_number(found.per_second),
+        format_duration(calls(0.5)),
+        format_duration(calls(0.99)),
+        found.cpu.map_or_else(none, format_duration),
         memory,
     ]);
     found

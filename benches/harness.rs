@@ -10,7 +10,7 @@ use std::time::Duration;
 use mcp_satellite::load::measure::cores;
 use serde_json::Value;
 
-use common::{BenchReport, harness, median, number, time};
+use common::{BenchReport, format_duration, format_number, harness, median};
 
 const SEED: &str = "1";
 
@@ -28,7 +28,7 @@ fn milliseconds(value: &Value) -> Duration {
 
 /// Formats a quantile of a latency; a dash if there are no samples.
 fn at(latency: &Value, quantile: &str) -> String {
-    if latency["n"] == 0 { "-".to_owned() } else { time(milliseconds(&latency[quantile])) }
+    if latency["n"] == 0 { "-".to_owned() } else { format_duration(milliseconds(&latency[quantile])) }
 }
 
 /// Crashes a third of 10,000 servers at once.
@@ -42,7 +42,7 @@ fn storm() {
     ];
     for (name, latency) in rows {
         let n = latency["n"].as_f64().unwrap();
-        report.row([name.to_owned(), number(n), at(latency, "p50"), at(latency, "p99"), at(latency, "max")]);
+        report.row([name.to_owned(), format_number(n), at(latency, "p50"), at(latency, "p99"), at(latency, "max")]);
     }
     let [quiet, storm] = ["quiet", "neighbours"].map(|kind| milliseconds(&found["calls"][kind]["p99"]));
     report.goal("99 % of calls to other teams, against before", 2.0, "×", storm.div_duration_f64(quiet));
@@ -59,7 +59,7 @@ fn recoveries() {
         BenchReport::new("recoveries", ["until its victim is online, from", "n", "median", "99 %", "longest"]);
     for (kind, latency) in found["recoveries"].as_object().unwrap() {
         let n = latency["n"].as_f64().unwrap();
-        report.row([kind.clone(), number(n), at(latency, "p50"), at(latency, "p99"), at(latency, "max")]);
+        report.row([kind.clone(), format_number(n), at(latency, "p50"), at(latency, "p99"), at(latency, "max")]);
     }
     report.goal("promises broken", 0.0, "", found["violations_in_all"].as_f64().unwrap());
     report.publish();
@@ -74,8 +74,8 @@ fn children() {
     let mut report = BenchReport::new("children", ["300 processes", "median"]);
     let (online, cpu) = (median(found.iter().map(|found| found.0)), median(found.iter().map(|found| found.1)));
     let cores = u32::try_from(cores()).unwrap();
-    report.row(["until all are online".to_owned(), time(online)]);
-    report.row(["their own CPU time until then, by the cores".to_owned(), time(cpu / cores)]);
+    report.row(["until all are online".to_owned(), format_duration(online)]);
+    report.row(["their own CPU time until then, by the cores".to_owned(), format_duration(cpu / cores)]);
     let mut ratios: Vec<f64> = found.iter().map(|(online, cpu)| online.div_duration_f64(*cpu / cores)).collect();
     ratios.sort_by(f64::total_cmp);
     report.goal("until 300 processes are online, against their own CPU", 1.2, "×", ratios[ROUNDS / 2]);

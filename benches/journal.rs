@@ -24,7 +24,7 @@ use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 
-use common::{BenchReport, median, number, quantile, spec, start, time};
+use common::{BenchReport, format_duration, format_number, median, quantile, spec, start};
 
 /// An unoptimized run only checks that the bench works.
 const EVENTS: u64 = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
@@ -83,11 +83,11 @@ async fn measure(report: &mut BenchReport) {
     let mut row = |name: &str, took: Duration, bytes: u64, emits: Option<(Duration, Duration)>| {
         report.row([
             name.to_owned(),
-            number(EVENTS as f64 / took.as_secs_f64()),
+            format_number(EVENTS as f64 / took.as_secs_f64()),
             format!("{:.2}", baseline.as_secs_f64() / took.as_secs_f64()),
-            number(bytes as f64 / EVENTS as f64),
-            emits.map_or("-".to_owned(), |(median, _)| time(median)),
-            emits.map_or("-".to_owned(), |(_, most)| time(most)),
+            format_number(bytes as f64 / EVENTS as f64),
+            emits.map_or("-".to_owned(), |(median, _)| format_duration(median)),
+            emits.map_or("-".to_owned(), |(_, most)| format_duration(most)),
         ]);
     };
     row("lines of a file", took, bytes, None);
@@ -103,7 +103,7 @@ async fn measure(report: &mut BenchReport) {
     let took = delivered(home.path(), &subject).await;
     report.row([
         "piled up, to the backend".to_owned(),
-        number(DELIVERED as f64 / took.as_secs_f64()),
+        format_number(DELIVERED as f64 / took.as_secs_f64()),
         format!("{:.2}", DELIVERED as f64 / EVENTS as f64 * baseline.as_secs_f64() / took.as_secs_f64()),
         "-".to_owned(),
         "-".to_owned(),
@@ -118,7 +118,7 @@ async fn measure(report: &mut BenchReport) {
     let each = |took: Duration| took.as_secs_f64() * 1e6 / EVENTS as f64;
     report.goal("an event from emit to disk", 10.0, "µs", each(took));
     report.goal("median of emit", 1.0, "µs", emits.0.as_secs_f64() * 1e6);
-    report.goal(&format!("opening a journal of {} events", number(EVENTS as f64)), 100.0, "ms", opened);
+    report.goal(&format!("opening a journal of {} events", format_number(EVENTS as f64)), 100.0, "ms", opened);
     report.goal("reading an event back", 10.0, "µs", each(read));
 }
 
@@ -162,7 +162,7 @@ async fn through(data_dir: &Path, of: &Arc<EventSubject>) -> (Duration, u64, (Du
     let journal = Journal::open(data_dir, limits()).unwrap();
     let sink = JournalSink::new(journal.clone(), None);
     let runtime = start(SimConnector::new(SimScript::default()), sink, |_| {}).await;
-    let (emitter, appended) = (runtime.emitter().clone(), journal.appended());
+    let (emitter, appended) = (runtime.emitter().clone(), journal.watch_appended());
     let of = Arc::clone(of);
     let began = Instant::now();
     let emits = tokio::task::spawn_blocking(move || {
@@ -180,7 +180,7 @@ async fn through(data_dir: &Path, of: &Arc<EventSubject>) -> (Duration, u64, (Du
         emits
     });
     let emits = emits.await.unwrap();
-    journal.stored(EVENTS).await;
+    journal.wait_stored(EVENTS).await;
     let took = began.elapsed();
     let statistics = runtime.event_statistics();
     assert_eq!((statistics.dropped, statistics.failed), (0, 0));
@@ -199,10 +199,10 @@ async fn delivered(home: &Path, of: &Arc<EventSubject>) -> Duration {
     let backend = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     backend.spawn(async move {
         let backend = BackendServer::open(BackendSettings::new(backend_dir)).await.unwrap();
-        let token = fs::read_to_string(backend.registration_token()).unwrap();
+        let token = fs::read_to_string(backend.registration_token_file()).unwrap();
         let mut serving = backend.serve(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
         send.send((serving.address(), token)).unwrap();
-        panic!("{}", serving.ended().await);
+        panic!("{}", serving.wait_ended().await);
     });
     let (address, token) = tokio::task::spawn_blocking(move || receive.recv().unwrap()).await.unwrap();
     let url = format!("http://{address}/api/satellites");
@@ -216,7 +216,7 @@ async fn delivered(home: &Path, of: &Arc<EventSubject>) -> Duration {
     let (id, key) = (registered["satellite_id"].as_str().unwrap(), registered["api_key"].as_str().unwrap());
 
     let journal = Journal::open(&home.join("piled-up"), limits()).unwrap();
-    journal.sending(0, None).await.unwrap();
+    journal.store_delivery(0, None).await.unwrap();
     for batch in batches(1, BATCH, of).into_iter().take_while(|batch| batch.id <= DELIVERED) {
         assert_eq!(journal.append(batch).await, SinkAnswer::Accepted);
     }

@@ -18,7 +18,8 @@ use nix::unistd::Pid;
 use serde_json::value::RawValue;
 
 use common::{
-    BareServer, BenchReport, GIVE_UP, NullSink, is_online, median, number, server_everything, spec, start, time,
+    BareServer, BenchReport, GIVE_UP, NullSink, format_duration, format_number, is_online, median, server_everything,
+    spec, start,
 };
 
 /// Minimum uptime before a kill: a crash right after the start would take another path.
@@ -74,10 +75,10 @@ async fn measure() {
             report.row([
                 subject.name.to_owned(),
                 state.to_owned(),
-                time(ours),
-                time(bare),
-                number(ratio),
-                time(ours.saturating_sub(bare)),
+                format_duration(ours),
+                format_duration(bare),
+                format_number(ratio),
+                format_duration(ours.saturating_sub(bare)),
             ]);
             report.goal(&format!("recovery of {} until {state}", subject.name), 1.1, "×", ratio);
         }

@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use common::{
-    BenchReport, CpuClock, GIVE_UP, NullSink, is_online, median, number, quantile, resident, server_everything, spec,
-    start, time,
+    BenchReport, CpuClock, GIVE_UP, NullSink, format_duration, format_number, is_online, median, quantile, resident,
+    server_everything, spec, start,
 };
 
 /// Backoff that never expires during the bench.
@@ -118,10 +118,10 @@ async fn returns() {
                     subject.name.to_owned(),
                     by.to_owned(),
                     state.to_owned(),
-                    time(ours),
-                    time(bare),
-                    number(ratios[ratios.len() / 2]),
-                    time(ours.saturating_sub(bare)),
+                    format_duration(ours),
+                    format_duration(bare),
+                    format_number(ratios[ratios.len() / 2]),
+                    format_duration(ours.saturating_sub(bare)),
                 ]);
             }
         }
@@ -256,7 +256,7 @@ async fn schedule() {
         let snapshot = runtime.snapshot();
         let waits = snapshot.iter().map(|view| view.initialized_at.unwrap().saturating_duration_since(back));
         let waits: Vec<Duration> = waits.collect();
-        let [middle, last] = [0.5, 1.0].map(|part| time(quantile(waits.iter().copied(), part)));
+        let [middle, last] = [0.5, 1.0].map(|part| format_duration(quantile(waits.iter().copied(), part)));
         report.row([format!("{away} s"), format!("{attempt} s ± 10 %"), middle, last]);
     }
     runtime.shutdown().await;
@@ -283,12 +283,12 @@ fn idle() {
     let instances = INSTANCES as f64;
     let kib = |bytes: usize| bytes as f64 / 1024.0;
     for (name, bytes) in [("memory", found.bytes), ("memory, at most", found.bytes_at_most)] {
-        let [each, all] = [number(kib(bytes) / instances), number(kib(bytes) / 1024.0)];
+        let [each, all] = [format_number(kib(bytes) / instances), format_number(kib(bytes) / 1024.0)];
         report.row([name.to_owned(), format!("{each} KiB"), format!("{all} MiB")]);
     }
     let of = ["CPU of a minute without checks", "CPU of a minute in which each is checked"];
     for (name, taken) in of.into_iter().zip(minutes) {
-        report.row([name.to_owned(), time(taken.div_f64(instances)), time(taken)]);
+        report.row([name.to_owned(), format_duration(taken.div_f64(instances)), format_duration(taken)]);
     }
     report.goal("memory of each idle remote instance", 80.0, "KiB", kib(found.bytes) / instances);
     report.publish();

@@ -16,7 +16,7 @@ use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{Policy, RestartPolicy, TeamBudgetPolicy};
 
-use common::{BenchReport, GIVE_UP, NullSink, is_online, number, quantile, spec, start, time};
+use common::{BenchReport, GIVE_UP, NullSink, format_duration, format_number, is_online, quantile, spec, start};
 
 const INSTANCES: usize = 1_000;
 const TEAMS: usize = 100;
@@ -63,10 +63,15 @@ async fn measure() {
         let cells = if readers == 0 {
             [const { String::new() }; 4]
         } else {
-            [number(still), number(loud), number(loud / still), time(quantile(storm.timed, 0.999))]
+            [
+                format_number(still),
+                format_number(loud),
+                format_number(loud / still),
+                format_duration(quantile(storm.timed, 0.999)),
+            ]
         };
         let [still, loud, ratio, slow] = cells;
-        report.row([readers.to_string(), still, loud, ratio, slow, time(storm.took)]);
+        report.row([readers.to_string(), still, loud, ratio, slow, format_duration(storm.took)]);
     }
     report.publish();
     visible(&fleet, each).await;
@@ -87,8 +92,8 @@ async fn visible(fleet: &Fleet, each: usize) {
     let storm =
         fleet.watched(async |watcher: &DeathSender| fleet.storm_watched(CHANGES / each, Some(watcher)).await).await;
     for (name, seen) in [("alone", alone), ("among 1,000 that die at once", storm)] {
-        let at = |part| time(quantile(seen.iter().copied(), part));
-        report.row([name.to_owned(), number(seen.len() as f64), at(0.5), at(0.99), at(1.0)]);
+        let at = |part| format_duration(quantile(seen.iter().copied(), part));
+        report.row([name.to_owned(), format_number(seen.len() as f64), at(0.5), at(0.99), at(1.0)]);
     }
     report.publish();
 }

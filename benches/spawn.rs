@@ -21,7 +21,7 @@ use mcp_satellite_actors::seam::Connector;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 
-use common::{BenchReport, GIVE_UP, median, number, spec, time};
+use common::{BenchReport, GIVE_UP, format_duration, format_number, median, spec};
 
 const ROUNDS: usize = 101;
 const SCRIPT: &str = "echo up; read -r _";
@@ -47,7 +47,7 @@ async fn measure() {
             let data_dir = Some(DataDir::create(&data_dir).unwrap());
             let options = StdioOptions { data_dir, isolation, cgroups, ..StdioOptions::default() };
             // Skip launchers that this machine lacks.
-            let Ok(connector) = StdioConnector::with(options) else { continue };
+            let Ok(connector) = StdioConnector::with_options(options) else { continue };
             let found = connector.sandboxes().await;
             let works = found.iter().any(|finding| finding.sandbox == launcher && finding.usable.is_ok());
             if isolation == Isolation::None || works {
@@ -73,16 +73,23 @@ async fn measure() {
         ["launcher", "held by", "until its first line", "ratio", "difference", "until all is gone"],
     );
     let baseline = median(bare);
-    report.row(["bare fork and exec".into(), "-".into(), time(baseline), number(1.0), "-".into(), "-".into()]);
+    report.row([
+        "bare fork and exec".into(),
+        "-".into(),
+        format_duration(baseline),
+        format_number(1.0),
+        "-".into(),
+        "-".into(),
+    ]);
     for ((subject, ours), gone) in subjects.iter().zip(ours).zip(gone) {
         let median_up = median(ours);
         report.row([
             subject.launcher.to_owned(),
             subject.held_by.to_owned(),
-            time(median_up),
-            number(median_up.div_duration_f64(baseline)),
-            time(median_up.saturating_sub(baseline)),
-            time(median(gone)),
+            format_duration(median_up),
+            format_number(median_up.div_duration_f64(baseline)),
+            format_duration(median_up.saturating_sub(baseline)),
+            format_duration(median(gone)),
         ]);
     }
     report.publish();
@@ -96,7 +103,7 @@ async fn started(connector: &StdioConnector, spec: &Arc<InstanceSpec>) -> (Durat
     let up = began.elapsed();
     let ending = Instant::now();
     drop(link.writer);
-    tokio::time::timeout(GIVE_UP, link.process.gone()).await.unwrap();
+    tokio::time::timeout(GIVE_UP, link.process.wait_all()).await.unwrap();
     (up, ending.elapsed())
 }
 

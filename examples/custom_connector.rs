@@ -94,14 +94,14 @@ impl ServerProcess for InProcessServer {
         None
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
         Box::pin(async {
             self.over.cancelled().await;
             ProcessEnd { code: Some(0), signal: None }
         })
     }
 
-    fn gone(&mut self) -> BoxFuture<'_, ()> {
+    fn wait_all(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(self.over.cancelled())
     }
 
@@ -180,12 +180,12 @@ fn function(name: &str) -> InstanceSpec {
         installation: name.into(),
         server: name.into(),
         target: ServerTarget::Stdio { command: name.to_owned(), cwd: None },
-        server_layer: ConfigTier::default(),
-        team_layer: ConfigTier::default(),
-        user_layer: ConfigTier::default(),
+        server_tier: ConfigTier::default(),
+        team_tier: ConfigTier::default(),
+        user_tier: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: ProcessLifetime::default(),
-        on_update: UpdateMethod::default(),
+        lifetime: ProcessLifetime::default(),
+        update_method: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::default(),
     }

@@ -91,7 +91,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     satellite.install(spec).await?;
     let settled = satellite.wait_for(&id, |view| !view.status.is_transitional()).await.ok_or("it ended")?;
     println!("{}: {} {}", settled.spec.name, settled.status, settled.message.as_deref().unwrap_or_default());
-    for tool in settled.offered().into_iter().flat_map(|catalogue| &catalogue.tools) {
+    for tool in settled.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools) {
         println!("  {}", tool.name);
     }
     if settled.status == Status::Online {
@@ -116,12 +116,12 @@ fn server(command: String, args: Vec<String>) -> InstanceSpec {
         installation: "first".into(),
         server: "example".into(),
         target: ServerTarget::Stdio { command, cwd: None },
-        server_layer: ConfigTier { args: args.into_iter().map(Into::into).collect(), ..ConfigTier::default() },
-        team_layer: ConfigTier::default(),
-        user_layer: ConfigTier::default(),
+        server_tier: ConfigTier { args: args.into_iter().map(Into::into).collect(), ..ConfigTier::default() },
+        team_tier: ConfigTier::default(),
+        user_tier: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: ProcessLifetime::default(),
-        on_update: UpdateMethod::default(),
+        lifetime: ProcessLifetime::default(),
+        update_method: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::default(),
     }

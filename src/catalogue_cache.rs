@@ -50,7 +50,7 @@ struct CachedCatalogue {
 pub(crate) struct CatalogueCache {
     directory: DataDir,
     key: hmac::Key,
-    kept: Mutex<HashMap<InstanceId, CacheSlot>>,
+    slots: Mutex<HashMap<InstanceId, CacheSlot>>,
 }
 
 struct CacheSlot {
@@ -64,7 +64,7 @@ struct CacheSlot {
 impl CatalogueCache {
     /// Opens the cache in this data directory and creates it if it does not exist.
     pub(crate) fn open(data_dir: &DataDir) -> std::io::Result<Self> {
-        let directory = data_dir.subdirectory("catalogues")?;
+        let directory = data_dir.create_or_open_subdirectory("catalogues")?;
         let usable = |read: &std::io::Result<Vec<u8>>| read.as_ref().is_ok_and(|key| key.len() == KEY_BYTES);
         let (found, before) = (read(data_dir, KEY), read(&directory, KEY_IN_CACHE));
         let key = match (found, before) {
@@ -76,7 +76,7 @@ impl CatalogueCache {
             }
             // A new key changes every name: no cached catalogue is used, and of the memos only a stop still holds.
             (unusable, _) => {
-                if let Some(why) = why_unusable(&unusable) {
+                if let Some(why) = key_error(&unusable) {
                     tracing::warn!(why, "cannot use the key of the cached catalogues; created a new one");
                 }
                 let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
@@ -86,15 +86,15 @@ impl CatalogueCache {
                 key.to_vec()
             }
         };
-        Ok(Self { directory, key: hmac::Key::new(hmac::HMAC_SHA256, &key), kept: Mutex::default() })
+        Ok(Self { directory, key: hmac::Key::new(hmac::HMAC_SHA256, &key), slots: Mutex::default() })
     }
 
     /// Sets the instances whose catalogues are kept and removes the cached catalogues of all others. Returns the cached
     /// catalogues of these instances.
-    pub(crate) fn keep(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
+    pub(crate) fn track_all(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
         // Locked from here on, so that no file is written that is then removed as unknown.
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let sleepers = || specs.iter().filter(|spec| may_sleep(spec));
+        let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let sleepers = || specs.iter().filter(|spec| can_sleep(spec));
         let known: HashMap<_, _> = sleepers().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
         let keep = |spec: &InstanceSpec| {
             let (name, last) = (self.name(spec), known.get(&spec.id).cloned());
@@ -106,11 +106,11 @@ impl CatalogueCache {
     }
 
     /// Adds or replaces the configuration of one instance.
-    pub(crate) fn keep_one(&self, spec: &InstanceSpec) {
-        if !may_sleep(spec) {
+    pub(crate) fn track(&self, spec: &InstanceSpec) {
+        if !can_sleep(spec) {
             return;
         }
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let name = self.name(spec);
         if kept.get(&spec.id).is_some_and(|kept| kept.name == name) {
             return;
@@ -135,11 +135,11 @@ impl CatalogueCache {
 
     /// Stores the catalogues in this snapshot that are not stored yet.
     pub(crate) fn store(&self, snapshot: &Snapshot) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, CacheSlot { name, last, failed }) in kept.iter_mut() {
             let Some(view) = snapshot.get(id) else { continue };
             let Some(now) = &view.catalogue else { continue };
-            if view.spec.keep != ProcessLifetime::Lazy && !view.dormant {
+            if view.spec.lifetime != ProcessLifetime::Lazy && !view.dormant {
                 continue; // The next satellite starts and discovers this server anyway.
             }
             let is_known = last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
@@ -220,7 +220,7 @@ impl CatalogueCache {
     /// Returns the keyed hash of what defines the server of this instance, in hexadecimal.
     pub(crate) fn name(&self, spec: &InstanceSpec) -> String {
         let mut name = String::new();
-        for byte in hmac::sign(&self.key, &identity::of_server(spec)).as_ref() {
+        for byte in hmac::sign(&self.key, &identity::server_identity(spec)).as_ref() {
             // Writing to a string cannot fail.
             let _ = write!(name, "{byte:02x}");
         }
@@ -228,11 +228,11 @@ impl CatalogueCache {
     }
 }
 
-fn may_sleep(spec: &InstanceSpec) -> bool {
-    spec.keep != ProcessLifetime::AlwaysOn && !spec.is_remote()
+fn can_sleep(spec: &InstanceSpec) -> bool {
+    spec.lifetime != ProcessLifetime::AlwaysOn && !spec.is_remote()
 }
 
-fn why_unusable(read: &std::io::Result<Vec<u8>>) -> Option<String> {
+fn key_error(read: &std::io::Result<Vec<u8>>) -> Option<String> {
     match read {
         Ok(_) => Some("the file has the wrong length".to_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -269,16 +269,16 @@ pub(crate) mod tests {
             installation: "abc123".into(),
             server: "files".into(),
             target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
-            server_layer: ConfigTier { args: vec!["a".into()], ..ConfigTier::default() },
-            team_layer: ConfigTier::default(),
-            user_layer: ConfigTier::default(),
+            server_tier: ConfigTier { args: vec!["a".into()], ..ConfigTier::default() },
+            team_tier: ConfigTier::default(),
+            user_tier: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: ProcessLifetime::Lazy,
-            on_update: UpdateMethod::default(),
+            lifetime: ProcessLifetime::Lazy,
+            update_method: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::default(),
         };
-        config.user_layer.env.insert("TOKEN".to_owned(), ConfigValue::secret("1234"));
+        config.user_tier.env.insert("TOKEN".to_owned(), ConfigValue::secret("1234"));
         change(&mut config);
         config.merge()
     }
@@ -321,7 +321,7 @@ pub(crate) mod tests {
         assert!(cache.read(&spec).is_none());
         cache.write(&spec, &catalogue()).unwrap();
         let next = open(&directory);
-        let known = next.keep(std::slice::from_ref(&spec));
+        let known = next.track_all(std::slice::from_ref(&spec));
         assert_eq!(known[&spec.id].tools[0].raw.get(), catalogue().tools[0].raw.get());
         let shown = |catalogue: &Catalogue| {
             let Catalogue { resources, resource_templates, prompts, .. } = catalogue;
@@ -336,10 +336,10 @@ pub(crate) mod tests {
         let (_directory, cache) = cache();
         let changed = [
             spec(|_| {}),
-            spec(|config| config.server_layer.args = vec!["b".into()]),
-            spec(|config| config.server_layer.args = vec!["a".into(), String::new().into()]),
-            spec(|config| drop(config.user_layer.env.insert("TOKEN".to_owned(), ConfigValue::secret("1235")))),
-            spec(|config| drop(config.user_layer.env.insert("TOKE".to_owned(), ConfigValue::secret("N1234")))),
+            spec(|config| config.server_tier.args = vec!["b".into()]),
+            spec(|config| config.server_tier.args = vec!["a".into(), String::new().into()]),
+            spec(|config| drop(config.user_tier.env.insert("TOKEN".to_owned(), ConfigValue::secret("1235")))),
+            spec(|config| drop(config.user_tier.env.insert("TOKE".to_owned(), ConfigValue::secret("N1234")))),
             spec(|config| config.target = ServerTarget::Stdio { command: "other".to_owned(), cwd: None }),
             spec(|config| config.installation = "abc124".into()),
         ];
@@ -359,7 +359,7 @@ pub(crate) mod tests {
     #[test]
     fn files_are_for_our_eyes_only_and_hold_no_value_of_the_configuration() {
         let (_directory, cache) = cache();
-        let spec = spec(|config| config.server_layer.args = vec!["hush-argument".into()]);
+        let spec = spec(|config| config.server_tier.args = vec!["hush-argument".into()]);
         cache.write(&spec, &catalogue()).unwrap();
         assert_eq!(files(&cache).len(), 1);
         let key = cache.directory.path().with_file_name(KEY);
@@ -408,9 +408,9 @@ pub(crate) mod tests {
     fn what_is_not_wanted_any_more_is_removed() {
         let (_directory, cache) = cache();
         let old = spec(|_| {});
-        let new = spec(|config| config.server_layer.args = vec!["b".into()]);
-        let listed = spec(|config| (config.keep, config.installation) = (ProcessLifetime::Listed, "listed".into()));
-        let awake = spec(|config| (config.keep, config.installation) = (ProcessLifetime::AlwaysOn, "awake".into()));
+        let new = spec(|config| config.server_tier.args = vec!["b".into()]);
+        let listed = spec(|config| (config.lifetime, config.installation) = (ProcessLifetime::Listed, "listed".into()));
+        let awake = spec(|config| (config.lifetime, config.installation) = (ProcessLifetime::AlwaysOn, "awake".into()));
         for spec in [&old, &new, &listed, &awake] {
             cache.write(spec, &catalogue()).unwrap();
         }
@@ -418,7 +418,7 @@ pub(crate) mod tests {
         for name in [unfinished.as_str(), "notes", "id_ed25519", "id_ed25519.new"] {
             std::fs::write(cache.directory.path().join(name), "half").unwrap();
         }
-        let known = cache.keep(&[new.clone(), listed.clone(), awake]);
+        let known = cache.track_all(&[new.clone(), listed.clone(), awake]);
         assert_eq!(known.keys().collect::<HashSet<_>>(), HashSet::from([&new.id, &listed.id]));
         let other = ["notes", "id_ed25519", "id_ed25519.new"].map(str::to_owned);
         let mut left = [vec![cache.name(&new), cache.name(&listed)], other.to_vec()].concat();
@@ -430,9 +430,9 @@ pub(crate) mod tests {
     async fn what_could_not_be_written_is_written_with_the_next_picture() {
         let (_directory, cache) = cache();
         let spec = spec(|_| {});
-        cache.keep(std::slice::from_ref(&spec));
+        cache.track_all(std::slice::from_ref(&spec));
         let name = cache.name(&spec);
-        let runtime = recalled(&spec).await;
+        let runtime = start_dormant(&spec).await;
         // A directory with the name of the temporary file makes the write fail.
         let in_the_way = cache.directory.path().join(format!("{name}.new"));
         std::fs::create_dir(&in_the_way).unwrap();
@@ -444,7 +444,7 @@ pub(crate) mod tests {
         runtime.shutdown().await;
     }
 
-    async fn recalled(spec: &InstanceSpec) -> RuntimeHandle {
+    async fn start_dormant(spec: &InstanceSpec) -> RuntimeHandle {
         struct AcceptingSink;
         impl EventSink for AcceptingSink {
             fn send(&self, _: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
@@ -455,7 +455,7 @@ pub(crate) mod tests {
         let options = RuntimeOptions::new(connector, Arc::new(AcceptingSink), Arc::new(jiff::Timestamp::now));
         let (runtime, _) = mcp_satellite_actors::start(options).await.unwrap();
         let known = EarlierState { catalogue: Some(Arc::new(catalogue())), memo: None };
-        runtime.install_known(spec.clone(), known).await.unwrap();
+        runtime.install_with_state(spec.clone(), known).await.unwrap();
         runtime.wait_for(&spec.id, |view| view.dormant).await.unwrap();
         runtime
     }
@@ -468,7 +468,7 @@ pub(crate) mod tests {
         std::fs::remove_file(directory.path().join(KEY)).unwrap();
         DataDir::open(directory.path()).unwrap().replace(KEY, b"short").unwrap();
         let next = open(&directory);
-        assert!(next.keep(std::slice::from_ref(&spec)).is_empty());
+        assert!(next.track_all(std::slice::from_ref(&spec)).is_empty());
         assert_eq!(files(&next), [""; 0]);
     }
 
@@ -487,7 +487,7 @@ pub(crate) mod tests {
         cache.write(&spec, &catalogue()).unwrap();
         std::fs::rename(directory.path().join(KEY), cache.directory.path().join(KEY_IN_CACHE)).unwrap();
         let next = open(&directory);
-        assert_eq!(next.keep(std::slice::from_ref(&spec)).len(), 1);
+        assert_eq!(next.track_all(std::slice::from_ref(&spec)).len(), 1);
         assert_eq!(files(&next), [cache.name(&spec)], "the old key file is removed");
         assert_eq!(open(&directory).name(&spec), cache.name(&spec));
     }

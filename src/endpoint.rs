@@ -14,13 +14,13 @@ use mcp_satellite_actors::model::secret::Secret;
 use crate::config::{EndpointAuth, GatewayPlan, LISTEN, ListenSetting};
 use crate::console::api::EndpointStatus;
 use crate::data_dir::DataDir;
-use crate::gateway::access::{Access, TOKEN_FILE, kept_token};
+use crate::gateway::access::{Access, TOKEN_FILE, load_or_create_token};
 use crate::gateway::behind::EndpointDispatcher;
 use crate::gateway::clients::ClientStatus;
 use crate::gateway::room::GatewayAudience;
 use crate::gateway::sessions::Sessions;
 use crate::gateway::{self, Gateway, GatewaySettings, face};
-use mcp_satellite_files::disk::in_time;
+use mcp_satellite_files::disk::run_with_timeout;
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve the MCP endpoint at {address}: {why}; {hint}")]
@@ -43,9 +43,9 @@ pub(crate) struct SatelliteEndpoint {
     name: String,
     data_dir: DataDir,
     sessions: Arc<Sessions>,
-    rooms: Arc<GatewayAudience>,
+    audience: Arc<GatewayAudience>,
     open: Mutex<Option<OpenEndpoint>>,
-    kept: Mutex<Option<Secret>>,
+    stored_token: Mutex<Option<Secret>>,
 }
 
 #[derive(Clone)]
@@ -67,26 +67,33 @@ pub(crate) struct ReservedEndpoint {
 impl SatelliteEndpoint {
     /// Creates a closed endpoint. Data that the satellite holds for clients counts against `memory`.
     pub(crate) fn new(name: &str, data_dir: DataDir, memory: Arc<ByteBudget>) -> Self {
-        let sessions = Arc::new(Sessions::within(memory));
-        let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
-        Self { name: name.to_owned(), data_dir, sessions, rooms, open: Mutex::default(), kept: Mutex::default() }
+        let sessions = Arc::new(Sessions::with_memory(memory));
+        let audience = Arc::new(GatewayAudience::new(sessions.clone()));
+        Self {
+            name: name.to_owned(),
+            data_dir,
+            sessions,
+            audience,
+            open: Mutex::default(),
+            stored_token: Mutex::default(),
+        }
     }
 
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {
-        self.rooms.clone()
+        self.audience.clone()
     }
 
     /// Binds the address, if the plan has one. Connections wait in the backlog until the endpoint is opened.
     pub(crate) fn reserve(&self, mut plan: GatewayPlan) -> Result<Option<ReservedEndpoint>, EndpointError> {
         let Some(address) = plan.address() else { return Ok(None) };
         let failed = |hint| move |why| EndpointError { address, why, hint };
-        self.give(&mut plan).map_err(failed(TOKEN))?;
+        self.add_stored_token(&mut plan).map_err(failed(TOKEN))?;
         let listener =
-            if plan.listen == ListenSetting::Anywhere { self.bind_anywhere() } else { gateway::bind(address) };
+            if plan.listen == ListenSetting::DefaultAddress { self.bind_default() } else { gateway::bind(address) };
         let listener = listener.map_err(failed(ELSEWHERE))?;
         let address = listener.local_addr().map_err(failed(ELSEWHERE))?;
         let settings = GatewaySettings::new(&self.name, &plan, address);
-        settings.check().map_err(failed(CERTIFICATE))?;
+        settings.check_certificate().map_err(failed(CERTIFICATE))?;
         let access = Arc::new(Access::new(&plan).map_err(failed(TOKEN))?);
         Ok(Some(ReservedEndpoint { listener, settings, access, plan }))
     }
@@ -94,7 +101,7 @@ impl SatelliteEndpoint {
     pub(crate) fn open(&self, place: ReservedEndpoint, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
         let ReservedEndpoint { listener, settings, access, plan } = place;
         let address = listener.local_addr().unwrap_or(LISTEN);
-        let faces = Arc::new(EndpointDispatcher::new(runtime, self.rooms.clone()));
+        let faces = Arc::new(EndpointDispatcher::new(runtime, self.audience.clone()));
         let emitter = runtime.emitter().clone();
         let tell = Box::new(move |event| emitter.emit(event));
         let gateway = Gateway::start(listener, settings, access.clone(), faces, self.sessions.clone(), tell);
@@ -116,9 +123,9 @@ impl SatelliteEndpoint {
             tracing::info!("the MCP endpoint is switched off");
             return self.close().await;
         }
-        self.give_or_tell(&mut plan).await;
+        self.reload_stored_token(&mut plan).await;
         open.access.apply(&plan);
-        let elsewhere = match open.gateway.elsewhere(plan.listen) {
+        let elsewhere = match open.gateway.bind_new_address(plan.listen) {
             Ok(elsewhere) => elsewhere,
             Err(error) => {
                 let (wanted, stays) = (plan.address(), open.gateway.address());
@@ -147,22 +154,22 @@ impl SatelliteEndpoint {
 
     /// Applies the users and tokens of `plan` only and ends the sessions of removed tokens. Returns true if they
     /// changed.
-    pub(crate) async fn renew(&self, mut plan: GatewayPlan) -> bool {
+    pub(crate) async fn apply_users(&self, mut plan: GatewayPlan) -> bool {
         let Some(open) = self.state().clone() else { return false };
-        self.give_or_tell(&mut plan).await;
+        self.reload_stored_token(&mut plan).await;
         if plan.users == open.plan.users {
             return false;
         }
         let plan = GatewayPlan { users: plan.users, ..open.plan.clone() };
         open.access.apply(&plan);
-        open.gateway.revoke();
+        open.gateway.end_revoked_sessions();
         *self.state() = Some(OpenEndpoint { plan, ..open });
         true
     }
 
-    pub(crate) fn removed(&self, id: &InstanceId) {
+    pub(crate) fn remove_instance(&self, id: &InstanceId) {
         if let Some(open) = &*self.state() {
-            open.gateway.removed(&face::EndpointId::Instance(id.clone()));
+            open.gateway.end_endpoint_sessions(&face::EndpointId::Instance(id.clone()));
         }
     }
 
@@ -178,12 +185,12 @@ impl SatelliteEndpoint {
         let state = self.state();
         let open = state.as_ref()?;
         let bearer = open.plan.auth == EndpointAuth::Bearer;
-        let kept = bearer && open.plan.users.iter().any(|user| user.token_kept);
+        let kept = bearer && open.plan.users.iter().any(|user| user.has_stored_token);
         Some(EndpointStatus {
             url: open.plan.url(open.gateway.address()),
             auth: if bearer { "bearer" } else { "none" }.to_owned(),
             token_file: kept.then(|| self.data_dir.path().join(TOKEN_FILE).display().to_string()),
-            sessions: open.gateway.sessions(),
+            sessions: open.gateway.session_count(),
             clients: open.gateway.clients().len(),
         })
     }
@@ -195,8 +202,8 @@ impl SatelliteEndpoint {
     /// Binds the address that clients of this data directory know: the remembered one, else the default. If both are
     /// taken, binds the first free port of a range, starting at a port derived from the path of the data directory, and
     /// remembers that address.
-    fn bind_anywhere(&self) -> io::Result<TcpListener> {
-        let remembered = self.remembered();
+    fn bind_default(&self) -> io::Result<TcpListener> {
+        let remembered = self.stored_address();
         for address in remembered.into_iter().chain([LISTEN]) {
             match gateway::bind(address) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -214,7 +221,7 @@ impl SatelliteEndpoint {
                 bound => {
                     let address = bound.as_ref().ok().and_then(|listener| listener.local_addr().ok());
                     if let Some(address) = address {
-                        self.remember(address);
+                        self.store_address(address);
                     }
                     return bound;
                 }
@@ -223,7 +230,7 @@ impl SatelliteEndpoint {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    fn remembered(&self) -> Option<SocketAddr> {
+    fn stored_address(&self) -> Option<SocketAddr> {
         let read = self.data_dir.read(LISTEN_FILE, LISTEN_FILE_MAX).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the remembered address of the MCP endpoint");
             None
@@ -233,7 +240,7 @@ impl SatelliteEndpoint {
         (address.ip() == LISTEN.ip() && address.port() != 0).then_some(address)
     }
 
-    fn remember(&self, address: SocketAddr) {
+    fn store_address(&self, address: SocketAddr) {
         match self.data_dir.replace(LISTEN_FILE, format!("{address}\n").as_bytes()) {
             Ok(()) => {
                 tracing::info!(%address, file = LISTEN_FILE, "remembered the address of the MCP endpoint in the data directory; remove the file to return to the usual address");
@@ -242,24 +249,24 @@ impl SatelliteEndpoint {
         }
     }
 
-    fn give(&self, plan: &mut GatewayPlan) -> io::Result<()> {
-        if plan.auth == EndpointAuth::Bearer && plan.users.iter().any(|user| user.token_kept) {
-            let token = kept_token(&self.data_dir)?;
-            plan.give(&token);
-            *self.kept() = Some(token);
+    fn add_stored_token(&self, plan: &mut GatewayPlan) -> io::Result<()> {
+        if plan.auth == EndpointAuth::Bearer && plan.users.iter().any(|user| user.has_stored_token) {
+            let token = load_or_create_token(&self.data_dir)?;
+            plan.add_stored_token(&token);
+            *self.stored_token() = Some(token);
         }
         Ok(())
     }
 
     /// Reads the token in the data directory again. If it cannot be read, requests with it are rejected; if the disk
     /// does not answer, the token that was read last stays valid. Other users of the plan are not affected.
-    async fn give_or_tell(&self, plan: &mut GatewayPlan) {
-        if plan.auth != EndpointAuth::Bearer || !plan.users.iter().any(|user| user.token_kept) {
+    async fn reload_stored_token(&self, plan: &mut GatewayPlan) {
+        if plan.auth != EndpointAuth::Bearer || !plan.users.iter().any(|user| user.has_stored_token) {
             return;
         }
         let data_dir = self.data_dir.clone();
-        let read = in_time(move || kept_token(&data_dir)).await;
-        let mut kept = self.kept();
+        let read = run_with_timeout(move || load_or_create_token(&data_dir)).await;
+        let mut kept = self.stored_token();
         match read {
             Some(Ok(token)) => *kept = Some(token),
             Some(Err(error)) => {
@@ -269,12 +276,12 @@ impl SatelliteEndpoint {
             None => tracing::error!("the disk does not answer; the token that was read last stays valid"),
         }
         if let Some(token) = &*kept {
-            plan.give(token);
+            plan.add_stored_token(token);
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<Secret>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stored_token(&self) -> MutexGuard<'_, Option<Secret>> {
+        self.stored_token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, Option<OpenEndpoint>> {

@@ -20,7 +20,7 @@ use crate::data_dir::DataDir;
 use crate::oauth::Grants;
 use crate::satellite::ActiveConfiguration;
 use crate::values::UserValues;
-use mcp_satellite_files::disk::in_time;
+use mcp_satellite_files::disk::run_with_timeout;
 
 const FILE: &str = "to-erase.json";
 const VERSION: u32 = 1;
@@ -89,7 +89,7 @@ impl ErasureList {
     }
 
     /// Removes erased instances from the list. Waits for the disk.
-    fn erased(&self, ids: &[InstanceId]) {
+    fn remove_erased(&self, ids: &[InstanceId]) {
         self.change(|removed| removed.retain(|id, _| !ids.contains(id)));
     }
 
@@ -121,15 +121,15 @@ impl ErasureList {
     }
 
     fn due(&self, retention: Duration, now: Timestamp) -> Vec<InstanceId> {
-        let is_due = |removed_at: &Timestamp| left(*removed_at, retention, now).is_zero();
+        let is_due = |removed_at: &Timestamp| time_left(*removed_at, retention, now).is_zero();
         self.removed().iter().filter(|(_, at)| is_due(at)).map(|(id, _)| id.clone()).collect()
     }
 
     fn next_due(&self, retention: Duration, now: Timestamp) -> Option<Duration> {
-        self.removed().values().map(|at| left(*at, retention, now)).min()
+        self.removed().values().map(|at| time_left(*at, retention, now)).min()
     }
 
-    fn listed(&self) -> Vec<InstanceId> {
+    fn instances(&self) -> Vec<InstanceId> {
         self.removed().keys().cloned().collect()
     }
 
@@ -139,7 +139,7 @@ impl ErasureList {
 }
 
 /// Returns the rest of the retention. A removal time in the future, after the clock was set back, counts as now.
-fn left(removed_at: Timestamp, retention: Duration, now: Timestamp) -> Duration {
+fn time_left(removed_at: Timestamp, retention: Duration, now: Timestamp) -> Duration {
     let passed = Duration::try_from(now.duration_since(removed_at)).unwrap_or_default();
     retention.saturating_sub(passed)
 }
@@ -173,7 +173,7 @@ impl DataEraser {
     }
 
     /// Sets the configured instances and the retention for the data of all others. Waits for the disk.
-    pub(crate) fn configured(&self, configured: &HashSet<InstanceId>, retention: Duration) {
+    pub(crate) fn set_configured(&self, configured: &HashSet<InstanceId>, retention: Duration) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = Some(retention);
         // Changed in memory first: the data of a configured instance is not erased even if the disk does not answer.
         self.list.change(|removed| removed.retain(|id, _| !configured.contains(id)));
@@ -187,7 +187,7 @@ impl DataEraser {
     pub(crate) async fn watch(self: Arc<Self>) {
         let this = self.clone();
         // An error means that it panicked: the next start clears what is left.
-        let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside()).await;
+        let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside_homes()).await;
         loop {
             let next = self.retention().and_then(|retention| self.list.next_due(retention, Timestamp::now()));
             let wait = next.unwrap_or(LOOK_INTERVAL);
@@ -215,11 +215,11 @@ impl DataEraser {
         if self.retention().is_none() {
             return Vec::new(); // No complete configuration was applied yet.
         }
-        let chosen: Vec<InstanceId> = self.list.listed().into_iter().filter(|id| admits(id)).collect();
+        let chosen: Vec<InstanceId> = self.list.instances().into_iter().filter(|id| admits(id)).collect();
         let this = self.clone();
         // An instance that was configured again meanwhile is no longer listed.
         self.erase(move || {
-            let listed = this.list.listed();
+            let listed = this.list.instances();
             chosen.into_iter().filter(|id| listed.contains(id)).collect()
         })
         .await
@@ -228,7 +228,7 @@ impl DataEraser {
     async fn erase(self: &Arc<Self>, choose: impl FnOnce() -> Vec<InstanceId> + Send + 'static) -> Vec<InstanceId> {
         // Check the disk first: otherwise `applied` would stay locked until the disk answers.
         let this = self.clone();
-        if in_time(move || this.list.write()).await.is_none() {
+        if run_with_timeout(move || this.list.write()).await.is_none() {
             tracing::warn!("the disk does not answer; data of removed instances is not erased now");
             return Vec::new();
         }
@@ -242,14 +242,14 @@ impl DataEraser {
                 ids.clear();
             }
             ids.retain(|id| {
-                let aside = this.connector.set_aside(id);
+                let aside = this.connector.set_aside_home(id);
                 if let Err(error) = &aside {
                     tracing::warn!(instance = %id, %error, "cannot remove the home of a removed instance");
                 }
                 aside.is_ok()
             });
             this.grants.erase(&ids);
-            this.list.erased(&ids);
+            this.list.remove_erased(&ids);
             ids
         });
         // An error means that it panicked: it is tried again.
@@ -259,7 +259,7 @@ impl DataEraser {
             let names: Vec<String> = ids.iter().map(ToString::to_string).collect();
             tracing::info!(instances = names.join(", "), "erased the data of removed instances");
             let this = self.clone();
-            let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside()).await;
+            let _ = tokio::task::spawn_blocking(move || this.connector.erase_set_aside_homes()).await;
         }
         ids
     }
@@ -295,8 +295,8 @@ mod tests {
         let again = ErasureList::open(&DataDir::open(home.path()).unwrap());
         assert_eq!((again.due(DAY, at(23)), again.due(DAY, at(24))), (vec![], vec![id("b")]));
         assert_eq!(again.due(Duration::ZERO, at(0)), [id("b")]);
-        again.erased(&[id("b")]);
-        assert!(ErasureList::open(&DataDir::open(home.path()).unwrap()).listed().is_empty());
+        again.remove_erased(&[id("b")]);
+        assert!(ErasureList::open(&DataDir::open(home.path()).unwrap()).instances().is_empty());
     }
 
     #[test]

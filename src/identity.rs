@@ -63,7 +63,7 @@ enum TargetForm<'a> {
 
 /// Returns the canonical form of the settings that define a server: its owner and what its process or connection is
 /// started with. A changed policy does not change it. Contains secrets: use it for keyed hashes only.
-pub(crate) fn of_server(spec: &InstanceSpec) -> Vec<u8> {
+pub(crate) fn server_identity(spec: &InstanceSpec) -> Vec<u8> {
     fn exposed(values: &BTreeMap<String, Secret>) -> BTreeMap<&str, &str> {
         values.iter().map(|(name, value)| (name.as_str(), value.expose())).collect()
     }
@@ -73,7 +73,7 @@ pub(crate) fn of_server(spec: &InstanceSpec) -> Vec<u8> {
         ServerTarget::Remote { transport: RemoteTransport::Http, url, health_url: _ } => TargetForm::Http { url },
         ServerTarget::Remote { transport: RemoteTransport::Sse, url, health_url: _ } => TargetForm::Sse { url },
     };
-    bytes(&ServerForm {
+    to_bytes(&ServerForm {
         form: FORM,
         team: id.team.as_str(),
         user: id.user.as_str(),
@@ -91,7 +91,7 @@ pub(crate) fn of_server(spec: &InstanceSpec) -> Vec<u8> {
 /// Returns a hash of the configuration of an instance. The hash is shown to others and a short secret could be guessed
 /// from it, so it covers no value of an environment variable, header, query parameter or argument, and only the origin
 /// of a URL.
-pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
+pub(crate) fn public_hash(spec: &InstanceSpec) -> u64 {
     fn names(values: &BTreeMap<String, Secret>) -> Vec<&str> {
         values.keys().map(String::as_str).collect()
     }
@@ -106,7 +106,7 @@ pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
         ServerTarget::Remote { transport: RemoteTransport::Http, .. } => TargetForm::Http { url: &origin },
         ServerTarget::Remote { transport: RemoteTransport::Sse, .. } => TargetForm::Sse { url: &origin },
     };
-    let form = bytes(&PublicInstanceForm {
+    let form = to_bytes(&PublicInstanceForm {
         form: FORM,
         team: spec.id.team.as_str(),
         user: spec.id.user.as_str(),
@@ -118,8 +118,8 @@ pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
         headers: names(&spec.headers),
         query: names(&spec.query),
         missing: &spec.missing,
-        keep: spec.keep,
-        on_update: spec.on_update,
+        keep: spec.lifetime,
+        on_update: spec.update_method,
         request_logging: spec.request_logging,
         policy: differences(&*spec.policy, &Policy::default()),
     });
@@ -129,7 +129,7 @@ pub(crate) fn shown_hash(spec: &InstanceSpec) -> u64 {
 }
 
 /// A form has string keys only, so serializing it cannot fail.
-fn bytes(form: &impl Serialize) -> Vec<u8> {
+fn to_bytes(form: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(form).unwrap_or_default()
 }
 
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_form_of_a_server_is_the_same_in_every_release() {
-        let form = String::from_utf8(of_server(&spec(|config| policy(config).isolation.tmp_size = 7))).unwrap();
+        let form = String::from_utf8(server_identity(&spec(|config| policy(config).isolation.tmp_size = 7))).unwrap();
         assert_eq!(
             form,
             r#"{"form":1,"team":"team_acme","user":"user_alice","installation":"abc123","target":{"transport":"stdio","command":"files","cwd":null},"args":["a"],"env":{"TOKEN":"1234"},"headers":{},"query":{},"protocol":null,"isolation":{"tmp_size":7}}"#
@@ -191,19 +191,19 @@ mod tests {
         let numbers: [fn(&mut InstanceConfig); 3] = [
             |config| policy(config).logs.line_max = 99,
             |config| policy(config).restart.delays = vec![Duration::from_secs(1)],
-            |config| config.keep = ProcessLifetime::AlwaysOn,
+            |config| config.lifetime = ProcessLifetime::AlwaysOn,
         ];
         for change in numbers {
             let changed = spec(change);
-            assert_eq!(of_server(&changed), of_server(&plain));
-            assert_ne!(shown_hash(&changed), shown_hash(&plain));
+            assert_eq!(server_identity(&changed), server_identity(&plain));
+            assert_ne!(public_hash(&changed), public_hash(&plain));
         }
         let others: [fn(&mut InstanceConfig); 2] = [
             |config| policy(config).isolation.network = false,
             |config| policy(config).session.protocol = Some(Era::Stateless),
         ];
         for change in others {
-            assert_ne!(of_server(&spec(change)), of_server(&plain));
+            assert_ne!(server_identity(&spec(change)), server_identity(&plain));
         }
     }
 
@@ -222,16 +222,16 @@ mod tests {
     #[test]
     fn no_value_is_in_the_hash_that_is_shown() {
         let token = |token: &'static str| {
-            spec(move |config| drop(config.user_layer.env.insert("TOKEN".to_owned(), ConfigValue::secret(token))))
+            spec(move |config| drop(config.user_tier.env.insert("TOKEN".to_owned(), ConfigValue::secret(token))))
         };
-        assert_eq!(shown_hash(&token("1234")), shown_hash(&token("5678")));
+        assert_eq!(public_hash(&token("1234")), public_hash(&token("5678")));
         let at = |url: &'static str| {
             spec(move |config| {
                 let (transport, url) = (RemoteTransport::Http, url.to_owned());
                 config.target = ServerTarget::Remote { transport, url, health_url: None };
             })
         };
-        assert_eq!(shown_hash(&at("https://a.example/s/1234")), shown_hash(&at("https://a.example/s/5678")));
-        assert_ne!(shown_hash(&at("https://a.example/s")), shown_hash(&at("https://b.example/s")));
+        assert_eq!(public_hash(&at("https://a.example/s/1234")), public_hash(&at("https://a.example/s/5678")));
+        assert_ne!(public_hash(&at("https://a.example/s")), public_hash(&at("https://b.example/s")));
     }
 }

@@ -32,9 +32,9 @@ struct DirectoryEntry {
 }
 
 impl DirectoryEntry {
-    fn of(directory: &DataDir, created: bool) -> io::Result<Self> {
+    fn from_dir(directory: &DataDir, created: bool) -> io::Result<Self> {
         let (device, inode) = directory.identity()?;
-        let birth = fs::metadata(directory.through_descriptor(".")).and_then(|found| found.created()).ok();
+        let birth = fs::metadata(directory.descriptor_path(".")).and_then(|found| found.created()).ok();
         let birth = birth.and_then(|birth| birth.duration_since(SystemTime::UNIX_EPOCH).ok());
         let birth = birth.and_then(|birth| u64::try_from(birth.as_nanos()).ok());
         Ok(Self { device, inode, birth, path: directory.path().to_owned(), created })
@@ -42,7 +42,7 @@ impl DirectoryEntry {
 
     /// Returns true if both entries describe the same directory. Some file systems have another device number after
     /// each boot.
-    fn is_of(&self, other: &Self) -> bool {
+    fn is_same(&self, other: &Self) -> bool {
         let born_alike = self.birth.is_some() && self.path == other.path;
         self.inode == other.inode && self.birth == other.birth && (self.device == other.device || born_alike)
     }
@@ -58,7 +58,7 @@ pub(crate) struct DataDirLocation {
 
 impl DataDirLocation {
     /// Opens the directory for a satellite that will write to it, and creates it if it does not exist.
-    pub(crate) fn take(&self) -> io::Result<DataDir> {
+    pub(crate) fn create_or_open(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         let (directory, created) = DataDir::create_or_open(&self.path)?;
         let is_new = created || directory.names()?.is_empty();
@@ -79,13 +79,13 @@ impl DataDirLocation {
                 tracing::warn!(%directory, %error, "cannot record the data directory; name it at the next start with --data-dir");
             }
         }
-        if let Err(error) = directory.ignore() {
+        if let Err(error) = directory.write_gitignore() {
             tracing::debug!(%error, "cannot write .gitignore into the data directory");
         }
         Ok(directory)
     }
 
-    pub(crate) fn visit(&self) -> io::Result<DataDir> {
+    pub(crate) fn open_existing(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         DataDir::open(&self.path)
     }
@@ -99,10 +99,10 @@ impl DataDirLocation {
 }
 
 pub(crate) fn is_running(directory: &DataDir) -> bool {
-    directory.check_socket(SOCKET).is_ok() && UnixStream::connect(directory.through_descriptor(SOCKET)).is_ok()
+    directory.check_socket(SOCKET).is_ok() && UnixStream::connect(directory.descriptor_path(SOCKET)).is_ok()
 }
 
-pub(crate) fn running() -> Vec<PathBuf> {
+pub(crate) fn running_dirs() -> Vec<PathBuf> {
     let entries = DirectoryRecord::open().map(|record| record.entries()).unwrap_or_default();
     let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path).collect();
     paths.sort();
@@ -120,8 +120,8 @@ impl DirectoryRecord {
     }
 
     fn contains(&self, directory: &DataDir) -> bool {
-        let Ok(wanted) = DirectoryEntry::of(directory, true) else { return false };
-        self.entries().iter().any(|entry| entry.created && entry.is_of(&wanted))
+        let Ok(wanted) = DirectoryEntry::from_dir(directory, true) else { return false };
+        self.entries().iter().any(|entry| entry.created && entry.is_same(&wanted))
     }
 
     fn entries(&self) -> Vec<DirectoryEntry> {
@@ -139,13 +139,13 @@ impl DirectoryRecord {
         // If locking fails, two satellites that start at the same moment may lose an entry.
         let _ = flock(&lock, FlockOperation::LockExclusive);
         let mut entries = self.entries();
-        let mut added = DirectoryEntry::of(directory, created)?;
-        added.created |= entries.iter().any(|entry| entry.created && entry.is_of(&added));
+        let mut added = DirectoryEntry::from_dir(directory, created)?;
+        added.created |= entries.iter().any(|entry| entry.created && entry.is_same(&added));
         // Entries are ordered by last use, so that the directories that were used last are kept.
         if entries.last() == Some(&added) {
             return Ok(());
         }
-        entries.retain(|entry| !entry.is_of(&added) && entry.path != added.path);
+        entries.retain(|entry| !entry.is_same(&added) && entry.path != added.path);
         entries.push(added);
         let mut text = Vec::new();
         for entry in entries.iter().skip(entries.len().saturating_sub(ENTRIES_MAX)) {
@@ -181,10 +181,10 @@ mod tests {
             (entry(1, 7, Some(101), "/project/.satellite"), false),
             (entry(1, 8, Some(100), "/project/.satellite"), false),
         ] {
-            assert_eq!(known.is_of(&other), is_known, "{other:?}");
+            assert_eq!(known.is_same(&other), is_known, "{other:?}");
         }
         let unborn = entry(1, 7, None, "/project/.satellite");
-        assert!(unborn.is_of(&unborn) && !unborn.is_of(&entry(2, 7, None, "/project/.satellite")));
+        assert!(unborn.is_same(&unborn) && !unborn.is_same(&entry(2, 7, None, "/project/.satellite")));
     }
 
     #[test]

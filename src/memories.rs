@@ -17,21 +17,21 @@ pub(crate) struct MemoStore {
     /// Source of configuration names. Without it configurations cannot be told apart: then only stops are recalled and
     /// stored, and no memo is deleted.
     catalogues: Option<Arc<CatalogueCache>>,
-    past: Arc<Mutex<EarlierMemos>>,
+    earlier: Arc<Mutex<EarlierMemos>>,
 }
 
 #[derive(Default)]
 struct EarlierMemos {
     unclaimed: HashMap<InstanceId, String>,
     /// While the memos cannot be read: instances that were installed without them.
-    asked: Option<HashSet<InstanceId>>,
+    installed_without: Option<HashSet<InstanceId>>,
 }
 
 impl EarlierMemos {
     /// Accepts memos that become readable late. Instances that started without their memo go on without it: only a stop
     /// is kept, for the next start. Returns the memos to store for these instances and their number.
-    fn comes_late(&mut self, late: HashMap<InstanceId, String>) -> (Memos, u64) {
-        let asked = self.asked.take().unwrap_or_default();
+    fn accept_late(&mut self, late: HashMap<InstanceId, String>) -> (Memos, u64) {
+        let asked = self.installed_without.take().unwrap_or_default();
         let (missed, unclaimed): (HashMap<_, _>, _) = late.into_iter().partition(|(id, _)| asked.contains(id));
         self.unclaimed = unclaimed;
         let names: Vec<String> = missed.keys().map(ToString::to_string).collect();
@@ -51,27 +51,29 @@ impl EarlierMemos {
 
 impl MemoStore {
     pub(crate) fn new(journal: Journal, catalogues: Option<Arc<CatalogueCache>>) -> Self {
-        let past =
-            Arc::new(Mutex::new(EarlierMemos { unclaimed: journal.memos().clone(), asked: Some(HashSet::new()) }));
+        let past = Arc::new(Mutex::new(EarlierMemos {
+            unclaimed: journal.memos().clone(),
+            installed_without: Some(HashSet::new()),
+        }));
         let late = Arc::clone(&past);
         let comes_late =
-            journal.memos_come_late(move |memos| late.lock().unwrap_or_else(PoisonError::into_inner).comes_late(memos));
-        let this = Self { journal, catalogues, past };
+            journal.on_late_memos(move |memos| late.lock().unwrap_or_else(PoisonError::into_inner).accept_late(memos));
+        let this = Self { journal, catalogues, earlier: past };
         if !comes_late {
-            this.past().asked = None;
+            this.earlier().installed_without = None;
         }
         this
     }
 
-    fn past(&self) -> MutexGuard<'_, EarlierMemos> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    fn earlier(&self) -> MutexGuard<'_, EarlierMemos> {
+        self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the memos of these instances, which must be all configured ones, and deletes those of others. Each memo
     /// is returned once. With a changed configuration only a person's stop is returned.
-    pub(crate) fn recall(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, StoredMemo> {
-        let mut past = self.past();
-        if let Some(asked) = &mut past.asked {
+    pub(crate) fn take_memos(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, StoredMemo> {
+        let mut past = self.earlier();
+        if let Some(asked) = &mut past.installed_without {
             asked.extend(specs.iter().map(|spec| spec.id.clone()));
         }
         let unclaimed = &mut past.unclaimed;
@@ -89,7 +91,7 @@ impl MemoStore {
                     continue;
                 }
             };
-            let config = self.configuration(spec);
+            let config = self.configuration_name(spec);
             if config.is_some() && stored.config == config {
                 recalled.insert(spec.id.clone(), stored);
                 continue;
@@ -99,7 +101,7 @@ impl MemoStore {
             match (&config, is_stopped) {
                 // The configuration may be unchanged: the next start may be able to tell.
                 (None, _) => {}
-                (Some(_), true) => self.keep(spec, stop.clone()),
+                (Some(_), true) => self.write_memo(spec, stop.clone()),
                 (Some(_), false) => self.journal.forget(&spec.id),
             }
             if is_stopped {
@@ -114,12 +116,12 @@ impl MemoStore {
         recalled
     }
 
-    fn configuration(&self, spec: &InstanceSpec) -> Option<String> {
+    fn configuration_name(&self, spec: &InstanceSpec) -> Option<String> {
         self.catalogues.as_ref().map(|catalogues| catalogues.name(spec))
     }
 
-    fn keep(&self, spec: &InstanceSpec, memo: StoredMemo) {
-        let memo = if let Some(config) = self.configuration(spec) {
+    fn write_memo(&self, spec: &InstanceSpec, memo: StoredMemo) {
+        let memo = if let Some(config) = self.configuration_name(spec) {
             StoredMemo { config: Some(config), ..memo }
         } else {
             // Without a configuration name only the stop changes; the rest of the stored memo is kept.
@@ -136,11 +138,11 @@ impl MemoStore {
 }
 
 impl StateStore for MemoStore {
-    fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo) {
-        self.keep(spec, memo);
+    fn save(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo) {
+        self.write_memo(spec, memo);
     }
 
-    fn forget(&self, id: &InstanceId) {
+    fn delete(&self, id: &InstanceId) {
         self.journal.forget(id);
     }
 }
@@ -177,17 +179,17 @@ mod tests {
         )
     }
 
-    async fn filled(data_dir: &Path, memos: &[(&Arc<InstanceSpec>, StoredMemo)]) {
+    async fn write_memos(data_dir: &Path, memos: &[(&Arc<InstanceSpec>, StoredMemo)]) {
         let memories = open(data_dir);
         for (spec, memo) in memos {
-            memories.remember(spec, memo.clone());
+            memories.save(spec, memo.clone());
         }
         memories.journal.close().await;
     }
 
-    fn recalled(memories: &MemoStore, of: &[&Arc<InstanceSpec>]) -> Vec<Option<StoredMemo>> {
+    fn take_all(memories: &MemoStore, of: &[&Arc<InstanceSpec>]) -> Vec<Option<StoredMemo>> {
         let specs: Vec<InstanceSpec> = of.iter().map(|spec| InstanceSpec::clone(spec)).collect();
-        let mut recalled = memories.recall(&specs);
+        let mut recalled = memories.take_memos(&specs);
         let without = |memo| StoredMemo { config: None, ..memo };
         specs.iter().map(|spec| recalled.remove(&spec.id).map(without)).collect()
     }
@@ -195,26 +197,26 @@ mod tests {
     #[tokio::test]
     async fn what_servers_have_come_to_outlives_their_cached_tools() {
         let (dir, broken) = (private_tempdir(), instance("broken"));
-        filled(dir.path(), &[(&broken, failed())]).await;
+        write_memos(dir.path(), &[(&broken, failed())]).await;
         std::fs::remove_dir_all(dir.path().join("catalogues")).unwrap();
-        assert_eq!(recalled(&open(dir.path()), &[&broken]), [Some(failed())]);
+        assert_eq!(take_all(&open(dir.path()), &[&broken]), [Some(failed())]);
     }
 
     #[tokio::test]
     async fn another_policy_is_no_reason_to_forget_that_a_server_has_failed_for_good() {
         let (dir, broken) = (private_tempdir(), instance("broken"));
-        filled(dir.path(), &[(&broken, failed())]).await;
+        write_memos(dir.path(), &[(&broken, failed())]).await;
         let patient = Arc::new(spec(|config| {
             config.installation = "broken".into();
             Arc::make_mut(&mut config.policy).logs.line_max = 99;
         }));
-        assert_eq!(recalled(&open(dir.path()), &[&patient]), [Some(failed())]);
+        assert_eq!(take_all(&open(dir.path()), &[&patient]), [Some(failed())]);
         let changed = Arc::new(spec(|config| {
             config.installation = "broken".into();
-            config.server_layer.args = vec!["another".into()];
+            config.server_tier.args = vec!["another".into()];
         }));
         assert_eq!(
-            recalled(&open(dir.path()), &[&changed]),
+            take_all(&open(dir.path()), &[&changed]),
             [None],
             "a changed configuration starts without a history"
         );
@@ -224,13 +226,14 @@ mod tests {
     async fn where_configurations_have_no_names_only_a_stop_is_recalled_and_nothing_is_forgotten() {
         let dir = private_tempdir();
         let [broken, down, awake, gone] = ["broken", "down", "awake", "gone"].map(instance);
-        filled(dir.path(), &[(&broken, failed()), (&down, stopped()), (&awake, failed()), (&gone, failed())]).await;
+        write_memos(dir.path(), &[(&broken, failed()), (&down, stopped()), (&awake, failed()), (&gone, failed())])
+            .await;
         let nameless = MemoStore::new(Journal::open(dir.path(), JournalLimits::default()).unwrap(), None);
         let stop = StoredMemo { stopped: true, ..StoredMemo::default() };
-        assert_eq!(recalled(&nameless, &[&broken, &down, &awake]), [None, Some(stop), None]);
-        nameless.remember(&awake, StoredMemo { stopped: true, restarts: 9, ..StoredMemo::default() });
+        assert_eq!(take_all(&nameless, &[&broken, &down, &awake]), [None, Some(stop), None]);
+        nameless.save(&awake, StoredMemo { stopped: true, restarts: 9, ..StoredMemo::default() });
         nameless.journal.close().await;
-        let all = recalled(&open(dir.path()), &[&broken, &down, &awake, &gone]);
+        let all = take_all(&open(dir.path()), &[&broken, &down, &awake, &gone]);
         assert_eq!(all, [Some(failed()), Some(stopped()), Some(stopped()), Some(failed())]);
     }
 
@@ -238,17 +241,17 @@ mod tests {
     async fn what_can_be_read_only_late_is_recalled_by_those_who_have_not_begun_without_it() {
         let dir = private_tempdir();
         let [broken, down, busy, later] = ["broken", "down", "busy", "later"].map(instance);
-        filled(dir.path(), &[&broken, &busy, &later].map(|spec| (spec, failed()))).await;
-        filled(dir.path(), &[(&down, stopped())]).await;
+        write_memos(dir.path(), &[&broken, &busy, &later].map(|spec| (spec, failed()))).await;
+        write_memos(dir.path(), &[(&down, stopped())]).await;
         let version = |version| {
             let database = rusqlite::Connection::open(database(dir.path())).unwrap();
             database.pragma_update(None, "user_version", version).unwrap();
         };
         version(99);
         let memories = open(dir.path());
-        assert_eq!(recalled(&memories, &[&broken, &down, &busy]), [None, None, None]);
+        assert_eq!(take_all(&memories, &[&broken, &down, &busy]), [None, None, None]);
         let meanwhile = StoredMemo { restarts: 1, ..StoredMemo::default() };
-        memories.remember(&busy, meanwhile.clone());
+        memories.save(&busy, meanwhile.clone());
         version(1);
         // Any query detects that the journal can be read again.
         memories.journal.delivery().await.unwrap();
@@ -257,10 +260,10 @@ mod tests {
             SinkAnswer::Accepted
         );
         assert_eq!(memories.journal.status().memos_missed, 3);
-        assert_eq!(recalled(&memories, &[&broken, &down, &busy, &later]), [None, None, None, Some(failed())]);
+        assert_eq!(take_all(&memories, &[&broken, &down, &busy, &later]), [None, None, None, Some(failed())]);
         memories.journal.close().await;
         let stop = StoredMemo { stopped: true, ..StoredMemo::default() };
-        let next = recalled(&open(dir.path()), &[&broken, &down, &busy, &later]);
+        let next = take_all(&open(dir.path()), &[&broken, &down, &busy, &later]);
         assert_eq!(next, [None, Some(stop), Some(meanwhile), Some(failed())]);
     }
 }

@@ -64,7 +64,7 @@ use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
 use crate::values::{RequiringInstances, UserValues, ValueConfigurer};
-use mcp_satellite_files::disk::{WAIT_MAX, in_time};
+use mcp_satellite_files::disk::{WAIT_MAX, run_with_timeout};
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
 
@@ -140,10 +140,10 @@ pub(crate) struct RunningSatellite {
     journal: Journal,
     /// `None` if events stay in the journal.
     delivery: Option<Arc<Delivery>>,
-    memories: Arc<MemoStore>,
+    memo_store: Arc<MemoStore>,
     console: Mutex<Option<JoinHandle<()>>>,
     ending: CancellationToken,
-    down: CancellationToken,
+    shutdown: CancellationToken,
     members: Arc<TeamMembers>,
     rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     data_dir: DataDir,
@@ -151,7 +151,7 @@ pub(crate) struct RunningSatellite {
     link: Option<BackendLink>,
     catalogues: Option<Arc<CatalogueCache>>,
     /// Instances that were installed last. The snapshot may lag behind.
-    known: Mutex<HashSet<InstanceId>>,
+    installed: Mutex<HashSet<InstanceId>>,
     _renewals: AbortOnDropHandle<()>,
     _suspends: AbortOnDropHandle<()>,
     _memory: AbortOnDropHandle<()>,
@@ -172,7 +172,7 @@ pub(crate) struct ActiveConfiguration {
     pub(crate) config_hash: ConfigHash,
     pub(crate) server_count: usize,
     pub(crate) teams_count: usize,
-    pub(crate) asked: RequiringInstances,
+    pub(crate) requiring: RequiringInstances,
     /// Plans from the configuration files and the document from the backend.
     files: Plan,
     document: Option<BackendDocument>,
@@ -209,7 +209,7 @@ struct StartupSettings {
 }
 
 impl StartupSettings {
-    fn of(plan: &Plan) -> Self {
+    fn from_plan(plan: &Plan) -> Self {
         Self {
             name: plan.name.clone(),
             // A changed token is applied by a reload.
@@ -232,7 +232,7 @@ impl StartupSettings {
 impl RunningSatellite {
     /// Starts the runtime and the control socket in `location`, and installs the instances of `plan`.
     pub(crate) async fn start(plan: Plan, location: &DataDirLocation) -> Result<Self, StartError> {
-        let (data_dir, lock) = own(location).await?;
+        let (data_dir, lock) = lock_data_dir(location).await?;
         let in_data_dir = |why| StartError::DataDir { data_dir: data_dir.path().display().to_string(), why };
         match raise_descriptor_limit() {
             Ok(limit) => tracing::debug!(limit, "open files"),
@@ -246,9 +246,9 @@ impl RunningSatellite {
         let journal = tokio::task::spawn_blocking(move || Journal::open_in(place, limits)).await;
         let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
         let mut next_seq = journal.next_seq();
-        let link = link_of(&plan, &data_dir, &journal)?;
+        let link = create_link(&plan, &data_dir, &journal)?;
         let way: Option<(String, Arc<dyn EventSink>)> = match (&link, &plan.sink) {
-            (Some(link), _) => Some(("backend".to_owned(), link.way())),
+            (Some(link), _) => Some(("backend".to_owned(), link.event_sink())),
             (None, SinkPlan::Journal) => None,
             (None, SinkPlan::File { rotate_bytes, keep }) => {
                 let (way, next) = FileSink::open_in(data_dir.clone(), *rotate_bytes, *keep).map_err(in_data_dir)?;
@@ -262,19 +262,20 @@ impl RunningSatellite {
             (None, SinkPlan::Http { url, token }) => {
                 let way = HttpSink::new(url, token.as_ref())
                     .map_err(|why| StartError::Machine { what: "send events over HTTP", why: why.into() })?;
-                Some((way.shown(), Arc::new(way)))
+                Some((way.redacted_url(), Arc::new(way)))
             }
         };
-        let (files, document) = (plan.clone(), remembered(&plan, &data_dir).await);
+        let (files, document) = (plan.clone(), load_stored_document(&plan, &data_dir).await);
         let (plan, document) = document.map_or((plan, None), |(whole, document)| (whole, Some(document)));
         if let (Some(link), Some(document)) = (&link, &document) {
-            link.has_taken_on(document.hash.clone()).await;
+            link.set_applied_config(document.hash.clone()).await;
         }
         let delivery = way.map(|(to, way)| Arc::new(Delivery::start(journal.clone(), &to, way, &plan.batch)));
         if delivery.is_none() {
-            journal.expect_nobody();
+            journal.expect_no_delivery();
         }
-        let sink = Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct())));
+        let sink =
+            Arc::new(JournalSink::new(journal.clone(), delivery.as_ref().map(|delivery| delivery.direct_sink())));
         let memory = memory_limit::budget();
         let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone()));
         // On a blocking thread, so that signals are handled while the disk with the token does not respond.
@@ -294,7 +295,7 @@ impl RunningSatellite {
                 "ended the processes that a killed satellite left"
             );
         }
-        let connector = StdioConnector::with(StdioOptions {
+        let connector = StdioConnector::with_options(StdioOptions {
             withheld: Vec::new(),
             data_dir: Some(data_dir.clone()),
             isolation: plan.isolation,
@@ -307,12 +308,12 @@ impl RunningSatellite {
         });
         let connector = connector.map_err(machine("prepare the start of servers"))?;
         let last_act = connector.clone();
-        ReaperLink::when_orphaned(move || last_act.end_all(ORPHAN_PATIENCE));
+        ReaperLink::on_orphaned(move || last_act.kill_all(ORPHAN_PATIENCE));
         let remote = RemoteConnector::new().map_err(machine("prepare connections to remote servers"))?;
         let (home, clients) = (data_dir.clone(), remote.clients());
         let grants = tokio::task::spawn_blocking(move || Grants::open(&home, clients)).await;
         let grants = grants.map_err(std::io::Error::other).flatten().map_err(machine("read authorizations"))?;
-        let server_memory = ServerMemory::part_of(&memory);
+        let server_memory = ServerMemory::from_budget(&memory);
         let remote = remote.with_tokens(Arc::new(grants.clone())).with_memory(server_memory.messages.clone());
         // Without the cache dormant servers are started to discover their catalogues; the satellite can run.
         let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
@@ -323,7 +324,7 @@ impl RunningSatellite {
         let connectors = Connectors { stdio: connector.clone(), remote };
         let mut options = RuntimeOptions::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
-        options.memory = memories.clone();
+        options.state_store = memories.clone();
         options.audience = endpoint.audience();
         options.server_memory = server_memory;
         options.batch = BatchPolicy { batch_max: JOURNAL_BATCH_MAX, ..plan.batch.clone() };
@@ -344,15 +345,15 @@ impl RunningSatellite {
         let (sleeper, linked) = (runtime.clone(), link.clone());
         let suspends = AbortOnDropHandle::new(tokio::spawn(suspend::watch(move |asleep| {
             tracing::info!(seconds = asleep.as_secs(), "the machine was suspended; overdue work is done now");
-            sleeper.woke(asleep);
-            linked.iter().for_each(BackendLink::woke);
+            sleeper.resumed_after_suspend(asleep);
+            linked.iter().for_each(BackendLink::resumed_after_suspend);
         })));
         let observer = runtime.clone();
         let readings = memory::watch(move |reading| observer.observe_memory(reading));
         let readings = AbortOnDropHandle::new(tokio::spawn(readings));
         let values = Arc::new(UserValues::open(&data_dir));
         let applied: Arc<tokio::sync::Mutex<ActiveConfiguration>> = Arc::default();
-        grants.tell(masks(&runtime, &applied));
+        grants.set_token_listener(token_mask_listener(&runtime, &applied));
         let (home, parts) = (data_dir.clone(), (values.clone(), grants.clone(), connector.clone(), runtime.clone()));
         let held = applied.clone();
         let eraser = tokio::task::spawn_blocking(move || {
@@ -362,7 +363,7 @@ impl RunningSatellite {
         let eraser = eraser.await.map_err(std::io::Error::other).map_err(machine("read the list of data to erase"))?;
         let erasing = AbortOnDropHandle::new(tokio::spawn(eraser.clone().watch()));
         let (reload, reloads) = mpsc::channel(RELOADS_MAX);
-        let renewals = AbortOnDropHandle::new(tokio::spawn(grants.clone().tend()));
+        let renewals = AbortOnDropHandle::new(tokio::spawn(grants.clone().run()));
         let listener = server::bind(&data_dir).map_err(in_data_dir)?;
         let (ending, down) = (CancellationToken::new(), CancellationToken::new());
         let (members, rejected) = (Arc::<TeamMembers>::default(), Arc::default());
@@ -389,28 +390,28 @@ impl RunningSatellite {
                 started: Instant::now(),
                 members: members.clone(),
                 rejected: Arc::clone(&rejected),
-                down: down.clone(),
+                shutdown: down.clone(),
                 ending: ending.clone(),
             },
         ));
-        let (settings, known) = (StartupSettings::of(&plan), Mutex::default());
+        let (settings, known) = (StartupSettings::from_plan(&plan), Mutex::default());
         let satellite = Self {
             runtime,
             connector,
             endpoint,
             journal,
             delivery,
-            memories,
+            memo_store: memories,
             console: Mutex::new(Some(console)),
             ending,
-            down,
+            shutdown: down,
             members,
             rejected,
             data_dir,
             settings,
             link,
             catalogues,
-            known,
+            installed: known,
             values,
             grants,
             eraser,
@@ -442,7 +443,7 @@ impl RunningSatellite {
 
     /// Resolves when the path of the data directory leads to another lock than the held one or to none: another
     /// satellite may then use that path.
-    pub(crate) async fn lost_data_dir(&self) {
+    pub(crate) async fn wait_data_dir_lost(&self) {
         let Ok(held) = self.lock.metadata().map(|held| (held.dev(), held.ino())) else {
             return std::future::pending().await;
         };
@@ -494,38 +495,40 @@ impl RunningSatellite {
         }
         let (whole, document) = (files.clone(), applied.document.clone());
         let joining = tokio::task::spawn_blocking(move || match &document {
-            Some(document) => whole.with(document),
+            Some(document) => whole.with_document(document),
             None => Ok(whole),
         });
-        let plan = match joining.await.unwrap_or_else(|error| Err(ConfigErrors::fault(&error))) {
+        let plan = match joining.await.unwrap_or_else(|error| Err(ConfigErrors::internal_error(&error))) {
             Ok(plan) => plan,
             Err(errors) => {
                 applied.waiting = Some(files);
-                return Err(
-                    format!("the files conflict with the backend's configuration: {}", errors.in_a_line()).into()
-                );
+                return Err(format!(
+                    "the files conflict with the backend's configuration: {}",
+                    errors.to_single_line()
+                )
+                .into());
             }
         };
         if accept {
             applied.accepted = applied.rejected.take();
-        } else if let Some(message) = self.removes_most(&plan, None) {
+        } else if let Some(message) = self.check_removals(&plan, None) {
             return Err(RejectedReload { error_type: "removes_most", message: format!("{message}; {ACCEPT_HINT}") });
         }
-        self.settle(files, &mut applied);
+        self.commit_files(files, &mut applied);
         let accepted = AcceptedReload { servers: plan.instances.len(), teams: plan.teams };
-        self.take(plan, applied, ChangeOrigin { since, hash: None }).await;
+        self.apply_plan(plan, applied, ChangeOrigin { since, hash: None }).await;
         // A document that conflicted with the previous files may fit these.
-        self.link.iter().for_each(BackendLink::reconsider);
+        self.link.iter().for_each(BackendLink::refetch_config);
         Ok(accepted)
     }
 
     /// Returns an error message if the plan removes more than half of at least [`REMOVAL_GUARD_MIN`] instances. Those
     /// that `expected` admits are not counted, because their removal was requested by name.
-    fn removes_most(&self, plan: &Plan, expected: Option<&InstanceScope>) -> Option<String> {
+    fn check_removals(&self, plan: &Plan, expected: Option<&InstanceScope>) -> Option<String> {
         let wanted = plan.ids();
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
         let is_expected = |id: &InstanceId| {
-            expected.is_some_and(|scope| scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str()))
+            expected.is_some_and(|scope| scope.matches(id.installation.as_str(), id.team.as_str(), id.user.as_str()))
         };
         let all = known.len();
         let removed = known.iter().filter(|id| !wanted.contains(*id) && !is_expected(id)).count();
@@ -534,21 +537,21 @@ impl RunningSatellite {
     }
 
     /// Returns the next request of a person for a reload. Never resolves after the control socket is closed.
-    pub(crate) async fn reload_requested(&self) -> ReloadRequest {
+    pub(crate) async fn next_reload_request(&self) -> ReloadRequest {
         match self.reloads.lock().await.recv().await {
             Some(request) => request,
             None => std::future::pending().await,
         }
     }
 
-    fn settle(&self, files: Plan, applied: &mut ActiveConfiguration) {
+    fn commit_files(&self, files: Plan, applied: &mut ActiveConfiguration) {
         if let (Some(link), Some(backend)) = (&self.link, &files.backend) {
-            link.renew(backend);
+            link.set_registration_token(backend);
         }
         applied.files = files;
     }
 
-    async fn take(
+    async fn apply_plan(
         &self,
         plan: Plan,
         mut applied: OwnedMutexGuard<ActiveConfiguration>,
@@ -572,7 +575,7 @@ impl RunningSatellite {
         for warning in &plan.warnings {
             tracing::warn!(%warning, "the configuration has a warning");
         }
-        if StartupSettings::of(&plan) != self.settings {
+        if StartupSettings::from_plan(&plan) != self.settings {
             tracing::warn!(
                 "[satellite], [backend], [journal], [events], [policy.team], [policy.memory] or \
                  [policy.start] has changed; restart the satellite to apply it"
@@ -581,7 +584,7 @@ impl RunningSatellite {
         self.members.set(&plan.gateway.users);
         self.connector.withhold(plan.secret_variables);
         let (asked, mut specs) = self.values.merge(plan.instances);
-        let config_hash = ConfigHash::of(&specs);
+        let config_hash = ConfigHash::from_specs(&specs);
         let whole: SpecsById = specs.iter().map(|spec| (spec.id.clone(), spec.clone())).collect();
         let wanted: HashSet<InstanceId> = specs.iter().map(|spec| spec.id.clone()).collect();
         // Before the backend has sent a document, the known instances are incomplete.
@@ -591,14 +594,14 @@ impl RunningSatellite {
         if forgets {
             let (eraser, wanted, retention) = (self.eraser.clone(), wanted.clone(), plan.retention);
             // After a timeout the data is listed later.
-            let _ = in_time(move || eraser.configured(&wanted, retention)).await;
+            let _ = run_with_timeout(move || eraser.set_configured(&wanted, retention)).await;
         }
-        let other_plans = self.grants.take_on(&specs, plan.oauth, forgets);
+        let other_plans = self.grants.set_instances(&specs, plan.oauth, forgets);
         self.grants.mask(&mut specs);
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
         let known = {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *known, wanted.clone())
         };
 
@@ -606,33 +609,33 @@ impl RunningSatellite {
         let removals = known.difference(&wanted).map(|id| async move {
             let removed = self.runtime.uninstall(id).await;
             match &removed {
-                Ok(_) => self.endpoint.removed(id),
+                Ok(_) => self.endpoint.remove_instance(id),
                 Err(error) => tracing::error!(instance = %id, %error, "cannot uninstall an instance"),
             }
             removed.is_ok()
         });
         let catalogues = self.catalogues.clone().filter(|_| complete);
-        let (memories, all) = (self.memories.clone(), Arc::new(specs.clone()));
+        let (memories, all) = (self.memo_store.clone(), Arc::new(specs.clone()));
         let of = all.clone();
         // An error means that the task panicked; then no memo is recalled.
-        let mut memos = tokio::task::spawn_blocking(move || memories.recall(&of)).await.unwrap_or_default();
-        let keep = move || catalogues.map(|catalogues| catalogues.keep(&all)).unwrap_or_default();
+        let mut memos = tokio::task::spawn_blocking(move || memories.take_memos(&of)).await.unwrap_or_default();
+        let keep = move || catalogues.map(|catalogues| catalogues.track_all(&all)).unwrap_or_default();
         // Without cached catalogues servers are started to be discovered. A start waits for the cache; a reload does
         // not wait for a hanging disk.
         let tools = match applied.generation {
             0 => tokio::task::spawn_blocking(keep).await.ok(),
-            _ => in_time(keep).await,
+            _ => run_with_timeout(keep).await,
         };
         let mut tools = tools.unwrap_or_default();
         let installs = async {
             let mut applied = applied;
-            (applied.origin, applied.config_hash, applied.asked) = (plan.origin, config_hash, asked);
+            (applied.origin, applied.config_hash, applied.requiring) = (plan.origin, config_hash, asked);
             (applied.server_count, applied.teams_count) = (server_count, teams_count);
             let mut changed = false;
             for spec in specs {
                 let name = spec.name.clone();
                 let known = EarlierState { memo: memos.remove(&spec.id), catalogue: tools.remove(&spec.id) };
-                let installed = self.runtime.install_known(spec, known).await;
+                let installed = self.runtime.install_with_state(spec, known).await;
                 match installed {
                     Ok(installed) => changed |= installed != InstallOutcome::Unchanged,
                     Err(error) => tracing::error!(instance = %name, %error, "cannot install an instance"),
@@ -649,8 +652,8 @@ impl RunningSatellite {
             self.runtime.wait_for(id, |_| true).await;
         }
         // Also wait for the changed instances.
-        self.runtime.see().await;
-        self.try_again(other_plans);
+        self.runtime.sync_snapshot().await;
+        self.retry_authorization(other_plans);
         let fetch_duration_ms = u64::try_from(came.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let config_hash = came.hash.unwrap_or_else(|| config_hash.to_string());
         tracing::info!(config_hash, server_count, teams_count, change_detected, "configuration applied");
@@ -665,7 +668,7 @@ impl RunningSatellite {
     }
 
     /// Reconnects those instances that wait for authorization: the way to obtain it has changed.
-    fn try_again(&self, ids: Vec<InstanceId>) {
+    fn retry_authorization(&self, ids: Vec<InstanceId>) {
         for id in ids {
             if self.runtime.status(&id).is_none_or(|view| view.status != Status::RequiresReauth) {
                 continue;
@@ -678,18 +681,18 @@ impl RunningSatellite {
 
     /// Watches the files that contain credentials and applies changed ones to remote servers and client tokens. Never
     /// returns.
-    pub(crate) async fn tend_credentials(&self) {
+    pub(crate) async fn watch_credentials(&self) {
         loop {
             tokio::time::sleep(CREDENTIALS_INTERVAL).await;
             let (generation, mut origin) = {
                 let applied = self.applied.lock().await;
-                if !applied.origin.refers_to_files() {
+                if !applied.origin.has_secret_files() {
                     continue;
                 }
                 (applied.generation, applied.origin.clone())
             };
             let looking = tokio::task::spawn_blocking(move || {
-                let look = origin.look();
+                let look = origin.poll_files();
                 (origin, look)
             });
             // An error means that the task panicked; the next check tries again.
@@ -699,7 +702,7 @@ impl RunningSatellite {
                 continue; // A reload has read the files meanwhile.
             }
             applied.origin = origin;
-            for (file, why) in look.kept {
+            for (file, why) in look.unusable {
                 let file = file.display();
                 tracing::warn!(%file, why, "cannot read a credential again; the previous content stays in use");
             }
@@ -716,16 +719,16 @@ impl RunningSatellite {
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let files = files.join(", ");
         if let (Some(link), Some(backend)) = (&self.link, &plan.backend) {
-            link.renew(backend);
+            link.set_registration_token(backend);
         }
         let mut servers = 0_usize;
         let is_remote = |config: &InstanceConfig| matches!(config.target, ServerTarget::Remote { .. });
         let (asked, mut specs) = self.values.merge(plan.instances.into_iter().filter(is_remote));
-        applied.asked.extend(asked);
-        let other_plans = self.grants.take_on(&specs, plan.oauth, false);
+        applied.requiring.extend(asked);
+        let other_plans = self.grants.set_instances(&specs, plan.oauth, false);
         servers += other_plans.len();
         self.grants.mask(&mut specs);
-        self.try_again(other_plans);
+        self.retry_authorization(other_plans);
         for spec in specs {
             let Some(view) = self.runtime.status(&spec.id) else { continue };
             let InstanceSpec { headers, query, mask, .. } = spec;
@@ -738,7 +741,7 @@ impl RunningSatellite {
                 Err(error) => tracing::error!(instance = %view.spec.name, %error, "cannot renew credentials"),
             }
         }
-        if self.endpoint.renew(plan.gateway).await {
+        if self.endpoint.apply_users(plan.gateway).await {
             tracing::info!(files, "tokens of clients renewed");
         } else if servers == 0 {
             tracing::info!(files, "no remote server uses the changed file; a reload (SIGHUP) applies it");
@@ -758,9 +761,9 @@ impl RunningSatellite {
 
     /// Reports a configuration that cannot be used. The current one stays in effect, and a rejected document of the
     /// backend is tried again.
-    pub(crate) async fn refuse(&self, rejected: RejectedReload) {
+    pub(crate) async fn report_rejection(&self, rejected: RejectedReload) {
         let RejectedReload { error_type, message: errors } = rejected;
-        self.link.iter().for_each(BackendLink::reconsider);
+        self.link.iter().for_each(BackendLink::refetch_config);
         let config_hash = self.applied.lock().await.config_hash;
         tracing::error!(
             errors,
@@ -776,19 +779,19 @@ impl RunningSatellite {
     }
 
     /// Serves the link to the backend: carries out its commands and reports the state of the satellite. Never returns.
-    pub(crate) async fn tend_link(&self) {
+    pub(crate) async fn run_link(&self) {
         match &self.link {
             Some(link) => link.run(self).await,
             None => std::future::pending().await,
         }
     }
 
-    pub(crate) async fn asked_to_end(&self) {
-        self.down.cancelled().await;
+    pub(crate) async fn wait_shutdown_request(&self) {
+        self.shutdown.cancelled().await;
     }
 
-    pub(crate) async fn ended(&self) -> RuntimeEnd {
-        self.runtime.ended().await
+    pub(crate) async fn wait_ended(&self) -> RuntimeEnd {
+        self.runtime.wait_for_end().await
     }
 
     /// Ends the satellite and all servers gracefully.
@@ -805,7 +808,7 @@ impl RunningSatellite {
         let farewell = self.runtime.shutdown().await;
         // Stored while the servers end, so that a hanging disk is waited for only once.
         let _ = tokio::time::timeout_at(stored_by, storing).await;
-        self.grants.settle().await;
+        self.grants.shut_down().await;
         if let Some(delivery) = &self.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;
             if kept > 0 {
@@ -814,7 +817,7 @@ impl RunningSatellite {
         }
         // Last message on the link: the backend takes any later one as a sign that the satellite lives.
         if let Some(link) = &self.link {
-            link.end(self).await;
+            link.send_last_heartbeat(self).await;
         }
         self.ending.cancel();
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -826,12 +829,12 @@ impl RunningSatellite {
         self.journal.close().await;
         // No process should be left; this ends those that a bug has left.
         self.end_all().await;
-        if !self.journal.hangs() {
+        if !self.journal.is_hanging() {
             let (data_dir, held) = (self.data_dir.clone(), self.lock.metadata().ok());
             let held = held.map(|held| (held.dev(), held.ino()));
             // If the socket cannot be removed, the next start removes it. With another lock the socket belongs to
             // another satellite.
-            let _ = in_time(move || {
+            let _ = run_with_timeout(move || {
                 if data_dir.stat(LOCK).map(|found| found.identity) == held {
                     let _ = data_dir.remove(SOCKET);
                 }
@@ -844,7 +847,7 @@ impl RunningSatellite {
     /// Ends the satellite and all servers immediately.
     pub(crate) async fn kill(&self) {
         self.runtime.kill();
-        self.ended().await;
+        self.wait_ended().await;
         self.end_all().await;
     }
 
@@ -852,7 +855,7 @@ impl RunningSatellite {
     async fn end_all(&self) {
         let connector = self.connector.clone();
         // An error means that the task panicked; the reaper ends the rest.
-        let _ = tokio::task::spawn_blocking(move || connector.end_all(LAST_ANSWERS)).await;
+        let _ = tokio::task::spawn_blocking(move || connector.kill_all(LAST_ANSWERS)).await;
     }
 }
 
@@ -861,7 +864,7 @@ impl LinkHost for RunningSatellite {
         &self.runtime
     }
 
-    fn take_on<'a>(
+    fn apply_config<'a>(
         &'a self,
         document: BackendDocument,
         since: Instant,
@@ -874,42 +877,46 @@ impl LinkHost for RunningSatellite {
             let reading = tokio::task::spawn_blocking(move || {
                 // Changed files and a changed document that belong together may arrive one after the other. Each
                 // conflicts with the old version of the other, so waiting files are tried with the new document first.
-                let both = waiting.and_then(|waiting| Some((waiting.clone().with(&document).ok()?, Some(waiting))));
-                (both.map_or_else(|| Ok((files.with(&document)?, None)), Ok), document)
+                let both =
+                    waiting.and_then(|waiting| Some((waiting.clone().with_document(&document).ok()?, Some(waiting))));
+                (both.map_or_else(|| Ok((files.with_document(&document)?, None)), Ok), document)
             });
-            let (read, document) = reading.await.map_err(|error| ConfigErrors::fault(&error))?;
+            let (read, document) = reading.await.map_err(|error| ConfigErrors::internal_error(&error))?;
             let (plan, waiting) = read?;
             if applied.accepted.as_ref() != Some(&document.hash)
-                && let Some(message) = self.removes_most(&plan, expected)
+                && let Some(message) = self.check_removals(&plan, expected)
             {
                 applied.rejected = Some(document.hash);
-                return Err(ConfigErrors::nowhere("", vec![(message, ACCEPT_HINT.to_owned())]));
+                return Err(ConfigErrors::without_place("", vec![(message, ACCEPT_HINT.to_owned())]));
             }
             (applied.rejected, applied.accepted) = (None, None);
             applied.document = Some(document);
             if let Some(waiting) = waiting {
                 applied.waiting = None;
-                self.settle(waiting, &mut applied);
+                self.commit_files(waiting, &mut applied);
             }
-            Ok(Arc::new(self.take(plan, applied, ChangeOrigin { since, hash: Some(hash) }).await))
+            Ok(Arc::new(self.apply_plan(plan, applied, ChangeOrigin { since, hash: Some(hash) }).await))
         }
         .boxed()
     }
 
     fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()> {
         let admits =
-            move |id: &InstanceId| removed.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str());
+            move |id: &InstanceId| removed.matches(id.installation.as_str(), id.team.as_str(), id.user.as_str());
         async move { drop(self.eraser.erase_now(admits).await) }.boxed()
     }
 
-    fn events(&self) -> EventProgress {
+    fn event_progress(&self) -> EventProgress {
         let backlog = self.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog);
         EventProgress { journalled_through: self.journal.status().journalled_through, backlog }
     }
 }
 
 /// Returns a callback that makes the runtime mask each new token of an instance in its server's output.
-fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<ActiveConfiguration>>) -> TokenListener {
+fn token_mask_listener(
+    runtime: &RuntimeHandle,
+    applied: &Arc<tokio::sync::Mutex<ActiveConfiguration>>,
+) -> TokenListener {
     let (runtime, applied) = (runtime.clone(), applied.clone());
     Box::new(move |id, before, after| {
         let (runtime, applied) = (runtime.clone(), applied.clone());
@@ -918,7 +925,7 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<ActiveConfigu
                 // Locked, so that an older specification does not follow a configuration change.
                 let _applied = applied.lock().await;
                 let Some(view) = runtime.status(&id) else { return };
-                let mask = view.spec.mask.exchange(before.as_ref().map(Secret::expose), after.expose());
+                let mask = view.spec.mask.with_exchanged(before.as_ref().map(Secret::expose), after.expose());
                 let after = InstanceSpec { mask, ..(*view.spec).clone() };
                 (after.clone(), runtime.update(after).await)
             };
@@ -932,16 +939,16 @@ fn masks(runtime: &RuntimeHandle, applied: &Arc<tokio::sync::Mutex<ActiveConfigu
     })
 }
 
-fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<BackendLink>, StartError> {
+fn create_link(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<BackendLink>, StartError> {
     let Some(backend) = &plan.backend else { return Ok(None) };
     let options = link::LinkOptions {
         name: plan.name.clone(),
         plan: backend.clone(),
         data_dir: data_dir.clone(),
-        done: Arc::new(journal.clone()),
+        command_log: Arc::new(journal.clone()),
         // `RandomState` seeds each instance randomly.
         seed: RandomState::new().build_hasher().finish(),
-        suspended: Arc::new(suspend::suspended),
+        suspended: Arc::new(suspend::total_suspended),
     };
     let machine =
         |why: link::LinkError| StartError::Machine { what: "prepare the connection to the backend", why: why.into() };
@@ -950,14 +957,14 @@ fn link_of(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<
 
 /// Returns the last document of the backend and the complete plan with it, so that a start does not wait for the
 /// backend.
-async fn remembered(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, BackendDocument)> {
+async fn load_stored_document(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, BackendDocument)> {
     let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        let document = BackendLink::remembered(&data_dir, &url)?;
-        match plan.with(&document) {
+        let document = BackendLink::load_stored_config(&data_dir, &url)?;
+        match plan.with_document(&document) {
             Ok(whole) => Some((whole, document)),
             Err(errors) => {
-                let errors = errors.in_a_line();
+                let errors = errors.to_single_line();
                 tracing::error!(
                     errors,
                     "the stored configuration of the backend is not valid any more; requesting it again"
@@ -977,16 +984,17 @@ async fn reclaim(data_dir: &DataDir) -> std::io::Result<Option<ReclaimedProcesse
 }
 
 /// Opens a data directory and locks it. The directory belongs to this process as long as both returned values are kept.
-pub(crate) async fn own(location: &DataDirLocation) -> Result<(DataDir, Flock<File>), StartError> {
+pub(crate) async fn lock_data_dir(location: &DataDirLocation) -> Result<(DataDir, Flock<File>), StartError> {
     let taking = location.clone();
-    let data_dir = tokio::task::spawn_blocking(move || taking.take()).await.map_err(std::io::Error::other).flatten();
+    let data_dir =
+        tokio::task::spawn_blocking(move || taking.create_or_open()).await.map_err(std::io::Error::other).flatten();
     let data_dir =
         data_dir.map_err(|why| StartError::DataDir { data_dir: location.path.display().to_string(), why })?;
-    let lock = lock(&data_dir).await?;
+    let lock = acquire_lock(&data_dir).await?;
     Ok((data_dir, lock))
 }
 
-async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
+async fn acquire_lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
     let shown = || data_dir.path().display().to_string();
     let file = data_dir.open_file(LOCK, OpenMode::Write);
     let mut file = file.map_err(|why| StartError::DataDir { data_dir: shown(), why })?;
@@ -1037,12 +1045,12 @@ async fn lock(data_dir: &DataDir) -> Result<Flock<File>, StartError> {
 pub(crate) struct ConfigHash(u64);
 
 impl ConfigHash {
-    fn of(specs: &[InstanceSpec]) -> Self {
-        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(identity::shown_hash(spec))))
+    fn from_specs(specs: &[InstanceSpec]) -> Self {
+        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(identity::public_hash(spec))))
     }
 
     pub(crate) fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
-        let (before, after) = (identity::shown_hash(before), identity::shown_hash(after));
+        let (before, after) = (identity::public_hash(before), identity::public_hash(after));
         Self(self.0.wrapping_sub(before).wrapping_add(after))
     }
 }

@@ -103,7 +103,7 @@ impl UserValues {
             } else {
                 let (state, directory) = (Arc::clone(&self.state), self.directory.clone());
                 let save = move || {
-                    let bytes = state.lock().unwrap_or_else(PoisonError::into_inner).bytes()?;
+                    let bytes = state.lock().unwrap_or_else(PoisonError::into_inner).to_bytes()?;
                     directory.replace(FILE, &bytes)
                 };
                 let started = DiskSaver::start(FILE, save).map_err(|error| NotSaved::Failed(error.to_string()))?;
@@ -125,8 +125,8 @@ impl UserValues {
             if config.user_required.is_empty() {
                 return config.merge();
             }
-            let id = id_of(&config);
-            let spec = spec_of(config.clone(), state.stored.get(&id));
+            let id = instance_id(&config);
+            let spec = build_spec(config.clone(), state.stored.get(&id));
             asked.insert(id, config);
             spec
         };
@@ -164,12 +164,12 @@ impl UserValues {
     }
 
     /// Returns the values that `config` requires from its user, each with its source.
-    fn required(&self, config: &InstanceConfig) -> Vec<RequiredValue> {
+    fn required_values(&self, config: &InstanceConfig) -> Vec<RequiredValue> {
         let state = self.state();
-        let stored = state.stored.get(&id_of(config));
+        let stored = state.stored.get(&instance_id(config));
         let by = |name: &String| {
-            let is_stored = stored.is_some_and(|given| given.keys().any(|key| is_of(config, key, name)));
-            let ConfigTier { env, headers, query, .. } = &config.user_layer;
+            let is_stored = stored.is_some_and(|given| given.keys().any(|key| is_key_for(config, key, name)));
+            let ConfigTier { env, headers, query, .. } = &config.user_tier;
             let in_file = [env, headers, query].iter().any(|tier| tier.contains_key(name));
             if is_stored { Some(RequiredValueSource::Configure) } else { in_file.then_some(RequiredValueSource::File) }
         };
@@ -201,34 +201,34 @@ impl UserValues {
                 self.directory.path().join(FILE).display()
             )));
         }
-        let id = id_of(config);
+        let id = instance_id(config);
         let before = state.stored.get(&id).cloned().unwrap_or_default();
         let mut after = before.clone();
         for typed in &change.unset {
-            let ValueKey { name, .. } = ValueKey::asked(config, typed)?;
-            after.retain(|key, _| !is_of(config, key, &name));
+            let ValueKey { name, .. } = ValueKey::parse(config, typed)?;
+            after.retain(|key, _| !is_key_for(config, key, &name));
         }
         for (typed, text) in &change.set {
-            let key = ValueKey::asked(config, typed)?;
-            let text = key.checked(config, text)?;
-            after.retain(|other, _| !is_of(config, other, &key.name));
-            after.insert(key.stored(), text);
+            let key = ValueKey::parse(config, typed)?;
+            let text = key.validate(config, text)?;
+            after.retain(|other, _| !is_key_for(config, other, &key.name));
+            after.insert(key.storage_key(), text);
         }
-        let spec = |given: &InstanceValues| spec_of(config.clone(), Some(given));
+        let spec = |given: &InstanceValues| build_spec(config.clone(), Some(given));
         let specs = (spec(&before), spec(&after));
         if after == before {
             return Ok((specs, None));
         }
-        state.give(id.clone(), after.clone());
+        state.set_values(id.clone(), after.clone());
         drop(state);
         match self.save() {
             Ok(()) => Ok((specs, None)),
-            Err(hangs @ NotSaved::Hangs) => Ok((specs, Some(hangs))),
+            Err(hangs @ NotSaved::DiskHangs) => Ok((specs, Some(hangs))),
             Err(NotSaved::Failed(why)) => {
                 let mut state = self.state();
                 // Changes made meanwhile are kept.
                 if state.stored.get(&id).cloned().unwrap_or_default() == after {
-                    state.give(id, before);
+                    state.set_values(id, before);
                 }
                 Err(ValueError::Storage(why))
             }
@@ -273,7 +273,7 @@ impl UserValuesState {
         Ok(stored)
     }
 
-    fn give(&mut self, id: InstanceId, given: InstanceValues) {
+    fn set_values(&mut self, id: InstanceId, given: InstanceValues) {
         if given.is_empty() {
             self.stored.remove(&id);
         } else {
@@ -281,7 +281,7 @@ impl UserValuesState {
         }
     }
 
-    fn bytes(&self) -> std::io::Result<Vec<u8>> {
+    fn to_bytes(&self) -> std::io::Result<Vec<u8>> {
         if let Some(why) = &self.unusable {
             return Err(std::io::Error::other(why.clone()));
         }
@@ -296,19 +296,19 @@ impl UserValuesState {
     }
 }
 
-fn id_of(config: &InstanceConfig) -> InstanceId {
+fn instance_id(config: &InstanceConfig) -> InstanceId {
     InstanceId::new(config.team.clone(), config.user.clone(), config.installation.clone())
 }
 
-fn spec_of(mut config: InstanceConfig, given: Option<&InstanceValues>) -> InstanceSpec {
+fn build_spec(mut config: InstanceConfig, given: Option<&InstanceValues>) -> InstanceSpec {
     for (typed, text) in given.into_iter().flatten() {
         // A value that is no longer required, or that the current target cannot accept, is ignored.
-        let Ok(key) = ValueKey::asked(&config, typed) else { continue };
-        if key.checked(&config, text).is_err() {
+        let Ok(key) = ValueKey::parse(&config, typed) else { continue };
+        if key.validate(&config, text).is_err() {
             continue;
         }
-        let place = key.place_in(&config);
-        let layer = &mut config.user_layer;
+        let place = key.target_in(&config);
+        let layer = &mut config.user_tier;
         for tier in [&mut layer.env, &mut layer.headers, &mut layer.query] {
             tier.remove(&key.name);
         }
@@ -323,8 +323,8 @@ fn spec_of(mut config: InstanceConfig, given: Option<&InstanceValues>) -> Instan
 }
 
 /// Returns true if a stored key is for the required key `name`.
-fn is_of(config: &InstanceConfig, stored: &str, name: &str) -> bool {
-    ValueKey::asked(config, stored).is_ok_and(|key| key.name == name)
+fn is_key_for(config: &InstanceConfig, stored: &str, name: &str) -> bool {
+    ValueKey::parse(config, stored).is_ok_and(|key| key.name == name)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -336,14 +336,14 @@ enum ValueTarget {
 
 struct ValueKey {
     name: String,
-    place: Option<ValueTarget>,
+    target: Option<ValueTarget>,
     /// True if the value is the token of an `Authorization` header, without its scheme.
     is_bearer: bool,
 }
 
 impl ValueKey {
     /// Parses a typed key and returns the required key that it means.
-    fn asked(config: &InstanceConfig, typed: &str) -> Result<Self, ValueError> {
+    fn parse(config: &InstanceConfig, typed: &str) -> Result<Self, ValueError> {
         let is_remote = matches!(config.target, ServerTarget::Remote { .. });
         let required = |wanted: &str| {
             let same = |name: &&String| {
@@ -352,7 +352,7 @@ impl ValueKey {
             };
             config.user_required.iter().find(same).cloned()
         };
-        let at = |name: String, place: Option<ValueTarget>| Self { name, place, is_bearer: false };
+        let at = |name: String, place: Option<ValueTarget>| Self { name, target: place, is_bearer: false };
         if let Some(name) = required(typed) {
             return Ok(at(name, None));
         }
@@ -364,7 +364,7 @@ impl ValueKey {
             }
             // In the configuration `bearer_token` becomes that header as well.
             if let Some(name) = required(AUTHORIZATION.as_str()).filter(|_| typed == "bearer_token") {
-                return Ok(Self { name, place: Some(ValueTarget::Header), is_bearer: true });
+                return Ok(Self { name, target: Some(ValueTarget::Header), is_bearer: true });
             }
         }
         let mut names = config.user_required.clone();
@@ -379,8 +379,8 @@ impl ValueKey {
         Err(ValueError::BadInput(message))
     }
 
-    fn stored(&self) -> String {
-        match self.place {
+    fn storage_key(&self) -> String {
+        match self.target {
             Some(ValueTarget::Query) => format!("query:{}", self.name),
             Some(ValueTarget::Header) => format!("header:{}", self.name),
             Some(ValueTarget::Env) | None => self.name.clone(),
@@ -389,16 +389,16 @@ impl ValueKey {
 
     /// Returns the target of the value. For a process it is an environment variable. For a remote server it is a
     /// header, unless a lower tier has a query parameter of that name or the name is no valid header name.
-    fn place_in(&self, config: &InstanceConfig) -> ValueTarget {
+    fn target_in(&self, config: &InstanceConfig) -> ValueTarget {
         let ServerTarget::Remote { .. } = config.target else { return ValueTarget::Env };
-        let layers = [&config.server_layer, &config.team_layer, &config.user_layer];
+        let layers = [&config.server_tier, &config.team_tier, &config.user_tier];
         let in_query = layers.iter().any(|layer| layer.query.contains_key(&self.name));
         let no_header =
             HeaderName::from_bytes(self.name.as_bytes()).is_err() || is_reserved(&self.name.to_ascii_lowercase());
-        self.place.unwrap_or(if in_query || no_header { ValueTarget::Query } else { ValueTarget::Header })
+        self.target.unwrap_or(if in_query || no_header { ValueTarget::Query } else { ValueTarget::Header })
     }
 
-    fn checked(&self, config: &InstanceConfig, text: &Secret) -> Result<Secret, ValueError> {
+    fn validate(&self, config: &InstanceConfig, text: &Secret) -> Result<Secret, ValueError> {
         let name = &self.name;
         let bad = |why: &str| Err(ValueError::BadInput(format!("the value of `{name}` {why}")));
         let value = text.expose();
@@ -412,7 +412,7 @@ impl ValueKey {
             return bad("begins with `Bearer`; leave `Bearer` out: the satellite adds it");
         }
         let whole = if self.is_bearer { format!("Bearer {value}").into() } else { text.clone() };
-        match self.place_in(config) {
+        match self.target_in(config) {
             ValueTarget::Env if value.contains('\0') => bad("contains a zero byte"),
             ValueTarget::Header if HeaderValue::from_str(whole.expose()).is_err() => {
                 bad("cannot be sent as a header: it must be one line of printable characters")
@@ -451,7 +451,7 @@ impl ValueConfigurer {
         let started = Instant::now();
         // The lock keeps a reload from changing the configuration meanwhile.
         let mut applied = self.applied.lock().await;
-        let Some(config) = applied.asked.get(&id).cloned() else {
+        let Some(config) = applied.requiring.get(&id).cloned() else {
             if change.set.is_empty() && change.unset.is_empty() {
                 return Ok((Vec::new(), None));
             }
@@ -463,7 +463,7 @@ impl ValueConfigurer {
             let keys = |keys: Vec<&String>| keys.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
             // `Values::change` has rejected keys that are not required, so these can be logged.
             let (given, taken_back) = (keys(change.set.keys().collect()), keys(change.unset.iter().collect()));
-            Ok::<_, ValueError>((changed, not_saved, given, taken_back, values.required(&config)))
+            Ok::<_, ValueError>((changed, not_saved, given, taken_back, values.required_values(&config)))
         });
         let stored = storing.await.map_err(|error| ValueError::Storage(error.to_string()))?;
         let ((before, after), not_saved, given, taken_back, required) = stored?;
@@ -474,7 +474,7 @@ impl ValueConfigurer {
         if let Some(catalogues) = catalogues {
             let spec = after.clone();
             // Not waited for: until it is done, no catalogue is stored under the new configuration.
-            drop(tokio::task::spawn_blocking(move || catalogues.keep_one(&spec)));
+            drop(tokio::task::spawn_blocking(move || catalogues.track(&spec)));
         }
         let installed = self.runtime.update(after.clone()).await?;
         applied.config_hash = applied.config_hash.exchange(&before, &after);
@@ -512,12 +512,12 @@ mod tests {
             installation: installation.into(),
             server: "notes".into(),
             target: ServerTarget::Stdio { command: "notes".to_owned(), cwd: None },
-            server_layer: ConfigTier::default(),
-            team_layer: ConfigTier::default(),
-            user_layer: ConfigTier::default(),
+            server_tier: ConfigTier::default(),
+            team_tier: ConfigTier::default(),
+            user_tier: ConfigTier::default(),
             user_required: vec!["KEY".to_owned(), "PIN".to_owned()],
-            keep: ProcessLifetime::default(),
-            on_update: UpdateMethod::default(),
+            lifetime: ProcessLifetime::default(),
+            update_method: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::default(),
         }
@@ -591,7 +591,7 @@ mod tests {
         assert!(spec.env.is_empty());
 
         let mut in_query = remote(&["PIN"]);
-        in_query.server_layer.query.insert("PIN".to_owned(), ConfigValue::plain("0"));
+        in_query.server_tier.query.insert("PIN".to_owned(), ConfigValue::plain("0"));
         let spec = merged(&values, in_query.clone());
         assert_eq!((texts(&spec.query), spec.headers.len()), (vec![("PIN", "1234")], 0));
         // An explicit target wins and replaces the value without one.
@@ -625,14 +625,14 @@ mod tests {
         for config in [&alices, &bobs] {
             values.change(config, &set([("KEY", "value-1")])).unwrap();
         }
-        assert!(values.erase(&[id_of(&bobs)]));
+        assert!(values.erase(&[instance_id(&bobs)]));
         let again = UserValues::open(&DataDir::open(home.path()).unwrap());
         assert_eq!((merged(&again, alices.clone()).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
 
         let file = home.path().join(FILE);
         DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 7, \"teams\": []}").unwrap();
         let newer = UserValues::open(&DataDir::open(home.path()).unwrap());
-        assert!(newer.erase(&[id_of(&alices)]), "there is no known value to erase");
+        assert!(newer.erase(&[instance_id(&alices)]), "there is no known value to erase");
         let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
         assert!(refused.to_string().contains("version 7"), "{refused}");
         assert_eq!(std::fs::read_to_string(file).unwrap(), "{\"version\": 7, \"teams\": []}");

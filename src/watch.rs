@@ -29,7 +29,7 @@ pub(crate) struct ConfigTexts {
 impl ConfigTexts {
     /// Turns a file that has become empty since `before` into an unreadable one: an editor without disk space leaves
     /// such a file, and applying it would remove every server.
-    fn after(mut self, before: &Self) -> Self {
+    fn reject_emptied(mut self, before: &Self) -> Self {
         for (now, before) in [(&mut self.config, &before.config), (&mut self.mcp_json, &before.mcp_json)] {
             let is_empty = |held: &ConfigFileContent| held.as_ref().is_ok_and(is_blank);
             if now.as_ref().is_some_and(is_empty) && !before.as_ref().is_some_and(is_empty) {
@@ -42,7 +42,7 @@ impl ConfigTexts {
         self
     }
 
-    fn are_all_there(&self) -> bool {
+    fn is_complete(&self) -> bool {
         [&self.config, &self.mcp_json].into_iter().flatten().all(Result::is_ok)
     }
 }
@@ -55,7 +55,7 @@ pub(crate) struct ConfigWatch {
     read: Arc<dyn Fn() -> ConfigTexts + Send + Sync>,
     ticks: Interval,
     pub(crate) is_on: bool,
-    eye: ChangeDetector,
+    detector: ChangeDetector,
 }
 
 impl ConfigWatch {
@@ -63,11 +63,11 @@ impl ConfigWatch {
     pub(crate) fn new(read: Arc<dyn Fn() -> ConfigTexts + Send + Sync>, known: ConfigTexts, is_on: bool) -> Self {
         let mut ticks = interval_at(tokio::time::Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { read, ticks, is_on, eye: ChangeDetector::new(known) }
+        Self { read, ticks, is_on, detector: ChangeDetector::new(known) }
     }
 
     /// Waits for changed content that is to be applied. Cancel-safe: a dropped call loses no change.
-    pub(crate) async fn changed(&mut self) -> ConfigTexts {
+    pub(crate) async fn wait_changed(&mut self) -> ConfigTexts {
         loop {
             self.ticks.tick().await;
             if !self.is_on {
@@ -76,7 +76,7 @@ impl ConfigWatch {
             let read = Arc::clone(&self.read);
             // An error means that `read` panicked; the next check tries again.
             let Ok(now) = tokio::task::spawn_blocking(move || read()).await else { continue };
-            if let Some(texts) = self.eye.look(now) {
+            if let Some(texts) = self.detector.check(now) {
                 return texts;
             }
         }
@@ -87,63 +87,71 @@ impl ConfigWatch {
     }
 
     /// Returns why these texts were rejected, if they were tried last: the same reason is not reported again.
-    pub(crate) fn refusal(&self, texts: &ConfigTexts) -> Option<String> {
-        self.eye.refusal(texts)
+    pub(crate) fn rejection(&self, texts: &ConfigTexts) -> Option<String> {
+        self.detector.rejection(texts)
     }
 
     /// Records that these texts were tried, and why they were rejected if they were.
-    pub(crate) fn tried(&mut self, texts: ConfigTexts, refused: Option<String>) {
-        self.eye.tried(texts, refused);
+    pub(crate) fn record_attempt(&mut self, texts: ConfigTexts, refused: Option<String>) {
+        self.detector.record_attempt(texts, refused);
     }
 }
 
 struct ChangeDetector {
     /// Texts that were tried last, applied or rejected.
-    known: ConfigTexts,
-    refused: Option<String>,
+    last_tried: ConfigTexts,
+    rejection: Option<String>,
     /// Number of checks since `known` was tried.
-    since: u32,
-    seen: ConfigTexts,
+    checks_since: u32,
+    last_seen: ConfigTexts,
     /// Number of earlier consecutive checks with the same texts as `seen`.
-    same: u32,
-    restless: u32,
+    unchanged_checks: u32,
+    changed_checks: u32,
 }
 
 impl ChangeDetector {
-    fn new(known: ConfigTexts) -> Self {
-        Self { seen: known.clone(), known, refused: None, since: 0, same: 0, restless: 0 }
+    fn new(last_tried: ConfigTexts) -> Self {
+        Self {
+            last_seen: last_tried.clone(),
+            last_tried,
+            rejection: None,
+            checks_since: 0,
+            unchanged_checks: 0,
+            changed_checks: 0,
+        }
     }
 
-    fn look(&mut self, now: ConfigTexts) -> Option<ConfigTexts> {
-        let now = now.after(&self.known);
-        if now == self.seen {
-            self.same = self.same.saturating_add(1);
-            self.restless = 0;
+    fn check(&mut self, now: ConfigTexts) -> Option<ConfigTexts> {
+        let now = now.reject_emptied(&self.last_tried);
+        if now == self.last_seen {
+            self.unchanged_checks = self.unchanged_checks.saturating_add(1);
+            self.changed_checks = 0;
         } else {
-            self.same = 0;
-            self.restless = self.restless.saturating_add(1);
-            if self.restless == RESTLESS_LOOKS {
+            self.unchanged_checks = 0;
+            self.changed_checks = self.changed_checks.saturating_add(1);
+            if self.changed_checks == RESTLESS_LOOKS {
                 tracing::warn!(
                     "the configuration is being written all the time; it is applied when it is unchanged for a second, \
                      or by a reload (SIGHUP)"
                 );
             }
         }
-        self.seen = now;
-        if self.seen == self.known {
-            self.since = self.since.saturating_add(1);
-            return (self.refused.is_some() && self.since.is_multiple_of(AGAIN_LOOKS)).then(|| self.known.clone());
+        self.last_seen = now;
+        if self.last_seen == self.last_tried {
+            self.checks_since = self.checks_since.saturating_add(1);
+            return (self.rejection.is_some() && self.checks_since.is_multiple_of(AGAIN_LOOKS))
+                .then(|| self.last_tried.clone());
         }
-        let enough = if self.seen.are_all_there() { 1 } else { GONE_LOOKS };
-        (self.same >= enough).then(|| self.seen.clone())
+        let enough = if self.last_seen.is_complete() { 1 } else { GONE_LOOKS };
+        (self.unchanged_checks >= enough).then(|| self.last_seen.clone())
     }
 
-    fn refusal(&self, texts: &ConfigTexts) -> Option<String> {
-        self.refused.clone().filter(|_| self.known == *texts)
+    fn rejection(&self, texts: &ConfigTexts) -> Option<String> {
+        self.rejection.clone().filter(|_| self.last_tried == *texts)
     }
 
-    fn tried(&mut self, texts: ConfigTexts, refused: Option<String>) {
-        (self.known, self.refused, self.since) = (texts, refused, 0);
+    fn record_attempt(&mut self, texts: ConfigTexts, refused: Option<String>) {
+        (self.last_tried, self.rejection, self.checks_since) = (texts, refused, 0);
     }
 }
 
@@ -155,15 +163,15 @@ mod tests {
         ConfigTexts { config: Some(Ok(text.into())), mcp_json: None }
     }
 
-    fn gone() -> ConfigTexts {
+    fn missing_texts() -> ConfigTexts {
         ConfigTexts { config: Some(Err(ConfigFileError { message: "gone".to_owned(), hint: "" })), mcp_json: None }
     }
 
     /// Returns the outcomes of consecutive checks that find these texts. Every change is accepted.
-    fn looks(eye: &mut ChangeDetector, seen: &[ConfigTexts]) -> Vec<Option<String>> {
+    fn check_all(eye: &mut ChangeDetector, seen: &[ConfigTexts]) -> Vec<Option<String>> {
         let mut look = |now: &ConfigTexts| {
-            let found = eye.look(now.clone())?;
-            eye.tried(found.clone(), None);
+            let found = eye.check(now.clone())?;
+            eye.record_attempt(found.clone(), None);
             Some(match found.config? {
                 Ok(text) => text.expose().to_owned(),
                 Err(why) => why.message,
@@ -177,25 +185,25 @@ mod tests {
         let mut eye = ChangeDetector::new(text("one"));
         let seen = ["one", "two", "two", "two", "thr", "three", "three", "two", "two"].map(text);
         let found: Vec<_> =
-            looks(&mut eye, &seen).into_iter().enumerate().filter_map(|(at, found)| Some((at, found?))).collect();
+            check_all(&mut eye, &seen).into_iter().enumerate().filter_map(|(at, found)| Some((at, found?))).collect();
         assert_eq!(found, [(2, "two".to_owned()), (6, "three".to_owned()), (8, "two".to_owned())]);
     }
 
     #[test]
     fn what_is_back_before_it_counted_was_never_gone() {
         let mut eye = ChangeDetector::new(text("one"));
-        for spoiled in [text("half"), text(""), gone()] {
-            assert_eq!(looks(&mut eye, &[spoiled, text("one"), text("one")]), [None, None, None]);
+        for spoiled in [text("half"), text(""), missing_texts()] {
+            assert_eq!(check_all(&mut eye, &[spoiled, text("one"), text("one")]), [None, None, None]);
         }
-        let away = [gone(), gone(), gone(), gone(), text("one")];
-        assert_eq!(looks(&mut eye, &away), [const { None }; 5]);
+        let away = [missing_texts(), missing_texts(), missing_texts(), missing_texts(), text("one")];
+        assert_eq!(check_all(&mut eye, &away), [const { None }; 5]);
     }
 
     #[test]
     fn a_file_that_stays_gone_or_empty_counts_in_the_end() {
-        for (spoiled, said) in [(gone(), "gone"), (text(" \n"), "the configuration is empty")] {
+        for (spoiled, said) in [(missing_texts(), "gone"), (text(" \n"), "the configuration is empty")] {
             let mut eye = ChangeDetector::new(text("one"));
-            let found = looks(&mut eye, &vec![spoiled; 8]);
+            let found = check_all(&mut eye, &vec![spoiled; 8]);
             assert_eq!(found.iter().position(Option::is_some), Some(4), "{found:?}");
             assert_eq!(found.into_iter().flatten().collect::<Vec<_>>(), [said]);
         }
@@ -204,34 +212,34 @@ mod tests {
     #[test]
     fn a_person_may_say_that_an_empty_file_is_meant() {
         let mut eye = ChangeDetector::new(text("one"));
-        eye.tried(text(""), None);
-        assert_eq!(looks(&mut eye, &vec![text(""); 8]), vec![None; 8]);
-        assert_eq!(looks(&mut eye, &[text("two"), text("two")]), [None, Some("two".to_owned())]);
+        eye.record_attempt(text(""), None);
+        assert_eq!(check_all(&mut eye, &vec![text(""); 8]), vec![None; 8]);
+        assert_eq!(check_all(&mut eye, &[text("two"), text("two")]), [None, Some("two".to_owned())]);
     }
 
     #[test]
     fn what_was_refused_is_told_once_and_tried_again() {
         let mut eye = ChangeDetector::new(text("one"));
-        eye.look(text("bad"));
-        assert_eq!(eye.look(text("bad")), Some(text("bad")));
-        assert_eq!(eye.refusal(&text("bad")), None, "the rejection is new");
-        eye.tried(text("bad"), Some("no secret".to_owned()));
-        let again = (1..=4).filter_map(|_| eye.look(text("bad"))).count();
-        assert_eq!((again, eye.look(text("bad"))), (0, Some(text("bad"))));
-        assert_eq!(eye.refusal(&text("bad")).as_deref(), Some("no secret"));
-        assert_eq!(eye.refusal(&text("worse")), None, "a rejection of another text is new");
+        eye.check(text("bad"));
+        assert_eq!(eye.check(text("bad")), Some(text("bad")));
+        assert_eq!(eye.rejection(&text("bad")), None, "the rejection is new");
+        eye.record_attempt(text("bad"), Some("no secret".to_owned()));
+        let again = (1..=4).filter_map(|_| eye.check(text("bad"))).count();
+        assert_eq!((again, eye.check(text("bad"))), (0, Some(text("bad"))));
+        assert_eq!(eye.rejection(&text("bad")).as_deref(), Some("no secret"));
+        assert_eq!(eye.rejection(&text("worse")), None, "a rejection of another text is new");
         // The file that it refers to exists now.
-        eye.tried(text("bad"), None);
-        assert_eq!(eye.refusal(&text("bad")), None);
-        assert_eq!((1..=20).filter_map(|_| eye.look(text("bad"))).count(), 0);
+        eye.record_attempt(text("bad"), None);
+        assert_eq!(eye.rejection(&text("bad")), None);
+        assert_eq!((1..=20).filter_map(|_| eye.check(text("bad"))).count(), 0);
     }
 
     #[test]
     fn what_is_written_all_the_time_is_not_taken_on_before_it_is_at_rest() {
         let mut eye = ChangeDetector::new(text("0"));
         let restless: Vec<ConfigTexts> = (1..=100).map(|number| text(&number.to_string())).collect();
-        assert_eq!(looks(&mut eye, &restless), vec![None; 100]);
-        assert_eq!(looks(&mut eye, &[text("100")]), [Some("100".to_owned())]);
+        assert_eq!(check_all(&mut eye, &restless), vec![None; 100]);
+        assert_eq!(check_all(&mut eye, &[text("100")]), [Some("100".to_owned())]);
     }
 
     #[test]
@@ -242,7 +250,7 @@ mod tests {
         };
         let mut eye = ChangeDetector::new(both("a", "b"));
         let seen = [both("A", "b"), both("A", "B"), both("A", "B")];
-        let found: Vec<_> = seen.iter().map(|now| eye.look(now.clone())).collect();
+        let found: Vec<_> = seen.iter().map(|now| eye.check(now.clone())).collect();
         assert_eq!(found, [None, None, Some(both("A", "B"))]);
     }
 }

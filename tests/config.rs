@@ -87,7 +87,10 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(gateway.public_url.as_deref(), Some("https://mcp.example.com/satellite"));
     assert_eq!(gateway.hosts, ["mcp.example.com", "[2001:db8::1]:8443"]);
     assert_eq!(gateway.origins, ["https://app.example.com", "vscode-webview://panel:*"]);
-    assert_eq!((&gateway.auth, gateway.answers, &gateway.tls), (&EndpointAuth::Bearer, ResponseStyle::Sse, &None));
+    assert_eq!(
+        (&gateway.auth, gateway.response_style, &gateway.tls),
+        (&EndpointAuth::Bearer, ResponseStyle::Sse, &None)
+    );
     assert_eq!(gateway.authorization_servers, ["https://login.example.com/acme"]);
     assert_eq!(gateway.trusted_proxies, [IpAddr::from([10, 0, 0, 7])]);
     let limits = GatewayLimits {
@@ -115,7 +118,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
         gateway.users.iter().map(who).collect::<Vec<_>>(),
         ["acme/alice 2 true", "acme/bob 0 false", "umbrella/carol 0 false"]
     );
-    assert_eq!(gateway.users[0].tokens, [ALICE_TOKEN, "test"].map(TokenHash::of));
+    assert_eq!(gateway.users[0].tokens, [ALICE_TOKEN, "test"].map(TokenHash::from_token));
     assert_eq!(plan.batch.request_payload_max, 1024);
     let SinkPlan::Http { url, token } = &plan.sink else { panic!("{:?}", plan.sink) };
     assert_eq!(url, "https://events.example.com/ingest?source=satellite");
@@ -138,8 +141,8 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     let [alice, bob, search, carol] = &plan.instances[..] else { panic!() };
     let cwd = Some("/srv/acme".to_owned());
     assert_eq!(alice.target, ServerTarget::Stdio { command: "/opt/acme/bin/files".to_owned(), cwd });
-    assert_eq!((alice.keep, alice.request_logging), (ProcessLifetime::AlwaysOn, true));
-    assert_eq!((carol.keep, search.request_logging), (ProcessLifetime::Listed, false));
+    assert_eq!((alice.lifetime, alice.request_logging), (ProcessLifetime::AlwaysOn, true));
+    assert_eq!((carol.lifetime, search.request_logging), (ProcessLifetime::Listed, false));
     assert_eq!(
         search.target,
         ServerTarget::Remote {
@@ -212,16 +215,16 @@ fn how_a_server_is_kept_updated_and_put_to_sleep_is_read_from_each_tier() {
     let plan = |global: &str, own: &str| parse(&small(global, &format!("command = \"npx\"\n{own}"))).unwrap();
     let one = |plan: Plan| plan.instances.into_iter().next().unwrap();
     let default = one(plan("", ""));
-    assert_eq!((default.keep, default.on_update), (ProcessLifetime::Listed, UpdateMethod::Restart));
+    assert_eq!((default.lifetime, default.update_method), (ProcessLifetime::Listed, UpdateMethod::Restart));
     let (idle, second) = (&default.policy.idle, Duration::from_secs(1));
     assert_eq!((idle.idle, idle.grace, idle.sweep), (180 * second, 60 * second, 30 * second));
     for (word, keep) in
         [("listed", ProcessLifetime::Listed), ("always_on", ProcessLifetime::AlwaysOn), ("lazy", ProcessLifetime::Lazy)]
     {
-        assert_eq!(one(plan("", &format!("keep = \"{word}\""))).keep, keep);
+        assert_eq!(one(plan("", &format!("keep = \"{word}\""))).lifetime, keep);
     }
     for (word, on_update) in [("restart", UpdateMethod::Restart), ("rolling", UpdateMethod::Rolling)] {
-        assert_eq!(one(plan("", &format!("update = \"{word}\""))).on_update, on_update);
+        assert_eq!(one(plan("", &format!("update = \"{word}\""))).update_method, on_update);
     }
     let own = "[teams.installations.policy.idle]\nidle = \"1m\"\ngrace = \"0s\"";
     let tiers = one(plan("[policy.idle]\nidle = \"10m\"\nsweep = \"1s\"", own));
@@ -273,7 +276,7 @@ fn servers_of_an_mcp_json_sleep_only_if_they_or_the_satellites_own_file_say_so()
         "a":{"command":"npx"},
         "b":{"command":"npx","idle":"5m","keep":"lazy"},
         "c":{"command":"npx","idle":"off","keep":"always_on"}}}"#;
-    let of = |plan: Plan| plan.instances.iter().map(|one| (one.policy.idle.idle, one.keep)).collect::<Vec<_>>();
+    let of = |plan: Plan| plan.instances.iter().map(|one| (one.policy.idle.idle, one.lifetime)).collect::<Vec<_>>();
     let own = [(minutes(5), ProcessLifetime::Lazy), (IdlePolicy::OFF, ProcessLifetime::AlwaysOn)];
     let plan = parse_json(json).unwrap();
     assert!(matches!(&plan.warnings[..], [one] if one.contains("`c` is `always_on`")), "{:?}", plan.warnings);
@@ -289,11 +292,11 @@ fn servers_of_an_mcp_json_sleep_only_if_they_or_the_satellites_own_file_say_so()
 fn the_only_user_of_an_endpoint_without_a_token_has_one_that_the_satellite_keeps() {
     let settled = |more: &str, users: &str| {
         let text = format!("{more}\n[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{users}]\n");
-        parse(&text).unwrap().settled().unwrap()
+        parse(&text).unwrap().finalize().unwrap()
     };
     let one = "{ id = \"u\", slug = \"u\" }";
     let two = "{ id = \"u\", slug = \"u\" }, { id = \"v\", slug = \"v\" }";
-    let kept = |plan: &Plan| plan.gateway.users.iter().map(|user| user.token_kept).collect::<Vec<_>>();
+    let kept = |plan: &Plan| plan.gateway.users.iter().map(|user| user.has_stored_token).collect::<Vec<_>>();
     let plan = settled("[gateway]", one);
     assert!(kept(&plan) == [true] && plan.warnings.is_empty(), "{:?}", plan.warnings);
     let plan = settled("[gateway]", two);
@@ -452,7 +455,7 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
 fn an_empty_file_is_the_defaults() {
     let plan = parse("").unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
-    assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, ListenSetting::Anywhere));
+    assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, ListenSetting::DefaultAddress));
     assert_eq!(plan.sink, SinkPlan::Journal);
     assert_eq!((plan.start_permits, plan.instances.len(), plan.warnings.len()), (None, 0, 0));
 }
@@ -537,10 +540,10 @@ fn neither_a_plan_nor_an_error_shows_a_secret() {
 fn a_value_is_masked_if_it_was_referred_to_or_required_or_looks_like_a_secret() {
     let plan = parse(FULL).unwrap();
     let [alice, _, search, _] = &plan.instances[..] else { panic!() };
-    assert!(alice.team_layer.env["GREETING"].secret && alice.user_layer.env["PIN"].secret);
-    assert!(!alice.server_layer.env["LOG_LEVEL"].secret && !alice.team_layer.env["ROOT"].secret);
-    assert!(search.server_layer.query["api_key"].secret && !search.server_layer.query["tenant"].secret);
-    assert!(search.server_layer.headers["X-Client"].secret, "a header always is");
+    assert!(alice.team_tier.env["GREETING"].secret && alice.user_tier.env["PIN"].secret);
+    assert!(!alice.server_tier.env["LOG_LEVEL"].secret && !alice.team_tier.env["ROOT"].secret);
+    assert!(search.server_tier.query["api_key"].secret && !search.server_tier.query["tenant"].secret);
+    assert!(search.server_tier.headers["X-Client"].secret, "a header always is");
 }
 
 #[test]
@@ -911,12 +914,12 @@ fn a_file_is_loaded_with_its_references_and_one_that_is_not_there_is_an_error() 
     let file = folder.path().join("satellite.toml");
     std::fs::write(folder.path().join("token"), "from-a-file\r\n").unwrap();
     std::fs::write(&file, small("", "command = \"x\"\nenv = { T = \"file:token\" }")).unwrap();
-    assert_eq!(config::load(&file).unwrap().instances[0].server_layer.env["T"].text.expose(), "from-a-file");
+    assert_eq!(config::load(&file).unwrap().instances[0].server_tier.env["T"].text.expose(), "from-a-file");
 
     let missing = folder.path().join("none.toml");
     let errors = config::load(&missing)
         .unwrap_err()
-        .and(config::load_mcp_json(&missing, &config::PlanRestrictions::default()).unwrap_err());
+        .merge(config::load_mcp_json(&missing, &config::PlanRestrictions::default()).unwrap_err());
     assert_eq!(errors.count(), 2);
     assert!(errors.items()[0].message.starts_with("cannot read the configuration: No such file"));
 }
@@ -963,13 +966,13 @@ fn nobody_gets_an_endpoint_who_has_not_asked_for_one() {
     let with_token =
         "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\", token = \"env:ALICE_TOKEN\" }]";
     let plan = parse(with_token).unwrap();
-    assert_eq!((plan.gateway.listen, plan.gateway.address()), (ListenSetting::Anywhere, Some(LISTEN)));
+    assert_eq!((plan.gateway.listen, plan.gateway.address()), (ListenSetting::DefaultAddress, Some(LISTEN)));
     assert_eq!(plan.gateway.limits, GatewayLimits::default());
 
     let mut plan = parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
     assert_eq!(plan.gateway.address(), Some(LISTEN));
-    plan.gateway.give(&"kept".into());
-    assert_eq!(plan.gateway.users[0].tokens, [TokenHash::of("kept")]);
+    plan.gateway.add_stored_token(&"kept".into());
+    assert_eq!(plan.gateway.users[0].tokens, [TokenHash::from_token("kept")]);
 }
 
 #[test]
@@ -978,7 +981,7 @@ fn the_users_of_two_files_come_in_by_the_endpoint_of_the_first() {
                 users = [{ id = \"me\", slug = \"me\", token = \"env:ALICE_TOKEN\" }, { id = \"you\", slug = \"you\" }]\n";
     let json = parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
     let mut plan = parse(toml).unwrap().merge(json).unwrap();
-    plan.gateway.give(&"kept".into());
+    plan.gateway.add_stored_token(&"kept".into());
     assert_eq!(plan.gateway.address(), Some("127.0.0.1:7400".parse().unwrap()));
     let who = |user: &GatewayUser| format!("{}/{} {:?}", user.team, user.user, user.tokens.len());
     assert_eq!(plan.gateway.users.iter().map(who).collect::<Vec<_>>(), ["local/me 2", "local/you 0"]);
@@ -988,9 +991,9 @@ fn the_users_of_two_files_come_in_by_the_endpoint_of_the_first() {
 fn a_token_is_a_digest_or_stands_somewhere_else() {
     let users = gateway("", "token = \"env:ALICE_TOKEN\"", "tokens = [\"file:token.txt\"]").unwrap().gateway.users;
     let tokens: Vec<_> = users.into_iter().flat_map(|user| user.tokens).collect();
-    assert_eq!(tokens, [ALICE_TOKEN, "event-sink-token"].map(TokenHash::of));
+    assert_eq!(tokens, [ALICE_TOKEN, "event-sink-token"].map(TokenHash::from_token));
     assert_eq!(
-        TokenHash::of("test").to_string(),
+        TokenHash::from_token("test").to_string(),
         "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     );
     wrong(
@@ -1006,7 +1009,7 @@ fn a_token_is_a_digest_or_stands_somewhere_else() {
             ("`NOT_SET` is not set", "set NOT_SET"),
         ],
     );
-    let digest = format!("tokens = [\"{}\"]", TokenHash::of(ALICE_TOKEN));
+    let digest = format!("tokens = [\"{}\"]", TokenHash::from_token(ALICE_TOKEN));
     wrong("", "token = \"env:ALICE_TOKEN\"", &digest, &[("also the token of another user", "line 9")]);
     wrong("", &format!("token = \"env:ALICE_TOKEN\"\n{digest}"), "", &[("is given twice", "remove one")]);
     let warnings = gateway("", "token = \"env:SHORT_TOKEN\"", "").unwrap().warnings;
@@ -1060,7 +1063,7 @@ fn other_machines_come_in_by_a_name_and_with_a_token_only() {
     let named = gateway(&format!("{everywhere}\nhosts = [\"mcp.example.com\"]"), "", "").unwrap();
     assert!(named.warnings.len() == 1 && named.warnings[0].contains("unencrypted"), "{:?}", named.warnings);
 
-    let at = |address: &str| gateway("", "", "").unwrap().listening_at(address.parse().unwrap());
+    let at = |address: &str| gateway("", "", "").unwrap().with_listen_address(address.parse().unwrap());
     assert_eq!(at("[::1]:7400").unwrap().gateway.address(), Some("[::1]:7400".parse().unwrap()));
     let errors = at("192.0.2.7:7400").unwrap_err().items();
     assert!(errors[0].message.contains("192.0.2.7:7400") && errors[0].hint.contains("hosts"), "{errors:?}");
@@ -1074,18 +1077,18 @@ fn without_authentication_it_is_said_who_everybody_is() {
     wrong("auth = \"none\"\nas = \"alice\"", "", "", &[("does not name a team and a user", "TEAM/USER")]);
     for named in ["acme/bob", "team_acme/user_bob"] {
         let plan = gateway(&format!("auth = \"none\"\nas = \"{named}\""), "", "").unwrap();
-        assert_eq!(plan.gateway.alone().unwrap().user.as_str(), "user_bob");
+        assert_eq!(plan.gateway.single_user().unwrap().user.as_str(), "user_bob");
         assert!(plan.warnings.len() == 1 && plan.warnings[0].contains("without a token"), "{:?}", plan.warnings);
     }
 
     // Whom an `mcp.json` beside the file brings is known when both are read.
     let json = || parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
     let open = parse("[gateway]\nauth = \"none\"\n").unwrap();
-    assert!(open.clone().settled().unwrap_err().items()[0].message.contains("there are 0"));
-    let plan = open.merge(json()).unwrap().settled().unwrap();
-    assert_eq!(plan.gateway.alone().unwrap().user.as_str(), "me");
+    assert!(open.clone().finalize().unwrap_err().items()[0].message.contains("there are 0"));
+    let plan = open.merge(json()).unwrap().finalize().unwrap();
+    assert_eq!(plan.gateway.single_user().unwrap().user.as_str(), "me");
     let both = gateway("auth = \"none\"\nas = \"local/me\"", "", "").unwrap();
-    assert!(both.clone().settled().is_err() && both.merge(json()).unwrap().settled().is_ok());
+    assert!(both.clone().finalize().is_err() && both.merge(json()).unwrap().finalize().is_ok());
 }
 
 #[test]
@@ -1256,7 +1259,7 @@ mod backend {
         });
         let given = document(&given);
         let files = parse("[backend]\nurl = \"https://b.example.com\"\n[policy.restart]\nmax_crashes = 9\n").unwrap();
-        let plan = files.clone().with(&given).unwrap();
+        let plan = files.clone().with_document(&given).unwrap();
         assert_eq!((plan.instances.len(), plan.teams, plan.users), (2, 1, 1));
         let restart = &plan.instances[0].policy.restart;
         assert_eq!((restart.window, restart.max_crashes), (Duration::from_secs(7), 9), "both tiers");
@@ -1267,7 +1270,7 @@ mod backend {
 
         let strict =
             parse("[satellite]\nprofile = \"production\"\n[backend]\nurl = \"https://b.example.com\"\n").unwrap();
-        let errors = strict.with(&given).unwrap_err();
+        let errors = strict.with_document(&given).unwrap_err();
         assert!(messages(&errors)[0].contains("`files` is not allowed"), "{errors:?}");
     }
 
@@ -1294,14 +1297,14 @@ mod backend {
     #[test]
     fn whoever_comes_in_without_authentication_may_be_said_by_the_backend_later() {
         let text = "[gateway]\nauth = \"none\"\n[backend]\nurl = \"https://b.example.com\"\n";
-        let files = parse(text).unwrap().settled().unwrap();
+        let files = parse(text).unwrap().finalize().unwrap();
         let team = |users: serde_json::Value| {
             document(&json!({"hash": "h", "servers": {}, "teams": [{"id": "t", "slug": "t", "users": users}]}))
         };
         let one = team(json!([{"id": "u", "slug": "u"}]));
-        assert!(files.clone().with(&one).is_ok());
+        assert!(files.clone().with_document(&one).is_ok());
         let two = team(json!([{"id": "u", "slug": "u"}, {"id": "v", "slug": "v"}]));
-        assert!(messages(&files.with(&two).unwrap_err())[0].contains("there are 2"));
+        assert!(messages(&files.with_document(&two).unwrap_err())[0].contains("there are 2"));
     }
 }
 
@@ -1399,7 +1402,7 @@ fn several_teams_without_a_sandbox_are_warned_about() {
     let warned = |head: &str, teams: &str| {
         let plan =
             parse(&format!("[satellite]\n{head}\n{teams}")).unwrap_or_else(|errors| panic!("{}", render(&errors)));
-        let plan = plan.settled().unwrap_or_else(|errors| panic!("{}", render(&errors)));
+        let plan = plan.finalize().unwrap_or_else(|errors| panic!("{}", render(&errors)));
         plan.warnings.iter().filter(|warning| warning.contains("/proc/PID/environ")).count()
     };
     assert_eq!(warned("", &two), 1);

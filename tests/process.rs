@@ -50,11 +50,11 @@ impl Started {
     }
 
     async fn ended(&mut self) -> ProcessEnd {
-        timeout(GIVE_UP, self.link.process.ended()).await.unwrap()
+        timeout(GIVE_UP, self.link.process.wait()).await.unwrap()
     }
 
     async fn gone(&mut self) {
-        timeout(GIVE_UP, self.link.process.gone()).await.unwrap();
+        timeout(GIVE_UP, self.link.process.wait_all()).await.unwrap();
     }
 }
 
@@ -76,12 +76,12 @@ fn spec(target: ServerTarget, layer: ConfigTier) -> Arc<InstanceSpec> {
         installation: "abc123".into(),
         server: "files".into(),
         target,
-        server_layer: layer,
-        team_layer: ConfigTier::default(),
-        user_layer: ConfigTier::default(),
+        server_tier: layer,
+        team_tier: ConfigTier::default(),
+        user_tier: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: ProcessLifetime::default(),
-        on_update: UpdateMethod::default(),
+        lifetime: ProcessLifetime::default(),
+        update_method: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::new(Policy::default()),
     };
@@ -352,7 +352,7 @@ async fn a_grandchild_that_ignores_sigterm_is_killed_and_only_then_is_all_gone()
     assert_eq!(server.ended().await, ProcessEnd { code: None, signal: Some(SIGTERM) });
 
     // Its leader has ended and is kept as a zombie, so the group can still be signalled.
-    assert!(timeout(Duration::from_millis(200), server.link.process.gone()).await.is_err());
+    assert!(timeout(Duration::from_millis(200), server.link.process.wait_all()).await.is_err());
     assert!(is_alive(grandchild));
     assert_eq!(state(server.pid()), Some('Z'));
 
@@ -367,7 +367,7 @@ async fn all_is_gone_only_after_a_grandchild_that_outlives_its_leader() {
     let mut server = sh("exec 3<&0; cat <&3 >/dev/null & echo $!; exit 4").await;
     let grandchild = server.number().await;
     assert_eq!(server.ended().await.code, Some(4));
-    assert!(timeout(Duration::from_millis(200), server.link.process.gone()).await.is_err());
+    assert!(timeout(Duration::from_millis(200), server.link.process.wait_all()).await.is_err());
     assert!(is_alive(grandchild));
 
     server.link.writer = Box::new(tokio::io::sink());
@@ -489,7 +489,7 @@ async fn two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor(
     for link in &mut links {
         link.process.terminate();
     }
-    timeout(GIVE_UP, futures::future::join_all(links.iter_mut().map(|link| link.process.gone()))).await.unwrap();
+    timeout(GIVE_UP, futures::future::join_all(links.iter_mut().map(|link| link.process.wait_all()))).await.unwrap();
     drop(links);
     until("all are reaped", || pids.iter().all(|pid| state(*pid).is_none())).await;
     until("all descriptors are back", || descriptors() == before).await;
@@ -517,7 +517,7 @@ async fn a_descriptor_of_ours_is_not_the_childs() {
 #[tokio::test]
 async fn who_leaves_its_cgroup_is_found_by_its_mark() {
     let connector = StdioConnector::new(Vec::new()).unwrap();
-    if !connector.held_by().starts_with("a cgroup") {
+    if !connector.describe_containment().starts_with("a cgroup") {
         return;
     }
     let script = "root=$(grep -m1 cgroup2 /proc/mounts | cut -d' ' -f2); \
@@ -627,7 +627,7 @@ async fn a_start_as_another_user_does_not_wait_for_threads_that_are_created_mean
     let data_dir = mcp_satellite::data_dir::DataDir::create(&directory.path().join("data")).unwrap();
     let options =
         StdioOptions { data_dir: Some(data_dir), uid_range: "200000-200009".parse().ok(), ..StdioOptions::default() };
-    let connector = StdioConnector::with(options).unwrap();
+    let connector = StdioConnector::with_options(options).unwrap();
     let ending = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -658,17 +658,17 @@ async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
     let options =
         StdioOptions { data_dir: Some(data_dir), uid_range: "200000-200009".parse().ok(), ..StdioOptions::default() };
     if !nix::unistd::geteuid().is_root() {
-        let refused = StdioConnector::with(options).err().unwrap().to_string();
+        let refused = StdioConnector::with_options(options).err().unwrap().to_string();
         assert!(refused.contains("root"), "{refused}");
         return;
     }
-    let connector = StdioConnector::with(options.clone()).unwrap();
+    let connector = StdioConnector::with_options(options.clone()).unwrap();
     let mut acme = open_with(&connector, of_team("acme", ABOUT)).await.unwrap();
     let home = format!("{}/data.homes/200000", directory.path().display());
     for expected in ["200000", "200000", "200000", &home, &home, "writes"] {
         assert_eq!(acme.line().await, expected);
     }
-    assert_eq!(acme.link.process.custody().unwrap().identity, "200000:200000");
+    assert_eq!(acme.link.process.containment().unwrap().identity, "200000:200000");
 
     let environ = format!("/proc/{}/environ", acme.pid());
     assert!(fs::read_to_string(&environ).unwrap().contains("of-its-team"));
@@ -682,7 +682,7 @@ async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
 
     // A team that is new gets a new number, and the others theirs, after a restart, too.
     drop((acme, globex, same, connector));
-    let connector = StdioConnector::with(options).unwrap();
+    let connector = StdioConnector::with_options(options).unwrap();
     for (team, id) in [("initech", "200002"), ("globex", "200001")] {
         assert_eq!(open_with(&connector, of_team(team, "id -u")).await.unwrap().line().await, id);
     }

@@ -60,7 +60,7 @@ fn shelves(servers: &BTreeMap<String, Arc<Catalogue>>) -> Vec<SearchedServer<'_>
 fn found(servers: &BTreeMap<String, Arc<Catalogue>>, shelves: &[SearchedServer<'_>], text: &str) -> Vec<String> {
     let catalogues: Vec<_> = servers.values().collect();
     let path = |hit: &mcp_satellite::gateway::search::ToolHit| {
-        format!("{}:{}", shelves[hit.shelf].label, catalogues[hit.shelf].tools[hit.tool].name)
+        format!("{}:{}", shelves[hit.server_index].label, catalogues[hit.server_index].tools[hit.tool].name)
     };
     search(text, shelves, 50).best.iter().map(path).collect()
 }
@@ -196,10 +196,10 @@ fn scores_are_between_0_and_1_and_never_rise() {
 fn a_catalogue_is_indexed_once_and_its_index_goes_with_it() {
     let (indexes, servers) = (CatalogueIndexes::default(), servers());
     let catalogue = servers["git"].clone();
-    assert!(Arc::ptr_eq(&indexes.of(&catalogue), &indexes.of(&catalogue)));
+    assert!(Arc::ptr_eq(&indexes.get_or_create(&catalogue), &indexes.get_or_create(&catalogue)));
     assert_eq!(indexes.len(), 1);
     for _ in 0..2_000 {
-        drop(indexes.of(&Arc::new(Catalogue::clone(&catalogue))));
+        drop(indexes.get_or_create(&Arc::new(Catalogue::clone(&catalogue))));
     }
     assert!(indexes.len() < 200, "{} indexes of catalogues that are gone", indexes.len());
 }

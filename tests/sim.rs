@@ -31,8 +31,8 @@ fn spec() -> Arc<InstanceSpec> {
         headers: BTreeMap::new(),
         query: BTreeMap::new(),
         missing: Vec::new(),
-        keep: ProcessLifetime::Listed,
-        on_update: UpdateMethod::default(),
+        lifetime: ProcessLifetime::Listed,
+        update_method: UpdateMethod::default(),
         request_logging: true,
         mask: SecretMask::default(),
         policy: Arc::new(Policy::default()),
@@ -114,7 +114,7 @@ impl Client {
     }
 
     async fn ended(&mut self) -> ProcessEnd {
-        timeout(LONG, self.process.ended()).await.unwrap()
+        timeout(LONG, self.process.wait()).await.unwrap()
     }
 }
 
@@ -345,7 +345,7 @@ async fn sigterm_ends_it_at_once_slowly_or_not_at_all() {
     client.result("echo", json!({})).await;
     client.process.kill();
     assert_eq!(client.ended().await, signal(9));
-    client.process.gone().await;
+    client.process.wait_all().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -358,7 +358,7 @@ async fn end_of_file_on_stdin_ends_it_with_code_0_unless_it_is_ignored() {
 
     let mut client = Client::ready(SimScript { ignore_eof: true, ..SimScript::default() }).await;
     client.writer = None;
-    assert!(timeout(LONG, client.process.ended()).await.is_err());
+    assert!(timeout(LONG, client.process.wait()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -525,17 +525,17 @@ async fn a_slow_reader_stops_the_server_from_reading_and_loses_nothing() {
 async fn dropping_the_guard_kills_and_the_connector_counts() {
     let connector = SimConnector::new(SimScript::default());
     let mut first = Client::open(&connector, 1).await;
-    assert_eq!((connector.alive(), connector.opened(), connector.overlaps()), (1, 1, 0));
+    assert_eq!((connector.alive_count(), connector.opened_count(), connector.overlaps()), (1, 1, 0));
     let second = Client::open(&connector, 2).await;
-    assert_eq!((connector.alive(), connector.opened(), connector.overlaps()), (2, 2, 1));
+    assert_eq!((connector.alive_count(), connector.opened_count(), connector.overlaps()), (2, 2, 1));
     assert_ne!(first.process.pid(), second.process.pid());
 
     first.guard = second.guard;
-    assert_eq!(connector.alive(), 1);
+    assert_eq!(connector.alive_count(), 1);
     assert_eq!(first.ended().await, signal(9));
     assert_eq!(first.text().await, "");
     drop(first);
-    assert_eq!(connector.alive(), 0);
+    assert_eq!(connector.alive_count(), 0);
     assert!(connector.handle(&spec().id).is_none());
 }
 
@@ -560,23 +560,25 @@ async fn a_grandchild_is_there_until_a_signal_reaches_it() {
         let mut client = Client::open(&connector, 1).await;
         client.writer = None;
         assert_eq!(client.ended().await, code(0));
-        assert!(timeout(LONG, client.process.gone()).await.is_err());
+        assert!(timeout(LONG, client.process.wait_all()).await.is_err());
         client.process.terminate();
-        assert_eq!(timeout(LONG, client.process.gone()).await.is_ok(), gone_by_sigterm);
-        assert_eq!(connector.alive() == 0, gone_by_sigterm);
+        assert_eq!(timeout(LONG, client.process.wait_all()).await.is_ok(), gone_by_sigterm);
+        assert_eq!(connector.alive_count() == 0, gone_by_sigterm);
         client.process.kill();
-        client.process.gone().await;
+        client.process.wait_all().await;
         assert_eq!(client.ended().await, code(0), "the leader's own end stays what it was");
-        assert_eq!(connector.alive(), 0);
+        assert_eq!(connector.alive_count(), 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
-    let connector = SimConnector::with(|spec, run| {
+    let connector = SimConnector::with_plan(|spec, run| {
         assert_eq!(&*spec.name, "files-acme-alice-abc123");
         match run {
-            RunNumber(1) => SimPlan { open_delay: SECOND, ..SimPlan::fails("cannot start `files`: no such file") },
+            RunNumber(1) => {
+                SimPlan { open_delay: SECOND, ..SimPlan::with_open_error("cannot start `files`: no such file") }
+            }
             RunNumber(run) => SimScript {
                 exit_before_handshake: true,
                 exit_code: i32::try_from(run).unwrap(),
@@ -589,7 +591,7 @@ async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
     let error = connector.open(spec(), RunNumber(1)).await.err().unwrap();
     assert_eq!(error.to_string(), "cannot start `files`: no such file");
     assert_eq!(start.elapsed(), SECOND);
-    assert_eq!(connector.opened(), 0);
+    assert_eq!(connector.opened_count(), 0);
     for run in [2, 3] {
         assert_eq!(Client::open(&connector, run).await.ended().await, code(i32::try_from(run).unwrap()));
     }
@@ -599,7 +601,7 @@ async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
 async fn rmcp_answers_the_same() {
     let script = SimScript { tools: 5, page_size: 4, ..SimScript::default() };
     let mut by_hand = Client::ready(script.clone()).await;
-    let connector = SimConnector::with(move |_, _| SimPlan::rmcp(script.clone()));
+    let connector = SimConnector::with_plan(move |_, _| SimPlan::rmcp(script.clone()));
     let mut by_rmcp = Client::open(&connector, 1).await;
     let hands = by_rmcp.shake_hands().await;
     assert_eq!(hands["result"]["protocolVersion"], "2025-11-25");
@@ -628,7 +630,7 @@ async fn rmcp_answers_the_same() {
     by_rmcp.process.terminate();
     assert_eq!(by_rmcp.ended().await, signal(15));
     assert_eq!(by_rmcp.text().await, "");
-    assert_eq!(connector.alive(), 0);
+    assert_eq!(connector.alive_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]

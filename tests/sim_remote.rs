@@ -23,7 +23,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 const UNAUTHORIZED: FailureKind = FailureKind::Unauthorized { challenge: None };
-const EXPIRED: FailureKind = FailureKind::expired(404);
+const EXPIRED: FailureKind = FailureKind::session_expired(404);
 
 fn spec() -> InstanceSpec {
     InstanceSpec {
@@ -42,8 +42,8 @@ fn spec() -> InstanceSpec {
         headers: BTreeMap::from([("Authorization".to_owned(), "Bearer old".into())]),
         query: BTreeMap::new(),
         missing: Vec::new(),
-        keep: ProcessLifetime::Listed,
-        on_update: UpdateMethod::default(),
+        lifetime: ProcessLifetime::Listed,
+        update_method: UpdateMethod::default(),
         request_logging: true,
         mask: SecretMask::default(),
         policy: Arc::new(Policy::default()),
@@ -147,13 +147,13 @@ async fn a_session_begins_is_used_and_ends_and_all_of_it_is_remembered_with_its_
     let attempt = &remote.attempts()[0];
     assert_eq!((attempt.run, attempt.began, attempt.ended), (RunNumber(1), began, Some(began)));
     assert!(attempt.succeeded);
-    assert_eq!(remote.served("tools/call add"), [began + SECOND]);
-    assert_eq!(remote.served("notifications/initialized"), [began]);
-    assert_eq!((remote.received("DELETE").len(), remote.tried("tools/call").len()), (1, 1));
-    assert_eq!(client.world.lines(), 1);
+    assert_eq!(remote.served_at("tools/call add"), [began + SECOND]);
+    assert_eq!(remote.served_at("notifications/initialized"), [began]);
+    assert_eq!((remote.received_at("DELETE").len(), remote.tried_at("tools/call").len()), (1, 1));
+    assert_eq!(client.world.line_count(), 1);
     let Client { line, world, .. } = client;
     drop(line);
-    assert_eq!(world.lines(), 0);
+    assert_eq!(world.line_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -170,16 +170,16 @@ async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again
     ];
     for (kind, after, sent) in table {
         let began = Instant::now();
-        client.remote.down(kind.clone());
+        client.remote.take_down(kind.clone());
         assert_eq!(client.failure(initialize(1)).await, ExchangeFailure { kind, sent, answering: false });
         assert_eq!(began.elapsed().as_secs(), after);
     }
-    client.remote.up();
+    client.remote.bring_up();
     client.shake_hands().await;
     let succeeded: Vec<bool> = client.remote.attempts().iter().map(|attempt| attempt.succeeded).collect();
     assert_eq!(succeeded, [false, false, false, false, false, false, true]);
-    assert_eq!(client.remote.received("initialize").len(), 3, "two of them got there and failed");
-    assert_eq!(client.remote.served("initialize").len(), 1);
+    assert_eq!(client.remote.received_at("initialize").len(), 3, "two of them got there and failed");
+    assert_eq!(client.remote.served_at("initialize").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -224,9 +224,9 @@ async fn a_session_that_is_forgotten_is_refused_until_another_is_made() {
     client.line.send(LineOutput::Notification { body: told("notifications/cancelled") });
     assert!(matches!(client.next().await, LineEvent::Lost(ExchangeFailure { kind: EXPIRED, .. })));
     client.remote.expire(400);
-    let kind = FailureKind::expired(400);
+    let kind = FailureKind::session_expired(400);
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::sent(kind));
-    assert!(client.remote.served("tools/call").is_empty());
+    assert!(client.remote.served_at("tools/call").is_empty());
     let mut again = Client::dial(&client.world, spec(), 2);
     again.shake_hands().await;
     assert!(again.result(call(2, "echo", &json!({}))).await["result"].is_object());
@@ -245,11 +245,11 @@ async fn a_server_that_is_killed_breaks_off_its_answers_and_knows_nothing_afterw
     client.remote.kill(FailureKind::Refused);
     let LineEvent::Failed { id: 2, failure } = client.next().await else { panic!("something else") };
     assert_eq!(failure, ExchangeFailure::sent(FailureKind::Cut));
-    assert_eq!(client.remote.served("tools/call sleep").len(), 1);
+    assert_eq!(client.remote.served_at("tools/call sleep").len(), 1);
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::unsent(FailureKind::Refused));
     client.line.send(LineOutput::Close);
     assert!(matches!(client.next().await, LineEvent::Closed), "there is nobody to be told");
-    client.remote.up();
+    client.remote.bring_up();
     assert_eq!(client.failure(call(4, "echo", &json!({}))).await, ExchangeFailure::sent(EXPIRED));
 }
 
@@ -260,7 +260,7 @@ async fn the_older_transport_loses_its_session_with_its_stream_and_either_may_lo
         client.shake_hands().await;
         client.remote.cut();
         assert_eq!(timeout(SECOND, client.next()).await.is_ok(), is_lost);
-        client.remote.lose(FailureKind::Broken("reset".to_owned()));
+        client.remote.report_session_lost(FailureKind::Broken("reset".to_owned()));
         assert!(matches!(
             client.next().await,
             LineEvent::Lost(ExchangeFailure { kind: FailureKind::Broken(_), sent: true, .. })
@@ -271,10 +271,10 @@ async fn the_older_transport_loses_its_session_with_its_stream_and_either_may_lo
 #[tokio::test(start_paused = true)]
 async fn it_refuses_all_but_the_credentials_that_it_wants_and_takes_new_ones_in_a_session() {
     let mut client = Client::ready(SimScript::default()).await;
-    client.remote.change(|manner| manner.wants = Some(("authorization".to_owned(), "Bearer new".into())));
+    client.remote.change(|manner| manner.required_header = Some(("authorization".to_owned(), "Bearer new".into())));
     assert_eq!(client.failure(call(2, "echo", &json!({}))).await, ExchangeFailure::sent(UNAUTHORIZED));
     let forbidden = FailureKind::Forbidden { challenge: Some("Bearer".to_owned()) };
-    client.remote.change(|manner| manner.refuses = Some(forbidden.clone()));
+    client.remote.change(|manner| manner.refusal = Some(forbidden.clone()));
     assert_eq!(client.failure(initialize(3)).await, ExchangeFailure::sent(forbidden.clone()));
     assert_eq!(client.failure(LineOutput::Probe { id: 4 }).await, ExchangeFailure::sent(forbidden));
     let headers = BTreeMap::from([("Authorization".to_owned(), "Bearer new".into())]);
@@ -292,14 +292,17 @@ async fn the_next_requests_fail_as_they_are_told_and_no_other() {
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::unsent(FailureKind::Refused));
     client.result(call(4, "echo", &json!({}))).await;
     let reached = |far: fn(&SimRemote, &str) -> Vec<Instant>| far(&client.remote, "tools/call echo").len();
-    assert_eq!((reached(SimRemote::tried), reached(SimRemote::received), reached(SimRemote::served)), (3, 2, 1));
+    assert_eq!(
+        (reached(SimRemote::tried_at), reached(SimRemote::received_at), reached(SimRemote::served_at)),
+        (3, 2, 1)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_health_check_is_answered_refused_or_not_answered_as_it_is_told() {
     let mut client = Client::ready(SimScript::default()).await;
     assert_eq!(client.result(request(2, "ping", &json!({}))).await["result"], json!({}));
-    client.remote.change(|manner| manner.unknown = ["ping"].into());
+    client.remote.change(|manner| manner.unknown_methods = ["ping"].into());
     assert_eq!(client.result(request(3, "ping", &json!({}))).await["error"]["code"], -32601);
     client.remote.change(|manner| manner.silent_on = ["ping", "GET"].into());
     client.line.send(request(4, "ping", &json!({})));
@@ -310,9 +313,9 @@ async fn a_health_check_is_answered_refused_or_not_answered_as_it_is_told() {
     client.remote.change(|manner| manner.silent_on.clear());
     client.line.send(LineOutput::Probe { id: 6 });
     assert!(matches!(client.next().await, LineEvent::Probed { id: 6 }));
-    client.remote.change(|manner| manner.unhealthy = Some(FailureKind::status(503)));
-    assert_eq!(client.failure(LineOutput::Probe { id: 7 }).await, ExchangeFailure::sent(FailureKind::status(503)));
-    assert_eq!((client.remote.received("ping").len(), client.remote.received("GET").len()), (3, 3));
+    client.remote.change(|manner| manner.health_failure = Some(FailureKind::from_status(503)));
+    assert_eq!(client.failure(LineOutput::Probe { id: 7 }).await, ExchangeFailure::sent(FailureKind::from_status(503)));
+    assert_eq!((client.remote.received_at("ping").len(), client.remote.received_at("GET").len()), (3, 3));
 }
 
 #[tokio::test(start_paused = true)]
@@ -404,12 +407,12 @@ async fn two_handshakes_at_once_are_found_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_forgetful_one_remembers_what_is_under_way_and_nothing_else() {
-    let world = SimConnector::new(SimScript::default()).forgetful();
+    let world = SimConnector::new(SimScript::default()).without_history();
     let mut client = Client::dial(&world, spec(), 1);
     for _ in 0..3 {
         client.shake_hands().await;
     }
     assert_eq!(client.remote.attempts().len(), 1);
     assert_eq!(client.remote.sessions().opened, 3);
-    assert!(client.remote.tried("initialize").is_empty());
+    assert!(client.remote.tried_at("initialize").is_empty());
 }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::calls::SessionCommand;
 use crate::model::ids::{InstanceId, RunNumber};
 use crate::rpc::RpcMessage;
-use crate::tasks::guarded;
+use crate::tasks::catch_panic;
 
 /// Client and call that caused a request; the host assigns both numbers and never reuses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,28 +27,28 @@ pub enum MessageCause {
     /// The message belongs to one of several calls of this client.
     Client(u64),
     /// No call is in flight.
-    Nobody,
+    NoCall,
     /// Only calls that no client of the host made are in flight.
-    Stranger,
+    NoClient,
     /// Calls of this number of clients are in flight, and the server does not name one.
-    Several(usize),
+    SeveralClients(usize),
 }
 
 /// Receiver of server messages, implemented by the host. A session calls the methods from its task, so they must not
 /// block. `ended` is called exactly once per session, even if the session panics, is aborted or never begins.
 pub trait Audience: Send + Sync + 'static {
     /// Handles a notification of a server, except progress.
-    fn heard(&self, of: &SessionSource, cause: MessageCause, message: RpcMessage);
+    fn on_notification(&self, of: &SessionSource, cause: MessageCause, message: RpcMessage);
     /// Handles progress of a call whose client asked for it; the message contains the client's own token.
-    fn progress(&self, origin: CallOrigin, message: RpcMessage);
+    fn on_progress(&self, origin: CallOrigin, message: RpcMessage);
     /// Handles a request of a server. A dropped question is declined.
-    fn asked(&self, of: &SessionSource, cause: MessageCause, question: ClientQuestion);
+    fn on_request(&self, of: &SessionSource, cause: MessageCause, question: ClientQuestion);
     /// Handles the withdrawal of a question; `message` is the server's notification.
-    fn withdrawn(&self, of: &SessionSource, question: u64, message: RpcMessage);
+    fn on_request_withdrawn(&self, of: &SessionSource, question: u64, message: RpcMessage);
     /// Handles the start of a session. It has none of the previous session's log level and subscriptions.
-    fn began(&self, of: &SessionSource);
+    fn on_session_started(&self, of: &SessionSource);
     /// Handles the end of a session and its questions.
-    fn ended(&self, of: &SessionSource);
+    fn on_session_ended(&self, of: &SessionSource);
 }
 
 /// Identity of a session: an instance and its run.
@@ -65,19 +65,19 @@ pub struct SessionSource {
 pub struct NoAudience;
 
 impl Audience for NoAudience {
-    fn heard(&self, _of: &SessionSource, _cause: MessageCause, _message: RpcMessage) {}
+    fn on_notification(&self, _of: &SessionSource, _cause: MessageCause, _message: RpcMessage) {}
 
-    fn progress(&self, _origin: CallOrigin, _message: RpcMessage) {}
+    fn on_progress(&self, _origin: CallOrigin, _message: RpcMessage) {}
 
-    fn asked(&self, _of: &SessionSource, _cause: MessageCause, question: ClientQuestion) {
-        question.nobody();
+    fn on_request(&self, _of: &SessionSource, _cause: MessageCause, question: ClientQuestion) {
+        question.answer_without_client();
     }
 
-    fn withdrawn(&self, _of: &SessionSource, _question: u64, _message: RpcMessage) {}
+    fn on_request_withdrawn(&self, _of: &SessionSource, _question: u64, _message: RpcMessage) {}
 
-    fn began(&self, _of: &SessionSource) {}
+    fn on_session_started(&self, _of: &SessionSource) {}
 
-    fn ended(&self, _of: &SessionSource) {}
+    fn on_session_ended(&self, _of: &SessionSource) {}
 }
 
 const METHOD_NOT_FOUND: i64 = -32601;
@@ -108,28 +108,28 @@ impl ClientQuestion {
 
     /// Sends a result or an error to the server, under the server's own id.
     pub fn answer(mut self, message: RpcMessage) {
-        self.say(SessionCommand::Answer { question: self.number, message });
+        self.send_command(SessionCommand::Answer { question: self.number, message });
     }
 
     /// Sends an error to the server.
     pub fn decline(mut self, code: i64, why: &str) {
-        self.say(SessionCommand::Decline { question: self.number, code, why: why.to_owned() });
+        self.send_command(SessionCommand::Decline { question: self.number, code, why: why.to_owned() });
     }
 
     /// Answers that no client is attached: an empty list for `roots/list`, an error for any other method.
-    pub fn nobody(mut self) {
-        self.say_nobody();
+    pub fn answer_without_client(mut self) {
+        self.send_answer_without_client();
     }
 
-    fn say_nobody(&mut self) {
+    fn send_answer_without_client(&mut self) {
         let question = self.number;
         match self.message.method() {
-            Some("roots/list") => self.say(SessionCommand::NoRoots { question }),
+            Some("roots/list") => self.send_command(SessionCommand::NoRoots { question }),
             Some("sampling/createMessage" | "elicitation/create") => {
                 let why = "no client is attached that could answer".to_owned();
-                self.say(SessionCommand::Decline { question, code: INTERNAL_ERROR, why });
+                self.send_command(SessionCommand::Decline { question, code: INTERNAL_ERROR, why });
             }
-            _ => self.say(SessionCommand::Decline {
+            _ => self.send_command(SessionCommand::Decline {
                 question,
                 code: METHOD_NOT_FOUND,
                 why: "method not found".to_owned(),
@@ -137,7 +137,7 @@ impl ClientQuestion {
         }
     }
 
-    fn say(&mut self, command: SessionCommand) {
+    fn send_command(&mut self, command: SessionCommand) {
         if let Some(answers) = self.answers.take() {
             // The send fails if the session is over; the server then awaits no response.
             let _ = answers.send(Box::new(command));
@@ -147,7 +147,7 @@ impl ClientQuestion {
 
 impl Drop for ClientQuestion {
     fn drop(&mut self) {
-        self.say_nobody();
+        self.send_answer_without_client();
     }
 }
 
@@ -164,35 +164,35 @@ impl AudienceHandle {
         Self { audience, source, has_ended: false }
     }
 
-    pub(crate) fn heard(&self, cause: MessageCause, message: RpcMessage) {
-        guarded("Audience::heard", || self.audience.heard(&self.source, cause, message));
+    pub(crate) fn on_notification(&self, cause: MessageCause, message: RpcMessage) {
+        catch_panic("Audience::heard", || self.audience.on_notification(&self.source, cause, message));
     }
 
-    pub(crate) fn progress(&self, origin: CallOrigin, message: RpcMessage) {
-        guarded("Audience::progress", || self.audience.progress(origin, message));
+    pub(crate) fn on_progress(&self, origin: CallOrigin, message: RpcMessage) {
+        catch_panic("Audience::progress", || self.audience.on_progress(origin, message));
     }
 
-    pub(crate) fn asked(&self, cause: MessageCause, question: ClientQuestion) {
-        guarded("Audience::asked", || self.audience.asked(&self.source, cause, question));
+    pub(crate) fn on_request(&self, cause: MessageCause, question: ClientQuestion) {
+        catch_panic("Audience::asked", || self.audience.on_request(&self.source, cause, question));
     }
 
-    pub(crate) fn withdrawn(&self, question: u64, message: RpcMessage) {
-        guarded("Audience::withdrawn", || self.audience.withdrawn(&self.source, question, message));
+    pub(crate) fn on_request_withdrawn(&self, question: u64, message: RpcMessage) {
+        catch_panic("Audience::withdrawn", || self.audience.on_request_withdrawn(&self.source, question, message));
     }
 
-    pub(crate) fn began(&self) {
-        guarded("Audience::began", || self.audience.began(&self.source));
+    pub(crate) fn on_session_started(&self) {
+        catch_panic("Audience::began", || self.audience.on_session_started(&self.source));
     }
 
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn end_session(&mut self) {
         if !std::mem::replace(&mut self.has_ended, true) {
-            guarded("Audience::ended", || self.audience.ended(&self.source));
+            catch_panic("Audience::ended", || self.audience.on_session_ended(&self.source));
         }
     }
 }
 
 impl Drop for AudienceHandle {
     fn drop(&mut self) {
-        self.end();
+        self.end_session();
     }
 }

@@ -26,7 +26,7 @@ use crate::model::policy::BatchPolicy;
 use crate::rules::outbox::{Outbox, OutboxStatistics};
 use crate::rules::request_log::LoggedCall;
 use crate::seam::{EventSink, NumberStore, SinkAnswer};
-use crate::tasks::{ActorTasks, guarded};
+use crate::tasks::{ActorTasks, catch_panic};
 
 /// Number of events after which a slow subscriber misses some; it detects the gap in `seq`.
 const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
@@ -65,7 +65,7 @@ struct EventRing {
     closed: AtomicBool,
     wake: Notify,
     // True while a wake-up is pending: further emitters need not send one.
-    awake: AtomicBool,
+    wake_pending: AtomicBool,
     wall: WallClock,
     // Last time of the wall clock, in microseconds since 1970.
     wall_last: AtomicI64,
@@ -75,12 +75,12 @@ struct EventRing {
 
 impl EventRing {
     fn wake(&self) {
-        if !self.awake.swap(true, Ordering::AcqRel) {
+        if !self.wake_pending.swap(true, Ordering::AcqRel) {
             self.wake.notify_one();
         }
     }
 
-    fn show(&self, envelope: &Envelope) {
+    fn send_to_subscribers(&self, envelope: &Envelope) {
         if self.subscribers.receiver_count() > 0 {
             // The send fails if there is no subscriber any more.
             let _ = self.subscribers.send(Arc::new(envelope.clone()));
@@ -97,7 +97,7 @@ impl EventSender {
             requests_lost: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             wake: Notify::new(),
-            awake: AtomicBool::new(false),
+            wake_pending: AtomicBool::new(false),
             wall,
             wall_last: AtomicI64::new(0),
             subscribers: broadcast::Sender::new(SUBSCRIBER_BACKLOG),
@@ -117,7 +117,7 @@ impl EventSender {
         door.wake();
     }
 
-    pub(crate) fn log(&self, request: LoggedCall) {
+    pub(crate) fn log_call(&self, request: LoggedCall) {
         let door = &self.0;
         if door.closed.load(Ordering::Acquire) {
             return;
@@ -131,7 +131,7 @@ impl EventSender {
     /// Returns the time of the wall clock; if the clock panics, the last time that it returned.
     pub fn wall(&self) -> Timestamp {
         let last = &self.0.wall_last;
-        if let Some(now) = guarded("the wall clock", || (self.0.wall)()) {
+        if let Some(now) = catch_panic("the wall clock", || (self.0.wall)()) {
             last.store(now.as_microsecond(), Ordering::Relaxed);
             return now;
         }
@@ -152,7 +152,7 @@ impl EventSender {
         now
     }
 
-    fn publish(&self, outbox: &Outbox) {
+    fn publish_statistics(&self, outbox: &Outbox) {
         self.0.statistics.send_replace(outbox.statistics());
     }
 
@@ -209,7 +209,7 @@ pub(crate) struct State {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NumberReservation {
     Ready,
-    Asked,
+    Pending,
     // The next cycle asks again.
     Refused,
 }
@@ -243,8 +243,8 @@ impl Actor for EventBatcher {
         // Wake-ups between two batchers were sent to the dead one.
         args.events.0.wake.notify_one();
         let mut outbox = args.outbox;
-        outbox.resume();
-        let numbers = guarded("EventSink::numbers", || args.sink.numbers()).flatten();
+        outbox.prepare_resend();
+        let numbers = catch_panic("EventSink::numbers", || args.sink.number_store()).flatten();
         if numbers.is_some() {
             outbox.reserve_numbers();
         }
@@ -273,11 +273,11 @@ impl State {
     fn handle(&mut self, myself: &ActorRef<Msg>, msg: Msg) {
         let now = Instant::now().into_std();
         let wall = self.events.wall();
-        self.take_from_the_door(myself);
+        self.drain_ring(myself);
         if matches!(msg, Msg::FlushNow(_) | Msg::FlushAndEnd(_)) || self.flushing.is_some() {
-            self.tell_requests(None);
+            self.emit_request_logs(None);
         } else {
-            self.tell_requests(Some(now));
+            self.emit_request_logs(Some(now));
             self.set_alarm(myself);
         }
         if self.numbering == NumberReservation::Refused
@@ -287,7 +287,7 @@ impl State {
         }
         let Some(outbox) = &mut self.outbox else { return };
         match msg {
-            Msg::Wake => self.go_on(myself),
+            Msg::Wake => self.send_if_prompt(myself),
             Msg::Cycle => {
                 outbox.begin_cycle(now);
                 self.send_next(myself);
@@ -295,7 +295,7 @@ impl State {
             Msg::Answered(answer) => {
                 let kept =
                     matches!(answer, SinkAnswer::Unauthorized | SinkAnswer::Throttled(_) | SinkAnswer::Unavailable(_));
-                for (event, reason) in outbox.answered(now, wall, answer) {
+                for (event, reason) in outbox.apply_answer(now, wall, answer) {
                     tracing::warn!(seq = event.seq, kind = event.event.kind(), reason, "the sink refused an event");
                 }
                 if kept {
@@ -313,24 +313,24 @@ impl State {
                 // During a shutdown, too, a failing sink is tried again only after an interval.
                 if !kept {
                     self.send_next(myself);
-                    self.go_on(myself);
+                    self.send_if_prompt(myself);
                 }
             }
             Msg::Reserved(Ok(through)) => {
                 self.numbering = NumberReservation::Ready;
-                for envelope in outbox.number(through) {
-                    self.events.0.show(envelope);
+                for envelope in outbox.assign_numbers(through) {
+                    self.events.0.send_to_subscribers(envelope);
                 }
                 if !self.waiting.is_empty() || self.flushing.is_some() {
                     outbox.begin_cycle(now);
                     self.send_next(myself);
                 }
-                self.go_on(myself);
+                self.send_if_prompt(myself);
             }
             Msg::Reserved(Err(reason)) => {
                 self.numbering = NumberReservation::Refused;
                 tracing::warn!(reason, "cannot reserve event numbers; the events wait in memory");
-                outbox.unreserved(reason);
+                outbox.record_reservation_failure(reason);
             }
             Msg::FlushNow(reply) => {
                 outbox.begin_cycle(now);
@@ -338,37 +338,37 @@ impl State {
                 self.send_next(myself);
             }
             Msg::FlushAndEnd(reply) => {
-                outbox.hurry();
+                outbox.begin_final_cycle();
                 self.flushing = Some(reply);
                 self.send_next(myself);
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
-        self.reserve(myself);
-        self.finish(myself);
+        self.reserve_numbers(myself);
+        self.complete_flush(myself);
     }
 
-    fn take_from_the_door(&mut self, myself: &ActorRef<Msg>) {
+    fn drain_ring(&mut self, myself: &ActorRef<Msg>) {
         // At most one ringful: emitters may be as fast as this loop, and a cycle must not wait for them.
         let door = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
-        door.awake.store(false, Ordering::Release);
+        door.wake_pending.store(false, Ordering::Release);
         for taken in 0..=door.ring.capacity() {
-            outbox.lost_at_the_door(door.lost.swap(0, Ordering::AcqRel));
+            outbox.record_lost(door.lost.swap(0, Ordering::AcqRel));
             if taken == door.ring.capacity() {
-                door.awake.store(true, Ordering::Release);
+                door.wake_pending.store(true, Ordering::Release);
                 let _ = cast!(myself, Msg::Wake);
                 break;
             }
             let Some((timestamp, event)) = door.ring.pop() else { break };
             if let Some(envelope) = outbox.push(timestamp, event) {
-                door.show(envelope);
+                door.send_to_subscribers(envelope);
             }
         }
-        self.events.publish(outbox);
+        self.events.publish_statistics(outbox);
     }
 
-    fn tell_requests(&mut self, now: Option<std::time::Instant>) {
+    fn emit_request_logs(&mut self, now: Option<std::time::Instant>) {
         // Without a time all calls are due.
         let door = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
@@ -377,27 +377,27 @@ impl State {
         // At most one ringful, as with events; later calls wake the batcher again.
         for _ in 0..door.requests.capacity() {
             let Some(request) = door.requests.pop() else { break };
-            told.extend(outbox.requests().take(at, *request));
+            told.extend(outbox.request_log().add(at, *request));
         }
         let lost = door.requests_lost.swap(0, Ordering::AcqRel);
         if lost > 0 {
             tracing::warn!(lost, "calls came faster than they could be logged; the oldest are not in the request log");
         }
         told.extend(match now {
-            Some(now) => outbox.requests().take_due(now),
-            None => outbox.requests().take_all(),
+            Some(now) => outbox.request_log().take_due(now),
+            None => outbox.request_log().take_all(),
         });
         let wall = self.events.wall();
         for event in told {
             if let Some(envelope) = outbox.push(wall, event) {
-                door.show(envelope);
+                door.send_to_subscribers(envelope);
             }
         }
-        self.events.publish(outbox);
+        self.events.publish_statistics(outbox);
     }
 
     fn set_alarm(&mut self, myself: &ActorRef<Msg>) {
-        let Some(due) = self.outbox.as_mut().and_then(|outbox| outbox.requests().due()) else { return };
+        let Some(due) = self.outbox.as_mut().and_then(|outbox| outbox.request_log().due_at()) else { return };
         let due = Instant::from_std(due);
         let now = Instant::now();
         if self.alarm.is_some_and(|alarm| now < alarm && alarm <= due) {
@@ -412,22 +412,22 @@ impl State {
         });
     }
 
-    fn go_on(&mut self, myself: &ActorRef<Msg>) {
+    fn send_if_prompt(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
-        if outbox.is_at_rest() && guarded("EventSink::is_prompt", || self.sink.is_prompt()) == Some(true) {
+        if outbox.is_idle() && catch_panic("EventSink::is_prompt", || self.sink.is_prompt()) == Some(true) {
             outbox.begin_cycle(Instant::now().into_std());
             self.send_next(myself);
         }
     }
 
-    fn reserve(&mut self, myself: &ActorRef<Msg>) {
+    fn reserve_numbers(&mut self, myself: &ActorRef<Msg>) {
         // A batch in flight is awaited first: only events that can be sent next need numbers.
         let (Some(outbox), Some(numbers)) = (&self.outbox, &self.numbers) else { return };
-        let Some(through) = outbox.wanted() else { return };
+        let Some(through) = outbox.last_needed_number() else { return };
         if self.numbering != NumberReservation::Ready || outbox.is_sending() {
             return;
         }
-        self.numbering = NumberReservation::Asked;
+        self.numbering = NumberReservation::Pending;
         let (numbers, me) = (numbers.clone(), myself.clone());
         self.tasks.spawn(async move {
             // `reserve` itself may panic before it returns a future.
@@ -444,8 +444,8 @@ impl State {
     fn send_next(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
         let batch = outbox.next_batch(Instant::now().into_std(), self.events.wall());
-        for announcement in outbox.take_announced() {
-            self.events.0.show(&announcement);
+        for announcement in outbox.take_gap_announcements() {
+            self.events.0.send_to_subscribers(&announcement);
         }
         let Some(batch) = batch else { return };
         let (sink, me) = (self.sink.clone(), myself.clone());
@@ -460,16 +460,17 @@ impl State {
         });
     }
 
-    fn finish(&mut self, myself: &ActorRef<Msg>) {
+    fn complete_flush(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &self.outbox else { return };
-        self.events.publish(outbox);
-        let is_under_way = outbox.is_sending() || self.numbering == NumberReservation::Asked;
+        self.events.publish_statistics(outbox);
+        let is_under_way = outbox.is_sending() || self.numbering == NumberReservation::Pending;
         if !is_under_way {
             for reply in self.waiting.drain(..) {
                 let _ = reply.send(());
             }
         }
-        let gives_up = self.numbers.is_some() && (outbox.is_kept() || self.numbering == NumberReservation::Refused);
+        let gives_up =
+            self.numbers.is_some() && (outbox.has_kept_batch() || self.numbering == NumberReservation::Refused);
         if (outbox.is_empty() || !is_under_way && gives_up)
             && let Some(reply) = self.flushing.take()
         {

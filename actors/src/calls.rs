@@ -29,7 +29,7 @@ use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
 use crate::rpc::{MessageKind, MessageView, RpcMessage};
 use crate::rules::idle::RunActivity;
-use crate::rules::request_log::plain;
+use crate::rules::request_log::normalize_escapes;
 
 const INTERNAL_ERROR: i64 = -32603;
 /// Timeout that stands for "no timeout": a clock must be able to represent the deadline.
@@ -92,7 +92,7 @@ pub(crate) enum OutboundRequest {
 }
 
 impl OutboundRequest {
-    fn repeatable(&self) -> bool {
+    fn is_repeatable(&self) -> bool {
         match self {
             Self::Request(CallerRequest::Tool { repeatable, .. }) | Self::Relay(ClientRelay { repeatable, .. }) => {
                 *repeatable
@@ -129,7 +129,7 @@ pub fn is_repeatable(method: &str) -> bool {
 /// Response channel of a caller: for the result only, or for the whole message, including an error response.
 enum ReplyChannel {
     Result(oneshot::Sender<Result<Box<RawValue>, CallError>>),
-    Whole(oneshot::Sender<Result<RpcMessage, CallError>>),
+    Message(oneshot::Sender<Result<RpcMessage, CallError>>),
 }
 
 impl ReplyChannel {
@@ -137,25 +137,27 @@ impl ReplyChannel {
         // The send fails if the caller has gone; its cancellation is then on its way.
         match self {
             Self::Result(reply) => drop(reply.send(Err(error))),
-            Self::Whole(reply) => drop(reply.send(Err(error))),
+            Self::Message(reply) => drop(reply.send(Err(error))),
         }
     }
 }
 
 /// Permit and response channel of an admitted call. Dropped without an answer, it fails the call with `fate`.
 pub(crate) struct CallTicket {
-    waiter: Option<ReplyChannel>,
+    reply: Option<ReplyChannel>,
     pub(crate) fate: CallFate,
-    place: Option<CallPermit>,
+    permit: Option<CallPermit>,
 }
 
 impl CallTicket {
     pub(crate) fn answer(mut self, answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) {
         // Releases the permit before the caller sees the answer.
-        self.place = None;
-        match (self.waiter.take(), answer.kind, answer.outcome) {
-            (Some(ReplyChannel::Whole(reply)), MessageKind::Result, _) => drop(reply.send(Ok(answer.keep(text)))),
-            (Some(ReplyChannel::Whole(reply)), _, _) => drop(reply.send(Ok(masked(answer, text, mask)))),
+        self.permit = None;
+        match (self.reply.take(), answer.kind, answer.outcome) {
+            (Some(ReplyChannel::Message(reply)), MessageKind::Result, _) => {
+                drop(reply.send(Ok(answer.to_message(text))))
+            }
+            (Some(ReplyChannel::Message(reply)), _, _) => drop(reply.send(Ok(mask_error(answer, text, mask)))),
             (Some(ReplyChannel::Result(reply)), MessageKind::Result, Some(result)) => {
                 drop(reply.send(Ok(result.to_owned())))
             }
@@ -165,8 +167,8 @@ impl CallTicket {
     }
 
     pub(crate) fn fail(mut self, error: CallError) {
-        self.place = None;
-        if let Some(waiter) = self.waiter.take() {
+        self.permit = None;
+        if let Some(waiter) = self.reply.take() {
             waiter.fail(error);
         }
     }
@@ -174,25 +176,25 @@ impl CallTicket {
 
 impl Drop for CallTicket {
     fn drop(&mut self) {
-        if let Some(waiter) = self.waiter.take() {
+        if let Some(waiter) = self.reply.take() {
             waiter.fail(CallError::Terminated { fate: self.fate, reason: "the run ended".to_owned() });
         }
     }
 }
 
-fn masked(answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) -> RpcMessage {
+fn mask_error(answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) -> RpcMessage {
     // The error is rewritten only if it contains a secret.
-    let kept = answer.keep(text);
+    let kept = answer.to_message(text);
     // Compares the decoded text: PHP escapes slashes, Python everything outside ASCII.
-    let (Some(error), true) = (answer.outcome, mask.hides(&plain(text))) else { return kept };
+    let (Some(error), true) = (answer.outcome, mask.has_match_in(&normalize_escapes(text))) else { return kept };
     let error = serde_json::from_str(error.get()).map_or_else(
         // The error contains numbers or strings that this parser does not support.
-        |_| json!({"code": INTERNAL_ERROR, "message": mask.apply(&plain(error.get()))}),
+        |_| json!({"code": INTERNAL_ERROR, "message": mask.apply(&normalize_escapes(error.get()))}),
         |error| mask.apply_json(error),
     );
     let id = answer.id.map_or("null", RawValue::get);
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-    RpcMessage::read(text.into()).unwrap_or(kept)
+    RpcMessage::parse(text.into()).unwrap_or(kept)
 }
 
 pub(crate) fn server_error(error: Option<&RawValue>, mask: &SecretMask) -> CallError {
@@ -224,8 +226,8 @@ pub(crate) fn server_error(error: Option<&RawValue>, mask: &SecretMask) -> CallE
 /// allocates 32 slots per instance.
 pub(crate) enum SessionCommand {
     Request(AdmittedRequest),
-    Cancel { id: u64, words: Option<RpcMessage> },
-    Tell { message: RpcMessage, place: CallPermit },
+    Cancel { id: u64, notification: Option<RpcMessage> },
+    Notify { message: RpcMessage, permit: CallPermit },
     Answer { question: u64, message: RpcMessage },
     Decline { question: u64, code: i64, why: String },
     NoRoots { question: u64 },
@@ -233,13 +235,13 @@ pub(crate) enum SessionCommand {
 }
 
 pub(crate) struct DiscoverRequest {
-    pub(crate) place: CallPermit,
+    pub(crate) permit: CallPermit,
     pub(crate) reply: oneshot::Sender<Result<Option<Arc<ServerInfo>>, CallError>>,
 }
 
 impl DiscoverRequest {
     pub(crate) fn answer(self, answer: Result<Option<Arc<ServerInfo>>, CallError>) {
-        drop(self.place);
+        drop(self.permit);
         // The send fails if the caller no longer waits.
         let _ = self.reply.send(answer);
     }
@@ -247,7 +249,7 @@ impl DiscoverRequest {
 
 pub(crate) struct AdmittedRequest {
     pub(crate) id: u64,
-    pub(crate) wanted: OutboundRequest,
+    pub(crate) request: OutboundRequest,
     pub(crate) started: Instant,
     pub(crate) timeout: Duration,
     pub(crate) repeatable: bool,
@@ -267,20 +269,20 @@ pub struct InstanceCounters {
 }
 
 impl InstanceCounters {
-    pub(crate) fn message(&self, at: Timestamp) {
+    pub(crate) fn record_message(&self, at: Timestamp) {
         self.messages.fetch_add(1, Ordering::Relaxed);
         self.last_activity.store(at.as_millisecond(), Ordering::Relaxed);
     }
 
-    pub(crate) fn call(&self) {
+    pub(crate) fn record_call(&self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn error(&self) {
+    pub(crate) fn record_error(&self) {
         self.errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn malformed_line(&self) -> u64 {
+    pub(crate) fn record_malformed(&self) -> u64 {
         // The number of malformed lines before this one.
         self.malformed.fetch_add(1, Ordering::Relaxed)
     }
@@ -305,16 +307,16 @@ impl InstanceCounters {
         self.malformed.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn checked(&self, at: Timestamp) {
+    pub(crate) fn record_check(&self, at: Timestamp) {
         self.last_check.store(at.as_millisecond(), Ordering::Relaxed);
-        self.is_well();
+        self.reset_failed_checks();
     }
 
-    pub(crate) fn is_well(&self) {
+    pub(crate) fn reset_failed_checks(&self) {
         self.failed_checks.store(0, Ordering::Relaxed);
     }
 
-    pub(crate) fn check_failed(&self, at: Timestamp) {
+    pub(crate) fn record_failed_check(&self, at: Timestamp) {
         self.last_check.store(at.as_millisecond(), Ordering::Relaxed);
         self.failed_checks.fetch_add(1, Ordering::Relaxed);
     }
@@ -326,16 +328,16 @@ impl InstanceCounters {
 
     /// Returns the time of the last message from the server.
     pub fn last_activity(&self) -> Option<Timestamp> {
-        shown(&self.last_activity)
+        load_timestamp(&self.last_activity)
     }
 
     /// Returns the time of the last health check; a successful call counts as one.
     pub fn last_check(&self) -> Option<Timestamp> {
-        shown(&self.last_check)
+        load_timestamp(&self.last_check)
     }
 }
 
-fn shown(at: &AtomicI64) -> Option<Timestamp> {
+fn load_timestamp(at: &AtomicI64) -> Option<Timestamp> {
     let at = at.load(Ordering::Relaxed);
     (at != 0).then(|| Timestamp::from_millisecond(at).ok()).flatten()
 }
@@ -344,13 +346,13 @@ fn shown(at: &AtomicI64) -> Option<Timestamp> {
 pub(crate) struct CallGate {
     /// Number of calls in flight, plus `CLOSED` if the port admits no more. One number, so that either a run falls
     /// asleep or a call enters, and never both.
-    inside: AtomicUsize,
-    held: AtomicUsize,
+    in_flight: AtomicUsize,
+    keep_awake_count: AtomicUsize,
     pub(crate) calls_max: AtomicUsize,
     /// Notified when the last call leaves a closed port: its session may be waiting for that.
     pub(crate) emptied: Notify,
     pub(crate) next_id: AtomicU64,
-    began: Instant,
+    began_at: Instant,
     /// Nanoseconds since `began`.
     active_at: AtomicU64,
 }
@@ -359,47 +361,47 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 
 impl CallGate {
     fn new(calls_max: usize) -> Self {
-        let (inside, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (in_flight, keep_awake_count) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let (next_id, active_at) = (AtomicU64::new(1), AtomicU64::new(0));
         Self {
-            inside,
-            held,
+            in_flight,
+            keep_awake_count,
             calls_max: AtomicUsize::new(calls_max),
             emptied: Notify::new(),
             next_id,
-            began: Instant::now(),
+            began_at: Instant::now(),
             active_at,
         }
     }
 
-    fn enter(self: &Arc<Self>) -> Result<CallPermit, AdmissionError> {
+    fn try_acquire(self: &Arc<Self>) -> Result<CallPermit, AdmissionError> {
         let limit = self.calls_max.load(Ordering::Relaxed).min(CLOSED - 1);
         let one_more = |inside: usize| (inside < limit).then_some(inside + 1);
-        match self.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
+        match self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more) {
             Ok(_) => Ok(CallPermit(self.clone())),
             Err(inside) if inside >= CLOSED => Err(AdmissionError::Closed),
             Err(_) => Err(AdmissionError::Full),
         }
     }
 
-    pub(crate) fn inside(&self) -> usize {
-        self.inside.load(Ordering::Acquire) & !CLOSED
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire) & !CLOSED
     }
 
     fn is_closed(&self) -> bool {
-        self.inside.load(Ordering::Acquire) >= CLOSED
+        self.in_flight.load(Ordering::Acquire) >= CLOSED
     }
 
     fn close(&self) {
-        self.inside.fetch_or(CLOSED, Ordering::AcqRel);
+        self.in_flight.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
     fn close_if_empty(&self) -> bool {
-        self.inside.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.in_flight.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    pub(crate) fn active(&self, at: Instant) {
-        let nanos = at.saturating_duration_since(self.began).as_nanos();
+    pub(crate) fn record_activity(&self, at: Instant) {
+        let nanos = at.saturating_duration_since(self.began_at).as_nanos();
         self.active_at.fetch_max(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
@@ -409,7 +411,7 @@ pub(crate) struct CallPermit(Arc<CallGate>);
 impl Drop for CallPermit {
     fn drop(&mut self) {
         // A caller may leave without notifying the session, which would then wait forever.
-        if self.0.inside.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
+        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
             self.0.emptied.notify_one();
         }
     }
@@ -426,8 +428,8 @@ impl fmt::Debug for KeepAwakeGuard {
 
 impl Drop for KeepAwakeGuard {
     fn drop(&mut self) {
-        self.0.active(Instant::now());
-        self.0.held.fetch_sub(1, Ordering::AcqRel);
+        self.0.record_activity(Instant::now());
+        self.0.keep_awake_count.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -477,7 +479,7 @@ struct CallInFlight<'a> {
 }
 
 impl CallInFlight<'_> {
-    async fn answered<T>(
+    async fn wait_for_answer<T>(
         &mut self,
         answer: &mut oneshot::Receiver<Result<T, CallError>>,
         is_result: impl FnOnce(&T) -> bool,
@@ -488,7 +490,7 @@ impl CallInFlight<'_> {
         self.answered = true;
         let ok = answer.as_ref().is_ok_and(is_result);
         if !ok {
-            self.port.counters.error();
+            self.port.counters.record_error();
         }
         if let Some(method) = &self.method {
             // A u128 becomes a string in a JSON log.
@@ -503,7 +505,7 @@ impl CallInFlight<'_> {
 
     fn withdraw(mut self, words: RpcMessage) {
         self.answered = true;
-        let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, words: Some(words) }));
+        let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, notification: Some(words) }));
     }
 }
 
@@ -511,7 +513,7 @@ impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         if !self.answered {
             // The send fails if the run is over, and the call with it.
-            let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, words: None }));
+            let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, notification: None }));
         }
     }
 }
@@ -537,7 +539,7 @@ impl CallPort {
 
     /// Returns the number of unanswered calls.
     pub fn calls_in_flight(&self) -> usize {
-        self.0.gate.inside()
+        self.0.gate.in_flight()
     }
 
     /// Returns true while the run admits requests.
@@ -559,23 +561,23 @@ impl CallPort {
 
     pub(crate) fn activity(&self) -> RunActivity {
         let gate = &self.0.gate;
-        let last = gate.began + Duration::from_nanos(gate.active_at.load(Ordering::Relaxed));
-        let held = gate.held.load(Ordering::Acquire);
-        RunActivity { needed_by: gate.inside() + held, last: last.into_std() }
+        let last = gate.began_at + Duration::from_nanos(gate.active_at.load(Ordering::Relaxed));
+        let held = gate.keep_awake_count.load(Ordering::Acquire);
+        RunActivity { user_count: gate.in_flight() + held, last: last.into_std() }
     }
 
     /// Keeps the run awake while the returned guard exists. A run that falls asleep at the same moment ends anyway; the
     /// caller must then ask again.
-    pub fn hold(&self) -> KeepAwakeGuard {
-        self.0.gate.held.fetch_add(1, Ordering::AcqRel);
+    pub fn keep_awake(&self) -> KeepAwakeGuard {
+        self.0.gate.keep_awake_count.fetch_add(1, Ordering::AcqRel);
         KeepAwakeGuard(self.0.gate.clone())
     }
 
-    pub(crate) fn enter(&self) -> Result<CallPermit, AdmissionError> {
-        self.0.gate.enter()
+    pub(crate) fn try_acquire(&self) -> Result<CallPermit, AdmissionError> {
+        self.0.gate.try_acquire()
     }
 
-    pub(crate) fn full(&self) -> CallError {
+    pub(crate) fn busy_error(&self) -> CallError {
         CallError::Busy { what: "calls in flight for this server", limit: self.0.limit() }
     }
 
@@ -586,9 +588,9 @@ impl CallPort {
     ///
     /// Returns the server's error, a timeout, or the reason why the request was not admitted or its run ended.
     pub async fn request(&self, request: CallerRequest, timeout: Duration) -> Result<Box<RawValue>, CallError> {
-        match self.enter() {
-            Ok(place) => self.request_from(place, request, timeout).await,
-            Err(AdmissionError::Full) => Err(self.full()),
+        match self.try_acquire() {
+            Ok(place) => self.request_with_permit(place, request, timeout).await,
+            Err(AdmissionError::Full) => Err(self.busy_error()),
             Err(AdmissionError::Closed) => {
                 let reason = "the run accepts no more calls".to_owned();
                 Err(CallError::Terminated { fate: CallFate::NotSent, reason })
@@ -596,20 +598,20 @@ impl CallPort {
         }
     }
 
-    pub(crate) async fn request_from(
+    pub(crate) async fn request_with_permit(
         &self,
         place: CallPermit,
         request: CallerRequest,
         timeout: Duration,
     ) -> Result<Box<RawValue>, CallError> {
         let (reply, mut answer) = oneshot::channel();
-        self.ask(place, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply))
-            .answered(&mut answer, |_| true)
+        self.send_request(place, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply))
+            .wait_for_answer(&mut answer, |_| true)
             .await
     }
 
     /// Forwards a client's request. Returns `None` if the client withdraws it with a cancellation in `withdrawn`.
-    pub(crate) async fn relay_from(
+    pub(crate) async fn relay_with_permit(
         &self,
         place: CallPermit,
         relay: ClientRelay,
@@ -621,18 +623,18 @@ impl CallPort {
             return Ok(None);
         }
         let (reply, mut answer) = oneshot::channel();
-        let mut asking = self.ask(place, OutboundRequest::Relay(relay), timeout, ReplyChannel::Whole(reply));
+        let mut asking = self.send_request(place, OutboundRequest::Relay(relay), timeout, ReplyChannel::Message(reply));
         let is_result = |message: &RpcMessage| message.kind() == MessageKind::Result;
         let words = tokio::select! {
             biased;
             Ok(words) = withdrawn => words,
-            answer = asking.answered(&mut answer, is_result) => return answer.map(Some),
+            answer = asking.wait_for_answer(&mut answer, is_result) => return answer.map(Some),
         };
         asking.withdraw(words);
         Ok(None)
     }
 
-    fn ask(
+    fn send_request(
         &self,
         place: CallPermit,
         wanted: OutboundRequest,
@@ -641,14 +643,14 @@ impl CallPort {
     ) -> CallInFlight<'_> {
         let port = &*self.0;
         let id = port.gate.next_id.fetch_add(1, Ordering::Relaxed);
-        let ticket = CallTicket { waiter: Some(waiter), fate: CallFate::NotSent, place: Some(place) };
-        port.counters.call();
+        let ticket = CallTicket { reply: Some(waiter), fate: CallFate::NotSent, permit: Some(place) };
+        port.counters.record_call();
         let method = tracing::enabled!(tracing::Level::DEBUG).then(|| wanted.method().to_owned());
         let started = Instant::now();
         // If the run is over, the command is dropped and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
-        let repeatable = wanted.repeatable();
-        let asked = AdmittedRequest { id, wanted, started, timeout, repeatable, ticket };
+        let repeatable = wanted.is_repeatable();
+        let asked = AdmittedRequest { id, request: wanted, started, timeout, repeatable, ticket };
         let _ = port.commands.send(Box::new(SessionCommand::Request(asked)));
         CallInFlight { port, id, method, started, answered: false }
     }
@@ -660,7 +662,7 @@ impl CallPort {
     ) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let (reply, answer) = oneshot::channel();
         let timeout = timeout.min(TIMEOUT_MAX);
-        let discover = DiscoverRequest { place, reply };
+        let discover = DiscoverRequest { permit: place, reply };
         let _ = self.0.commands.send(Box::new(SessionCommand::Discover(discover)));
         // This request has no side effects, however often it is sent.
         let over = || CallError::Terminated { fate: CallFate::NotSent, reason: "the run ended".to_owned() };
@@ -671,10 +673,10 @@ impl CallPort {
         }
     }
 
-    pub(crate) fn tell(&self, message: RpcMessage) -> Result<(), AdmissionError> {
-        let place = self.enter()?;
+    pub(crate) fn notify(&self, message: RpcMessage) -> Result<(), AdmissionError> {
+        let place = self.try_acquire()?;
         // If the run is over, the notification is dropped.
-        let _ = self.0.commands.send(Box::new(SessionCommand::Tell { message, place }));
+        let _ = self.0.commands.send(Box::new(SessionCommand::Notify { message, permit: place }));
         Ok(())
     }
 }
@@ -689,15 +691,15 @@ mod tests {
     #[test]
     fn a_door_closes_only_while_nobody_is_inside_and_then_lets_nobody_in() {
         let gate = Arc::new(CallGate::new(2));
-        let (first, second) = (gate.enter().ok().unwrap(), gate.enter().ok().unwrap());
-        assert_eq!(gate.enter().err(), Some(AdmissionError::Full));
+        let (first, second) = (gate.try_acquire().ok().unwrap(), gate.try_acquire().ok().unwrap());
+        assert_eq!(gate.try_acquire().err(), Some(AdmissionError::Full));
         drop(first);
         assert!(!gate.close_if_empty());
-        assert_eq!((gate.inside(), gate.is_closed()), (1, false));
+        assert_eq!((gate.in_flight(), gate.is_closed()), (1, false));
         drop(second);
         assert!(gate.close_if_empty());
-        assert_eq!(gate.enter().err(), Some(AdmissionError::Closed));
-        assert_eq!((gate.inside(), gate.is_closed()), (0, true));
+        assert_eq!(gate.try_acquire().err(), Some(AdmissionError::Closed));
+        assert_eq!((gate.in_flight(), gate.is_closed()), (0, true));
     }
 
     #[test]
@@ -707,7 +709,7 @@ mod tests {
             let (place, closed) = std::thread::scope(|scope| {
                 let entering = scope.spawn(|| {
                     start.wait();
-                    gate.enter().ok()
+                    gate.try_acquire().ok()
                 });
                 start.wait();
                 let closed = gate.close_if_empty();

@@ -17,7 +17,7 @@ use crate::model::policy::LogPolicy;
 use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
 use crate::rules::output::excerpt;
-use crate::tasks::{guarded, panic_text};
+use crate::tasks::{catch_panic, panic_text};
 
 // Small, because the stderr of an idle server holds the buffer; it grows while reads fill it.
 const READ_SIZE: usize = 1024;
@@ -31,7 +31,7 @@ pub(crate) const PRINTED_MAX: usize = 16;
 /// Output streams of a run, and the channel for its last line; its sender is dropped at the end of the output.
 pub(crate) struct ServerOutput<R> {
     pub(crate) stderr: Option<R>,
-    pub(crate) printed: mpsc::Receiver<String>,
+    pub(crate) stdout_lines: mpsc::Receiver<String>,
     pub(crate) last_line: watch::Sender<Option<String>>,
 }
 
@@ -44,11 +44,11 @@ pub(crate) async fn drain(
     of: Arc<EventSubject>,
     events: EventSender,
 ) {
-    let ServerOutput { mut stderr, mut printed, last_line } = output;
-    let (policy, mask) = of_spec(&mut spec);
+    let ServerOutput { mut stderr, stdout_lines: mut printed, last_line } = output;
+    let (policy, mask) = log_settings(&mut spec);
     let name = of.process_id.clone();
     let keeper = OutputLogger::new(policy, mask, of, events, last_line);
-    let keeping = keep(&mut stderr, &mut printed, &mut spec, keeper);
+    let keeping = log_output(&mut stderr, &mut printed, &mut spec, keeper);
     let Err(panic) = AssertUnwindSafe(keeping).catch_unwind().await else { return };
     let panic = panic_text(panic.as_ref());
     tracing::error!(instance = %name, panic, "reading stderr panicked; the rest of stderr is dropped");
@@ -60,7 +60,7 @@ pub(crate) async fn drain(
     }
 }
 
-async fn keep(
+async fn log_output(
     stderr: &mut Option<impl AsyncRead + Unpin>,
     printed: &mut mpsc::Receiver<String>,
     spec: &mut watch::Receiver<Arc<InstanceSpec>>,
@@ -77,23 +77,23 @@ async fn keep(
                 keeper.tick();
                 continue;
             }
-            read = read(stderr, &mut chunk), if stderr.is_some() => match read {
+            read = read_chunk(stderr, &mut chunk), if stderr.is_some() => match read {
                 Ok(0) | Err(_) => {
                     *stderr = None;
-                    keeper.end_of_stderr();
+                    keeper.finish_stderr();
                     continue;
                 }
                 Ok(_) => {
                     // The check fails if the worker has ended; the rest is then logged with the old policy and mask.
                     if let Ok(true) = spec.has_changed() {
-                        (keeper.policy, keeper.mask) = of_spec(spec);
+                        (keeper.policy, keeper.mask) = log_settings(spec);
                     }
-                    keeper.take(&chunk);
+                    keeper.push_chunk(&chunk);
                 }
             },
             line = printed.recv(), if printing => {
                 match line {
-                    Some(line) => keeper.print(line),
+                    Some(line) => keeper.log_stdout_line(line),
                     None => printing = false,
                 }
                 continue;
@@ -108,12 +108,12 @@ async fn keep(
     }
 }
 
-fn of_spec(spec: &mut watch::Receiver<Arc<InstanceSpec>>) -> (LogPolicy, SecretMask) {
+fn log_settings(spec: &mut watch::Receiver<Arc<InstanceSpec>>) -> (LogPolicy, SecretMask) {
     let spec = spec.borrow_and_update();
     (spec.policy.logs.clone(), spec.mask.clone())
 }
 
-async fn read(stderr: &mut Option<impl AsyncRead + Unpin>, chunk: &mut Vec<u8>) -> std::io::Result<usize> {
+async fn read_chunk(stderr: &mut Option<impl AsyncRead + Unpin>, chunk: &mut Vec<u8>) -> std::io::Result<usize> {
     match stderr {
         Some(stderr) => stderr.read_buf(chunk).await,
         None => Ok(0),
@@ -124,12 +124,12 @@ async fn read(stderr: &mut Option<impl AsyncRead + Unpin>, chunk: &mut Vec<u8>) 
 struct OutputLogger {
     policy: LogPolicy,
     mask: SecretMask,
-    of: Arc<EventSubject>,
+    subject: Arc<EventSubject>,
     events: EventSender,
     line: Vec<u8>,
     batch: Vec<LogLine>,
     flush_at: Option<Instant>,
-    window: Instant,
+    window_start: Instant,
     in_window: u32,
     dropped: u64,
     // Last line over the limit: it may explain the end of the server.
@@ -137,36 +137,36 @@ struct OutputLogger {
     summary_at: Option<Instant>,
     last_line: watch::Sender<Option<String>>,
     // True if stderr had a line; lines of stdout then no longer replace the last one.
-    spoke: bool,
+    has_stderr_line: bool,
 }
 
 impl OutputLogger {
     fn new(
         policy: LogPolicy,
         mask: SecretMask,
-        of: Arc<EventSubject>,
+        subject: Arc<EventSubject>,
         events: EventSender,
         last_line: watch::Sender<Option<String>>,
     ) -> Self {
         Self {
             policy,
             mask,
-            of,
+            subject,
             events,
             line: Vec::new(),
             batch: Vec::new(),
             flush_at: None,
-            window: Instant::now(),
+            window_start: Instant::now(),
             in_window: 0,
             dropped: 0,
             last_dropped: Vec::new(),
             summary_at: None,
             last_line,
-            spoke: false,
+            has_stderr_line: false,
         }
     }
 
-    fn take(&mut self, chunk: &[u8]) {
+    fn push_chunk(&mut self, chunk: &[u8]) {
         let now = Instant::now();
         let mut rest = chunk;
         while let Some(end) = memchr::memchr(b'\n', rest) {
@@ -179,18 +179,18 @@ impl OutputLogger {
     }
 
     fn append(&mut self, part: &[u8]) {
-        let room = self.room().saturating_sub(self.line.len());
+        let room = self.line_capacity().saturating_sub(self.line.len());
         self.line.extend_from_slice(&part[..part.len().min(room)]);
     }
 
-    fn room(&self) -> usize {
+    fn line_capacity(&self) -> usize {
         // One byte above the limit, to detect a cut, plus the longest secret, so that the cut does not split one.
-        self.policy.line_max + 1 + self.mask.longest()
+        self.policy.line_max + 1 + self.mask.max_len()
     }
 
-    fn admits_line(&mut self, now: Instant) -> bool {
-        if now.duration_since(self.window) >= LIMIT_WINDOW {
-            self.window = now;
+    fn admit_line(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.window_start) >= LIMIT_WINDOW {
+            self.window_start = now;
             self.in_window = 0;
         }
         if self.in_window >= self.policy.lines_per_second_max {
@@ -204,26 +204,26 @@ impl OutputLogger {
     }
 
     fn finish_line(&mut self, now: Instant) {
-        if !self.admits_line(now) {
+        if !self.admit_line(now) {
             std::mem::swap(&mut self.line, &mut self.last_dropped);
             self.line.clear();
             return;
         }
         self.last_dropped.clear();
-        if let Some((text, cut)) = self.finished_text() {
-            self.publish(&text);
-            self.spoke = true;
-            self.keep_cut(LogLevel::infer(&text), text, cut, "stderr");
+        if let Some((text, cut)) = self.take_line() {
+            self.publish_last_line(&text);
+            self.has_stderr_line = true;
+            self.push_truncated(LogLevel::infer(&text), text, cut, "stderr");
         }
     }
 
-    fn finished_text(&mut self) -> Option<(String, bool)> {
+    fn take_line(&mut self) -> Option<(String, bool)> {
         let cut = self.line.len() > self.policy.line_max;
         // Masked before the cut: a secret across the cut must not leave its beginning, neither there nor at the last
         // buffered byte.
         let mut text = self.mask.apply(String::from_utf8_lossy(&self.line).trim_end());
-        if self.line.len() == self.room() {
-            let end = text.floor_char_boundary(text.len().saturating_sub(self.mask.longest()));
+        if self.line.len() == self.line_capacity() {
+            let end = text.floor_char_boundary(text.len().saturating_sub(self.mask.max_len()));
             text.truncate(end);
         }
         self.line.clear();
@@ -231,9 +231,9 @@ impl OutputLogger {
     }
 
     /// Logs a line of stdout that is not JSON-RPC.
-    fn print(&mut self, line: String) {
+    fn log_stdout_line(&mut self, line: String) {
         let now = Instant::now();
-        let is_new_window = now.duration_since(self.window) >= LIMIT_WINDOW;
+        let is_new_window = now.duration_since(self.window_start) >= LIMIT_WINDOW;
         // Half of the limit is reserved for stderr, which explains the end of a server.
         if !is_new_window && self.in_window >= (self.policy.lines_per_second_max / 2).max(1) {
             self.dropped += 1;
@@ -241,44 +241,44 @@ impl OutputLogger {
             self.flush_at = self.flush_at.or(self.summary_at);
             return;
         }
-        if self.admits_line(now) {
-            if !self.spoke {
-                self.publish(&line);
+        if self.admit_line(now) {
+            if !self.has_stderr_line {
+                self.publish_last_line(&line);
             }
-            self.keep(LogLevel::Warn, line, "stdout");
+            self.push_line(LogLevel::Warn, line, "stdout");
         }
     }
 
-    fn publish(&self, line: &str) {
+    fn publish_last_line(&self, line: &str) {
         if let Some(line) = excerpt(line, &self.mask) {
             self.last_line.send_replace(Some(line));
         }
     }
 
-    fn end_of_stderr(&mut self) {
+    fn finish_stderr(&mut self) {
         // The last line is published even if it exceeded the limit.
         if !self.line.is_empty() {
             self.finish_line(Instant::now());
         }
         if !self.last_dropped.is_empty() {
             self.line = std::mem::take(&mut self.last_dropped);
-            if let Some((text, _)) = self.finished_text() {
-                self.publish(&text);
+            if let Some((text, _)) = self.take_line() {
+                self.publish_last_line(&text);
             }
         }
     }
 
-    fn keep_cut(&mut self, level: LogLevel, mut text: String, cut: bool, source: &str) {
+    fn push_truncated(&mut self, level: LogLevel, mut text: String, cut: bool, source: &str) {
         if cut {
             let end = text.floor_char_boundary(self.policy.line_max);
             text.truncate(end);
             text.push('…');
         }
-        self.keep(level, text, source);
+        self.push_line(level, text, source);
     }
 
-    fn keep(&mut self, level: LogLevel, message: String, source: &str) {
-        tracing::debug!(target: "mcp_satellite::server", instance = %self.of.process_id, "{message}");
+    fn push_line(&mut self, level: LogLevel, message: String, source: &str) {
+        tracing::debug!(target: "mcp_satellite::server", instance = %self.subject.process_id, "{message}");
         let timestamp = self.events.wall();
         self.batch.push(LogLine { level, message, metadata: json!({ "source": source }), timestamp });
         if self.batch.len() >= self.policy.batch_lines_max {
@@ -305,7 +305,7 @@ impl OutputLogger {
         if count > 0 {
             let limit = self.policy.lines_per_second_max;
             let message = format!("{count} lines of output dropped: more than {limit} per second");
-            self.keep(LogLevel::Warn, message, "satellite");
+            self.push_line(LogLevel::Warn, message, "satellite");
         }
     }
 
@@ -313,7 +313,7 @@ impl OutputLogger {
         self.flush_at = self.summary_at;
         if !self.batch.is_empty() {
             let logs = std::mem::take(&mut self.batch);
-            self.events.emit(Event::ServerLogs { of: self.of.clone(), logs });
+            self.events.emit(Event::ServerLogs { of: self.subject.clone(), logs });
         }
     }
 }
@@ -321,15 +321,15 @@ impl OutputLogger {
 impl Drop for OutputLogger {
     fn drop(&mut self) {
         // The code may panic again, and a second panic during unwinding would abort the process.
-        guarded("the end of stderr", || {
-            self.end_of_stderr();
+        catch_panic("the end of stderr", || {
+            self.finish_stderr();
             self.summarize();
             self.flush();
         });
     }
 }
 
-pub(crate) fn report(why: String, of: &Arc<EventSubject>, events: &EventSender) {
+pub(crate) fn emit_error_line(why: String, of: &Arc<EventSubject>, events: &EventSender) {
     let metadata = json!({"source": "satellite"});
     let line = LogLine { level: LogLevel::Error, message: why, metadata, timestamp: events.wall() };
     events.emit(Event::ServerLogs { of: of.clone(), logs: vec![line] });
@@ -375,7 +375,7 @@ mod tests {
         let Ok(clock) = clock else { panic!("there is no clock") };
         let output = ServerOutput {
             stderr: Some(&mut stderr),
-            printed: mpsc::channel(PRINTED_MAX).1,
+            stdout_lines: mpsc::channel(PRINTED_MAX).1,
             last_line: watch::Sender::new(None),
         };
         clock.block_on(drain(output, watch::Sender::new(spec()).subscribe(), of, events));

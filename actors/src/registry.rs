@@ -34,7 +34,7 @@ pub(crate) struct State {
     snapshot: Snapshot,
     published: watch::Sender<Arc<Snapshot>>,
     // True if a `Publish` is in the mailbox.
-    due: bool,
+    publish_pending: bool,
 }
 
 #[cfg_attr(feature = "async-trait", ractor::async_trait)]
@@ -44,7 +44,7 @@ impl Actor for StatusRegistry {
     type Arguments = Args;
 
     async fn pre_start(&self, _myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { snapshot: args.snapshot, published: args.published, due: false })
+        Ok(State { snapshot: args.snapshot, published: args.published, publish_pending: false })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -67,8 +67,8 @@ impl Actor for StatusRegistry {
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
-        if !state.due {
-            state.due = true;
+        if !state.publish_pending {
+            state.publish_pending = true;
             // Queued behind the waiting updates. A cast to oneself fails only while the actor ends.
             let _ = cast!(myself, Msg::Publish);
         }
@@ -79,10 +79,10 @@ impl Actor for StatusRegistry {
 impl State {
     fn publish(&mut self) {
         // A `Publish` after a `Barrier` has nothing left to publish.
-        if std::mem::take(&mut self.due) {
+        if std::mem::take(&mut self.publish_pending) {
             self.published.send_if_modified(|published| {
                 // The last snapshot of a runtime stays.
-                let runs = published.ended.is_none();
+                let runs = published.end.is_none();
                 if runs {
                     *published = Arc::new(self.snapshot.clone());
                 }

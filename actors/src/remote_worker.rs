@@ -30,22 +30,22 @@ impl Actor for RemoteWorker {
     type Arguments = Args;
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let (port, end) = args.door();
+        let (port, end) = args.create_port();
         let (control, controlled) = mpsc::unbounded_channel();
-        args.tell_spawned(team::SpawnedRun { pid: None, custody: None, port });
-        let basis = args.basis(Instant::now(), end, controlled);
+        args.report_spawned(team::SpawnedRun { pid: None, containment: None, port });
+        let basis = args.session_args(Instant::now(), end, controlled);
         let (spec, run, connector) = (args.spec.clone(), args.run, args.connector.clone());
         let span = args.span();
         // The connector may panic too, so it runs inside `catch_unwind`.
         let session = async move {
             let line = connector.dial(&spec, run);
-            remote::run(remote::Args { basis, line }).await
+            remote::run(remote::Args { session_args: basis, line }).await
         };
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
             let exit =
-                exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
+                exit.unwrap_or_else(|panic| WorkerExit::from_cause(ExitCause::Panicked(panic_text(panic.as_ref()))));
             // The cast fails if the worker is gone.
-            let _ = cast!(myself, Msg::Over(exit));
+            let _ = cast!(myself, Msg::SessionEnded(exit));
         });
         let mut tasks = ActorTasks::default();
         tasks.spawn(ending.instrument(span));
@@ -56,7 +56,7 @@ impl Actor for RemoteWorker {
         match msg {
             // The send fails if the session has already ended.
             Msg::Control(control) => drop(state.control.send(control)),
-            Msg::Over(exit) => {
+            Msg::SessionEnded(exit) => {
                 state.exit = Some(exit);
                 state.tasks = ActorTasks::default();
                 myself.stop(None);

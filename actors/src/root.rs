@@ -36,7 +36,7 @@ use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connector, EventSink, StateStore};
-use crate::tasks::{ActorTasks, guarded, panic_text};
+use crate::tasks::{ActorTasks, catch_panic, panic_text};
 use crate::team::{
     self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, TeamSupervisor, UninstallOutcome,
 };
@@ -62,7 +62,7 @@ pub(crate) enum Msg {
     Uninstall(InstanceId, ControlReply<UninstallOutcome>),
     Control(InstanceId, InstanceCommand, ControlReply<()>),
     Reconnect(InstanceId, ControlReply<ReconnectOutcome>),
-    Woke(Duration),
+    ResumedAfterSuspend(Duration),
     Memory(MemoryReading),
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
     RequestPermit(InstanceId, StartPriority),
@@ -70,9 +70,9 @@ pub(crate) enum Msg {
     ReleasePermit(RunNumber),
     Throttle(TeamId, bool, TeamBudget),
     ChargeTeam(TeamId, std::time::Instant),
-    Remember(Arc<InstanceSpec>, Box<SlotMemo>),
-    Forget(InstanceId),
-    Revive(TeamId),
+    SaveMemo(Arc<InstanceSpec>, Box<SlotMemo>),
+    RemoveInstance(InstanceId),
+    RespawnTeam(TeamId),
     Barrier(oneshot::Sender<()>),
     IsInstalled(InstanceId, oneshot::Sender<bool>),
     FlushEvents(oneshot::Sender<()>),
@@ -148,7 +148,7 @@ pub(crate) struct Args {
     pub(crate) server_memory: ServerMemory,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) events: EventSender,
-    pub(crate) memory: Arc<dyn StateStore>,
+    pub(crate) state_store: Arc<dyn StateStore>,
     pub(crate) next_seq: u64,
     pub(crate) batch: BatchPolicy,
     pub(crate) team_budget: TeamBudgetPolicy,
@@ -195,7 +195,7 @@ pub(crate) struct State {
 struct DesiredInstance {
     spec: Arc<InstanceSpec>,
     memo: Option<(Arc<InstanceSpec>, Box<SlotMemo>)>,
-    leaving: Option<PendingRemoval>,
+    removal: Option<PendingRemoval>,
     panics: ExitHistory,
 }
 
@@ -208,9 +208,9 @@ impl DesiredInstance {
         let EarlierState { memo, catalogue } = known;
         let memo = (memo.is_some() || catalogue.is_some()).then(|| {
             let now = Instant::now().into_std();
-            Box::new(SlotMemo::restored(&spec, &memo.unwrap_or_default(), catalogue, now, wall))
+            Box::new(SlotMemo::from_stored(&spec, &memo.unwrap_or_default(), catalogue, now, wall))
         });
-        Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, leaving: None, panics: ExitHistory::default() }
+        Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, removal: None, panics: ExitHistory::default() }
     }
 
     fn charge_panic(&mut self, why: &str, now: std::time::Instant) {
@@ -225,13 +225,13 @@ impl DesiredInstance {
         let message = format!("The satellite itself failed {exits} times while it handled this server; last: {why}.");
         tracing::error!(instance = %self.spec.name, message, "the server failed permanently: repeated panics");
         let mut memo = self.memo.take().map(|(_, memo)| memo).unwrap_or_default();
-        memo.set_aside(message);
+        memo.mark_failed(message);
         self.memo = Some((self.spec.clone(), memo));
     }
 
-    fn can_try_again(&self) -> bool {
+    fn can_retry(&self) -> bool {
         // A configuration that did not start in a rolling update can be tried again.
-        self.memo.as_ref().is_some_and(|(_, memo)| memo.can_try_again(&self.spec))
+        self.memo.as_ref().is_some_and(|(_, memo)| memo.can_retry(&self.spec))
     }
 }
 
@@ -323,7 +323,7 @@ impl Root {
         match msg {
             Msg::Install(spec, known, reply) => state.install(spec, known, reply, &myself).await,
             Msg::Update(spec, reply) => {
-                if state.instances.get(&spec.id).is_some_and(|desired| desired.leaving.is_none()) {
+                if state.instances.get(&spec.id).is_some_and(|desired| desired.removal.is_none()) {
                     state.install(spec, EarlierState::default(), reply, &myself).await;
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
@@ -335,7 +335,7 @@ impl Root {
             Msg::Control(id, verb, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
-                    state.tell_team(&team, team::Msg::Control(id, verb, reply));
+                    state.send_to_team(&team, team::Msg::Control(id, verb, reply));
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
@@ -343,21 +343,21 @@ impl Root {
             Msg::Reconnect(id, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
-                    state.tell_team(&team, team::Msg::Reconnect(id, reply));
+                    state.send_to_team(&team, team::Msg::Reconnect(id, reply));
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
             }
-            Msg::Woke(asleep) => {
+            Msg::ResumedAfterSuspend(asleep) => {
                 for team in state.teams.values().filter_map(|team| team.supervisor.as_ref()) {
-                    let _ = cast!(team, team::Msg::Woke(asleep));
+                    let _ = cast!(team, team::Msg::ResumedAfterSuspend(asleep));
                 }
             }
             Msg::Memory(reading) => state.on_memory(reading),
             Msg::Ensure(id, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
-                    state.tell_team(&team, team::Msg::Ensure(id, reply));
+                    state.send_to_team(&team, team::Msg::Ensure(id, reply));
                 } else {
                     let _ = reply.send(Err(CallError::NotFound { what: "server".to_owned() }));
                 }
@@ -365,19 +365,19 @@ impl Root {
             Msg::RequestPermit(id, urgency) => {
                 let remote = state.instances.get(&id).is_some_and(|desired| desired.spec.is_remote());
                 state.permits.request(id, urgency, remote);
-                state.grant();
+                state.grant_permits();
             }
             Msg::WithdrawPermit(id) => state.permits.withdraw(&id),
             Msg::ReleasePermit(run) => {
                 state.permits.release(run);
-                state.grant();
+                state.grant_permits();
             }
             Msg::Throttle(team, one_at_a_time, budget) => {
                 if let Some(entry) = state.teams.get_mut(&team) {
                     entry.budget = budget;
                 }
                 state.permits.throttle(team, one_at_a_time);
-                state.grant();
+                state.grant_permits();
             }
             Msg::ChargeTeam(team, at) => {
                 if let Some(entry) = state.teams.get_mut(&team) {
@@ -385,9 +385,9 @@ impl Root {
                     let _ = entry.budget.charge(&state.args.team_budget, at);
                 }
             }
-            Msg::Remember(spec, memo) => state.remember(spec, memo),
-            Msg::Forget(id) => state.forget(&id, &myself).await,
-            Msg::Revive(team) => state.revive(&team, &myself).await,
+            Msg::SaveMemo(spec, memo) => state.save_memo(spec, memo),
+            Msg::RemoveInstance(id) => state.remove_instance(&id, &myself).await,
+            Msg::RespawnTeam(team) => state.respawn_team(&team, &myself).await,
             Msg::Died(who, why, remains) => state.on_death(who, why, remains, &myself).await?,
             Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
             Msg::IsInstalled(id, reply) => drop(reply.send(state.instances.contains_key(&id))),
@@ -397,7 +397,7 @@ impl Root {
                 }
             }
             Msg::Shutdown(reply) => state.shut_down(reply, &myself),
-            Msg::ShutdownOverdue => state.kill_what_is_left(&myself),
+            Msg::ShutdownOverdue => state.kill_remaining(&myself),
             Msg::Flushed(events_lost) => {
                 let Some(closing) = state.closing.take() else { return Ok(()) };
                 let _ = state.args.end.set(RuntimeEnd::ShutDown { events_lost, in_time: closing.in_time });
@@ -427,14 +427,14 @@ impl State {
         let (id, team) = (spec.id.clone(), spec.id.team.clone());
         let installed = match self.instances.get_mut(&id) {
             // The previous instance is still ending; this one is installed afterwards.
-            Some(DesiredInstance { leaving: Some(leaving), .. }) => {
+            Some(DesiredInstance { removal: Some(leaving), .. }) => {
                 leaving.next = Some((spec, known));
                 InstallOutcome::New
             }
-            Some(desired) if desired.spec == spec && !desired.can_try_again() => InstallOutcome::Unchanged,
+            Some(desired) if desired.spec == spec && !desired.can_retry() => InstallOutcome::Unchanged,
             Some(desired) => {
                 desired.spec = spec.clone();
-                self.tell_team(&team, team::Msg::Update(spec));
+                self.send_to_team(&team, team::Msg::Update(spec));
                 InstallOutcome::Updated
             }
             None => {
@@ -451,14 +451,14 @@ impl State {
             return;
         };
         // A repeated uninstall also cancels what was installed meanwhile.
-        desired.leaving = Some(PendingRemoval { next: None });
+        desired.removal = Some(PendingRemoval { next: None });
         let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
         let team = id.team.clone();
         if self.supervisor(&team).is_some() {
-            self.tell_team(&team, team::Msg::Uninstall(id, reply));
+            self.send_to_team(&team, team::Msg::Uninstall(id, reply));
         } else {
             // The supervisor has died and its processes with it; nothing is left to end.
-            self.forget_leaving(&team);
+            self.remove_uninstalled(&team);
             let _ = reply.send(Ok(UninstallOutcome { active: false, dormant }));
         }
     }
@@ -469,56 +469,56 @@ impl State {
         let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
         self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
-            self.tell_team(&team, team::Msg::Install(spec, memo));
+            self.send_to_team(&team, team::Msg::Install(spec, memo));
         } else {
             self.spawn_team(&team, myself).await;
         }
     }
 
-    fn remember(&mut self, spec: Arc<InstanceSpec>, memo: Box<SlotMemo>) {
+    fn save_memo(&mut self, spec: Arc<InstanceSpec>, memo: Box<SlotMemo>) {
         // Changes during a shutdown are not stored: an instance that slept at the end of the satellite sleeps on with
         // the next one.
         let Some(desired) = self.instances.get_mut(&spec.id) else { return };
         let is_stored = match &desired.memo {
-            Some((of, before)) => (Arc::ptr_eq(of, &spec) || *of == spec) && memo.is_stored_as(before),
-            None => memo.is_stored_as(&SlotMemo::default()),
+            Some((of, before)) => (Arc::ptr_eq(of, &spec) || *of == spec) && memo.has_same_stored_state(before),
+            None => memo.has_same_stored_state(&SlotMemo::default()),
         };
-        if !is_stored && self.closing.is_none() && desired.leaving.is_none() {
-            let stored = memo.stored(Instant::now().into_std(), self.args.events.wall());
-            guarded("Memory::remember", || self.args.memory.remember(&spec, stored));
+        if !is_stored && self.closing.is_none() && desired.removal.is_none() {
+            let stored = memo.to_stored(Instant::now().into_std(), self.args.events.wall());
+            catch_panic("Memory::remember", || self.args.state_store.save(&spec, stored));
         }
         desired.memo = Some((spec, memo));
     }
 
-    async fn forget(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
+    async fn remove_instance(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
         self.permits.withdraw(id);
-        guarded("Memory::forget", || self.args.memory.forget(id));
+        catch_panic("Memory::forget", || self.args.state_store.delete(id));
         // A registry that was replaced meanwhile may have started from a snapshot that still contains the instance.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
-        if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.leaving?.next) {
+        if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.removal?.next) {
             self.install_new(spec, known, myself).await;
         }
-        if self.of_team(&id.team).next().is_none()
+        if self.instances_of_team(&id.team).next().is_none()
             && let Some(supervisor) = self.teams.remove(&id.team).and_then(|team| team.supervisor)
         {
             self.supervisors.remove(&supervisor.get_id());
             supervisor.stop(None);
             self.permits.forget_team(&id.team);
-            self.grant();
+            self.grant_permits();
         }
     }
 
-    fn of_team(&self, team: &TeamId) -> impl Iterator<Item = &DesiredInstance> {
+    fn instances_of_team(&self, team: &TeamId) -> impl Iterator<Item = &DesiredInstance> {
         let of_team = |(id, _): &(&InstanceId, &DesiredInstance)| id.team == *team;
-        self.instances.range(InstanceId::first_of(team)..).take_while(of_team).map(|(_, desired)| desired)
+        self.instances.range(InstanceId::lower_bound(team)..).take_while(of_team).map(|(_, desired)| desired)
     }
 
-    fn forget_leaving(&mut self, team: &TeamId) {
+    fn remove_uninstalled(&mut self, team: &TeamId) {
         // Instances that were being removed when their supervisor died ended with it.
-        let leaving = self.of_team(team).filter(|desired| desired.leaving.is_some());
+        let leaving = self.instances_of_team(team).filter(|desired| desired.removal.is_some());
         let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
         for id in leaving {
-            guarded("Memory::forget", || self.args.memory.forget(&id));
+            catch_panic("Memory::forget", || self.args.state_store.delete(&id));
             let Some(desired) = self.instances.remove(&id) else { continue };
             // The slot that would have emitted this event ended with the supervisor.
             let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
@@ -531,7 +531,7 @@ impl State {
                 active: Some(false),
                 dormant: Some(dormant),
             });
-            match desired.leaving.and_then(|leaving| leaving.next) {
+            match desired.removal.and_then(|leaving| leaving.next) {
                 Some((spec, known)) => {
                     let desired = DesiredInstance::new(spec, known, self.args.events.wall());
                     self.instances.insert(id, desired);
@@ -545,7 +545,7 @@ impl State {
         let args = team::Args {
             team: team.clone(),
             budget: self.args.team_budget.clone(),
-            charged: self.teams.get(team).map(|entry| entry.budget.clone()).unwrap_or_default(),
+            charged_budget: self.teams.get(team).map(|entry| entry.budget.clone()).unwrap_or_default(),
             connector: self.args.connector.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
@@ -558,12 +558,12 @@ impl State {
             Ok((supervisor, _)) => supervisor,
             Err(error) => {
                 tracing::error!(team_id = %team, %error, "cannot start a team's supervisor; trying again");
-                self.revive_later(team.clone(), SPAWN_AGAIN_AFTER, myself);
+                self.respawn_team_later(team.clone(), SPAWN_AGAIN_AFTER, myself);
                 return;
             }
         };
         self.supervisors.insert(supervisor.get_id(), team.clone());
-        for DesiredInstance { spec, memo, .. } in self.of_team(team) {
+        for DesiredInstance { spec, memo, .. } in self.instances_of_team(team) {
             let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(memo.clone())));
             let _ = cast!(supervisor, team::Msg::Install(of.clone(), memo));
             if of != spec {
@@ -627,13 +627,13 @@ impl State {
             // The death of a supervisor does not lift the throttle.
             self.permits.throttle(team.clone(), true);
         }
-        self.grant();
+        self.grant_permits();
         if self.closing.is_some() {
             self.teams.remove(team);
             self.flush_when_empty(myself);
             return;
         }
-        self.forget_leaving(team);
+        self.remove_uninstalled(team);
         let Some(entry) = self.teams.get_mut(team) else { return };
         entry.supervisor = None;
         tracing::error!(team_id = %team, why, "a team's supervisor died; starting another with its instances");
@@ -647,7 +647,7 @@ impl State {
             self.spawn_team(team, myself).await;
         } else {
             self.show_without_supervisor(team);
-            self.revive_later(team.clone(), delay, myself);
+            self.respawn_team_later(team.clone(), delay, myself);
         }
     }
 
@@ -658,7 +658,7 @@ impl State {
             let memo = self.instances.get(&view.spec.id).and_then(|desired| desired.memo.as_ref());
             // A dormant instance loses nothing with its supervisor and stays `online`.
             let dormant = memo.is_some_and(|(_, memo)| memo.is_dormant());
-            let (status, message) = match view.want {
+            let (status, message) = match view.requested_state {
                 RequestedState::Running if dormant => (Status::Online, view.message.clone()),
                 RequestedState::Running => {
                     (Status::Connecting, Some("the team supervisor is being restarted".to_owned()))
@@ -669,7 +669,11 @@ impl State {
             let view = InstanceView {
                 status,
                 message,
-                remedy: Remedy::of(status, view.want == RequestedState::Stopped, view.spec.is_remote()),
+                remedy: Remedy::for_status(
+                    status,
+                    view.requested_state == RequestedState::Stopped,
+                    view.spec.is_remote(),
+                ),
                 since,
                 dormant,
                 connection: view.connection.map(|_| ConnectionState::Connecting),
@@ -679,30 +683,30 @@ impl State {
         }
     }
 
-    async fn revive(&mut self, team: &TeamId, myself: &ActorRef<Msg>) {
+    async fn respawn_team(&mut self, team: &TeamId, myself: &ActorRef<Msg>) {
         if self.closing.is_some() || self.supervisor(team).is_some() {
             return;
         }
-        if self.of_team(team).next().is_some() {
+        if self.instances_of_team(team).next().is_some() {
             self.spawn_team(team, myself).await;
         } else {
             self.teams.remove(team);
         }
     }
 
-    fn revive_later(&mut self, team: TeamId, delay: Duration, myself: &ActorRef<Msg>) {
+    fn respawn_team_later(&mut self, team: TeamId, delay: Duration, myself: &ActorRef<Msg>) {
         let me = myself.clone();
         self.tasks.spawn(async move {
             tokio::time::sleep(delay).await;
-            let _ = cast!(me, Msg::Revive(team));
+            let _ = cast!(me, Msg::RespawnTeam(team));
         });
     }
 
-    fn grant(&mut self) {
+    fn grant_permits(&mut self) {
         while let Some((id, run)) = self.permits.grant(RunNumber(self.last_run + 1)) {
             self.last_run = run.0;
             let team = id.team.clone();
-            self.tell_team(&team, team::Msg::Granted(id, run));
+            self.send_to_team(&team, team::Msg::Granted(id, run));
         }
     }
 
@@ -725,11 +729,11 @@ impl State {
                 self.permits.allow_processes(None);
             }
         }
-        self.grant();
+        self.grant_permits();
         if self.memory.is_short() && self.closing.is_none() {
             for (id, idle) in memory::longest_idle(self.idle_servers(now)) {
                 let team = id.team.clone();
-                self.tell_team(&team, team::Msg::News(id, SlotInput::MakeRoom(idle)));
+                self.send_to_team(&team, team::Msg::Input(id, SlotInput::FreeMemory(idle)));
             }
         }
         self.args.memory_status.send_replace(MemoryStatus {
@@ -744,15 +748,15 @@ impl State {
         let idle = snapshot.iter().filter_map(|view| {
             let spec = &view.spec;
             let may_sleep =
-                spec.keep != ProcessLifetime::AlwaysOn && idle::first_look(&spec.policy.idle, now).is_some();
+                spec.lifetime != ProcessLifetime::AlwaysOn && idle::first_check(&spec.policy.idle, now).is_some();
             let port = view.port.as_ref().filter(|_| may_sleep && !spec.is_remote())?;
             let activity = port.activity();
-            (activity.needed_by == 0).then(|| (spec.id.clone(), now.saturating_duration_since(activity.last)))
+            (activity.user_count == 0).then(|| (spec.id.clone(), now.saturating_duration_since(activity.last)))
         });
         idle.collect()
     }
 
-    fn tell_team(&self, team: &TeamId, msg: team::Msg) {
+    fn send_to_team(&self, team: &TeamId, msg: team::Msg) {
         // The message is dropped while there is no supervisor; callers then ask again.
         if let Some(supervisor) = self.supervisor(team) {
             let _ = cast!(supervisor, msg);
@@ -784,7 +788,7 @@ impl State {
         self.flush_when_empty(myself);
     }
 
-    fn kill_what_is_left(&mut self, myself: &ActorRef<Msg>) {
+    fn kill_remaining(&mut self, myself: &ActorRef<Msg>) {
         let Some(closing) = &mut self.closing else { return };
         if closing.flushing {
             return;
@@ -833,11 +837,11 @@ impl State {
     fn panic(&self, part: RuntimePart) {
         match part {
             RuntimePart::Root => std::panic::panic_any("asked to panic"),
-            RuntimePart::Instance(id) => self.tell_team(&id.team.clone(), team::Msg::PanicFor(id)),
+            RuntimePart::Instance(id) => self.send_to_team(&id.team.clone(), team::Msg::PanicFor(id)),
             RuntimePart::Registry => drop(cast!(self.registry, registry::Msg::Panic)),
             RuntimePart::Batcher => drop(self.batcher.as_ref().map(|batcher| cast!(batcher, batcher::Msg::Panic))),
-            RuntimePart::Team(team) => self.tell_team(&team, team::Msg::Panic(None)),
-            RuntimePart::Worker(id) => self.tell_team(&id.team.clone(), team::Msg::Panic(Some(id))),
+            RuntimePart::Team(team) => self.send_to_team(&team, team::Msg::Panic(None)),
+            RuntimePart::Worker(id) => self.send_to_team(&id.team.clone(), team::Msg::Panic(Some(id))),
         }
     }
 }

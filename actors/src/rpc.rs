@@ -53,7 +53,7 @@ pub struct MessageView<'a> {
     /// Progress token of a request or progress notification.
     pub token: Option<&'a RawValue>,
     /// Id of the request that a cancellation refers to.
-    pub of: Option<&'a RawValue>,
+    pub cancelled_id: Option<&'a RawValue>,
     /// Value of `result` or `error`.
     pub outcome: Option<&'a RawValue>,
 }
@@ -64,14 +64,14 @@ impl<'a> MessageView<'a> {
     /// # Errors
     ///
     /// Returns the reason why the text is not a valid message.
-    pub fn read(text: &'a str) -> Result<Self, MalformedMessage> {
+    pub fn parse(text: &'a str) -> Result<Self, MalformedMessage> {
         let mut parts = RawMembers::default();
-        object(text, &mut |name, value| parts.take(name, value))?;
-        parts.message(text)
+        for_each_member(text, &mut |name, value| parts.add_member(name, value))?;
+        parts.into_view(text)
     }
 
     /// Converts the view into an owned message. `text` must be the text that the view was read from.
-    pub fn keep(&self, text: &ByteString) -> RpcMessage {
+    pub fn to_message(&self, text: &ByteString) -> RpcMessage {
         let range = |value: &RawValue| span(self.text, value.get());
         RpcMessage {
             text: text.clone(),
@@ -80,7 +80,7 @@ impl<'a> MessageView<'a> {
             method: self.method.as_deref().map(Into::into),
             params: self.params.map(range),
             token: self.token.map(range),
-            of: self.of.map(range),
+            cancelled_id: self.cancelled_id.map(range),
             outcome: self.outcome.map(range),
         }
     }
@@ -95,7 +95,7 @@ pub struct RpcMessage {
     method: Option<Box<str>>,
     params: Option<Range<usize>>,
     token: Option<Range<usize>>,
-    of: Option<Range<usize>>,
+    cancelled_id: Option<Range<usize>>,
     outcome: Option<Range<usize>>,
 }
 
@@ -117,9 +117,9 @@ impl RpcMessage {
     /// # Errors
     ///
     /// Returns the reason why the text is not a valid message.
-    pub fn read(text: Bytes) -> Result<Self, MalformedMessage> {
-        let text = text_of(text)?;
-        Ok(MessageView::read(&text)?.keep(&text))
+    pub fn parse(text: Bytes) -> Result<Self, MalformedMessage> {
+        let text = utf8_text(text)?;
+        Ok(MessageView::parse(&text)?.to_message(&text))
     }
 
     /// Returns the text, as sent.
@@ -134,7 +134,7 @@ impl RpcMessage {
 
     /// Returns the id, a number or a string, as JSON text.
     pub fn id(&self) -> Option<&str> {
-        self.part(self.id.as_ref())
+        self.slice(self.id.as_ref())
     }
 
     /// Returns the method of a request or notification.
@@ -144,32 +144,32 @@ impl RpcMessage {
 
     /// Returns the params as JSON text.
     pub fn params(&self) -> Option<&str> {
-        self.part(self.params.as_ref())
+        self.slice(self.params.as_ref())
     }
 
     /// Returns the progress token of a request or progress notification as JSON text.
     pub fn token(&self) -> Option<&str> {
-        self.part(self.token.as_ref())
+        self.slice(self.token.as_ref())
     }
 
     /// Returns the id of the request that a cancellation refers to, as JSON text.
-    pub fn of(&self) -> Option<&str> {
-        self.part(self.of.as_ref())
+    pub fn cancelled_id(&self) -> Option<&str> {
+        self.slice(self.cancelled_id.as_ref())
     }
 
     /// Returns the value of `result` or `error` as JSON text.
     pub fn outcome(&self) -> Option<&str> {
-        self.part(self.outcome.as_ref())
+        self.slice(self.outcome.as_ref())
     }
 
     /// Returns the request with another id and, if it has one, another progress token. The concatenated parts are the
     /// text.
-    pub fn asked_as<'a>(&'a self, id: &'a str, token: &'a str) -> [&'a str; 5] {
-        self.with([(self.id.as_ref(), id), (self.token.as_ref(), token)])
+    pub fn with_id_and_token<'a>(&'a self, id: &'a str, token: &'a str) -> [&'a str; 5] {
+        self.with_replaced([(self.id.as_ref(), id), (self.token.as_ref(), token)])
     }
 
     /// Returns the request with another id and other params, which must be a JSON object.
-    pub fn asked_with(&self, id: &str, params: &str) -> String {
+    pub fn with_id_and_params(&self, id: &str, params: &str) -> String {
         let (added, at);
         let (place, params) = if let Some(place) = &self.params {
             (place, params)
@@ -179,34 +179,34 @@ impl RpcMessage {
             (added, at) = (format!(r#","params":{params}"#), end..end);
             (&at, &*added)
         };
-        self.with([(self.id.as_ref(), id), (Some(place), params)]).concat()
+        self.with_replaced([(self.id.as_ref(), id), (Some(place), params)]).concat()
     }
 
     /// Returns the response with another id. The concatenated parts are the text.
-    pub fn answering<'a>(&'a self, id: &'a str) -> [&'a str; 5] {
-        self.with([(self.id.as_ref(), id), (None, "")])
+    pub fn with_id<'a>(&'a self, id: &'a str) -> [&'a str; 5] {
+        self.with_replaced([(self.id.as_ref(), id), (None, "")])
     }
 
     /// Returns the notification with other params, which must be a JSON object.
-    pub fn told_with(&self, params: &str) -> String {
-        self.with([(self.params.as_ref(), params), (None, "")]).concat()
+    pub fn with_params(&self, params: &str) -> String {
+        self.with_replaced([(self.params.as_ref(), params), (None, "")]).concat()
     }
 
     /// Returns the progress notification with another token. The concatenated parts are the text.
-    pub fn told_as<'a>(&'a self, token: &'a str) -> [&'a str; 5] {
-        self.with([(self.token.as_ref(), token), (None, "")])
+    pub fn with_token<'a>(&'a self, token: &'a str) -> [&'a str; 5] {
+        self.with_replaced([(self.token.as_ref(), token), (None, "")])
     }
 
     /// Returns the cancellation for another request. The concatenated parts are the text.
-    pub fn cancelling<'a>(&'a self, of: &'a str) -> [&'a str; 5] {
-        self.with([(self.of.as_ref(), of), (None, "")])
+    pub fn with_cancelled_id<'a>(&'a self, of: &'a str) -> [&'a str; 5] {
+        self.with_replaced([(self.cancelled_id.as_ref(), of), (None, "")])
     }
 
-    fn part(&self, range: Option<&Range<usize>>) -> Option<&str> {
+    fn slice(&self, range: Option<&Range<usize>>) -> Option<&str> {
         range.map(|range| &self.text[range.clone()])
     }
 
-    fn with<'a>(&'a self, mut places: [(Option<&Range<usize>>, &'a str); 2]) -> [&'a str; 5] {
+    fn with_replaced<'a>(&'a self, mut places: [(Option<&Range<usize>>, &'a str); 2]) -> [&'a str; 5] {
         places.sort_unstable_by_key(|(range, _)| range.map(|range| range.start));
         let (mut parts, mut from) = ([""; 5], 0);
         for (at, (range, instead)) in places.into_iter().enumerate() {
@@ -224,12 +224,12 @@ impl RpcMessage {
 /// # Errors
 ///
 /// Returns `Malformed::NotJson` if the bytes are not UTF-8.
-pub fn text_of(bytes: Bytes) -> Result<ByteString, MalformedMessage> {
+pub fn utf8_text(bytes: Bytes) -> Result<ByteString, MalformedMessage> {
     ByteString::try_from(bytes).map_err(|error| MalformedMessage::NotJson(error.to_string()))
 }
 
 /// Concatenates the parts of a text.
-pub fn joined(parts: &[&str]) -> Bytes {
+pub fn join_parts(parts: &[&str]) -> Bytes {
     let mut text = BytesMut::with_capacity(parts.iter().map(|part| part.len()).sum());
     for part in parts {
         text.extend_from_slice(part.as_bytes());
@@ -247,7 +247,7 @@ pub fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
         }
         Ok(())
     };
-    object(json, &mut look).ok()?;
+    for_each_member(json, &mut look).ok()?;
     found
 }
 
@@ -258,7 +258,7 @@ pub fn members<'a>(json: &'a str) -> Option<Vec<(String, &'a str)>> {
         found.push((name.to_owned(), value.get()));
         Ok(())
     };
-    object(json, &mut look).ok()?;
+    for_each_member(json, &mut look).ok()?;
     Some(found)
 }
 
@@ -268,16 +268,16 @@ pub fn with_members(json: &str, ours: &[(&str, &str)]) -> String {
     let theirs = members(json).unwrap_or_default();
     let theirs = theirs.iter().filter(|(name, _)| !ours.iter().any(|(our, _)| our == name));
     let all = theirs.map(|(name, value)| (&**name, *value)).chain(ours.iter().copied());
-    written(all)
+    write_object(all)
 }
 
 /// Returns the object without its members of this name.
 pub fn without_member(json: &str, unwanted: &str) -> String {
     let theirs = members(json).unwrap_or_default();
-    written(theirs.iter().filter(|(name, _)| name != unwanted).map(|(name, value)| (&**name, *value)))
+    write_object(theirs.iter().filter(|(name, _)| name != unwanted).map(|(name, value)| (&**name, *value)))
 }
 
-fn written<'a>(members: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+fn write_object<'a>(members: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = String::from("{");
     for (name, value) in members {
         if text.len() > 1 {
@@ -302,7 +302,7 @@ struct RawMembers<'a> {
 }
 
 impl<'a> RawMembers<'a> {
-    fn take(&mut self, name: &str, value: &'a RawValue) -> Result<(), MalformedMessage> {
+    fn add_member(&mut self, name: &str, value: &'a RawValue) -> Result<(), MalformedMessage> {
         let (place, name) = match name {
             "jsonrpc" => (&mut self.version, "jsonrpc"),
             "id" => (&mut self.id, "id"),
@@ -312,11 +312,11 @@ impl<'a> RawMembers<'a> {
             "error" => (&mut self.error, "error"),
             _ => return Ok(()),
         };
-        once(place, value, name)
+        set_once(place, value, name)
     }
 
-    fn message(self, text: &'a str) -> Result<MessageView<'a>, MalformedMessage> {
-        if self.version.and_then(string).as_deref() != Some("2.0") {
+    fn into_view(self, text: &'a str) -> Result<MessageView<'a>, MalformedMessage> {
+        if self.version.and_then(decode_string).as_deref() != Some("2.0") {
             return Err(MalformedMessage::NotRpc("`jsonrpc` is not \"2.0\""));
         }
         let id = self.id.filter(|id| id.get() != "null");
@@ -326,7 +326,7 @@ impl<'a> RawMembers<'a> {
             return Err(MalformedMessage::NotRpc("`id` is neither a string nor a number"));
         }
         let method = match self.method {
-            Some(method) => Some(string(method).ok_or(MalformedMessage::NotRpc("`method` is not a string"))?),
+            Some(method) => Some(decode_string(method).ok_or(MalformedMessage::NotRpc("`method` is not a string"))?),
             None => None,
         };
         // Some servers send a null for an absent member.
@@ -344,13 +344,22 @@ impl<'a> RawMembers<'a> {
         };
         let (mut token, mut of) = (None, None);
         if let (Some(method), Some(params)) = (&method, self.params) {
-            (token, of) = places(method, kind, params.get())?;
+            (token, of) = token_and_cancelled_id(method, kind, params.get())?;
         }
-        Ok(MessageView { text, kind, id, method, params: self.params, token, of, outcome: error.or(self.result) })
+        Ok(MessageView {
+            text,
+            kind,
+            id,
+            method,
+            params: self.params,
+            token,
+            cancelled_id: of,
+            outcome: error.or(self.result),
+        })
     }
 }
 
-fn places<'a>(
+fn token_and_cancelled_id<'a>(
     method: &str,
     kind: MessageKind,
     params: &'a str,
@@ -363,25 +372,25 @@ fn places<'a>(
     };
     match (method, kind) {
         ("notifications/progress", MessageKind::Notification) if may_have("progressToken") => {
-            object(params, &mut |name, value| match name {
-                "progressToken" => once(&mut token, value, "progressToken"),
+            for_each_member(params, &mut |name, value| match name {
+                "progressToken" => set_once(&mut token, value, "progressToken"),
                 _ => Ok(()),
             })?;
         }
         ("notifications/cancelled", MessageKind::Notification) if may_have("requestId") => {
-            object(params, &mut |name, value| match name {
-                "requestId" => once(&mut of, value, "requestId"),
+            for_each_member(params, &mut |name, value| match name {
+                "requestId" => set_once(&mut of, value, "requestId"),
                 _ => Ok(()),
             })?;
         }
         (_, MessageKind::Request) if may_have("progressToken") => {
-            object(params, &mut |name, value| match name {
-                "_meta" => once(&mut meta, value, "_meta"),
+            for_each_member(params, &mut |name, value| match name {
+                "_meta" => set_once(&mut meta, value, "_meta"),
                 _ => Ok(()),
             })?;
             if let Some(meta) = meta.filter(|meta| meta.get().starts_with('{')) {
-                object(meta.get(), &mut |name, value| match name {
-                    "progressToken" => once(&mut token, value, "progressToken"),
+                for_each_member(meta.get(), &mut |name, value| match name {
+                    "progressToken" => set_once(&mut token, value, "progressToken"),
                     _ => Ok(()),
                 })?;
             }
@@ -391,7 +400,11 @@ fn places<'a>(
     Ok((token, of))
 }
 
-fn once<'a>(place: &mut Option<&'a RawValue>, value: &'a RawValue, name: &'static str) -> Result<(), MalformedMessage> {
+fn set_once<'a>(
+    place: &mut Option<&'a RawValue>,
+    value: &'a RawValue,
+    name: &'static str,
+) -> Result<(), MalformedMessage> {
     if place.replace(value).is_some() { Err(MalformedMessage::Twice(name)) } else { Ok(()) }
 }
 
@@ -400,22 +413,22 @@ fn span(text: &str, part: &str) -> Range<usize> {
     start..start + part.len()
 }
 
-fn string(value: &RawValue) -> Option<Cow<'_, str>> {
+fn decode_string(value: &RawValue) -> Option<Cow<'_, str>> {
     // `None` if the string contains an unpaired surrogate.
-    match plain(value.get()) {
+    match unescaped_string(value.get()) {
         Some(plain) => Some(Cow::Borrowed(plain)),
         None => serde_json::from_str(value.get()).ok().map(Cow::Owned),
     }
 }
 
-fn plain(json: &str) -> Option<&str> {
+fn unescaped_string(json: &str) -> Option<&str> {
     let inner = json.strip_prefix('"')?.strip_suffix('"')?;
     memchr::memchr(b'\\', inner.as_bytes()).is_none().then_some(inner)
 }
 
 /// Calls `member` for each member of an object. Names without escapes and values are not decoded: an unpaired surrogate
 /// in an unknown member must not fail the message.
-fn object<'a>(
+fn for_each_member<'a>(
     json: &'a str,
     member: &mut dyn FnMut(&str, &'a RawValue) -> Result<(), MalformedMessage>,
 ) -> Result<(), MalformedMessage> {
@@ -434,7 +447,7 @@ fn object<'a>(
             // Reads the whole text even after an error, so that invalid JSON is always reported as such.
             while let Some((name, value)) = map.next_entry::<&RawValue, &RawValue>()? {
                 if told.is_ok()
-                    && let Some(name) = string(name)
+                    && let Some(name) = decode_string(name)
                 {
                     told = (self.member)(&name, value);
                 }
@@ -464,7 +477,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<RpcMessage, MalformedMessage> {
-        RpcMessage::read(Bytes::copy_from_slice(text.as_bytes()))
+        RpcMessage::parse(Bytes::copy_from_slice(text.as_bytes()))
     }
 
     #[test]
@@ -477,15 +490,15 @@ mod tests {
             (request.kind(), request.id(), request.method()),
             (MessageKind::Request, Some("1"), Some("tools/call"))
         );
-        assert_eq!((request.token(), request.of(), request.outcome()), (Some("\"t\""), None, None));
+        assert_eq!((request.token(), request.cancelled_id(), request.outcome()), (Some("\"t\""), None, None));
         assert_eq!(
-            joined(&request.asked_as("70", "71")),
+            join_parts(&request.with_id_and_token("70", "71")),
             r#" {"params":{"name":"x","_meta":{"progressToken":71,"y":1e400}},"id":70,"method":"tools/call","jsonrpc":"2.0"} "#
         );
 
         let answer = read(r#"{"jsonrpc":"2.0","id":"a","result":null}"#).unwrap();
         assert_eq!((answer.kind(), answer.id(), answer.outcome()), (MessageKind::Result, Some("\"a\""), Some("null")));
-        assert_eq!(joined(&answer.answering("5")), r#"{"jsonrpc":"2.0","id":5,"result":null}"#);
+        assert_eq!(join_parts(&answer.with_id("5")), r#"{"jsonrpc":"2.0","id":5,"result":null}"#);
 
         let odd = read(r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#).unwrap();
         assert_eq!((odd.kind(), odd.outcome()), (MessageKind::Result, Some("{}")));
@@ -499,12 +512,12 @@ mod tests {
             read(r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":1}}"#)
                 .unwrap();
         assert_eq!((progress.kind(), progress.token()), (MessageKind::Notification, Some("7")));
-        assert!(joined(&progress.told_as("\"x\"")).ends_with(b"{\"progressToken\":\"x\",\"progress\":1}}"));
+        assert!(join_parts(&progress.with_token("\"x\"")).ends_with(b"{\"progressToken\":\"x\",\"progress\":1}}"));
         let cancelled =
             read(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r"}}"#).unwrap();
-        assert_eq!(cancelled.of(), Some("\"r\""));
+        assert_eq!(cancelled.cancelled_id(), Some("\"r\""));
         assert_eq!(
-            joined(&cancelled.cancelling("9")),
+            join_parts(&cancelled.with_cancelled_id("9")),
             r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9}}"#
         );
     }
@@ -544,7 +557,7 @@ mod tests {
         ] {
             assert!(matches!(read(text), Err(MalformedMessage::NotRpc(_))), "{text}: {:?}", read(text));
         }
-        assert!(matches!(RpcMessage::read(Bytes::from_static(b"\xff{}")), Err(MalformedMessage::NotJson(_))));
+        assert!(matches!(RpcMessage::parse(Bytes::from_static(b"\xff{}")), Err(MalformedMessage::NotJson(_))));
         let twice = r#"{"jsonrpc":"2.0","id":1,"i\u0064":2,"method":"m"}"#;
         assert_eq!(read(twice).err(), Some(MalformedMessage::Twice("id")));
     }
@@ -556,13 +569,13 @@ mod tests {
             r#"{{"jsonrpc":"2.0","\ud800":1e999999,"id":1,"method":"m","x":"\udc00","params":{{"a":{nested},"b":123456789012345678901234567890}}}}"#
         );
         let message = read(&text).unwrap();
-        assert_eq!(joined(&message.answering("2")), text.replacen("\"id\":1", "\"id\":2", 1));
+        assert_eq!(join_parts(&message.with_id("2")), text.replacen("\"id\":1", "\"id\":2", 1));
     }
 
     proptest! {
         #[test]
         fn no_bytes_are_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = RpcMessage::read(Bytes::from(bytes));
+            let _ = RpcMessage::parse(Bytes::from(bytes));
         }
 
         #[test]
@@ -578,7 +591,7 @@ mod tests {
                 format!(r#"{{"jsonrpc":"2.0",{first},"method":"m",{last}}}"#)
             };
             let message = read(&text(&id, &token)).unwrap();
-            prop_assert_eq!(joined(&message.asked_as(&other, &id)), text(&other, &id));
+            prop_assert_eq!(join_parts(&message.with_id_and_token(&other, &id)), text(&other, &id));
         }
     }
 }

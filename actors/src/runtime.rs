@@ -51,7 +51,7 @@ pub struct RuntimeOptions {
     /// Destination of events.
     pub sink: Arc<dyn EventSink>,
     /// Store of instance state over restarts; by default nothing is stored.
-    pub memory: Arc<dyn StateStore>,
+    pub state_store: Arc<dyn StateStore>,
     /// The wall clock. It is used only for timestamps and for the age of events that an earlier satellite recorded.
     pub wall: WallClock,
     /// Number of the first event: one more than the last one that the sink has stored.
@@ -79,7 +79,7 @@ impl RuntimeOptions {
             audience: Arc::new(NoAudience),
             server_memory: ServerMemory::default(),
             sink,
-            memory: Arc::new(NullStateStore),
+            state_store: Arc::new(NullStateStore),
             wall,
             next_seq: 1,
             batch: BatchPolicy::default(),
@@ -108,9 +108,9 @@ pub struct RuntimeHandle {
 ///
 /// Fails if an option is invalid (`PolicyError`), or if an actor cannot be started.
 pub async fn start(options: RuntimeOptions) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
-    let (args, parts) = parts(options)?;
+    let (args, parts) = prepare(options)?;
     let (root, join) = Root::spawn(None, Root, args).await?;
-    Ok(parts.handle(root, join))
+    Ok(parts.into_handle(root, join))
 }
 
 /// Starts a runtime under an actor of the host.
@@ -126,9 +126,9 @@ pub async fn start_linked(
     options: RuntimeOptions,
     supervisor: ActorCell,
 ) -> Result<(RuntimeHandle, JoinHandle<RuntimeEnd>), SpawnErr> {
-    let (args, parts) = parts(options)?;
+    let (args, parts) = prepare(options)?;
     let (root, join) = Root::spawn_linked(None, Root, args, supervisor).await?;
-    Ok(parts.handle(root, join))
+    Ok(parts.into_handle(root, join))
 }
 
 struct HandleParts {
@@ -141,20 +141,20 @@ struct HandleParts {
 }
 
 impl HandleParts {
-    fn handle(self, root: ActorRef<root::Msg>, join: JoinHandle<()>) -> (RuntimeHandle, JoinHandle<RuntimeEnd>) {
+    fn into_handle(self, root: ActorRef<root::Msg>, join: JoinHandle<()>) -> (RuntimeHandle, JoinHandle<RuntimeEnd>) {
         let Self { snapshot, memory, events, request_payload_max, published, end } = self;
         let join = spawn_observer(async move {
             // The join fails if the task was aborted with its tokio runtime.
             let _ = join.await;
             let end = end.get().cloned().unwrap_or(RuntimeEnd::Killed);
-            published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.at_the_end(&end)));
+            published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.with_end(&end)));
             end
         });
         (RuntimeHandle { root, snapshot, memory, events, request_payload_max }, join)
     }
 }
 
-fn parts(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnErr> {
+fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnErr> {
     let checked = options.batch.check().and_then(|()| options.team_budget.check());
     let checked = checked.and_then(|()| options.memory_policy.check());
     checked.map_err(|error| SpawnErr::StartupFailed(error.into()))?;
@@ -169,7 +169,7 @@ fn parts(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnErr>
         server_memory: options.server_memory,
         sink: options.sink,
         events: events.clone(),
-        memory: options.memory,
+        state_store: options.state_store,
         next_seq: options.next_seq,
         batch: options.batch,
         team_budget: options.team_budget,
@@ -198,7 +198,7 @@ impl RuntimeHandle {
     /// Refuses an invalid policy ([`Policy::check`](crate::model::policy::Policy::check)), and any spec during a
     /// shutdown.
     pub async fn install(&self, spec: InstanceSpec) -> Result<InstallOutcome, ControlError> {
-        self.install_known(spec, EarlierState::default()).await
+        self.install_with_state(spec, EarlierState::default()).await
     }
 
     /// Installs an instance with state from an earlier satellite under the same configuration. `known` is ignored if
@@ -207,9 +207,13 @@ impl RuntimeHandle {
     /// # Errors
     ///
     /// See [`RuntimeHandle::install`].
-    pub async fn install_known(&self, spec: InstanceSpec, known: EarlierState) -> Result<InstallOutcome, ControlError> {
-        let spec = checked(spec)?;
-        self.ask(|reply| root::Msg::Install(spec.clone(), known.clone(), reply)).await
+    pub async fn install_with_state(
+        &self,
+        spec: InstanceSpec,
+        known: EarlierState,
+    ) -> Result<InstallOutcome, ControlError> {
+        let spec = validate(spec)?;
+        self.request_root(|reply| root::Msg::Install(spec.clone(), known.clone(), reply)).await
     }
 
     /// Changes the configuration of an installed instance.
@@ -218,8 +222,8 @@ impl RuntimeHandle {
     ///
     /// Returns `NotFound` if the instance is not installed; see also [`RuntimeHandle::install`].
     pub async fn update(&self, spec: InstanceSpec) -> Result<InstallOutcome, ControlError> {
-        let spec = checked(spec)?;
-        self.ask(|reply| root::Msg::Update(spec.clone(), reply)).await
+        let spec = validate(spec)?;
+        self.request_root(|reply| root::Msg::Update(spec.clone(), reply)).await
     }
 
     /// Removes an instance. Returns when nothing of it is left.
@@ -229,8 +233,8 @@ impl RuntimeHandle {
     /// Returns `NotFound` if the instance is not installed.
     pub async fn uninstall(&self, id: &InstanceId) -> Result<UninstallOutcome, ControlError> {
         let before = self.status(id);
-        let found = self.ask(|reply| root::Msg::Uninstall(id.clone(), reply)).await;
-        self.see().await;
+        let found = self.request_root(|reply| root::Msg::Uninstall(id.clone(), reply)).await;
+        self.sync_snapshot().await;
         match (found, before) {
             // Removed with a supervisor that died during the removal.
             (Err(ControlError::NotFound), Some(view)) if self.status(id).is_none() => {
@@ -275,15 +279,15 @@ impl RuntimeHandle {
     /// Returns `NotFound` if the instance is not installed, `Refused` if it cannot be reconnected, or `Superseded` if
     /// it is removed meanwhile.
     pub async fn reconnect(&self, id: &InstanceId) -> Result<ReconnectOutcome, ControlError> {
-        let outcome = self.ask(|reply| root::Msg::Reconnect(id.clone(), reply)).await;
-        self.see().await;
+        let outcome = self.request_root(|reply| root::Msg::Reconnect(id.clone(), reply)).await;
+        self.sync_snapshot().await;
         outcome
     }
 
     /// Reports that the machine was suspended for the duration `asleep`, which the clock of the timers did not count.
     /// Overdue work is done now.
-    pub fn woke(&self, asleep: Duration) {
-        let _ = cast!(self.root, root::Msg::Woke(asleep));
+    pub fn resumed_after_suspend(&self, asleep: Duration) {
+        let _ = cast!(self.root, root::Msg::ResumedAfterSuspend(asleep));
     }
 
     /// Reports a memory reading. While memory is short, processes are started one by one, and the longest-idle servers
@@ -298,14 +302,14 @@ impl RuntimeHandle {
     }
 
     async fn control(&self, id: &InstanceId, verb: InstanceCommand) -> Result<(), ControlError> {
-        let done = self.ask(|reply| root::Msg::Control(id.clone(), verb, reply)).await;
-        self.see().await;
+        let done = self.request_root(|reply| root::Msg::Control(id.clone(), verb, reply)).await;
+        self.sync_snapshot().await;
         done
     }
 
     /// Waits until the snapshot contains every change that was confirmed before: a team updates the registry before it
     /// answers.
-    pub async fn see(&self) {
+    pub async fn sync_snapshot(&self) {
         let (reply, published) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Barrier(reply));
         // The wait fails if the registry died meanwhile; the next one receives everything.
@@ -324,7 +328,7 @@ impl RuntimeHandle {
 
     /// Returns the tools that an instance offers now; `None` unless it is `online`.
     pub fn tools(&self, id: &InstanceId) -> Option<Arc<Catalogue>> {
-        self.status(id).and_then(|view| view.offered().cloned())
+        self.status(id).and_then(|view| view.offered_catalogue().cloned())
     }
 
     /// Returns a receiver that observes changes of the snapshot.
@@ -344,7 +348,7 @@ impl RuntimeHandle {
             let snapshot = watch.borrow_and_update().clone();
             match snapshot.get(id) {
                 Some(view) if wanted(view) => return Some(view.clone()),
-                _ if snapshot.ended().is_some() => return None,
+                _ if snapshot.end().is_some() => return None,
                 Some(_) => {}
                 None if self.is_installed(id).await => {}
                 None => return None,
@@ -361,11 +365,11 @@ impl RuntimeHandle {
     }
 
     /// Waits until the runtime has ended, and returns the reason.
-    pub async fn ended(&self) -> RuntimeEnd {
+    pub async fn wait_for_end(&self) -> RuntimeEnd {
         let mut watch = self.watch();
-        let last = watch.wait_for(|snapshot| snapshot.ended().is_some()).await;
+        let last = watch.wait_for(|snapshot| snapshot.end().is_some()).await;
         // The wait fails if the tokio runtime ends with all its tasks.
-        last.ok().and_then(|snapshot| snapshot.ended().cloned()).unwrap_or(RuntimeEnd::Killed)
+        last.ok().and_then(|snapshot| snapshot.end().cloned()).unwrap_or(RuntimeEnd::Killed)
     }
 
     /// Returns a receiver of all later events.
@@ -412,13 +416,13 @@ impl RuntimeHandle {
         let view = self.status(id);
         let known = view.as_ref().and_then(|view| view.catalogue.as_deref()?.tool(tool));
         let repeatable = known.is_some_and(|tool| tool.repeatable);
-        let params = self.payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
+        let params = self.logged_payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
         let call = ToolCallRequest { tool, arguments, repeatable };
         let telling = CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
         let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
         match &answer {
-            Ok(result) => telling.of(Some(result.get()), tool_error(result.get())),
-            Err(error) => telling.of(None, Some(CallFailure::of(error))),
+            Ok(result) => telling.report(Some(result.get()), tool_error(result.get())),
+            Err(error) => telling.report(None, Some(CallFailure::from_error(error))),
         }
         answer
     }
@@ -444,7 +448,7 @@ impl RuntimeHandle {
         let started = Instant::now();
         let view = self.status(id);
         let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
-        let params = self.payload(view.as_deref(), arguments);
+        let params = self.logged_payload(view.as_deref(), arguments);
         let passing = RelayedRequest { relay: &relay, withdrawn: withdrawn.fuse() };
         let telling =
             CallReporter { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
@@ -454,12 +458,12 @@ impl RuntimeHandle {
             Ok(Some(message)) if message.kind() == MessageKind::Result => response.and_then(tool_error),
             Ok(Some(_)) => {
                 let theirs = format!("server error: {}", response.unwrap_or_default());
-                Some(CallFailure { ours: "server error".to_owned(), theirs: Some(theirs) })
+                Some(CallFailure { text: "server error".to_owned(), server_text: Some(theirs) })
             }
-            Ok(None) => Some(CallFailure::ours("cancelled by the client")),
-            Err(error) => Some(CallFailure::of(error)),
+            Ok(None) => Some(CallFailure::new("cancelled by the client")),
+            Err(error) => Some(CallFailure::from_error(error)),
         };
-        telling.of(response, wrong);
+        telling.report(response, wrong);
         answer
     }
 
@@ -468,13 +472,13 @@ impl RuntimeHandle {
     /// # Errors
     ///
     /// Returns `Busy` if too many calls are in flight.
-    pub fn tell(&self, id: &InstanceId, message: RpcMessage) -> Result<(), CallError> {
+    pub fn notify(&self, id: &InstanceId, message: RpcMessage) -> Result<(), CallError> {
         let port = self.status(id).and_then(|view| view.port.clone());
         let Some(port) = port else { return Ok(()) };
-        match port.tell(message) {
+        match port.notify(message) {
             // The run falls asleep or was replaced; another run lacks the context of this notification.
             Ok(()) | Err(AdmissionError::Closed) => Ok(()),
-            Err(AdmissionError::Full) => Err(port.full()),
+            Err(AdmissionError::Full) => Err(port.busy_error()),
         }
     }
 
@@ -483,7 +487,7 @@ impl RuntimeHandle {
     /// # Errors
     ///
     /// Returns the reason why the instance is not available within `timeout`.
-    pub async fn greeting(&self, id: &InstanceId, timeout: Duration) -> Result<Arc<ServerInfo>, CallError> {
+    pub async fn server_info(&self, id: &InstanceId, timeout: Duration) -> Result<Arc<ServerInfo>, CallError> {
         let known = |view: &InstanceView| view.server.clone();
         if let Some(server) = self.status(id).as_deref().and_then(known) {
             return Ok(server);
@@ -509,26 +513,26 @@ impl RuntimeHandle {
         self.request(id, view.as_deref(), DiscoverAttempt, Some(timeout), true).await
     }
 
-    fn payload(&self, view: Option<&InstanceView>, json: Option<&str>) -> Option<LoggedPayload> {
+    fn logged_payload(&self, view: Option<&InstanceView>, json: Option<&str>) -> Option<LoggedPayload> {
         let spec = &view.filter(|view| view.spec.request_logging)?.spec;
-        Some(LoggedPayload::of(json?, self.request_payload_max, &spec.mask))
+        Some(LoggedPayload::from_json(json?, self.request_payload_max, &spec.mask))
     }
 
-    fn called(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: EndedToolCall<'_>) {
+    fn report_call(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: EndedToolCall<'_>) {
         // Uses the current state: credentials may have changed, and an unknown instance may exist by now.
         let Some(view) = self.status(id).or(view) else { return };
-        let EndedToolCall { tool, started, params, response, wrong } = called;
+        let EndedToolCall { tool, started, params, response, failure: wrong } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
-        let error = wrong.map(|wrong| wrong.told(view.spec.request_logging, mask, self.request_payload_max));
+        let error = wrong.map(|wrong| wrong.into_text(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
-            self.events.log(request_log::LoggedCall {
-                of: of.clone(),
+            self.events.log_call(request_log::LoggedCall {
+                subject: of.clone(),
                 mask: mask.clone(),
                 tool: tool.to_owned(),
                 params,
-                response: self.payload(Some(&*view), response),
-                took,
+                response: self.logged_payload(Some(&*view), response),
+                duration: took,
                 error: error.clone(),
                 at: at.checked_sub(took).unwrap_or(at),
             });
@@ -563,27 +567,30 @@ impl RuntimeHandle {
             } else {
                 tokio::select! {
                     biased;
-                    answer = wish.taken_back() => return Ok(answer),
-                    port = self.ensure(id, deadline, timeout) => port.map_err(|error| graver(first.as_ref(), error))?,
+                    answer = wish.wait_for_withdrawal() => return Ok(answer),
+                    port = self.ensure(id, deadline, timeout) => port.map_err(|error| more_severe_error(first.as_ref(), error))?,
                 }
             };
-            let place = match open.enter() {
+            let place = match open.try_acquire() {
                 Ok(place) => place,
-                Err(AdmissionError::Full) => return Err(graver(first.as_ref(), open.full())),
+                Err(AdmissionError::Full) => return Err(more_severe_error(first.as_ref(), open.busy_error())),
                 // The run fell asleep or was replaced. No request was sent, so this does not count as an attempt.
                 Err(AdmissionError::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = wish.ask(&open, place, left).await;
+            let answer = wish.attempt(&open, place, left).await;
             match answer {
                 Err(error @ CallError::Terminated { fate, .. }) if may_repeat(fate) && first.is_none() => {
                     first = Some(error);
                 }
                 // Reports the caller's whole timeout, not the rest of it.
                 Err(CallError::TimedOut { after, fate }) => {
-                    return Err(graver(first.as_ref(), CallError::TimedOut { after: timeout.max(after), fate }));
+                    return Err(more_severe_error(
+                        first.as_ref(),
+                        CallError::TimedOut { after: timeout.max(after), fate },
+                    ));
                 }
-                Err(error) => return Err(graver(first.as_ref(), error)),
+                Err(error) => return Err(more_severe_error(first.as_ref(), error)),
                 Ok(result) => return Ok(result),
             }
         }
@@ -616,7 +623,7 @@ impl RuntimeHandle {
         tokio::time::timeout_at(deadline, patient).await.unwrap_or(Err(late))
     }
 
-    async fn ask<T>(&self, message: impl Fn(ControlReply<T>) -> root::Msg) -> Result<T, ControlError> {
+    async fn request_root<T>(&self, message: impl Fn(ControlReply<T>) -> root::Msg) -> Result<T, ControlError> {
         // Repeats the request if there is no reply: a team's supervisor may have died with it.
         let mut until = None;
         loop {
@@ -647,7 +654,7 @@ impl RuntimeHandle {
             return farewell;
         }
         // The runtime has already ended.
-        match self.ended().await {
+        match self.wait_for_end().await {
             RuntimeEnd::ShutDown { events_lost, in_time } => ShutdownReport { events_lost, in_time },
             RuntimeEnd::Killed | RuntimeEnd::Failed(_) => {
                 ShutdownReport { events_lost: self.event_statistics().unsent(), in_time: false }
@@ -666,7 +673,7 @@ impl RuntimeHandle {
     }
 }
 
-fn checked(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
+fn validate(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
     match spec.policy.check() {
         Ok(()) => Ok(Arc::new(spec)),
         Err(error) => {
@@ -680,7 +687,7 @@ fn checked(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
 trait RepeatableRequest: Send {
     type Answer: Send;
 
-    fn ask(
+    fn attempt(
         &mut self,
         port: &CallPort,
         place: CallPermit,
@@ -688,7 +695,7 @@ trait RepeatableRequest: Send {
     ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
 
     /// Resolves when the request is withdrawn; never, if it cannot be.
-    fn taken_back(&mut self) -> impl Future<Output = Self::Answer> + Send {
+    fn wait_for_withdrawal(&mut self) -> impl Future<Output = Self::Answer> + Send {
         std::future::pending()
     }
 }
@@ -702,10 +709,15 @@ struct ToolCallRequest<'a> {
 impl RepeatableRequest for ToolCallRequest<'_> {
     type Answer = Box<RawValue>;
 
-    async fn ask(&mut self, port: &CallPort, place: CallPermit, timeout: Duration) -> Result<Self::Answer, CallError> {
+    async fn attempt(
+        &mut self,
+        port: &CallPort,
+        place: CallPermit,
+        timeout: Duration,
+    ) -> Result<Self::Answer, CallError> {
         let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
         let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable };
-        port.request_from(place, request, timeout).await
+        port.request_with_permit(place, request, timeout).await
     }
 }
 
@@ -717,11 +729,16 @@ struct RelayedRequest<'a> {
 impl RepeatableRequest for RelayedRequest<'_> {
     type Answer = Option<RpcMessage>;
 
-    async fn ask(&mut self, port: &CallPort, place: CallPermit, timeout: Duration) -> Result<Self::Answer, CallError> {
-        port.relay_from(place, self.relay.clone(), timeout, &mut self.withdrawn).await
+    async fn attempt(
+        &mut self,
+        port: &CallPort,
+        place: CallPermit,
+        timeout: Duration,
+    ) -> Result<Self::Answer, CallError> {
+        port.relay_with_permit(place, self.relay.clone(), timeout, &mut self.withdrawn).await
     }
 
-    async fn taken_back(&mut self) -> Self::Answer {
+    async fn wait_for_withdrawal(&mut self) -> Self::Answer {
         // The receive fails if the client can no longer withdraw the request.
         if (&mut self.withdrawn).await.is_err() {
             std::future::pending::<()>().await;
@@ -735,13 +752,18 @@ struct DiscoverAttempt;
 impl RepeatableRequest for DiscoverAttempt {
     type Answer = Option<Arc<ServerInfo>>;
 
-    async fn ask(&mut self, port: &CallPort, place: CallPermit, timeout: Duration) -> Result<Self::Answer, CallError> {
+    async fn attempt(
+        &mut self,
+        port: &CallPort,
+        place: CallPermit,
+        timeout: Duration,
+    ) -> Result<Self::Answer, CallError> {
         port.discover(place, timeout).await
     }
 }
 
 /// Returns the error of two attempts: if only the first may have been executed, its error.
-fn graver(first: Option<&CallError>, second: CallError) -> CallError {
+fn more_severe_error(first: Option<&CallError>, second: CallError) -> CallError {
     match first {
         Some(first) if first.fate() == Some(CallFate::MaybeExecuted) && second.fate() == Some(CallFate::NotSent) => {
             first.clone()
@@ -755,7 +777,7 @@ struct EndedToolCall<'a> {
     started: Instant,
     params: Option<LoggedPayload>,
     response: Option<&'a str>,
-    wrong: Option<CallFailure>,
+    failure: Option<CallFailure>,
 }
 
 /// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
@@ -770,46 +792,50 @@ struct CallReporter<'a> {
 }
 
 impl CallReporter<'_> {
-    fn of(mut self, response: Option<&str>, wrong: Option<CallFailure>) {
-        self.tell(response, wrong);
+    fn report(mut self, response: Option<&str>, wrong: Option<CallFailure>) {
+        self.report_once(response, wrong);
     }
 
-    fn tell(&mut self, response: Option<&str>, wrong: Option<CallFailure>) {
+    fn report_once(&mut self, response: Option<&str>, wrong: Option<CallFailure>) {
         let Some(tool) = self.tool.take() else { return };
         let (started, params) = (self.started, self.params.take());
-        self.runtime.called(self.id, self.view.take(), EndedToolCall { tool, started, params, response, wrong });
+        self.runtime.report_call(
+            self.id,
+            self.view.take(),
+            EndedToolCall { tool, started, params, response, failure: wrong },
+        );
     }
 }
 
 impl Drop for CallReporter<'_> {
     fn drop(&mut self) {
-        self.tell(None, Some(CallFailure::ours("the caller went away")));
+        self.report_once(None, Some(CallFailure::new("the caller went away")));
     }
 }
 
 /// Error of a call in our own words, and with the server's, which may contain anything.
 struct CallFailure {
-    ours: String,
-    theirs: Option<String>,
+    text: String,
+    server_text: Option<String>,
 }
 
 impl CallFailure {
-    fn ours(why: &str) -> Self {
-        Self { ours: why.to_owned(), theirs: None }
+    fn new(why: &str) -> Self {
+        Self { text: why.to_owned(), server_text: None }
     }
 
-    fn of(error: &CallError) -> Self {
+    fn from_error(error: &CallError) -> Self {
         match error {
             CallError::Server { code, .. } => {
-                Self { ours: format!("server error {code}"), theirs: Some(error.to_string()) }
+                Self { text: format!("server error {code}"), server_text: Some(error.to_string()) }
             }
-            error => Self { ours: error.to_string(), theirs: None },
+            error => Self { text: error.to_string(), server_text: None },
         }
     }
 
-    fn told(self, with_theirs: bool, mask: &SecretMask, max: usize) -> String {
+    fn into_text(self, with_theirs: bool, mask: &SecretMask, max: usize) -> String {
         // Private calls omit the server's own words.
-        let text = mask.apply(&self.theirs.filter(|_| with_theirs).unwrap_or(self.ours));
+        let text = mask.apply(&self.server_text.filter(|_| with_theirs).unwrap_or(self.text));
         if text.len() <= max {
             return text;
         }
@@ -829,5 +855,5 @@ fn tool_error(result: &str) -> Option<CallFailure> {
         member(result, "content").and_then(|content| serde_json::from_str(content).ok());
     let text = |part: &&RawValue| serde_json::from_str::<TextContent>(part.get()).ok();
     let theirs = content.unwrap_or_default().iter().find_map(text).map(|content| content.text);
-    Some(CallFailure { ours: "the tool reports an error".to_owned(), theirs })
+    Some(CallFailure { text: "the tool reports an error".to_owned(), server_text: theirs })
 }

@@ -117,7 +117,7 @@ pub enum LineEvent {
         /// The message.
         message: Bytes,
         /// Request on whose own stream the message arrived.
-        of: Option<u64>,
+        request: Option<u64>,
     },
     /// A request or probe failed; no response will follow.
     Failed {
@@ -140,7 +140,7 @@ pub enum LineEvent {
 /// Line for hosts without a connector for remote servers: every request fails with `FailureKind::Unserved`.
 #[derive(Debug, Default)]
 pub struct UnsupportedLine {
-    asked: VecDeque<u64>,
+    requests: VecDeque<u64>,
     closing: bool,
     waker: Option<Waker>,
 }
@@ -148,7 +148,7 @@ pub struct UnsupportedLine {
 impl ServerLine for UnsupportedLine {
     fn send(&mut self, message: LineOutput) {
         match message {
-            LineOutput::Request { id, .. } | LineOutput::Probe { id } => self.asked.push_back(id),
+            LineOutput::Request { id, .. } | LineOutput::Probe { id } => self.requests.push_back(id),
             LineOutput::Close => self.closing = true,
             LineOutput::Notification { .. }
             | LineOutput::Response { .. }
@@ -162,8 +162,11 @@ impl ServerLine for UnsupportedLine {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<LineEvent> {
-        if let Some(id) = self.asked.pop_front() {
-            return Poll::Ready(LineEvent::Failed { id, failure: ExchangeFailure::unsent(FailureKind::Unserved) });
+        if let Some(id) = self.requests.pop_front() {
+            return Poll::Ready(LineEvent::Failed {
+                id,
+                failure: ExchangeFailure::unsent(FailureKind::UnsupportedTransport),
+            });
         }
         if self.closing {
             return Poll::Ready(LineEvent::Closed);
@@ -206,25 +209,25 @@ pub trait ServerProcess: Send + 'static {
     /// Returns the process id, if there is one.
     fn pid(&self) -> Option<u32>;
     /// Returns how the process is contained, if there is anything to report.
-    fn custody(&self) -> Option<Arc<ProcessContainment>> {
+    fn containment(&self) -> Option<Arc<ProcessContainment>> {
         None
     }
     /// Returns a function that determines, after the process has ended and stderr was drained, whether a resource limit
     /// ended it.
-    fn autopsy(&self) -> Option<LimitProbe> {
+    fn limit_probe(&self) -> Option<LimitProbe> {
         None
     }
     /// Resolves when the leader has ended. Cancel-safe; may be called again.
-    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd>;
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd>;
     /// Resolves when the leader and all its descendants are gone. Cancel-safe; may be called again.
-    fn gone(&mut self) -> BoxFuture<'_, ()>;
+    fn wait_all(&mut self) -> BoxFuture<'_, ()>;
     /// Requests the leader and its descendants to end (SIGTERM).
     fn terminate(&mut self);
     /// Kills the leader and its descendants (SIGKILL).
     fn kill(&mut self);
 }
 
-/// Function that returns the resource limit that ended a process, if any. See [`ServerProcess::autopsy`].
+/// Function that returns the resource limit that ended a process, if any. See [`ServerProcess::limit_probe`].
 pub type LimitProbe = Box<dyn FnOnce() -> Option<ExceededLimit> + Send>;
 
 /// Exit status of a process.
@@ -250,7 +253,7 @@ pub trait EventSink: Send + Sync + 'static {
     }
 
     /// Returns the store that reserves event numbers. `None`: events are numbered as they arrive.
-    fn numbers(&self) -> Option<Arc<dyn NumberStore>> {
+    fn number_store(&self) -> Option<Arc<dyn NumberStore>> {
         None
     }
 }
@@ -268,9 +271,9 @@ pub trait NumberStore: Send + Sync + 'static {
 /// Store of instance state over restarts of the satellite. Its methods must not block or panic.
 pub trait StateStore: Send + Sync + 'static {
     /// Stores the latest state of an instance with this configuration.
-    fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo);
+    fn save(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo);
     /// Deletes the state of an instance that was removed.
-    fn forget(&self, id: &InstanceId);
+    fn delete(&self, id: &InstanceId);
 }
 
 /// Memory that stores nothing: instance state ends with the satellite.
@@ -278,9 +281,9 @@ pub trait StateStore: Send + Sync + 'static {
 pub struct NullStateStore;
 
 impl StateStore for NullStateStore {
-    fn remember(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {}
+    fn save(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {}
 
-    fn forget(&self, _id: &InstanceId) {}
+    fn delete(&self, _id: &InstanceId) {}
 }
 
 /// Batch of events for a sink; never empty.

@@ -26,7 +26,7 @@ pub struct ProcessContainment {
     /// Name of the sandbox, or `none`.
     pub isolation: &'static str,
     /// Means to find the process and all its descendants: a cgroup, a PID namespace, or its process group and a marker.
-    pub held_by: &'static str,
+    pub mechanism: &'static str,
     /// User under which the process runs, inside and outside the sandbox.
     pub identity: String,
 }
@@ -35,7 +35,7 @@ pub struct ProcessContainment {
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub(crate) instances: imbl::OrdMap<InstanceId, Arc<InstanceView>>,
-    pub(crate) ended: Option<RuntimeEnd>,
+    pub(crate) end: Option<RuntimeEnd>,
 }
 
 /// State of one instance, as last reported by the supervisor of its team.
@@ -54,7 +54,7 @@ pub struct InstanceView {
     /// Time at which the instance entered this status.
     pub since: Timestamp,
     /// State requested by a person.
-    pub want: RequestedState,
+    pub requested_state: RequestedState,
     /// True if the instance sleeps or is being woken; shown in addition to `online`.
     pub dormant: bool,
     /// State of the connection; `None` for a process.
@@ -66,7 +66,7 @@ pub struct InstanceView {
     /// Process ID of the current run.
     pub pid: Option<u32>,
     /// Containment of that process.
-    pub custody: Option<Arc<ProcessContainment>>,
+    pub containment: Option<Arc<ProcessContainment>>,
     /// Total number of restarts, after an unwanted exit or on request.
     pub restarts: u64,
     pub(crate) history: ExitHistory,
@@ -96,7 +96,7 @@ pub struct InstanceView {
 impl InstanceView {
     /// Returns the number of unwanted exits that count against the restart budget at `now`.
     pub fn exits_in_window(&self, now: Instant) -> usize {
-        self.history.in_window(&self.spec.policy.restart, now)
+        self.history.exits_in_window(&self.spec.policy.restart, now)
     }
 
     /// Returns the instance without its run, which ended with the supervisor of its team.
@@ -105,7 +105,7 @@ impl InstanceView {
             port: None,
             draining: None,
             pid: None,
-            custody: None,
+            containment: None,
             initialized_at: None,
             health: ServerHealth::Unknown,
             ..self.clone()
@@ -118,7 +118,7 @@ impl InstanceView {
     }
 
     /// Returns the catalogue offered to the user: `None` unless the status is `online`.
-    pub fn offered(&self) -> Option<&Arc<Catalogue>> {
+    pub fn offered_catalogue(&self) -> Option<&Arc<Catalogue>> {
         (self.status == Status::Online).then_some(self.catalogue.as_ref()).flatten()
     }
 }
@@ -135,14 +135,14 @@ impl Snapshot {
     }
 
     /// Returns the reason why the runtime ended; `None` while it runs. Later snapshots do not differ.
-    pub fn ended(&self) -> Option<&RuntimeEnd> {
-        self.ended.as_ref()
+    pub fn end(&self) -> Option<&RuntimeEnd> {
+        self.end.as_ref()
     }
 
     /// Returns the last snapshot of a runtime that ended. A shutdown leaves each instance in its last state; otherwise
     /// instances that ran are shown as offline.
-    pub(crate) fn at_the_end(&self, end: &RuntimeEnd) -> Self {
-        let mut last = Self { ended: Some(end.clone()), ..self.clone() };
+    pub(crate) fn with_end(&self, end: &RuntimeEnd) -> Self {
+        let mut last = Self { end: Some(end.clone()), ..self.clone() };
         if matches!(end, RuntimeEnd::ShutDown { .. }) {
             return last;
         }
@@ -178,7 +178,7 @@ impl Snapshot {
 
     /// Returns the instances of a team.
     pub fn team(&self, team: &TeamId) -> impl Iterator<Item = &Arc<InstanceView>> {
-        let first = InstanceId::first_of(team);
+        let first = InstanceId::lower_bound(team);
         let team = team.clone();
         self.instances.range(first..).map(|(_, view)| view).take_while(move |view| view.spec.id.team == team)
     }
@@ -206,12 +206,12 @@ mod tests {
             installation: installation.into(),
             server: "files".into(),
             target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
-            server_layer: ConfigTier::default(),
-            team_layer: ConfigTier::default(),
-            user_layer: ConfigTier::default(),
+            server_tier: ConfigTier::default(),
+            team_tier: ConfigTier::default(),
+            user_tier: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: ProcessLifetime::Listed,
-            on_update: UpdateMethod::default(),
+            lifetime: ProcessLifetime::Listed,
+            update_method: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::default(),
         };
@@ -223,13 +223,13 @@ mod tests {
             message: None,
             remedy: None,
             since: Timestamp::UNIX_EPOCH,
-            want: RequestedState::Running,
+            requested_state: RequestedState::Running,
             dormant: false,
             connection: None,
             health: ServerHealth::Unknown,
             server: None,
             pid: None,
-            custody: None,
+            containment: None,
             restarts: 0,
             history: ExitHistory::default(),
             next_retry_at: None,
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn tools_are_offered_while_online_and_never_else() {
         for status in Status::ALL {
-            assert_eq!(view("a", "u", "1", status).offered().is_some(), status == Status::Online, "{status}");
+            assert_eq!(view("a", "u", "1", status).offered_catalogue().is_some(), status == Status::Online, "{status}");
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::spec::InstanceSpec;
 use crate::seam::{OpenError, ProcessLink};
 use crate::session::{SessionArgs, SessionControl, stdio};
-use crate::tasks::{ActorTasks, guarded, panic_text};
+use crate::tasks::{ActorTasks, catch_panic, panic_text};
 use crate::worker::{Args, Msg};
 use crate::{logs, team};
 
@@ -29,7 +29,7 @@ pub(crate) struct State {
     // Current specification of the run.
     spec: watch::Sender<Arc<InstanceSpec>>,
     since: Instant,
-    waiting: Option<(CallPortReceiver, mpsc::UnboundedReceiver<SessionControl>)>,
+    pending_session: Option<(CallPortReceiver, mpsc::UnboundedReceiver<SessionControl>)>,
     port: CallPort,
     control: mpsc::UnboundedSender<SessionControl>,
     tasks: ActorTasks,
@@ -44,7 +44,7 @@ impl Actor for StdioWorker {
     type Arguments = Args;
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let (port, end) = args.door();
+        let (port, end) = args.create_port();
         let (control, controlled) = mpsc::unbounded_channel();
         let mut tasks = ActorTasks::default();
         let (connector, spec, run) = (args.connector.clone(), args.spec.clone(), args.run);
@@ -67,22 +67,32 @@ impl Actor for StdioWorker {
         });
         let waiting = Some((end, controlled));
         let spec = watch::Sender::new(args.spec.clone());
-        Ok(State { args, spec, since: Instant::now(), waiting, port, control, tasks, guard: None, exit: None })
+        Ok(State {
+            args,
+            spec,
+            since: Instant::now(),
+            pending_session: waiting,
+            port,
+            control,
+            tasks,
+            guard: None,
+            exit: None,
+        })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
-            Msg::Opened(Ok(link)) => state.begin(link, &myself),
+            Msg::Opened(Ok(link)) => state.start_session(link, &myself),
             Msg::Opened(Err(error)) => {
                 let cause = match error {
                     OpenError::Server(why) => ExitCause::Spawn(why),
                     OpenError::Machine(why) => ExitCause::Machine(why),
                 };
-                state.end(WorkerExit::because(cause), &myself);
+                state.finish(WorkerExit::from_cause(cause), &myself);
             }
             // No session exists yet: dropping the pending start also drops its result.
-            Msg::Control(SessionControl::Stop) if state.waiting.is_some() => {
-                state.end(WorkerExit::because(ExitCause::Asked), &myself);
+            Msg::Control(SessionControl::Stop) if state.pending_session.is_some() => {
+                state.finish(WorkerExit::from_cause(ExitCause::Requested), &myself);
             }
             Msg::Control(control) => {
                 if let SessionControl::Adopt(spec) = &control {
@@ -91,7 +101,7 @@ impl Actor for StdioWorker {
                 // The send fails if the session has already ended.
                 drop(state.control.send(control));
             }
-            Msg::Over(exit) => state.end(exit, &myself),
+            Msg::SessionEnded(exit) => state.finish(exit, &myself),
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
         Ok(())
@@ -99,23 +109,26 @@ impl Actor for StdioWorker {
 }
 
 impl State {
-    fn begin(&mut self, link: ProcessLink, myself: &ActorRef<Msg>) {
-        let Some((port, control)) = self.waiting.take() else { return };
+    fn start_session(&mut self, link: ProcessLink, myself: &ActorRef<Msg>) {
+        let Some((port, control)) = self.pending_session.take() else { return };
         let Args { spec, subject, events, .. } = &self.args;
         self.guard = Some(link.guard);
-        self.args.tell_spawned(team::SpawnedRun {
-            pid: guarded("Process::pid", || link.process.pid()).flatten(),
-            custody: guarded("Process::custody", || link.process.custody()).flatten(),
+        self.args.report_spawned(team::SpawnedRun {
+            pid: catch_panic("Process::pid", || link.process.pid()).flatten(),
+            containment: catch_panic("Process::custody", || link.process.containment()).flatten(),
             port: self.port.clone(),
         });
-        let autopsy = guarded("Process::autopsy", || link.process.autopsy()).flatten();
+        let autopsy = catch_panic("Process::autopsy", || link.process.limit_probe()).flatten();
         // The task that drains the output drops the sender at its end.
         let (last_line, mut drained) = watch::channel(None);
         let (printed, lines) = mpsc::channel(logs::PRINTED_MAX);
-        let output = logs::ServerOutput { stderr: link.stderr, printed: lines, last_line };
+        let output = logs::ServerOutput { stderr: link.stderr, stdout_lines: lines, last_line };
         self.tasks.spawn(logs::drain(output, self.spec.subscribe(), subject.clone(), events.clone()));
         let session = stdio::run(stdio::Args {
-            basis: SessionArgs { printed: Some(printed), ..self.args.basis(self.since, port, control) },
+            session_args: SessionArgs {
+                stdout_lines: Some(printed),
+                ..self.args.session_args(self.since, port, control)
+            },
             reader: link.reader,
             writer: link.writer,
             process: link.process,
@@ -125,26 +138,30 @@ impl State {
         // Chained, not awaited in an async block, which would reserve memory for the session twice.
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
             let mut exit =
-                exit.unwrap_or_else(|panic| WorkerExit::because(ExitCause::Panicked(panic_text(panic.as_ref()))));
+                exit.unwrap_or_else(|panic| WorkerExit::from_cause(ExitCause::Panicked(panic_text(panic.as_ref()))));
             // The last lines of stderr often explain the exit. A grandchild may keep the pipe open, so the wait is
             // limited.
             let ended = async { while drained.changed().await.is_ok() {} };
             let _ = tokio::time::timeout(exit_drain, ended).await;
-            if exit.cause != ExitCause::Asked {
+            if exit.cause != ExitCause::Requested {
                 exit.last_line.clone_from(&drained.borrow_and_update());
             }
             if exit.cause == ExitCause::Exited {
-                exit.limit = autopsy.and_then(|autopsy| guarded("Process::autopsy", autopsy).flatten());
+                exit.limit = autopsy.and_then(|autopsy| catch_panic("Process::autopsy", autopsy).flatten());
             }
-            let _ = cast!(me, Msg::Over(exit));
+            let _ = cast!(me, Msg::SessionEnded(exit));
         });
         self.tasks.spawn(ending.instrument(span));
     }
 
-    fn end(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
+    fn finish(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
         let has_panicked = matches!(exit.cause, ExitCause::Panicked(_));
-        if exit.cause != ExitCause::Asked && exit.ran.is_none() && !has_panicked {
-            logs::report(format!("the server did not start: {}", exit.cause()), &self.args.subject, &self.args.events);
+        if exit.cause != ExitCause::Requested && exit.uptime.is_none() && !has_panicked {
+            logs::emit_error_line(
+                format!("the server did not start: {}", exit.cause_text()),
+                &self.args.subject,
+                &self.args.events,
+            );
         }
         self.exit = Some(exit);
         self.tasks = ActorTasks::default();

@@ -23,7 +23,7 @@ pub(crate) fn spawn_observer<T: Send + 'static>(task: impl Future<Output = T> + 
 }
 
 /// Calls code of the host and logs a panic; returns `None` if it panicked.
-pub(crate) fn guarded<T>(method: &'static str, call: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn catch_panic<T>(method: &'static str, call: impl FnOnce() -> T) -> Option<T> {
     let called = catch_unwind(AssertUnwindSafe(call));
     called
         .inspect_err(|panic| tracing::error!(method, panic = panic_text(panic.as_ref()), "the host's code panicked"))

@@ -101,11 +101,11 @@ pub(crate) enum Msg {
     Uninstall(InstanceId, ControlReply<UninstallOutcome>),
     Control(InstanceId, InstanceCommand, ControlReply<()>),
     Reconnect(InstanceId, ControlReply<ReconnectOutcome>),
-    Woke(std::time::Duration),
+    ResumedAfterSuspend(std::time::Duration),
     Ensure(InstanceId, oneshot::Sender<Result<CallPort, CallError>>),
     Granted(InstanceId, RunNumber),
     Spawned(InstanceId, RunNumber, SpawnedRun),
-    News(InstanceId, SlotInput),
+    Input(InstanceId, SlotInput),
     Ended(InstanceId, RunNumber, WorkerExit),
     Tick,
     Registry(ActorRef<registry::Msg>),
@@ -124,10 +124,10 @@ impl Msg {
             | Self::Ensure(id, _)
             | Self::Granted(id, _)
             | Self::Spawned(id, ..)
-            | Self::News(id, _)
+            | Self::Input(id, _)
             | Self::Ended(id, ..)
             | Self::PanicFor(id) => Some(id),
-            Self::Woke(_) | Self::Tick | Self::Registry(_) | Self::Shutdown | Self::Panic(_) => None,
+            Self::ResumedAfterSuspend(_) | Self::Tick | Self::Registry(_) | Self::Shutdown | Self::Panic(_) => None,
         }
     }
 }
@@ -145,7 +145,7 @@ impl ractor::Message for Msg {}
 
 pub(crate) struct SpawnedRun {
     pub(crate) pid: Option<u32>,
-    pub(crate) custody: Option<Arc<ProcessContainment>>,
+    pub(crate) containment: Option<Arc<ProcessContainment>>,
     pub(crate) port: CallPort,
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct Args {
     pub(crate) team: TeamId,
     pub(crate) budget: TeamBudgetPolicy,
     // Budget as charged under the previous supervisor.
-    pub(crate) charged: TeamBudget,
+    pub(crate) charged_budget: TeamBudget,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
@@ -174,7 +174,7 @@ pub(crate) struct State {
     alarm: Option<(std::time::Instant, ActorTasks)>,
     closing: bool,
     // Instance being handled; the death notice names it after a panic.
-    at_work: Option<InstanceId>,
+    current_instance: Option<InstanceId>,
 }
 
 /// Slot of an instance with its workers and waiting callers.
@@ -186,14 +186,14 @@ struct TeamInstance {
     slot: Slot,
     subject: Arc<EventSubject>,
     counters: Arc<InstanceCounters>,
-    since: (Status, Timestamp),
+    reported_status: (Status, Timestamp),
     workers: Vec<RunningWorker>,
-    ended: Option<Arc<EventSubject>>,
+    ended_subject: Option<Arc<EventSubject>>,
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
-    stopping: Vec<ControlReply<()>>,
-    reconnecting: Vec<ControlReply<ReconnectOutcome>>,
-    removing: Vec<(UninstallOutcome, ControlReply<UninstallOutcome>)>,
+    stop_replies: Vec<ControlReply<()>>,
+    reconnect_replies: Vec<ControlReply<ReconnectOutcome>>,
+    uninstall_replies: Vec<(UninstallOutcome, ControlReply<UninstallOutcome>)>,
 }
 
 struct RunningWorker {
@@ -201,7 +201,7 @@ struct RunningWorker {
     subject: Arc<EventSubject>,
     actor: ActorRef<worker::Msg>,
     port: Option<CallPort>,
-    custody: Option<Arc<ProcessContainment>>,
+    containment: Option<Arc<ProcessContainment>>,
 }
 
 #[cfg_attr(feature = "async-trait", ractor::async_trait)]
@@ -212,14 +212,14 @@ impl Actor for TeamSupervisor {
 
     async fn pre_start(&self, _myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         Ok(State {
-            budget: args.charged.clone(),
+            budget: args.charged_budget.clone(),
             args,
             instances: HashMap::new(),
             workers: HashMap::new(),
             deadlines: BTreeSet::new(),
             alarm: None,
             closing: false,
-            at_work: None,
+            current_instance: None,
         })
     }
 
@@ -232,13 +232,13 @@ impl Actor for TeamSupervisor {
         // Names every variant: the default would stop this supervisor when any worker ends.
         let (worker, exit) = match event {
             SupervisionEvent::ActorTerminated(worker, worker_state, reason) => {
-                let told = worker_state.and_then(|state| state.msg).and_then(worker::exit_of);
+                let told = worker_state.and_then(|state| state.msg).and_then(worker::exit_from_state);
                 let killed =
                     || ExitCause::Panicked(reason.unwrap_or_else(|| "the worker ended without a reason".to_owned()));
-                (worker, told.unwrap_or_else(|| WorkerExit::because(killed())))
+                (worker, told.unwrap_or_else(|| WorkerExit::from_cause(killed())))
             }
             SupervisionEvent::ActorFailed(worker, error) => {
-                (worker, WorkerExit::because(ExitCause::Panicked(error.to_string())))
+                (worker, WorkerExit::from_cause(ExitCause::Panicked(error.to_string())))
             }
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => return Ok(()),
             #[cfg(feature = "cluster")]
@@ -253,11 +253,11 @@ impl Actor for TeamSupervisor {
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         // The death notice names the instance being handled.
-        state.at_work = msg.instance().cloned();
+        state.current_instance = msg.instance().cloned();
         match AssertUnwindSafe(Self::on_message(myself, msg, state)).catch_unwind().await {
             Ok(()) => Ok(()),
             Err(panic) => {
-                Err(Box::new(TeamDeath { instance: state.at_work.take(), panic: panic_text(panic.as_ref()) }))
+                Err(Box::new(TeamDeath { instance: state.current_instance.take(), panic: panic_text(panic.as_ref()) }))
             }
         }
     }
@@ -268,25 +268,25 @@ impl TeamSupervisor {
         let now = Instant::now().into_std();
         match msg {
             Msg::Install(spec, memo) => state.install(spec, memo, now, &myself).await,
-            Msg::Update(spec) => state.input(&spec.id.clone(), SlotInput::Update(spec), now, &myself).await,
+            Msg::Update(spec) => state.handle_input(&spec.id.clone(), SlotInput::Update(spec), now, &myself).await,
             Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
             Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
             Msg::Reconnect(id, reply) => state.reconnect(&id, reply, now, &myself).await,
-            Msg::Woke(asleep) => state.woke(asleep, now, &myself).await,
+            Msg::ResumedAfterSuspend(asleep) => state.on_resumed_after_suspend(asleep, now, &myself).await,
             Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
-            Msg::Granted(id, run) => state.granted(&id, run, now, &myself).await,
-            Msg::Spawned(id, run, spawned) => state.spawned(&id, run, spawned, now, &myself).await,
-            Msg::News(id, input) => state.input(&id, input, now, &myself).await,
-            Msg::Ended(id, run, exit) => state.ended(&id, run, exit, now, &myself).await,
-            Msg::Tick => state.tick(now, &myself).await,
-            Msg::Registry(registry) => state.announce_all(registry),
+            Msg::Granted(id, run) => state.on_granted(&id, run, now, &myself).await,
+            Msg::Spawned(id, run, spawned) => state.on_spawned(&id, run, spawned, now, &myself).await,
+            Msg::Input(id, input) => state.handle_input(&id, input, now, &myself).await,
+            Msg::Ended(id, run, exit) => state.on_ended(&id, run, exit, now, &myself).await,
+            Msg::Tick => state.on_tick(now, &myself).await,
+            Msg::Registry(registry) => state.publish_all(registry),
             Msg::Shutdown => state.shut_down(now, &myself).await,
             Msg::Panic(None) | Msg::PanicFor(_) => std::panic::panic_any("asked to panic"),
             Msg::Panic(Some(id)) => {
                 if let Some(instance) = state.instances.get(&id)
                     && let Some(run) = instance.slot.run()
                 {
-                    instance.tell_worker(run, worker::Msg::Panic);
+                    instance.send_to_worker(run, worker::Msg::Panic);
                 }
             }
         }
@@ -306,7 +306,7 @@ impl State {
         let subject = Arc::new(EventSubject::from(&*spec));
         let dice = JitterRng::new(self.args.seed, &spec.name);
         let (slot, effects) = match memo {
-            Some(memo) => Slot::revive(spec, dice, &memo),
+            Some(memo) => Slot::from_memo(spec, dice, &memo),
             None => Slot::new(spec, dice),
         };
         let since = (slot.status, self.args.events.wall());
@@ -314,28 +314,34 @@ impl State {
             slot,
             subject,
             counters: Arc::default(),
-            since,
+            reported_status: since,
             workers: Vec::new(),
-            ended: None,
+            ended_subject: None,
             deadline: None,
             callers: Vec::new(),
-            stopping: Vec::new(),
-            reconnecting: Vec::new(),
-            removing: Vec::new(),
+            stop_replies: Vec::new(),
+            reconnect_replies: Vec::new(),
+            uninstall_replies: Vec::new(),
         };
         self.instances.insert(id.clone(), instance);
-        self.carry_out(&id, effects, true, now, myself).await;
+        self.perform_all(&id, effects, true, now, myself).await;
     }
 
-    async fn input(&mut self, id: &InstanceId, input: SlotInput, now: std::time::Instant, myself: &ActorRef<Msg>) {
+    async fn handle_input(
+        &mut self,
+        id: &InstanceId,
+        input: SlotInput,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
         let Some(instance) = self.instances.get_mut(id) else { return };
-        self.at_work = Some(id.clone());
-        let shows = shows(&input);
+        self.current_instance = Some(id.clone());
+        let shows = is_visible_input(&input);
         let effects = instance.handle(now, input);
-        self.carry_out(id, effects, shows, now, myself).await;
+        self.perform_all(id, effects, shows, now, myself).await;
     }
 
-    async fn carry_out(
+    async fn perform_all(
         &mut self,
         id: &InstanceId,
         effects: Vec<SlotEffect>,
@@ -347,7 +353,7 @@ impl State {
         while let Some(input) = next.take()
             && let Some(instance) = self.instances.get_mut(id)
         {
-            let shows = shows(&input);
+            let shows = is_visible_input(&input);
             let effects = instance.handle(now, input);
             next = self.perform(id, effects, shows, now, myself).await;
         }
@@ -374,15 +380,15 @@ impl State {
             },
         );
         // A stop is complete when the process is gone; the other commands when they are under way.
-        let reply = match (denied(&effects), verb) {
+        let reply = match (command_rejection(&effects), verb) {
             (None, InstanceCommand::Stop) => {
-                instance.stopping.push(reply);
+                instance.stop_replies.push(reply);
                 None
             }
             (None, InstanceCommand::Start | InstanceCommand::Restart) => Some((reply, Ok(()))),
             (Some(refused), _) => Some((reply, Err(refused))),
         };
-        self.carry_out(id, effects, true, now, myself).await;
+        self.perform_all(id, effects, true, now, myself).await;
         // Replies after the registry update, so that the caller sees the change in the snapshot.
         if let Some((reply, answer)) = reply {
             let _ = reply.send(answer);
@@ -402,16 +408,21 @@ impl State {
         };
         let effects = instance.handle(now, SlotInput::Reconnect);
         // The reply follows when the attempt has an outcome.
-        match denied(&effects) {
+        match command_rejection(&effects) {
             Some(refused) => drop(reply.send(Err(refused))),
-            None => instance.reconnecting.push(reply),
+            None => instance.reconnect_replies.push(reply),
         }
-        self.carry_out(id, effects, true, now, myself).await;
+        self.perform_all(id, effects, true, now, myself).await;
     }
 
-    async fn woke(&mut self, asleep: std::time::Duration, now: std::time::Instant, myself: &ActorRef<Msg>) {
-        for id in self.in_order() {
-            self.input(&id, SlotInput::Woke(asleep), now, myself).await;
+    async fn on_resumed_after_suspend(
+        &mut self,
+        asleep: std::time::Duration,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
+        for id in self.sorted_ids() {
+            self.handle_input(&id, SlotInput::ResumedAfterSuspend(asleep), now, myself).await;
         }
     }
 
@@ -427,8 +438,8 @@ impl State {
             return;
         };
         let found = UninstallOutcome { active: !instance.workers.is_empty(), dormant: instance.slot.is_dormant() };
-        instance.removing.push((found, reply));
-        self.input(id, SlotInput::Uninstall, now, myself).await;
+        instance.uninstall_replies.push((found, reply));
+        self.handle_input(id, SlotInput::Uninstall, now, myself).await;
     }
 
     async fn ensure(
@@ -452,19 +463,19 @@ impl State {
             return;
         }
         instance.callers.push(reply);
-        self.input(id, SlotInput::Call, now, myself).await;
+        self.handle_input(id, SlotInput::Call, now, myself).await;
     }
 
-    async fn granted(&mut self, id: &InstanceId, run: RunNumber, now: std::time::Instant, myself: &ActorRef<Msg>) {
+    async fn on_granted(&mut self, id: &InstanceId, run: RunNumber, now: std::time::Instant, myself: &ActorRef<Msg>) {
         if self.instances.contains_key(id) {
-            self.input(id, SlotInput::Granted(run), now, myself).await;
+            self.handle_input(id, SlotInput::Granted(run), now, myself).await;
         } else {
             // Removed while the grant was on its way.
-            self.tell_root(root::Msg::ReleasePermit(run));
+            self.send_to_root(root::Msg::ReleasePermit(run));
         }
     }
 
-    async fn spawned(
+    async fn on_spawned(
         &mut self,
         id: &InstanceId,
         run: RunNumber,
@@ -475,12 +486,12 @@ impl State {
         let instance = self.instances.get_mut(id);
         if let Some(worker) = instance.and_then(|instance| instance.workers.iter_mut().find(|one| one.run == run)) {
             worker.port = Some(spawned.port);
-            worker.custody = spawned.custody;
+            worker.containment = spawned.containment;
         }
-        self.input(id, SlotInput::Spawned(run, spawned.pid), now, myself).await;
+        self.handle_input(id, SlotInput::Spawned(run, spawned.pid), now, myself).await;
     }
 
-    async fn ended(
+    async fn on_ended(
         &mut self,
         id: &InstanceId,
         run: RunNumber,
@@ -490,18 +501,18 @@ impl State {
     ) {
         let Some(instance) = self.instances.get_mut(id) else { return };
         let worker = instance.workers.iter().position(|worker| worker.run == run);
-        instance.ended = worker.map(|at| instance.workers.remove(at).subject);
+        instance.ended_subject = worker.map(|at| instance.workers.remove(at).subject);
         if instance.workers.is_empty() {
             // A dormant instance keeps no memory for workers.
             instance.workers = Vec::new();
         }
-        self.input(id, SlotInput::Ended(run, exit), now, myself).await;
+        self.handle_input(id, SlotInput::Ended(run, exit), now, myself).await;
         // Callers that arrived during the end wait for the next run; a dormant instance is woken for them.
         if let Some(instance) = self.instances.get_mut(id) {
-            instance.ended = None;
+            instance.ended_subject = None;
             instance.callers.retain(|caller| !caller.is_closed());
             if !instance.callers.is_empty() {
-                self.input(id, SlotInput::Call, now, myself).await;
+                self.handle_input(id, SlotInput::Call, now, myself).await;
             }
         }
         if self.closing && self.instances.is_empty() {
@@ -509,10 +520,10 @@ impl State {
         }
     }
 
-    async fn tick(&mut self, now: std::time::Instant, myself: &ActorRef<Msg>) {
+    async fn on_tick(&mut self, now: std::time::Instant, myself: &ActorRef<Msg>) {
         self.alarm = None;
         let change = self.budget.review(&self.args.budget, now);
-        self.tell_budget(change);
+        self.report_throttle(change);
         while let Some((at, id)) = self.deadlines.first().cloned()
             && at <= now
         {
@@ -520,19 +531,19 @@ impl State {
             let Some(instance) = self.instances.get_mut(&id) else { continue };
             instance.deadline = None;
             let activity = instance.port().map(CallPort::activity);
-            self.input(&id, SlotInput::Tick(activity), now, myself).await;
+            self.handle_input(&id, SlotInput::Tick(activity), now, myself).await;
         }
     }
 
-    fn announce_all(&mut self, registry: ActorRef<registry::Msg>) {
+    fn publish_all(&mut self, registry: ActorRef<registry::Msg>) {
         self.args.registry = registry;
-        for id in self.in_order() {
+        for id in self.sorted_ids() {
             let Some(instance) = self.instances.get(&id) else { continue };
-            self.tell_registry(registry::Msg::Put(Arc::new(instance.view())));
+            self.send_to_registry(registry::Msg::Put(Arc::new(instance.view())));
         }
     }
 
-    fn in_order(&self) -> Vec<InstanceId> {
+    fn sorted_ids(&self) -> Vec<InstanceId> {
         // Sorted, so that messages to all instances have the same order in every run of a simulation.
         let mut ids: Vec<InstanceId> = self.instances.keys().cloned().collect();
         ids.sort_unstable();
@@ -541,8 +552,8 @@ impl State {
 
     async fn shut_down(&mut self, now: std::time::Instant, myself: &ActorRef<Msg>) {
         self.closing = true;
-        for id in self.in_order() {
-            self.input(&id, SlotInput::Shutdown, now, myself).await;
+        for id in self.sorted_ids() {
+            self.handle_input(&id, SlotInput::Shutdown, now, myself).await;
         }
         if self.instances.is_empty() {
             myself.stop(None);
@@ -560,22 +571,22 @@ impl State {
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) -> Option<SlotInput> {
-        let shows = shows || effects.iter().any(SlotEffect::shows);
+        let shows = shows || effects.iter().any(SlotEffect::is_visible);
         let (mut remove, mut next) = (false, None);
         for effect in effects {
             let instance = self.instances.get_mut(id)?;
             match effect {
                 SlotEffect::RequestPermit { urgent } => {
                     let urgency = if urgent { StartPriority::Urgent } else { StartPriority::Normal };
-                    self.tell_root(root::Msg::RequestPermit(id.clone(), urgency));
+                    self.send_to_root(root::Msg::RequestPermit(id.clone(), urgency));
                 }
-                SlotEffect::WithdrawPermit => self.tell_root(root::Msg::WithdrawPermit(id.clone())),
-                SlotEffect::ReleasePermit(run) => self.tell_root(root::Msg::ReleasePermit(run)),
-                SlotEffect::Spawn { run, spec, discover } => self.spawn(run, spec, discover, myself).await,
-                SlotEffect::Stop(run) => instance.tell_session(run, SessionControl::Stop),
-                SlotEffect::Hurry(run) => instance.tell_session(run, SessionControl::Hurry),
-                SlotEffect::Check(run) => instance.tell_session(run, SessionControl::Check),
-                SlotEffect::Adopt { run, spec } => instance.tell_session(run, SessionControl::Adopt(spec)),
+                SlotEffect::WithdrawPermit => self.send_to_root(root::Msg::WithdrawPermit(id.clone())),
+                SlotEffect::ReleasePermit(run) => self.send_to_root(root::Msg::ReleasePermit(run)),
+                SlotEffect::Spawn { run, spec, discover } => self.spawn_worker(run, spec, discover, myself).await,
+                SlotEffect::Stop(run) => instance.send_to_session(run, SessionControl::Stop),
+                SlotEffect::ShortenGrace(run) => instance.send_to_session(run, SessionControl::ShortenGrace),
+                SlotEffect::Check(run) => instance.send_to_session(run, SessionControl::Check),
+                SlotEffect::Adopt { run, spec } => instance.send_to_session(run, SessionControl::Adopt(spec)),
                 SlotEffect::TrySleep { run, idle } => {
                     // From here on the port rejects new calls, and their callers ask the slot: no call is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
@@ -586,41 +597,41 @@ impl State {
                     if let Some(port) = instance.worker(run).and_then(|worker| worker.port.as_ref()) {
                         port.close();
                     }
-                    instance.tell_session(run, SessionControl::Drain);
+                    instance.send_to_session(run, SessionControl::Drain);
                 }
-                SlotEffect::Discover(run) => instance.tell_session(run, SessionControl::Discover),
+                SlotEffect::Discover(run) => instance.send_to_session(run, SessionControl::Discover),
                 SlotEffect::Status { status, message, remedy } => {
-                    if instance.since.0 != status {
-                        instance.since = (status, self.args.events.wall());
+                    if instance.reported_status.0 != status {
+                        instance.reported_status = (status, self.args.events.wall());
                     }
                     log_status(&instance.slot.spec, status, message.as_deref());
                     let of = instance.subject.clone();
                     self.args.events.emit(Event::StatusChanged { of, status, status_message: message, remedy });
                 }
-                SlotEffect::Refused { status, cause } => {
+                SlotEffect::LogInvalidTransition { status, cause } => {
                     tracing::warn!(instance = %instance.slot.spec.name, %status, ?cause, "invalid status transition");
                 }
                 SlotEffect::ChargeTeam => {
                     let change = self.budget.charge(&self.args.budget, now);
-                    self.tell_root(root::Msg::ChargeTeam(self.args.team.clone(), now));
-                    self.tell_budget(change);
+                    self.send_to_root(root::Msg::ChargeTeam(self.args.team.clone(), now));
+                    self.report_throttle(change);
                 }
-                SlotEffect::Tell(told) => {
-                    log_told(&instance.slot.spec, &told);
-                    let ended = instance.ended.as_ref().filter(|_| is_an_end(&told));
+                SlotEffect::Emit(told) => {
+                    log_event(&instance.slot.spec, &told);
+                    let ended = instance.ended_subject.as_ref().filter(|_| is_run_end(&told));
                     let subject = ended.unwrap_or(&instance.subject).clone();
-                    for event in events_of(told, &subject, &instance.slot, &self.args.events, now) {
+                    for event in to_events(told, &subject, &instance.slot, &self.args.events, now) {
                         self.args.events.emit(event);
                     }
                 }
                 SlotEffect::Admit(run) => instance.admit(run),
-                SlotEffect::Refuse { message, remedy } => {
+                SlotEffect::RefuseCallers { message, remedy } => {
                     let refused = CallError::Refused { status: instance.slot.status, message, remedy };
                     for caller in std::mem::take(&mut instance.callers) {
                         let _ = caller.send(Err(refused.clone()));
                     }
                 }
-                SlotEffect::Unreachable { last_error, retry_at } => {
+                SlotEffect::FailCallers { last_error, retry_at } => {
                     let next_retry_ms = retry_at.map(|at| milliseconds(at.saturating_duration_since(now)));
                     let last_attempt = self.args.events.wall();
                     for caller in std::mem::take(&mut instance.callers) {
@@ -629,15 +640,15 @@ impl State {
                     }
                 }
                 // The caller has already received this answer.
-                SlotEffect::Denied { .. } => {}
+                SlotEffect::RejectCommand { .. } => {}
                 SlotEffect::Remove => remove = true,
             }
         }
-        self.settle(id, remove, shows);
+        self.update_after_effects(id, remove, shows);
         next
     }
 
-    fn settle(&mut self, id: &InstanceId, remove: bool, shows: bool) {
+    fn update_after_effects(&mut self, id: &InstanceId, remove: bool, shows: bool) {
         let Some(instance) = self.instances.get_mut(id) else { return };
         let deadline = if remove { None } else { instance.slot.deadline() };
         if deadline != instance.deadline {
@@ -649,43 +660,43 @@ impl State {
             }
             instance.deadline = deadline;
         }
-        let stopping = match (&instance.slot.phase, instance.slot.want) {
+        let stopping = match (&instance.slot.phase, instance.slot.requested_state) {
             (SlotPhase::Stopped, _) | (SlotPhase::Unconfigured, RequestedState::Stopped) => Some(Ok(())),
             (_, RequestedState::Running) => Some(Err(ControlError::Superseded)),
             (_, RequestedState::Stopped) => None,
         };
-        let answered = stopping.map(|answer| (std::mem::take(&mut instance.stopping), answer));
+        let answered = stopping.map(|answer| (std::mem::take(&mut instance.stop_replies), answer));
         let has_outcome = !remove && !instance.slot.is_under_way();
-        let reconnected = (!instance.reconnecting.is_empty() && has_outcome).then(|| {
+        let reconnected = (!instance.reconnect_replies.is_empty() && has_outcome).then(|| {
             let slot = &instance.slot;
             let outcome = ReconnectOutcome {
                 success: slot.open_run().is_some() && slot.status == Status::Online,
                 status: slot.status,
                 status_message: slot.message.clone(),
             };
-            (std::mem::take(&mut instance.reconnecting), outcome)
+            (std::mem::take(&mut instance.reconnect_replies), outcome)
         });
         if remove {
             let removed = self.instances.remove(id);
             // During a shutdown the last snapshot stays readable; an uninstalled instance leaves it.
             if !self.closing {
-                self.tell_registry(registry::Msg::Remove(id.clone()));
-                self.tell_root(root::Msg::Forget(id.clone()));
+                self.send_to_registry(registry::Msg::Remove(id.clone()));
+                self.send_to_root(root::Msg::RemoveInstance(id.clone()));
             }
             let Some(removed) = removed else { return };
-            for (found, reply) in removed.removing {
+            for (found, reply) in removed.uninstall_replies {
                 let _ = reply.send(Ok(found));
             }
-            for reply in removed.stopping {
+            for reply in removed.stop_replies {
                 let _ = reply.send(Err(ControlError::Superseded));
             }
-            for reply in removed.reconnecting {
+            for reply in removed.reconnect_replies {
                 let _ = reply.send(Err(ControlError::Superseded));
             }
         } else if shows {
             let (spec, memo, view) = (instance.slot.spec.clone(), instance.slot.memo(), Arc::new(instance.view()));
-            self.tell_root(root::Msg::Remember(spec, Box::new(memo)));
-            self.tell_registry(registry::Msg::Put(view));
+            self.send_to_root(root::Msg::SaveMemo(spec, Box::new(memo)));
+            self.send_to_registry(registry::Msg::Put(view));
         }
         // Replies after the registry update, so that the caller sees the change in the snapshot.
         if let Some((replies, answer)) = answered {
@@ -700,7 +711,7 @@ impl State {
         }
     }
 
-    async fn spawn(&mut self, run: RunNumber, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
+    async fn spawn_worker(&mut self, run: RunNumber, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
         let id = spec.id.clone();
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let subject = Arc::new(EventSubject::from(&*spec));
@@ -710,7 +721,7 @@ impl State {
             run,
             subject: subject.clone(),
             spec,
-            dice,
+            rng: dice,
             discover,
             era: instance.slot.era,
             connector: self.args.connector.clone(),
@@ -729,16 +740,16 @@ impl State {
         match spawned {
             Ok((actor, _)) => {
                 self.workers.insert(actor.get_id(), (id, run));
-                instance.workers.push(RunningWorker { run, subject, actor, port: None, custody: None });
+                instance.workers.push(RunningWorker { run, subject, actor, port: None, containment: None });
             }
             Err(error) => {
-                let exit = WorkerExit::because(ExitCause::Panicked(error.to_string()));
+                let exit = WorkerExit::from_cause(ExitCause::Panicked(error.to_string()));
                 let _ = cast!(myself, Msg::Ended(id, run, exit));
             }
         }
     }
 
-    fn tell_budget(&self, change: Option<ThrottleChange>) {
+    fn report_throttle(&self, change: Option<ThrottleChange>) {
         let Some(change) = change else { return };
         let team_id = self.args.team.clone();
         let window_seconds = self.args.budget.window.as_secs();
@@ -754,16 +765,16 @@ impl State {
             }
         };
         self.args.events.emit(event);
-        self.tell_root(root::Msg::Throttle(team_id, throttled, self.budget.clone()));
+        self.send_to_root(root::Msg::Throttle(team_id, throttled, self.budget.clone()));
     }
 
     // The cast fails if Root has died, and this supervisor with it.
-    fn tell_root(&self, msg: root::Msg) {
+    fn send_to_root(&self, msg: root::Msg) {
         let _ = cast!(self.args.root, msg);
     }
 
     // The cast fails if the registry has died; the next one receives everything.
-    fn tell_registry(&self, msg: registry::Msg) {
+    fn send_to_registry(&self, msg: registry::Msg) {
         let _ = cast!(self.args.registry, msg);
     }
 
@@ -803,14 +814,14 @@ impl TeamInstance {
         self.worker(self.slot.open_run()?)?.port.as_ref()
     }
 
-    fn tell_worker(&self, run: RunNumber, msg: worker::Msg) {
+    fn send_to_worker(&self, run: RunNumber, msg: worker::Msg) {
         if let Some(worker) = self.worker(run) {
             let _ = cast!(worker.actor, msg);
         }
     }
 
-    fn tell_session(&self, run: RunNumber, control: SessionControl) {
-        self.tell_worker(run, worker::Msg::Control(control));
+    fn send_to_session(&self, run: RunNumber, control: SessionControl) {
+        self.send_to_worker(run, worker::Msg::Control(control));
     }
 
     fn admit(&mut self, run: RunNumber) {
@@ -832,14 +843,14 @@ impl TeamInstance {
             status: slot.status,
             message: slot.message.clone(),
             remedy: slot.remedy(),
-            since: self.since.1,
-            want: slot.want,
+            since: self.reported_status.1,
+            requested_state: slot.requested_state,
             dormant: slot.is_dormant(),
             connection: slot.connection(),
             health: slot.health,
             server: slot.server.clone(),
             pid: slot.pid,
-            custody: current.and_then(|worker| worker.custody.clone()),
+            containment: current.and_then(|worker| worker.containment.clone()),
             restarts: slot.restarts,
             history: slot.history.clone(),
             next_retry_at: slot.next_retry_at(),
@@ -848,7 +859,7 @@ impl TeamInstance {
             catalogue: slot.catalogue.clone(),
             revisions: slot.revisions,
             port: self.port().cloned(),
-            draining: slot.leaving().and_then(|run| self.worker(run)?.port.clone()),
+            draining: slot.ending_run().and_then(|run| self.worker(run)?.port.clone()),
             counters: self.counters.clone(),
             last_error: slot.last_error.clone(),
             last_exit: slot.last_exit.clone(),
@@ -856,9 +867,9 @@ impl TeamInstance {
     }
 }
 
-fn denied(effects: &[SlotEffect]) -> Option<ControlError> {
+fn command_rejection(effects: &[SlotEffect]) -> Option<ControlError> {
     effects.iter().find_map(|effect| match effect {
-        SlotEffect::Denied { message, remedy } => {
+        SlotEffect::RejectCommand { message, remedy } => {
             Some(ControlError::Refused { message: message.clone(), remedy: *remedy })
         }
         _ => None,
@@ -875,15 +886,15 @@ fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
     }
 }
 
-fn log_told(spec: &InstanceSpec, told: &SlotEvent) {
+fn log_event(spec: &InstanceSpec, told: &SlotEvent) {
     let instance = &spec.name;
     match told {
-        SlotEvent::NotTaken { reason } => tracing::warn!(
+        SlotEvent::UpdateRejected { reason } => tracing::warn!(
             %instance, reason,
             "the new configuration did not come up; the old one stays"
         ),
         SlotEvent::Crashed { exit, will_restart, .. } | SlotEvent::Exited { exit, will_restart } => {
-            let uptime_seconds = exit.ran.unwrap_or_default().as_secs();
+            let uptime_seconds = exit.uptime.unwrap_or_default().as_secs();
             tracing::warn!(
                 %instance, pid = exit.pid,
                 reason = exit.reason(), uptime_seconds, will_restart, "the server ended unexpectedly"
@@ -919,7 +930,7 @@ fn log_told(spec: &InstanceSpec, told: &SlotEvent) {
     }
 }
 
-fn is_an_end(told: &SlotEvent) -> bool {
+fn is_run_end(told: &SlotEvent) -> bool {
     // These concern a run that has ended, not the current state of the instance.
     matches!(
         told,
@@ -930,19 +941,19 @@ fn is_an_end(told: &SlotEvent) -> bool {
     )
 }
 
-fn shows(input: &SlotInput) -> bool {
+fn is_visible_input(input: &SlotInput) -> bool {
     // The snapshot changes after these inputs even without a visible effect.
     match input {
         SlotInput::Spawned(..) | SlotInput::Update(_) | SlotInput::DiscoveryFailed(..) | SlotInput::Initialized(..) => {
             true
         }
         // An attempt begins, or is due earlier than before.
-        SlotInput::Reconnect | SlotInput::Woke(_) | SlotInput::Granted(_) | SlotInput::Call => true,
+        SlotInput::Reconnect | SlotInput::ResumedAfterSuspend(_) | SlotInput::Granted(_) | SlotInput::Call => true,
         _ => false,
     }
 }
 
-fn events_of(
+fn to_events(
     told: SlotEvent,
     subject: &Arc<EventSubject>,
     slot: &Slot,
@@ -950,7 +961,7 @@ fn events_of(
     now: std::time::Instant,
 ) -> Vec<Event> {
     let (of, pid, spec) = (subject.clone(), slot.pid, &*slot.spec);
-    let seconds = |exit: &WorkerExit| exit.ran.unwrap_or_default().as_secs();
+    let seconds = |exit: &WorkerExit| exit.uptime.unwrap_or_default().as_secs();
     let one = match told {
         SlotEvent::Started { after, tool_count } => {
             let spawn_duration_ms = milliseconds(after);
@@ -985,7 +996,7 @@ fn events_of(
             return std::iter::once(discovered).chain(updated).collect();
         }
         // The accompanying status reports it.
-        SlotEvent::NotTaken { .. } => return Vec::new(),
+        SlotEvent::UpdateRejected { .. } => return Vec::new(),
         SlotEvent::Disconnected { intentional: was_intentional } => Event::Disconnected { of, was_intentional },
         SlotEvent::Reconnecting { attempt, after } => {
             Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }

@@ -53,7 +53,7 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
         Self { reader, buffer, scanned: 0, line_max, memory, share, dropped: 0, started: false, last_read }
     }
 
-    fn has_memory(&mut self) -> bool {
+    fn try_reserve_memory(&mut self) -> bool {
         let uncounted = self.buffer.capacity().saturating_sub(COUNTED_FROM + self.share.bytes());
         uncounted == 0 || self.share.try_take(uncounted)
     }
@@ -76,15 +76,15 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
                     return ReadOutcome::Line(line);
                 }
                 let share = std::mem::replace(&mut self.share, self.memory.share());
-                return ReadOutcome::Line(share.hold(line));
+                return ReadOutcome::Line(share.attach_to(line));
             }
             self.scanned = self.buffer.len();
             if self.dropped + self.scanned > self.line_max {
                 return ReadOutcome::TooLong;
             }
-            if self.dropped > 0 || !self.has_memory() {
+            if self.dropped > 0 || !self.try_reserve_memory() {
                 self.dropped += self.scanned;
-                self.share.give(self.share.bytes());
+                self.share.release(self.share.bytes());
                 (self.buffer, self.scanned) = (BytesMut::new(), 0);
             }
             let read = if self.buffer.is_empty() {

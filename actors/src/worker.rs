@@ -27,7 +27,7 @@ use crate::{remote_worker, stdio_worker, team};
 pub(crate) enum Msg {
     Opened(Result<ProcessLink, OpenError>),
     Control(SessionControl),
-    Over(WorkerExit),
+    SessionEnded(WorkerExit),
     Panic,
 }
 
@@ -46,15 +46,15 @@ pub(crate) struct Args {
     pub(crate) counters: Arc<InstanceCounters>,
     pub(crate) events: EventSender,
     pub(crate) team: ActorRef<team::Msg>,
-    pub(crate) dice: JitterRng,
+    pub(crate) rng: JitterRng,
 }
 
 impl Args {
-    pub(crate) fn door(&self) -> (CallPort, CallPortReceiver) {
+    pub(crate) fn create_port(&self) -> (CallPort, CallPortReceiver) {
         CallPort::new(self.run, self.spec.clone(), self.counters.clone())
     }
 
-    pub(crate) fn basis(
+    pub(crate) fn session_args(
         &self,
         since: Instant,
         port: CallPortReceiver,
@@ -70,28 +70,28 @@ impl Args {
             since,
             discover: self.discover,
             era: self.era,
-            dice: self.dice.clone(),
-            news: self.news(),
-            printed: None,
+            rng: self.rng.clone(),
+            report_event: self.event_reporter(),
+            stdout_lines: None,
             memory: self.server_memory.clone(),
-            stage: AudienceHandle::new(
+            audience: AudienceHandle::new(
                 self.audience.clone(),
                 SessionSource { id: self.spec.id.clone(), run: self.run },
             ),
         }
     }
 
-    fn news(&self) -> Box<dyn Fn(SessionEvent) + Send> {
+    fn event_reporter(&self) -> Box<dyn Fn(SessionEvent) + Send> {
         let (run, id, team) = (self.run, self.spec.id.clone(), self.team.clone());
         Box::new(move |news| {
             let input = match news {
                 SessionEvent::FirstByte => SlotInput::FirstByte(run),
-                SessionEvent::Printed(line) => SlotInput::Printed(run, line),
+                SessionEvent::StdoutLine(line) => SlotInput::StdoutLine(run, line),
                 SessionEvent::Initialized(server) => SlotInput::Initialized(run, server),
                 SessionEvent::Discovered(catalogue) => SlotInput::Discovered(run, catalogue),
                 SessionEvent::DiscoveryFailed(why, pause) => SlotInput::DiscoveryFailed(run, why, pause),
                 SessionEvent::Recovered => SlotInput::Recovered(run),
-                SessionEvent::Leans(era) => SlotInput::Leans(run, era),
+                SessionEvent::EraChanged(era) => SlotInput::EraChanged(run, era),
                 SessionEvent::Degraded(failures, last_error) => {
                     SlotInput::Health(run, HealthChange::Degraded { failures, last_error })
                 }
@@ -100,11 +100,11 @@ impl Args {
                 }
             };
             // The cast fails if the team's supervisor has died, and this worker with it.
-            let _ = cast!(team, team::Msg::News(id.clone(), input));
+            let _ = cast!(team, team::Msg::Input(id.clone(), input));
         })
     }
 
-    pub(crate) fn tell_spawned(&self, spawned: team::SpawnedRun) {
+    pub(crate) fn report_spawned(&self, spawned: team::SpawnedRun) {
         let _ = cast!(self.team, team::Msg::Spawned(self.spec.id.clone(), self.run, spawned));
     }
 
@@ -114,7 +114,7 @@ impl Args {
     }
 }
 
-pub(crate) fn exit_of(state: Box<dyn Any + Send>) -> Option<WorkerExit> {
+pub(crate) fn exit_from_state(state: Box<dyn Any + Send>) -> Option<WorkerExit> {
     match state.downcast::<stdio_worker::State>() {
         Ok(state) => state.exit,
         Err(state) => state.downcast::<remote_worker::State>().ok()?.exit,

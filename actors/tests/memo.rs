@@ -38,12 +38,12 @@ impl Start {
     }
 
     fn memo(&self, spec: &InstanceSpec, stored: &StoredMemo, tools: bool) -> SlotMemo {
-        SlotMemo::restored(spec, stored, tools.then(|| catalogue("read")), self.now, self.wall)
+        SlotMemo::from_stored(spec, stored, tools.then(|| catalogue("read")), self.now, self.wall)
     }
 
     fn slot(&self, spec: &Arc<InstanceSpec>, stored: &StoredMemo, tools: bool) -> (Slot, Vec<SlotEffect>) {
-        let (slot, effects) = Slot::revive(spec.clone(), JitterRng::new(0, "a"), &self.memo(spec, stored, tools));
-        let refused = effects.iter().find(|effect| matches!(effect, SlotEffect::Refused { .. }));
+        let (slot, effects) = Slot::from_memo(spec.clone(), JitterRng::new(0, "a"), &self.memo(spec, stored, tools));
+        let refused = effects.iter().find(|effect| matches!(effect, SlotEffect::LogInvalidTransition { .. }));
         assert!(refused.is_none(), "every transition is one that the table knows: {refused:?}");
         (slot, effects)
     }
@@ -78,7 +78,7 @@ fn what_is_written_down_is_read_back_as_it_was() {
         last_error: Some("boom".to_owned()),
         era: Some(Era::Stateless),
     };
-    assert_eq!(start.memo(&spec(|_| {}), &stored, true).stored(start.now, start.wall), stored);
+    assert_eq!(start.memo(&spec(|_| {}), &stored, true).to_stored(start.now, start.wall), stored);
     let text = serde_json::to_string(&stored).unwrap();
     assert_eq!(serde_json::from_str::<StoredMemo>(&text).unwrap(), stored);
 }
@@ -87,7 +87,7 @@ fn what_is_written_down_is_read_back_as_it_was() {
 fn one_that_failed_for_good_stays_so_until_a_person_restarts_it() {
     let start = Start::new();
     for keep in [ProcessLifetime::Listed, ProcessLifetime::Lazy, ProcessLifetime::AlwaysOn] {
-        let spec = spec(|config| config.keep = keep);
+        let spec = spec(|config| config.lifetime = keep);
         let (mut slot, effects) = start.slot(&spec, &failed(), true);
         assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &SlotPhase::Failed), "{keep:?}");
         assert_eq!(slot.message.as_deref(), Some("Process crashed 3 times"));
@@ -103,7 +103,9 @@ fn a_stop_wins_over_everything_else() {
     let start = Start::new();
     let asleep = StoredMemo { stopped: true, ..start.asleep(5) };
     for stored in [StoredMemo { stopped: true, ..failed() }, asleep] {
-        for spec in [spec(|_| {}), spec(|config| config.keep = ProcessLifetime::Lazy), spec(incomplete), spec(remote)] {
+        for spec in
+            [spec(|_| {}), spec(|config| config.lifetime = ProcessLifetime::Lazy), spec(incomplete), spec(remote)]
+        {
             let (slot, effects) = start.slot(&spec, &stored, true);
             let expected = if spec.missing.is_empty() {
                 (RequestedState::Stopped, Status::Offline, &SlotPhase::Stopped)
@@ -111,7 +113,7 @@ fn a_stop_wins_over_everything_else() {
                 // Its user is still asked.
                 (RequestedState::Stopped, Status::AwaitingUserConfig, &SlotPhase::Unconfigured)
             };
-            assert_eq!((slot.want, slot.status, &slot.phase), expected);
+            assert_eq!((slot.requested_state, slot.status, &slot.phase), expected);
             assert!(!asks_for_a_permit(&effects));
         }
     }
@@ -126,11 +128,13 @@ fn one_that_slept_sleeps_on_where_its_tools_are_known_and_may() {
     assert_eq!((slot.status, &slot.phase), (Status::Online, &SlotPhase::Dormant { since, not_before: start.now }));
     assert!(slot.catalogue.is_some() && !asks_for_a_permit(&effects));
     assert!(asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)), "a call wakes it");
-    for (spec, tools) in
-        [(spec(|_| {}), false), (spec(|config| config.keep = ProcessLifetime::AlwaysOn), true), (spec(remote), true)]
-    {
+    for (spec, tools) in [
+        (spec(|_| {}), false),
+        (spec(|config| config.lifetime = ProcessLifetime::AlwaysOn), true),
+        (spec(remote), true),
+    ] {
         let (slot, effects) = start.slot(&spec, &slept, tools);
-        assert!(!slot.is_dormant() && asks_for_a_permit(&effects), "{:?} is started", spec.keep);
+        assert!(!slot.is_dormant() && asks_for_a_permit(&effects), "{:?} is started", spec.lifetime);
     }
     let (slot, _) = start.slot(&spec(incomplete), &slept, true);
     assert_eq!(slot.status, Status::AwaitingUserConfig);
@@ -161,7 +165,7 @@ fn what_was_left_of_a_delay_is_waited_for_and_no_more() {
         }
         let until = start.now + Duration::from_secs(left);
         assert!(
-            matches!(slot.phase, SlotPhase::Backoff { until: at, why: StartReason::Again { attempt: 1, .. } } if at == until)
+            matches!(slot.phase, SlotPhase::Backoff { until: at, why: StartReason::Restart { attempt: 1, .. } } if at == until)
         );
         assert_eq!(slot.next_retry_at(), Some(until));
         assert!(!asks_for_a_permit(&effects) && !asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)));
@@ -185,7 +189,7 @@ fn exits_count_on_within_their_window_and_those_of_the_future_count_as_now() {
     let count = |seconds: &[i64], later: u64| {
         let exits = seconds.iter().map(|ago| StoredExit { at: start.ago(*ago), crash: true }).collect();
         let (slot, _) = start.slot(&spec(|_| {}), &StoredMemo { exits, ..StoredMemo::default() }, false);
-        slot.history.in_window(&policy, start.now + Duration::from_secs(later))
+        slot.history.exits_in_window(&policy, start.now + Duration::from_secs(later))
     };
     assert_eq!(count(&[299, 10], 0), 2);
     assert_eq!(count(&[299, 10], 2), 1, "the window goes on where it was");
@@ -200,14 +204,14 @@ fn only_what_outlives_the_satellite_is_a_reason_to_write() {
     let start = Start::new();
     let (mut slot, _) = Slot::new(spec(|_| {}), JitterRng::new(0, "a"));
     let nothing = SlotMemo::default();
-    assert!(slot.memo().is_stored_as(&nothing));
+    assert!(slot.memo().has_same_stored_state(&nothing));
     slot.handle(start.now, SlotInput::Stop);
     let stopped = slot.memo();
-    assert!(!stopped.is_stored_as(&nothing));
+    assert!(!stopped.has_same_stored_state(&nothing));
     slot.handle(start.now, SlotInput::Stop);
-    assert!(slot.memo().is_stored_as(&stopped));
+    assert!(slot.memo().has_same_stored_state(&stopped));
     slot.handle(start.now, SlotInput::Start);
-    assert!(!slot.memo().is_stored_as(&stopped) && slot.memo().is_stored_as(&nothing));
+    assert!(!slot.memo().has_same_stored_state(&stopped) && slot.memo().has_same_stored_state(&nothing));
 }
 
 #[test]
@@ -224,13 +228,13 @@ fn the_era_of_a_server_is_written_down_where_it_is_not_the_one_that_is_tried_fir
         let (run, other) = (RunNumber(1), RunNumber(2));
         slot.handle(start.now, SlotInput::Granted(run));
         // It ended before it could say so: what it has refused is known all the same.
-        slot.handle(start.now, SlotInput::Leans(other, found.other()));
+        slot.handle(start.now, SlotInput::EraChanged(other, found.other()));
         assert_eq!(slot.era, remembered, "that is about another run");
-        slot.handle(start.now, SlotInput::Leans(run, found));
-        assert_eq!(slot.memo().stored(start.now, start.wall).era, written);
+        slot.handle(start.now, SlotInput::EraChanged(run, found));
+        assert_eq!(slot.memo().to_stored(start.now, start.wall).era, written);
         let mut server = introduced();
         Arc::get_mut(&mut server).unwrap().era = found;
         slot.handle(start.now, SlotInput::Initialized(run, server));
-        assert_eq!(slot.memo().stored(start.now, start.wall).era, written);
+        assert_eq!(slot.memo().to_stored(start.now, start.wall).era, written);
     }
 }

@@ -45,8 +45,8 @@ impl Desk {
 
     /// Numbers what waits, as if all of it were reserved; the numbers.
     fn reserve(&mut self) -> Vec<u64> {
-        let Some(wanted) = self.outbox.wanted() else { return Vec::new() };
-        self.outbox.number(wanted).map(|envelope| envelope.seq).collect()
+        let Some(wanted) = self.outbox.last_needed_number() else { return Vec::new() };
+        self.outbox.assign_numbers(wanted).map(|envelope| envelope.seq).collect()
     }
 
     fn wait(&mut self, seconds: u64) {
@@ -72,7 +72,7 @@ impl Desk {
             _ => Vec::new(),
         };
         self.sent.extend(taken.iter().map(|at| (batch.events[*at].seq, batch.events[*at].event.clone())));
-        let refused = self.outbox.answered(self.now, Timestamp::UNIX_EPOCH, answer);
+        let refused = self.outbox.apply_answer(self.now, Timestamp::UNIX_EPOCH, answer);
         self.refused.extend(refused.into_iter().map(|(envelope, _)| (envelope.seq, envelope.event)));
     }
 
@@ -172,7 +172,7 @@ fn over_ten_thousand_the_oldest_go_and_are_announced() {
 fn a_gap_alone_is_announced_in_its_cycle_and_not_before() {
     let mut desk = Desk::new();
     desk.push(2);
-    desk.outbox.lost_at_the_door(5);
+    desk.outbox.record_lost(5);
     assert_eq!(desk.outbox.statistics().dropped, 7);
     assert!(!desk.outbox.is_empty(), "a gap that nobody was told of is not settled");
     assert_eq!(desk.next(), None, "no cycle has begun");
@@ -202,7 +202,7 @@ fn a_batch_that_was_with_a_batcher_that_died_is_sent_again_under_its_id() {
     let mut desk = Desk::new();
     desk.push(1);
     let batch = desk.cycle().unwrap();
-    desk.outbox.resume();
+    desk.outbox.prepare_resend();
     assert_eq!(desk.cycle().unwrap(), batch);
 }
 
@@ -365,7 +365,7 @@ fn on_the_way_out_a_pause_is_not_honoured() {
     desk.push(150);
     desk.run_cycle(|_| SinkAnswer::Throttled(None));
     desk.push(1);
-    desk.outbox.hurry();
+    desk.outbox.begin_final_cycle();
     while let Some(batch) = desk.next() {
         desk.answer(&batch, SinkAnswer::Accepted);
     }
@@ -391,7 +391,7 @@ fn stored(seqs: impl IntoIterator<Item = u64>) -> Vec<Envelope> {
 fn what_is_read_from_where_it_is_stored_keeps_its_numbers_and_nothing_goes_twice() {
     let mut desk = Desk::new();
     desk.outbox.refill(stored([5, 6, 9]));
-    assert_eq!(desk.outbox.settled_before(), Some(5));
+    assert_eq!(desk.outbox.first_unsettled(), Some(5));
     desk.outbox.refill(stored([6, 9, 10, 2, 11]));
     let mut batches = Vec::new();
     desk.run_cycle(|batch| {
@@ -399,7 +399,7 @@ fn what_is_read_from_where_it_is_stored_keeps_its_numbers_and_nothing_goes_twice
         SinkAnswer::Accepted
     });
     assert_eq!(batches, [[5, 6, 9, 10, 11]]);
-    assert_eq!(desk.outbox.settled_before(), None);
+    assert_eq!(desk.outbox.first_unsettled(), None);
     assert_eq!((desk.outbox.statistics().sent, desk.outbox.unsent()), (5, 0));
 }
 
@@ -422,9 +422,9 @@ fn what_was_in_flight_when_a_process_ended_goes_first_and_under_its_id() {
     assert_eq!((batch.id, seqs(&batch)), (3, (41..=60).collect()));
     let unavailable = SinkAnswer::Unavailable("down".to_owned());
     desk.answer(&batch, unavailable);
-    assert!(desk.outbox.is_kept());
+    assert!(desk.outbox.has_kept_batch());
     assert_eq!(desk.cycle(), Some(batch.clone()), "and again");
-    assert!(!desk.outbox.is_kept());
+    assert!(!desk.outbox.has_kept_batch());
     desk.answer(&batch, SinkAnswer::Accepted);
     let next = desk.next().unwrap();
     assert_eq!((next.id, seqs(&next)), (7, (61..=65).collect()), "a new one has an id of this process");
@@ -434,14 +434,14 @@ fn what_was_in_flight_when_a_process_ended_goes_first_and_under_its_id() {
 fn nothing_was_in_flight_if_all_of_it_is_gone() {
     let mut desk = Desk::new();
     desk.outbox.resume_batch(3, Vec::new());
-    assert!(desk.outbox.is_empty() && desk.outbox.is_at_rest());
+    assert!(desk.outbox.is_empty() && desk.outbox.is_idle());
 }
 
 #[test]
 fn the_first_that_is_not_settled_is_known_whatever_the_answers() {
     let mut desk = Desk::new();
     desk.outbox.refill(stored(1..=10));
-    let first = |desk: &Desk| desk.outbox.settled_before();
+    let first = |desk: &Desk| desk.outbox.first_unsettled();
     let batch = desk.cycle().unwrap();
     assert_eq!(first(&desk), Some(1), "in flight is not settled");
     desk.answer(&batch, SinkAnswer::Throttled(None));
@@ -583,7 +583,7 @@ proptest! {
                     desk.push(count);
                     prop_assert!(desk.outbox.statistics().queue_size <= policy.queue_max);
                 }
-                Step::LostAtTheDoor(count) => desk.outbox.lost_at_the_door(count),
+                Step::LostAtTheDoor(count) => desk.outbox.record_lost(count),
                 Step::Cycle => came = desk.cycle(),
                 Step::Answer(reply) => {
                     if let Some(batch) = in_flight.take() {
@@ -593,7 +593,7 @@ proptest! {
                 }
                 Step::Wait(seconds) => desk.wait(seconds),
                 Step::BatcherDies => {
-                    desk.outbox.resume();
+                    desk.outbox.prepare_resend();
                     in_flight = None;
                 }
             }
@@ -640,11 +640,11 @@ fn events_are_not_sent_before_their_numbers_are_reserved() {
     let mut desk = Desk::new();
     desk.outbox.reserve_numbers();
     desk.push(3);
-    assert_eq!((desk.cycle(), desk.outbox.unsent(), desk.outbox.wanted()), (None, 3, Some(3)));
+    assert_eq!((desk.cycle(), desk.outbox.unsent(), desk.outbox.last_needed_number()), (None, 3, Some(3)));
     // One more comes while three numbers are reserved.
     desk.push(1);
-    let numbered: Vec<u64> = desk.outbox.number(3).map(|envelope| envelope.seq).collect();
-    assert_eq!((numbered, desk.outbox.wanted()), (vec![1, 2, 3], Some(4)));
+    let numbered: Vec<u64> = desk.outbox.assign_numbers(3).map(|envelope| envelope.seq).collect();
+    assert_eq!((numbered, desk.outbox.last_needed_number()), (vec![1, 2, 3], Some(4)));
     assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 1);
     assert!(!desk.outbox.is_empty());
     assert_eq!(desk.reserve(), [4]);
@@ -663,8 +663,8 @@ fn events_that_are_dropped_without_a_number_are_announced_once_there_are_numbers
     desk.push(13);
     let statistics = desk.outbox.statistics();
     assert_eq!((statistics.queue_size, statistics.dropped, statistics.unsent()), (10, 5, 10));
-    desk.outbox.lost_at_the_door(4);
-    assert_eq!((desk.outbox.unsent(), desk.outbox.wanted()), (0, Some(19)));
+    desk.outbox.record_lost(4);
+    assert_eq!((desk.outbox.unsent(), desk.outbox.last_needed_number()), (0, Some(19)));
     desk.push(1);
     for _ in 0..3 {
         desk.reserve();

@@ -27,12 +27,12 @@ fn subject(name: &str) -> Arc<EventSubject> {
 
 fn request(name: &str, tool: &str) -> LoggedCall {
     LoggedCall {
-        of: subject(name),
+        subject: subject(name),
         mask: SecretMask::new([SECRET, "87654321"]),
         tool: tool.to_owned(),
         params: None,
         response: None,
-        took: Duration::from_millis(7),
+        duration: Duration::from_millis(7),
         error: None,
         at: Timestamp::UNIX_EPOCH,
     }
@@ -55,9 +55,9 @@ fn tools(event: Event) -> (String, Vec<String>) {
 /// What a payload of `json` is told as, of which `max` bytes are kept.
 fn told(json: &str, max: usize) -> Value {
     let mut request = request("a", "x");
-    request.params = Some(LoggedPayload::of(json, max, &request.mask));
+    request.params = Some(LoggedPayload::from_json(json, max, &request.mask));
     let mut log = log();
-    assert_eq!(log.take(Instant::now(), request), None);
+    assert_eq!(log.add(Instant::now(), request), None);
     let (_, mut lines) = lines(log.take_all().pop().unwrap());
     lines.pop().unwrap().tool_params
 }
@@ -66,26 +66,26 @@ fn told(json: &str, max: usize) -> Value {
 fn the_calls_of_an_instance_are_told_together_three_seconds_after_the_first() {
     let (mut log, start) = (log(), Instant::now());
     let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
-    assert_eq!(log.take(at(0.0), request("a", "one")), None);
-    assert_eq!(log.take(at(1.0), request("b", "two")), None);
-    assert_eq!(log.take(at(2.9), request("a", "three")), None);
-    assert_eq!(log.due(), Some(at(3.0)));
+    assert_eq!(log.add(at(0.0), request("a", "one")), None);
+    assert_eq!(log.add(at(1.0), request("b", "two")), None);
+    assert_eq!(log.add(at(2.9), request("a", "three")), None);
+    assert_eq!(log.due_at(), Some(at(3.0)));
     assert_eq!(log.take_due(at(2.9)), []);
     let told: Vec<_> = log.take_due(at(3.0)).into_iter().map(tools).collect();
     assert_eq!(told, [("a".to_owned(), vec!["one".to_owned(), "three".to_owned()])]);
-    assert_eq!(log.due(), Some(at(4.0)));
+    assert_eq!(log.due_at(), Some(at(4.0)));
     assert_eq!(log.take_all().len(), 1);
-    assert_eq!((log.due(), log.take_all().len()), (None, 0));
+    assert_eq!((log.due_at(), log.take_all().len()), (None, 0));
 }
 
 #[test]
 fn the_twentieth_call_of_an_instance_is_not_waited_with() {
     let (mut log, now) = (log(), Instant::now());
-    let told: Vec<_> = (0..45).filter_map(|nth| log.take(now, request("a", &nth.to_string()))).map(tools).collect();
+    let told: Vec<_> = (0..45).filter_map(|nth| log.add(now, request("a", &nth.to_string()))).map(tools).collect();
     let expected = |from: u32| ("a".to_owned(), (from..from + 20).map(|nth| nth.to_string()).collect::<Vec<_>>());
     assert_eq!(told, [expected(0), expected(20)]);
     assert_eq!(tools(log.take_all().pop().unwrap()).1.len(), 5);
-    assert_eq!(log.due(), None);
+    assert_eq!(log.due_at(), None);
 }
 
 #[test]

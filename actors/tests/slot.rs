@@ -45,7 +45,7 @@ fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
 
 /// Its process is started with another argument.
 fn with_another_argument(config: &mut InstanceConfig) {
-    config.server_layer.args = vec!["another".into()];
+    config.server_tier.args = vec!["another".into()];
 }
 
 fn dice() -> JitterRng {
@@ -85,11 +85,11 @@ impl Life {
     }
 
     fn of_always_on() -> Self {
-        Self::of(spec(|config| config.keep = ProcessLifetime::AlwaysOn))
+        Self::of(spec(|config| config.lifetime = ProcessLifetime::AlwaysOn))
     }
 
     fn of_lazy() -> Self {
-        Self::of(spec(|config| config.keep = ProcessLifetime::Lazy))
+        Self::of(spec(|config| config.lifetime = ProcessLifetime::Lazy))
     }
 
     fn of_remote() -> Self {
@@ -104,8 +104,8 @@ impl Life {
     fn of_recalled(spec: Arc<InstanceSpec>) -> Self {
         let life = Self::of(spec.clone());
         let (stored, known) = (StoredMemo::default(), Some(catalogue("read")));
-        let memo = SlotMemo::restored(&spec, &stored, known, life.start, Timestamp::UNIX_EPOCH);
-        let (slot, _) = Slot::revive(spec, dice(), &memo);
+        let memo = SlotMemo::from_stored(&spec, &stored, known, life.start, Timestamp::UNIX_EPOCH);
+        let (slot, _) = Slot::from_memo(spec, dice(), &memo);
         Self { slot, ..life }
     }
 
@@ -163,7 +163,7 @@ impl Life {
     }
 
     fn before(&self) -> Before {
-        let Slot { phase, beside, want, status, health, .. } = &self.slot;
+        let Slot { phase, second_run: beside, requested_state: want, status, health, .. } = &self.slot;
         let connection = self.slot.connection();
         let (phase, beside) = (phase.clone(), beside.clone());
         Before { phase, beside, want: *want, status: *status, connection, health: *health }
@@ -187,8 +187,8 @@ impl Life {
         if self.slot.phase != before.phase {
             words.push(format!("→ {}", phase(&self.slot.phase, self.start)));
         }
-        if self.slot.want != before.want {
-            words.push(format!("want {:?}", self.slot.want).to_lowercase());
+        if self.slot.requested_state != before.want {
+            words.push(format!("want {:?}", self.slot.requested_state).to_lowercase());
         }
         let connection = self.slot.connection();
         if connection != before.connection {
@@ -197,8 +197,8 @@ impl Life {
         if connection.is_some() && self.slot.health != before.health {
             words.push(self.slot.health.to_string());
         }
-        if self.slot.beside != before.beside {
-            words.push(self.slot.beside.as_ref().map_or("alone".to_owned(), |beside| with(beside, self.start)));
+        if self.slot.second_run != before.beside {
+            words.push(self.slot.second_run.as_ref().map_or("alone".to_owned(), |beside| with(beside, self.start)));
         }
         words.extend(effects.iter().map(effect));
         let told = effects.iter().any(|effect| matches!(effect, SlotEffect::Status { .. }));
@@ -218,8 +218,10 @@ fn phase(phase: &SlotPhase, start: Instant) -> String {
             format!("queued ({}{})", why(what_for), if *urgent { ", urgent" } else { "" })
         }
         SlotPhase::Starting { run, why: what_for, .. } => format!("starting {run:?} ({})", why(what_for)),
-        SlotPhase::Ready { run, look_at: None, .. } => format!("ready {run:?}"),
-        SlotPhase::Ready { run, look_at: Some(look_at), .. } => format!("ready {run:?} (looked at {})", at(look_at)),
+        SlotPhase::Ready { run, idle_check_at: None, .. } => format!("ready {run:?}"),
+        SlotPhase::Ready { run, idle_check_at: Some(look_at), .. } => {
+            format!("ready {run:?} (looked at {})", at(look_at))
+        }
         SlotPhase::FallingAsleep { run, .. } => format!("falling asleep {run:?}"),
         SlotPhase::Undiscovered { run, attempt, retry_at, .. } => {
             let retry = retry_at.as_ref().map_or("under way".to_owned(), |time| format!("at {}", at(time)));
@@ -230,7 +232,7 @@ fn phase(phase: &SlotPhase, start: Instant) -> String {
         SlotPhase::Stopping { run, kind, then } => format!("stopping {run:?} ({}, then {})", stop(*kind), after(then)),
         SlotPhase::Stopped => "stopped".to_owned(),
         SlotPhase::Failed => "failed".to_owned(),
-        SlotPhase::Over => "over".to_owned(),
+        SlotPhase::Ended => "over".to_owned(),
     }
 }
 
@@ -244,7 +246,7 @@ fn with(beside: &SecondRun, start: Instant) -> String {
             let state = if initialized_at.is_some() { "is initialized" } else { "starts" };
             format!("beside it {run:?} with {} {state}", version(spec))
         }
-        SecondRun::Leaving { run, kind, drain_until, next } => {
+        SecondRun::Ending { run, kind, drain_until, next } => {
             let state = match drain_until {
                 Some(until) => format!("drains until {:?}", until.duration_since(start)),
                 None => "ends".to_owned(),
@@ -263,16 +265,16 @@ fn version(spec: &InstanceSpec) -> String {
 fn after(then: &AfterStop) -> String {
     match then {
         AfterStop::Stop => "stay down".to_owned(),
-        AfterStop::Again(what_for) => format!("again: {}", why(what_for)),
+        AfterStop::StartAgain(what_for) => format!("again: {}", why(what_for)),
         AfterStop::AwaitConfig => "await its config".to_owned(),
-        AfterStop::Over => "over".to_owned(),
+        AfterStop::End => "over".to_owned(),
     }
 }
 
 fn why(why: &StartReason) -> String {
     match why {
         StartReason::First => "first".to_owned(),
-        StartReason::Again { reason, old_pid: _, attempt } => match reason {
+        StartReason::Restart { reason, old_pid: _, attempt } => match reason {
             RestartReason::Crash => format!("crash {attempt}"),
             RestartReason::Exit => format!("exit {attempt}"),
             RestartReason::Unresponsive => format!("unresponsive {attempt}"),
@@ -305,24 +307,24 @@ fn effect(effect: &SlotEffect) -> String {
         }
         SlotEffect::Drain(run) => format!("DRAIN {run:?}"),
         SlotEffect::Stop(run) => format!("STOP {run:?}"),
-        SlotEffect::Hurry(run) => format!("hurry {run:?}"),
+        SlotEffect::ShortenGrace(run) => format!("hurry {run:?}"),
         SlotEffect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         SlotEffect::Discover(run) => format!("discover {run:?}"),
         SlotEffect::Check(run) => format!("check {run:?}"),
         SlotEffect::Adopt { run, .. } => format!("adopt for {run:?}"),
-        SlotEffect::Unreachable { last_error, retry_at } => {
+        SlotEffect::FailCallers { last_error, retry_at } => {
             format!("unreachable \"{last_error}\"{}", if retry_at.is_some() { ", tried again" } else { "" })
         }
         SlotEffect::Status { status, message, remedy } => {
             let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
             format!("[{status}{message}{}]", next_step(*remedy))
         }
-        SlotEffect::Refused { status, cause } => format!("REFUSED {cause:?} in {status}"),
+        SlotEffect::LogInvalidTransition { status, cause } => format!("REFUSED {cause:?} in {status}"),
         SlotEffect::ChargeTeam => "charge team".to_owned(),
-        SlotEffect::Tell(told) => format!("tell {}", tell(told)),
+        SlotEffect::Emit(told) => format!("tell {}", tell(told)),
         SlotEffect::Admit(run) => format!("admit to {run:?}"),
-        SlotEffect::Refuse { message, remedy } => format!("refuse \"{message}\"{}", next_step(*remedy)),
-        SlotEffect::Denied { message, remedy } => format!("deny \"{message}\"{}", next_step(*remedy)),
+        SlotEffect::RefuseCallers { message, remedy } => format!("refuse \"{message}\"{}", next_step(*remedy)),
+        SlotEffect::RejectCommand { message, remedy } => format!("deny \"{message}\"{}", next_step(*remedy)),
         SlotEffect::Remove => "REMOVE".to_owned(),
     }
 }
@@ -351,10 +353,10 @@ fn tell(told: &SlotEvent) -> String {
                 "discovered".to_owned()
             }
         }
-        SlotEvent::NotTaken { .. } => "not taken".to_owned(),
+        SlotEvent::UpdateRejected { .. } => "not taken".to_owned(),
         SlotEvent::Stopped { kind, .. } => format!("stopped ({})", stop(*kind)),
         SlotEvent::Removed { active, dormant, exit } => {
-            let exit = exit.as_ref().map(|exit| format!(", {}", exit.cause())).unwrap_or_default();
+            let exit = exit.as_ref().map(|exit| format!(", {}", exit.cause_text())).unwrap_or_default();
             format!("removed (active {active}, dormant {dormant}{exit})")
         }
         SlotEvent::Exited { will_restart, .. } => format!("exited ({})", restart(will_restart)),
@@ -422,16 +424,16 @@ fn places() -> Vec<Place> {
         ("asleep", asleep),
         ("lazy and discovered", || Life::of_lazy().ready()),
         ("lazy, and a caller waited", || Life::of_lazy().then(SlotInput::Call).initialized()),
-        ("lazy, its tools known", || Life::of_recalled(spec(|config| config.keep = ProcessLifetime::Lazy))),
+        ("lazy, its tools known", || Life::of_recalled(spec(|config| config.lifetime = ProcessLifetime::Lazy))),
         ("lazy, its tools known, woken", || {
-            Life::of_recalled(spec(|config| config.keep = ProcessLifetime::Lazy))
+            Life::of_recalled(spec(|config| config.lifetime = ProcessLifetime::Lazy))
                 .after(5)
                 .then(SlotInput::Call)
                 .granted()
         }),
         ("lazy, its tools known, a value of its user missing", || {
             Life::of_recalled(spec(|config| {
-                config.keep = ProcessLifetime::Lazy;
+                config.lifetime = ProcessLifetime::Lazy;
                 incomplete(config);
             }))
         }),
@@ -617,18 +619,18 @@ fn degraded() -> HealthChange {
 
 /// A connection that was closed because that was asked for.
 fn closed() -> WorkerExit {
-    WorkerExit { ran: QUICK, ..WorkerExit::because(ExitCause::Asked) }
+    WorkerExit { uptime: QUICK, ..WorkerExit::from_cause(ExitCause::Requested) }
 }
 
 /// Nothing has happened since the beginning.
 fn quiet(life: &Life) -> RunActivity {
-    RunActivity { needed_by: 0, last: life.start }
+    RunActivity { user_count: 0, last: life.start }
 }
 
 /// Every input, by name, as it would come to this life.
 fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
     let (run, next) = (life.slot.run().unwrap_or(life.run()), RunNumber(life.runs + 1));
-    let because = |cause| WorkerExit::because(cause);
+    let because = |cause| WorkerExit::from_cause(cause);
     let mut inputs = vec![
         ("start", SlotInput::Start),
         ("stop", SlotInput::Stop),
@@ -638,7 +640,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
         ("shutdown", SlotInput::Shutdown),
         ("call", SlotInput::Call),
         ("granted", SlotInput::Granted(next)),
-        ("woke after 10 minutes", SlotInput::Woke(Duration::from_secs(600))),
+        ("woke after 10 minutes", SlotInput::ResumedAfterSuspend(Duration::from_secs(600))),
         ("tick", SlotInput::Tick(None)),
     ];
     if life.slot.is_remote() {
@@ -657,13 +659,13 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
             ("roll out 2", SlotInput::Update(spec(rolling(2)))),
             ("roll out 4", SlotInput::Update(spec(rolling(4)))),
             ("tick, idle", SlotInput::Tick(Some(quiet(life)))),
-            ("tick, a call in flight", SlotInput::Tick(Some(RunActivity { needed_by: 1, ..quiet(life) }))),
+            ("tick, a call in flight", SlotInput::Tick(Some(RunActivity { user_count: 1, ..quiet(life) }))),
         ]);
     }
     if life.runs > 0 {
         inputs.extend([
             ("first byte", SlotInput::FirstByte(run)),
-            ("printed", SlotInput::Printed(run, "Listening on port 3000".to_owned())),
+            ("printed", SlotInput::StdoutLine(run, "Listening on port 3000".to_owned())),
             ("initialized", SlotInput::Initialized(run, introduced())),
             ("discovered", SlotInput::Discovered(run, catalogue("read"))),
             ("discovery failed", SlotInput::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)),
@@ -678,12 +680,12 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
             ("degraded", SlotInput::Health(run, degraded())),
             ("restored", SlotInput::Health(run, restored)),
             ("spawned", SlotInput::Spawned(run, None)),
-            ("ended as asked", SlotInput::Ended(run, WorkerExit { ran, ..because(ExitCause::Asked) })),
+            ("ended as asked", SlotInput::Ended(run, WorkerExit { uptime: ran, ..because(ExitCause::Requested) })),
             ("lost: refused", SlotInput::Ended(run, lost(FailureKind::Refused, ran))),
-            ("lost: expired", SlotInput::Ended(run, lost(FailureKind::expired(404), ran))),
+            ("lost: expired", SlotInput::Ended(run, lost(FailureKind::session_expired(404), ran))),
             ("lost: 401", SlotInput::Ended(run, lost(FailureKind::Unauthorized { challenge: None }, ran))),
             ("lost: 429, again in a minute", SlotInput::Ended(run, lost(FailureKind::Throttled { retry_after }, ran))),
-            ("lost: 404", SlotInput::Ended(run, lost(FailureKind::status(404), ran))),
+            ("lost: 404", SlotInput::Ended(run, lost(FailureKind::from_status(404), ran))),
             ("panicked", SlotInput::Ended(run, because(ExitCause::Panicked("a fault of ours".to_owned())))),
         ]);
     }
@@ -695,15 +697,18 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
             ("exit 0", SlotInput::Ended(run, exited(0, QUICK))),
             ("exit 1", SlotInput::Ended(run, exited(1, QUICK))),
             ("exit 1 after 61 s", SlotInput::Ended(run, exited(1, LONG))),
-            ("killed", SlotInput::Ended(run, WorkerExit { signal: Some(9), ran: QUICK, ..because(ExitCause::Exited) })),
+            (
+                "killed",
+                SlotInput::Ended(run, WorkerExit { signal: Some(9), uptime: QUICK, ..because(ExitCause::Exited) }),
+            ),
             (
                 "cannot be started",
                 SlotInput::Ended(run, because(ExitCause::Spawn("cannot start `files`: not found".into()))),
             ),
-            ("unresponsive", SlotInput::Ended(run, WorkerExit { ran: LONG, ..because(ExitCause::Unresponsive) })),
+            ("unresponsive", SlotInput::Ended(run, WorkerExit { uptime: LONG, ..because(ExitCause::Unresponsive) })),
         ]);
     }
-    if let Some(run) = life.slot.beside.as_ref().and_then(SecondRun::run) {
+    if let Some(run) = life.slot.second_run.as_ref().and_then(SecondRun::run) {
         inputs.extend([
             ("beside: initialized", SlotInput::Initialized(run, introduced())),
             ("beside: discovered", SlotInput::Discovered(run, catalogue("other"))),
@@ -724,13 +729,13 @@ fn the_whole_table_is_as_printed() {
     let mut text = String::new();
     for (place, reach) in places().into_iter().chain(remote_places()) {
         let here = reach();
-        let Slot { phase: before, want, status, message, health, .. } = &here.slot;
+        let Slot { phase: before, requested_state: want, status, message, health, .. } = &here.slot;
         let connection = here.slot.connection().map(|connection| format!("{connection}, {health}, "));
         let connection = connection.unwrap_or_default();
         let attempt = here.slot.attempt().map(|attempt| format!("attempt {attempt}, ")).unwrap_or_default();
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         let asked = format!("{want:?}").to_lowercase();
-        let beside = here.slot.beside.as_ref().map_or(String::new(), |beside| with(beside, here.start) + ", ");
+        let beside = here.slot.second_run.as_ref().map_or(String::new(), |beside| with(beside, here.start) + ", ");
         let _ = writeln!(
             text,
             "{place}\n  = {}, {beside}{connection}{attempt}want {asked} [{status}{message}]",
@@ -771,21 +776,21 @@ fn the_whole_table_is_as_printed() {
 fn a_removal_is_told_once_whatever_the_instance_was_doing() {
     for (place, reach) in places().into_iter().chain(remote_places()) {
         let mut life = reach();
-        if life.slot.phase == SlotPhase::Over {
+        if life.slot.phase == SlotPhase::Ended {
             continue;
         }
-        let runs = [life.slot.run(), life.slot.beside.as_ref().and_then(SecondRun::run)];
+        let runs = [life.slot.run(), life.slot.second_run.as_ref().and_then(SecondRun::run)];
         let (active, asleep) = (runs.iter().any(Option::is_some), life.slot.is_dormant());
         let mut effects = life.tell(SlotInput::Uninstall);
         for run in runs.into_iter().flatten() {
             let exit = if life.dialled { closed() } else { stopped() };
             effects.extend(life.tell(SlotInput::Ended(run, exit)));
         }
-        assert_eq!(life.slot.phase, SlotPhase::Over, "{place}");
+        assert_eq!(life.slot.phase, SlotPhase::Ended, "{place}");
         let told: Vec<String> = effects
             .iter()
             .filter_map(|effect| match effect {
-                SlotEffect::Tell(told @ (SlotEvent::Removed { .. } | SlotEvent::Stopped { .. })) => Some(tell(told)),
+                SlotEffect::Emit(told @ (SlotEvent::Removed { .. } | SlotEvent::Stopped { .. })) => Some(tell(told)),
                 _ => None,
             })
             .collect();
@@ -851,7 +856,7 @@ fn an_idle_time_that_is_shorter_now_counts_from_now_on() {
     assert_eq!(at(&life), Some(180));
     let life = life.then(SlotInput::Update(with_policy(|policy| policy.idle.idle = Duration::from_secs(90))));
     assert_eq!(at(&life), Some(90));
-    let awake = spec(|config| config.keep = ProcessLifetime::AlwaysOn);
+    let awake = spec(|config| config.lifetime = ProcessLifetime::AlwaysOn);
     assert_eq!(at(&life.then(SlotInput::Update(awake))), None);
 }
 
@@ -859,7 +864,7 @@ fn an_idle_time_that_is_shorter_now_counts_from_now_on() {
 fn one_that_sleeps_is_started_when_it_is_to_sleep_no_more() {
     let mut life = Life::of_listed().ready();
     life.slot.phase = SlotPhase::Dormant { since: life.now, not_before: life.now };
-    let life = life.then(SlotInput::Update(spec(|config| config.keep = ProcessLifetime::AlwaysOn)));
+    let life = life.then(SlotInput::Update(spec(|config| config.lifetime = ProcessLifetime::AlwaysOn)));
     assert!(matches!(life.slot.phase, SlotPhase::Queued { .. }), "{:?}", life.slot.phase);
 }
 
@@ -888,16 +893,16 @@ fn another_policy_of_a_configuration_that_is_being_rolled_out_rolls_out_nothing_
 fn a_stop_of_one_that_waits_for_its_user_keeps_its_status_and_holds_when_the_value_is_given() {
     let mut life = Life::of(spec(incomplete));
     life.tell(SlotInput::Stop);
-    assert_eq!((life.slot.want, life.slot.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
+    assert_eq!((life.slot.requested_state, life.slot.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
     assert!(life.slot.message.as_deref().unwrap().starts_with("stopped, and waiting"));
     let memo = life.slot.memo();
-    let (revived, _) = Slot::revive(spec(incomplete), dice(), &memo);
-    assert_eq!((revived.want, revived.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
+    let (revived, _) = Slot::from_memo(spec(incomplete), dice(), &memo);
+    assert_eq!((revived.requested_state, revived.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
     life.tell(SlotInput::Update(spec(with_another_argument)));
     assert_eq!((&life.slot.phase, life.slot.status), (&SlotPhase::Stopped, Status::Offline));
     let mut life = Life::of(spec(incomplete)).then(SlotInput::Stop);
     life.tell(SlotInput::Start);
-    assert_eq!((life.slot.want, life.slot.status), (RequestedState::Running, Status::AwaitingUserConfig));
+    assert_eq!((life.slot.requested_state, life.slot.status), (RequestedState::Running, Status::AwaitingUserConfig));
     life.tell(SlotInput::Update(spec(with_another_argument)));
     assert!(matches!(life.slot.phase, SlotPhase::Queued { .. }));
 }
@@ -910,10 +915,10 @@ fn a_list_that_could_not_be_read_again_is_kept_as_it_was() {
     };
     let listed = |tool: &str, resources: &[&str], unread: &[ListKind]| {
         let resources = resources.iter().map(|uri| entry(uri)).collect();
-        Arc::new(Catalogue { resources, unread: unread.to_vec(), ..(*catalogue(tool)).clone() })
+        Arc::new(Catalogue { resources, unreadable: unread.to_vec(), ..(*catalogue(tool)).clone() })
     };
     let known = |life: &Life| {
-        let Catalogue { tools, resources, unread, .. } = &**life.slot.catalogue.as_ref().unwrap();
+        let Catalogue { tools, resources, unreadable: unread, .. } = &**life.slot.catalogue.as_ref().unwrap();
         (tools[0].name.to_string(), resources.iter().map(|one| one.key.to_string()).collect::<Vec<_>>(), unread.len())
     };
     let unread = [ListKind::Resources];
@@ -944,7 +949,7 @@ fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
             protocol,
             capabilities,
             instructions: None,
-            greeting: RawValue::from_string("{}".to_owned()).unwrap(),
+            handshake_result: RawValue::from_string("{}".to_owned()).unwrap(),
         })
     };
     let mut life = Life::of_remote().granted();
@@ -970,16 +975,16 @@ fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
         let _ = life.tell(SlotInput::Initialized(run, said(capabilities)));
         let effects = life.tell(SlotInput::Discovered(run, listed(tool, name)));
         let told = effects.iter().find_map(|effect| match effect {
-            SlotEffect::Tell(SlotEvent::Reconnected { changed, .. }) => Some(changed.clone()),
+            SlotEffect::Emit(SlotEvent::Reconnected { changed, .. }) => Some(changed.clone()),
             _ => None,
         });
         let numbers = life.slot.revisions;
-        assert_eq!(numbers.since(&seen), expected);
+        assert_eq!(numbers.changes_since(&seen), expected);
         assert_eq!(told, (run != RunNumber(1)).then_some(expected));
         seen = numbers;
         // What changes while it is there is not the reconnect's.
         let _ = life.tell(SlotInput::Discovered(run, listed("new", name)));
-        assert_eq!(life.slot.revisions.since(&seen), [CatalogueAspect::Tools]);
+        assert_eq!(life.slot.revisions.changes_since(&seen), [CatalogueAspect::Tools]);
         let _ = life.tell(SlotInput::Discovered(run, listed(tool, name)));
         seen = life.slot.revisions;
         life = life.lost(FailureKind::Refused).due().granted();

@@ -77,27 +77,30 @@ fn the_whole_table_is_as_printed() {
 #[test]
 fn each_status_is_left_by_whom_the_specification_says() {
     use StatusCause::{
-        Asked, Attempt, AuthRefused, BudgetSpent, ConfigChanged, ConfigMissing, Configured, CredentialsChanged,
-        Discovered, Ended, Failed, Initialized, Lost, Recalled, Stopped, Synced, Taken,
+        Accepted, Attempt, AuthRefused, BudgetSpent, ConfigChanged, ConfigMissing, Configured, CredentialsChanged,
+        Discovered, Ended, Failed, Initialized, Lost, Requested, Restored, Stopped, Synced,
     };
     let by = |status| -> BTreeSet<String> { ways_out(status).iter().map(|(cause, _)| format!("{cause:?}")).collect() };
     let only =
         |causes: &[StatusCause]| -> BTreeSet<String> { causes.iter().map(|cause| format!("{cause:?}")).collect() };
 
     assert_eq!(by(Status::AwaitingUserConfig), only(&[Configured, Stopped]));
-    assert_eq!(by(Status::Provisioning), only(&[Taken, Recalled, Failed, Stopped, ConfigMissing]));
+    assert_eq!(by(Status::Provisioning), only(&[Accepted, Restored, Failed, Stopped, ConfigMissing]));
     assert_eq!(by(Status::CommandReceived), only(&[Attempt, ConfigChanged, Failed, Stopped, ConfigMissing]));
     assert_eq!(
         by(Status::Online),
-        only(&[ConfigChanged, Ended, BudgetSpent, Lost, Failed, AuthRefused, Stopped, ConfigMissing, Asked])
+        only(&[ConfigChanged, Ended, BudgetSpent, Lost, Failed, AuthRefused, Stopped, ConfigMissing, Requested])
     );
     // Stopped and "recovers by itself" share a status: what wakes which is decided by `want`.
-    assert_eq!(by(Status::Offline), only(&[Attempt, ConfigChanged, Failed, AuthRefused, ConfigMissing, Asked]));
-    assert_eq!(by(Status::RequiresReauth), only(&[CredentialsChanged, ConfigChanged, Stopped, ConfigMissing, Asked]));
-    assert_eq!(by(Status::PermanentlyFailed), only(&[Asked, ConfigChanged, Stopped, ConfigMissing]));
+    assert_eq!(by(Status::Offline), only(&[Attempt, ConfigChanged, Failed, AuthRefused, ConfigMissing, Requested]));
+    assert_eq!(
+        by(Status::RequiresReauth),
+        only(&[CredentialsChanged, ConfigChanged, Stopped, ConfigMissing, Requested])
+    );
+    assert_eq!(by(Status::PermanentlyFailed), only(&[Requested, ConfigChanged, Stopped, ConfigMissing]));
 
     assert_eq!(next(Status::AwaitingUserConfig, Configured), Some(Status::Provisioning));
-    assert_eq!(next(Status::Provisioning, Taken), Some(Status::CommandReceived));
+    assert_eq!(next(Status::Provisioning, Accepted), Some(Status::CommandReceived));
     assert_eq!(next(Status::CommandReceived, Attempt), Some(Status::Connecting));
     assert_eq!(next(Status::Connecting, Initialized), Some(Status::DiscoveringTools));
     assert_eq!(next(Status::DiscoveringTools, Discovered), Some(Status::SyncingTools));
@@ -107,7 +110,7 @@ fn each_status_is_left_by_whom_the_specification_says() {
     assert_eq!(next(Status::Offline, Attempt), Some(Status::Connecting));
     assert_eq!(next(Status::Offline, ConfigChanged), Some(Status::Restarting));
     assert_eq!(next(Status::RequiresReauth, CredentialsChanged), Some(Status::Connecting));
-    assert_eq!(next(Status::PermanentlyFailed, Asked), Some(Status::Connecting));
+    assert_eq!(next(Status::PermanentlyFailed, Requested), Some(Status::Connecting));
     assert_eq!(next(Status::PermanentlyFailed, ConfigChanged), Some(Status::Restarting));
 }
 
@@ -134,7 +137,7 @@ fn a_stop_and_a_missing_value_come_in_every_status() {
 fn only_a_catalogue_that_is_handed_over_or_known_from_before_makes_an_instance_online() {
     for status in Status::ALL {
         for (cause, to) in ways_out(status) {
-            let has_one = matches!(cause, StatusCause::Synced | StatusCause::Recalled);
+            let has_one = matches!(cause, StatusCause::Synced | StatusCause::Restored);
             assert!(to != Status::Online || has_one, "{status} by {cause:?}");
         }
     }

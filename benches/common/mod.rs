@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite::load::measure::{self, ProcessMemory};
 #[allow(unused_imports, reason = "each bench uses its part of it")]
-pub(crate) use mcp_satellite::load::measure::{CpuClock, number, time};
+pub(crate) use mcp_satellite::load::measure::{CpuClock, format_duration, format_number};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{
@@ -66,15 +66,12 @@ pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], p
         installation: format!("installation_{}", nth / teams / users).into(),
         server: "server".into(),
         target: ServerTarget::Stdio { command: command.clone(), cwd: None },
-        server_layer: ConfigTier {
-            args: args.iter().map(|arg| arg.as_str().into()).collect(),
-            ..ConfigTier::default()
-        },
-        team_layer: ConfigTier::default(),
-        user_layer: ConfigTier::default(),
+        server_tier: ConfigTier { args: args.iter().map(|arg| arg.as_str().into()).collect(), ..ConfigTier::default() },
+        team_tier: ConfigTier::default(),
+        user_tier: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: ProcessLifetime::AlwaysOn,
-        on_update: UpdateMethod::default(),
+        lifetime: ProcessLifetime::AlwaysOn,
+        update_method: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::clone(policy),
     };
@@ -248,7 +245,7 @@ impl BenchReport {
         text.push('\n');
         for Goal { what, at_most, unit, found } in &self.goals {
             let verdict = if found <= at_most { "met" } else { "**missed**" };
-            writeln!(text, "- {what}: {} {unit}; goal ≤ {at_most} {unit}: {verdict}", number(*found)).unwrap();
+            writeln!(text, "- {what}: {} {unit}; goal ≤ {at_most} {unit}: {verdict}", format_number(*found)).unwrap();
         }
         let age = self.measured.at.strftime("%Y-%m-%d %H:%M UTC");
         text + &format!("- measured {age}, with a load of {:.1} before it began\n", self.measured.load)

@@ -16,7 +16,7 @@ use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
 
 use super::client::BenchClient;
-use super::common::{self, BenchReport, quantile, time};
+use super::common::{self, BenchReport, format_duration, quantile};
 use super::house::{House, Lists};
 
 const SERVERS: usize = 100;
@@ -79,7 +79,7 @@ async fn open() -> (House, Gateway, SocketAddr) {
         user: "alice".into(),
         slug: "alice".into(),
         tokens: Vec::new(),
-        token_kept: false,
+        has_stored_token: false,
         flat: false,
     };
     let mut plan = GatewayPlan { auth: EndpointAuth::None(None), users: vec![user], ..GatewayPlan::default() };
@@ -150,12 +150,12 @@ pub(crate) fn measure() {
     let mut report =
         BenchReport::new("discovery", ["10,000 tools in 100 servers", "questions", "median", "99 %", "longest"]);
     for (what, times) in [("without HTTP", &inside), ("over HTTP", &over_http)] {
-        let of = |part| time(quantile(times.iter().copied(), part));
+        let of = |part| format_duration(quantile(times.iter().copied(), part));
         report.row([what.to_owned(), times.len().to_string(), of(0.5), of(0.99), of(1.0)]);
     }
     let none = || "-".to_owned();
-    report.row(["the first, for which all is read".to_owned(), "1".to_owned(), time(first), none(), none()]);
-    report.row(["and what it held the thread for".to_owned(), "1".to_owned(), time(held), none(), none()]);
+    report.row(["the first, for which all is read".to_owned(), "1".to_owned(), format_duration(first), none(), none()]);
+    report.row(["and what it held the thread for".to_owned(), "1".to_owned(), format_duration(held), none(), none()]);
     let goal = |times: &[Duration]| quantile(times.iter().copied(), 0.99).as_secs_f64() * 1000.0;
     report.goal("99 % of discovery, without HTTP", 5.0, "ms", goal(&inside));
     report.goal("99 % of discovery, over HTTP", 5.0, "ms", goal(&over_http));

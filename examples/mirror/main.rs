@@ -44,7 +44,7 @@ fn main() -> io::Result<()> {
 }
 
 fn answers(line: &[u8], told: &mut Vec<String>) -> Vec<String> {
-    let message = std::str::from_utf8(line).ok().and_then(|text| Some((text, MessageView::read(text).ok()?)));
+    let message = std::str::from_utf8(line).ok().and_then(|text| Some((text, MessageView::parse(text).ok()?)));
     let Some((text, message)) = message else {
         let line = serde_json::Value::from(String::from_utf8_lossy(line));
         return vec![mirrored(&format!(r#"{{"malformed":{line}}}"#))];

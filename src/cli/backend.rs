@@ -8,7 +8,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::run::LogArgs;
-use super::{BAD_INPUT, CommandFailure, DONE, FAILED, complain, location, shell_word, tell};
+use super::{BAD_INPUT, CommandFailure, DONE, FAILED, location, print_error, shell_word, try_print};
 use crate::backend::server::{BackendOpenError, BackendServer, BackendSettings};
 use crate::config::listen_address;
 
@@ -49,7 +49,7 @@ impl BackendCliCommand {
             CommandFailure::new(if taken { BAD_INPUT } else { FAILED }, format!("cannot listen at {at}: {error}{hint}"))
         })?;
         let location = location(self.data_dir.as_deref(), ".satellite-backend");
-        let opened = location.take().map_err(|error| {
+        let opened = location.create_or_open().map_err(|error| {
             let shown = location.path.display();
             CommandFailure::new(FAILED, format!("cannot use the data directory `{shown}`: {error}"))
         })?;
@@ -59,28 +59,28 @@ impl BackendCliCommand {
             CommandFailure::new(code, error.to_string())
         })?;
         let (data_dir, curl, token) =
-            (backend.data_dir().to_owned(), backend.curl_file(), backend.registration_token());
+            (backend.data_dir().to_owned(), backend.curl_file(), backend.registration_token_file());
         let mut serving = backend.serve(listener)?;
         let address = serving.address();
         if !address.ip().is_loopback() {
-            complain(&format!(
+            print_error(&format!(
                 "WARNING: {address} can be reached from other machines, and all traffic, keys included, is not \
                  encrypted: put a proxy with TLS in front of the backend and let it listen on 127.0.0.1"
             ));
             tracing::warn!(%address, "the backend listens on the network without TLS");
         }
         tracing::info!(%address, data_dir = %data_dir.display(), "the backend is running");
-        tell(&greeting(address, &data_dir, &curl, &token));
+        try_print(&greeting(address, &data_dir, &curl, &token));
         tokio::select! {
-            error = serving.ended() => {
+            error = serving.wait_ended() => {
                 return Err(CommandFailure::new(FAILED, format!("the backend ended unexpectedly: {error}")));
             }
-            () = signals.end() => {}
+            () = signals.wait_end() => {}
         }
         tracing::info!("shutting down: completing the requests in progress");
         tokio::select! {
             () = serving.shut_down() => Ok(DONE),
-            () = signals.end() => Err(CommandFailure::new(FAILED, "ended at once by a second signal")),
+            () = signals.wait_end() => Err(CommandFailure::new(FAILED, "ended at once by a second signal")),
         }
     }
 }
@@ -131,7 +131,7 @@ impl BackendSignals {
         })
     }
 
-    async fn end(&mut self) {
+    async fn wait_end(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use mcp_satellite_actors::model::spec::ServerTarget;
 
-use super::{BAD_INPUT, CommandFailure, DONE, FAILED, complain, say};
+use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_text};
 use crate::config::Profile;
 use crate::config::{self, ConfigErrors, EndpointAuth, GatewayPlan, ListenSetting, Plan};
 use crate::connect::isolation::{Isolation, SandboxFinding, find_program};
@@ -31,10 +31,10 @@ pub(super) enum PlanError {
 }
 
 impl PlanError {
-    pub(super) fn in_a_line(&self) -> String {
+    pub(super) fn to_single_line(&self) -> String {
         match self {
             Self::NoSource => NO_SOURCE.to_owned(),
-            Self::Config(errors) => errors.in_a_line(),
+            Self::Config(errors) => errors.to_single_line(),
         }
     }
 }
@@ -43,7 +43,7 @@ impl From<PlanError> for CommandFailure {
     fn from(refused: PlanError) -> Self {
         match refused {
             PlanError::NoSource => Self::new(BAD_INPUT, NO_SOURCE),
-            PlanError::Config(errors) => Self::styled(BAD_INPUT, rendered(&errors)),
+            PlanError::Config(errors) => Self::from_styled(BAD_INPUT, render_errors(&errors)),
         }
     }
 }
@@ -58,41 +58,41 @@ impl ConfigSources {
         self.plan(&self.read(), listen)
     }
 
-    pub(super) fn are_given(&self) -> bool {
+    pub(super) fn has_any(&self) -> bool {
         self.config.is_some() || self.mcp_json.is_some()
     }
 
     pub(super) fn read(&self) -> ConfigTexts {
         ConfigTexts {
-            config: self.config.as_deref().map(config::held_by),
-            mcp_json: self.mcp_json.as_deref().map(config::held_by),
+            config: self.config.as_deref().map(config::read_content),
+            mcp_json: self.mcp_json.as_deref().map(config::read_content),
         }
     }
 
     /// Makes a plan as [`Self::load`] does, from texts that were read before.
     pub(super) fn plan(&self, texts: &ConfigTexts, listen: Option<SocketAddr>) -> Result<Plan, PlanError> {
         let toml = self.config.as_deref().zip(texts.config.as_ref());
-        let toml = toml.map(|(file, held)| config::load_held(file, held));
+        let toml = toml.map(|(file, held)| config::load_from_content(file, held));
         // The base settings of the satellite's own file also apply to the servers of `mcp.json`.
         let base = toml.as_ref().and_then(|plan| plan.as_ref().ok()).map(|plan| plan.base.clone()).unwrap_or_default();
         let json = self.mcp_json.as_deref().zip(texts.mcp_json.as_ref());
-        let json = json.map(|(file, held)| config::load_mcp_json_held(file, held, &base));
+        let json = json.map(|(file, held)| config::load_mcp_json_from_content(file, held, &base));
         let plan = match (toml, json) {
             (None, None) => return Err(PlanError::NoSource),
             (Some(plan), None) | (None, Some(plan)) => plan,
             (Some(Ok(one)), Some(Ok(other))) => one.merge(other),
-            (Some(Err(one)), Some(Err(other))) => Err(one.and(other)),
+            (Some(Err(one)), Some(Err(other))) => Err(one.merge(other)),
             (Some(Err(errors)), Some(Ok(_))) | (Some(Ok(_)), Some(Err(errors))) => Err(errors),
         };
         let plan = plan.and_then(|plan| match listen {
-            Some(address) => plan.listening_at(address),
+            Some(address) => plan.with_listen_address(address),
             None => Ok(plan),
         });
-        plan.and_then(Plan::settled).map_err(PlanError::Config)
+        plan.and_then(Plan::finalize).map_err(PlanError::Config)
     }
 }
 
-pub(super) fn rendered(errors: &ConfigErrors) -> String {
+pub(super) fn render_errors(errors: &ConfigErrors) -> String {
     let mut text = String::new();
     let handler = miette::MietteHandlerOpts::new().width(110).build();
     let report = ReportDrawing(errors, &handler);
@@ -121,41 +121,41 @@ pub(super) struct CheckCommand {
 impl CheckCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let plan = self.sources.load(None)?;
-        let missing = missing(&plan);
+        let missing = missing_program_warnings(&plan);
         let warnings = plan.warnings.iter().chain(&missing);
         for warning in warnings.clone() {
-            complain(&format!("warning: {warning}"));
+            print_error(&format!("warning: {warning}"));
         }
         let is_good_enough = !self.strict || warnings.count() == 0;
         let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let remote =
             plan.instances.iter().filter(|instance| matches!(instance.target, ServerTarget::Remote { .. })).count();
         let remotes = if remote > 0 { format!(", {remote} of them remote") } else { String::new() };
-        say(&format!(
+        print_text(&format!(
             "the configuration is good: {}, {}, {} to run{remotes}",
             count(plan.teams, "team"),
             count(plan.users, "user"),
             count(plan.instances.len(), "server")
         ));
-        say(&endpoint(&plan.gateway));
-        Ok(if machine(&plan).await? && is_good_enough { DONE } else { FAILED })
+        print_text(&describe_endpoint(&plan.gateway));
+        Ok(if report_machine(&plan).await? && is_good_enough { DONE } else { FAILED })
     }
 }
 
-fn endpoint(plan: &GatewayPlan) -> String {
+fn describe_endpoint(plan: &GatewayPlan) -> String {
     let Some(address) = plan.address() else {
         let why =
             if plan.listen == ListenSetting::Off { "switched off" } else { "not configured; add [gateway] for one" };
         return format!("the MCP endpoint is {why}");
     };
-    let who = match (&plan.auth, plan.alone()) {
+    let who = match (&plan.auth, plan.single_user()) {
         (EndpointAuth::None(_), Ok(user)) => {
             format!("every process on this machine acts as {}/{}", user.team_slug, user.slug)
         }
         (EndpointAuth::None(_), Err(why)) => why,
         (EndpointAuth::Bearer, _) => {
-            let count = plan.admitted().count();
-            let kept = plan.users.iter().find(|user| user.token_kept).map(|user| {
+            let count = plan.users_with_token().count();
+            let kept = plan.users.iter().find(|user| user.has_stored_token).map(|user| {
                 format!("; `satellite run` keeps the token of {}/{} in its data directory", user.team_slug, user.slug)
             });
             format!("{count} of {} users have a token{}", plan.users.len(), kept.unwrap_or_default())
@@ -165,7 +165,7 @@ fn endpoint(plan: &GatewayPlan) -> String {
 }
 
 /// Returns a warning for each command or directory that does not exist on this machine, with its installation.
-fn missing(plan: &Plan) -> Vec<String> {
+fn missing_program_warnings(plan: &Plan) -> Vec<String> {
     let is_production = plan.profile == Profile::Production;
     let in_sandbox = match plan.isolation {
         Isolation::None => false,
@@ -196,25 +196,25 @@ fn missing(plan: &Plan) -> Vec<String> {
 }
 
 /// Prints what this machine offers to contain servers, found out by trials. Returns true if servers can start.
-async fn machine(plan: &Plan) -> Result<bool, CommandFailure> {
+async fn report_machine(plan: &Plan) -> Result<bool, CommandFailure> {
     let home = tempfile::tempdir()?;
     let options = StdioOptions {
         data_dir: Some(DataDir::create(&home.path().join("data"))?),
         cgroups: plan.cgroups,
         ..StdioOptions::default()
     };
-    let connector = StdioConnector::with(options)?;
-    say(&format!("this machine: process trees are held by {}", connector.held_by()));
-    say(&format!("  {}", crate::connect::isolation::kernel()));
+    let connector = StdioConnector::with_options(options)?;
+    print_text(&format!("this machine: process trees are held by {}", connector.describe_containment()));
+    print_text(&format!("  {}", crate::connect::isolation::describe_user_namespaces()));
     let findings = connector.sandboxes().await;
     for SandboxFinding { sandbox, usable } in &findings {
         match usable {
-            Ok(path) => say(&format!("  {sandbox}: works ({})", path.display())),
-            Err(why) => say(&format!("  {sandbox}: cannot be used: {why}")),
+            Ok(path) => print_text(&format!("  {sandbox}: works ({})", path.display())),
+            Err(why) => print_text(&format!("  {sandbox}: cannot be used: {why}")),
         }
     }
     // Remove what the trials left, even empty cgroups.
-    let _ = tokio::task::spawn_blocking(move || connector.end_all(std::time::Duration::from_secs(1))).await;
+    let _ = tokio::task::spawn_blocking(move || connector.kill_all(std::time::Duration::from_secs(1))).await;
     let works = |name: &str| findings.iter().any(|finding| finding.sandbox == name && finding.usable.is_ok());
     let refused = match (plan.isolation, plan.profile) {
         (Isolation::None, _) | (Isolation::Auto, Profile::Development) => false,
@@ -224,10 +224,10 @@ async fn machine(plan: &Plan) -> Result<bool, CommandFailure> {
     };
     let lacks_root = plan.uid_range.is_some() && !nix::unistd::geteuid().is_root();
     if lacks_root {
-        complain("warning: the satellite will not start: `uid_range` needs root");
+        print_error("warning: the satellite will not start: `uid_range` needs root");
     }
     if refused {
-        complain("warning: no server will be started on this machine: the configured sandbox does not work here");
+        print_error("warning: no server will be started on this machine: the configured sandbox does not work here");
     }
     Ok(!refused && !lacks_root)
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use humantime::format_duration;
 
-use super::table::{rendered, table};
-use super::{CommandFailure, DONE, DataDirArg, printable, say, to_json};
+use super::table::{new_table, render_table};
+use super::{CommandFailure, DONE, DataDirArg, print_text, printable, to_json};
 use crate::gateway::clients::ClientStatus;
 
 #[derive(Debug, Args)]
@@ -22,18 +22,19 @@ impl ClientsCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let clients: Vec<ClientStatus> = self.data_dir.client()?.get("/v1/clients", &()).await?;
         if self.json {
-            say(&to_json(&clients)?);
+            print_text(&to_json(&clients)?);
         } else if clients.is_empty() {
-            say("no client is connected");
+            print_text("no client is connected");
         } else {
-            say(&picture(&clients));
+            print_text(&render_clients(&clients));
         }
         Ok(DONE)
     }
 }
 
-fn picture(clients: &[ClientStatus]) -> String {
-    let mut table = table(&["CLIENT", "TEAM", "USER", "ENDPOINT", "PROTOCOL", "OPEN", "CALLS", "CONNECTED", "IDLE"]);
+fn render_clients(clients: &[ClientStatus]) -> String {
+    let mut table =
+        new_table(&["CLIENT", "TEAM", "USER", "ENDPOINT", "PROTOCOL", "OPEN", "CALLS", "CONNECTED", "IDLE"]);
     for client in clients {
         let since = |seconds| format_duration(Duration::from_secs(seconds)).to_string();
         table.add_row([
@@ -48,5 +49,5 @@ fn picture(clients: &[ClientStatus]) -> String {
             since(client.idle_seconds),
         ]);
     }
-    rendered(&table)
+    render_table(&table)
 }

@@ -15,7 +15,7 @@ impl CompletionsCommand {
     pub(super) fn run(self) -> u8 {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "satellite", &mut script);
-        super::say_styled(&String::from_utf8_lossy(&script));
+        super::print_styled(&String::from_utf8_lossy(&script));
         DONE
     }
 }

@@ -9,8 +9,10 @@ use mcp_satellite_actors::model::status::Status;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::control::{in_words, settled, warn_not_durable};
-use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, complain, say, say_json, to_json};
+use super::control::{status_sentence, wait_settled, warn_not_durable};
+use super::{
+    BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, print_error, print_json, print_text, to_json,
+};
 use crate::console::api::{ConfigureRequest, ConfigureResult, RequiredValue, RequiredValueSource};
 
 /// Upper limit for a value from stdin or a file, in bytes. The satellite accepts less.
@@ -52,9 +54,9 @@ pub(super) struct ConfigureCommand {
 }
 
 enum TypedValue<'a> {
-    Is(String),
+    Literal(String),
     /// The value must be read from the terminal or stdin. Contains the whole argument.
-    Ask(&'a str),
+    Prompt(&'a str),
 }
 
 impl ConfigureCommand {
@@ -62,7 +64,7 @@ impl ConfigureCommand {
         let bad = |why: String| CommandFailure::new(BAD_INPUT, why);
         let mut typed = BTreeMap::new();
         for argument in &self.values {
-            let (key, value) = read(argument)?;
+            let (key, value) = parse_argument(argument)?;
             if typed.insert(key, value).is_some() || self.unset.iter().any(|unset| unset == key) {
                 return Err(bad(format!("`{key}` is named twice")));
             }
@@ -71,18 +73,18 @@ impl ConfigureCommand {
         let mut request = ConfigureRequest { selector: self.target.into(), set: BTreeMap::new(), unset: Vec::new() };
         let asked: Vec<&str> = typed
             .values()
-            .filter_map(|value| if let TypedValue::Ask(key) = value { Some(*key) } else { None })
+            .filter_map(|value| if let TypedValue::Prompt(key) = value { Some(*key) } else { None })
             .collect();
         if !asked.is_empty() {
             // Check the keys first, before a person types a secret in vain.
             let known: ConfigureResult = client.post("/v1/configure", &request).await?;
-            refuse_unknown(&asked, &known)?;
-            let given = ask(&asked, &known.instance.instance).await?;
-            typed.extend(asked.into_iter().zip(given.into_iter().map(TypedValue::Is)));
+            reject_unknown(&asked, &known)?;
+            let given = prompt_values(&asked, &known.instance.instance).await?;
+            typed.extend(asked.into_iter().zip(given.into_iter().map(TypedValue::Literal)));
         }
         let values = typed.into_iter().filter_map(|(key, value)| match value {
-            TypedValue::Is(value) => Some((key.to_owned(), value)),
-            TypedValue::Ask(_) => None,
+            TypedValue::Literal(value) => Some((key.to_owned(), value)),
+            TypedValue::Prompt(_) => None,
         });
         request.set = values.collect();
         request.unset = self.unset;
@@ -90,37 +92,37 @@ impl ConfigureCommand {
         let mut configured: ConfigureResult = client.post("/v1/configure", &request).await?;
         warn_not_durable(configured.not_durable.as_deref());
         if is_change && !self.no_wait {
-            configured.instance = settled(&client, configured.instance).await?;
+            configured.instance = wait_settled(&client, configured.instance).await?;
         }
         let row = &configured.instance;
         let came_up = matches!(row.status, Status::Online | Status::AwaitingUserConfig);
         let failed = is_change && !self.no_wait && !came_up && row.status != Status::Offline;
         match (self.json, failed) {
-            (true, _) => say_json(&to_json(&configured)?),
-            (false, true) => complain(&in_words(row)),
-            (false, false) => say(&in_words(row)),
+            (true, _) => print_json(&to_json(&configured)?),
+            (false, true) => print_error(&status_sentence(row)),
+            (false, false) => print_text(&status_sentence(row)),
         }
         if !self.json && !is_change {
-            configured.required.iter().for_each(tell);
+            configured.required.iter().for_each(print_required);
             if configured.required.is_empty() {
-                say("  the configuration requires no value of the user");
+                print_text("  the configuration requires no value of the user");
             }
         }
         Ok(if failed { FAILED } else { DONE })
     }
 }
 
-fn tell(RequiredValue { key, given_by }: &RequiredValue) {
+fn print_required(RequiredValue { key, given_by }: &RequiredValue) {
     let by = match given_by {
         Some(RequiredValueSource::Configure) => "given",
         Some(RequiredValueSource::File) => "given in the configuration",
         None => "missing",
     };
-    say(&format!("  {key}: {by}"));
+    print_text(&format!("  {key}: {by}"));
 }
 
 /// Parses an argument. References are resolved here, because they mean the environment and the directory of this shell.
-fn read(argument: &str) -> Result<(&str, TypedValue<'_>), CommandFailure> {
+fn parse_argument(argument: &str) -> Result<(&str, TypedValue<'_>), CommandFailure> {
     let bad = |why: String| CommandFailure::new(BAD_INPUT, why);
     let (key, value) = match argument.split_once('=') {
         Some((key, value)) => (key, Some(value)),
@@ -129,29 +131,29 @@ fn read(argument: &str) -> Result<(&str, TypedValue<'_>), CommandFailure> {
     if key.is_empty() {
         return Err(bad("a value has no KEY: write KEY=VALUE".to_owned()));
     }
-    let Some(value) = value else { return Ok((key, TypedValue::Ask(key))) };
+    let Some(value) = value else { return Ok((key, TypedValue::Prompt(key))) };
     if let Some(name) = value.strip_prefix("env:") {
         let value = std::env::var(name)
             .map_err(|error| bad(format!("cannot read the environment variable `{name}`: {error}")))?;
-        return Ok((key, TypedValue::Is(value)));
+        return Ok((key, TypedValue::Literal(value)));
     }
     // A URL such as `file://` is an ordinary value.
     if let Some(path) = value.strip_prefix("file:").filter(|path| !path.starts_with("//")) {
         let cannot = |error: std::io::Error| bad(format!("cannot read the file `{path}`: {error}"));
         let file = std::fs::File::open(path).map_err(cannot)?;
-        return Ok((key, TypedValue::Is(whole(file).map_err(cannot)?)));
+        return Ok((key, TypedValue::Literal(read_limited(file).map_err(cannot)?)));
     }
-    Ok((key, TypedValue::Is(value.to_owned())))
+    Ok((key, TypedValue::Literal(value.to_owned())))
 }
 
-fn whole(from: impl Read) -> std::io::Result<String> {
+fn read_limited(from: impl Read) -> std::io::Result<String> {
     let mut text = String::new();
     from.take(READ_MAX).read_to_string(&mut text)?;
-    without_line_end(&mut text);
+    strip_line_end(&mut text);
     Ok(text)
 }
 
-fn without_line_end(text: &mut String) {
+fn strip_line_end(text: &mut String) {
     if text.ends_with('\n') {
         text.truncate(text.len() - 1);
         text.truncate(text.len() - usize::from(text.ends_with('\r')));
@@ -160,7 +162,7 @@ fn without_line_end(text: &mut String) {
 
 /// Rejects unknown keys as the satellite would, before a value is typed. The message does not repeat the key, which may
 /// be a value in the wrong position.
-fn refuse_unknown(asked: &[&str], known: &ConfigureResult) -> Result<(), CommandFailure> {
+fn reject_unknown(asked: &[&str], known: &ConfigureResult) -> Result<(), CommandFailure> {
     let is_known = |typed: &str| {
         let name = typed.strip_prefix("query:").or(typed.strip_prefix("header:")).unwrap_or(typed);
         let of = |key: &str| key.eq_ignore_ascii_case(name) || (name == "bearer_token" && key == "Authorization");
@@ -180,13 +182,13 @@ fn refuse_unknown(asked: &[&str], known: &ConfigureResult) -> Result<(), Command
     ))
 }
 
-async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, CommandFailure> {
+async fn prompt_values(keys: &[&str], instance: &str) -> Result<Vec<String>, CommandFailure> {
     let bad = |why: &str| CommandFailure::new(BAD_INPUT, why);
     if !std::io::stdin().is_terminal() {
         if keys.len() > 1 {
             return Err(bad("only one value can be read from stdin; give the others as KEY=env:NAME or KEY=file:PATH"));
         }
-        let value = tokio::task::spawn_blocking(|| whole(std::io::stdin().lock())).await;
+        let value = tokio::task::spawn_blocking(|| read_limited(std::io::stdin().lock())).await;
         let value = value.map_err(std::io::Error::other)??;
         return if value.is_empty() { Err(bad("stdin contains no value")) } else { Ok(vec![value]) };
     }
@@ -210,7 +212,7 @@ async fn ask(keys: &[&str], instance: &str) -> Result<Vec<String>, CommandFailur
         let mut line = read.map_err(|error| {
             CommandFailure::new(FAILED, format!("cannot read the value: {error}; nothing was changed"))
         })?;
-        without_line_end(&mut line);
+        strip_line_end(&mut line);
         if line.is_empty() {
             return Err(bad("no value was typed; nothing was changed"));
         }

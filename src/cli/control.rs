@@ -9,7 +9,8 @@ use serde_json::value::RawValue;
 
 use super::status::with_next_step;
 use super::{
-    BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, complain, printable, say, say_json, to_json,
+    BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, print_error, print_json, print_text, printable,
+    to_json,
 };
 use crate::console::api::{
     CallRequest, ControlResult, InstanceSelector, InstanceStatus, PruneResult, ReconnectResult, ReloadQuery,
@@ -65,12 +66,12 @@ impl CallCommand {
             Ok(result) => result,
             Err(ClientError::Refused(failure)) if self.json => {
                 let failed = CommandFailure::from(ClientError::Refused(failure.clone()));
-                say_json(&to_json(&serde_json::json!({ "error": failure }))?);
+                print_json(&to_json(&serde_json::json!({ "error": failure }))?);
                 return Ok(failed.code);
             }
             Err(error) => return Err(error.into()),
         };
-        say_json(&result);
+        print_json(&result);
         let is_error = serde_json::from_str::<serde_json::Value>(&result)
             .ok()
             .and_then(|result| result.get("isError")?.as_bool())
@@ -91,7 +92,7 @@ impl StopCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let stopped: ControlResult =
             self.data_dir.client()?.post("/v1/stop", &InstanceSelector::from(self.target)).await?;
-        say(&in_words(&stopped.instance));
+        print_text(&status_sentence(&stopped.instance));
         warn_not_durable(stopped.not_durable.as_deref());
         Ok(DONE)
     }
@@ -115,12 +116,12 @@ impl ControlCommand {
             client.post(&format!("/v1/{verb}"), &InstanceSelector::from(self.target)).await?;
         warn_not_durable(controlled.not_durable.as_deref());
         let row = controlled.instance;
-        let row = if self.no_wait { row } else { settled(&client, row).await? };
+        let row = if self.no_wait { row } else { wait_settled(&client, row).await? };
         if self.no_wait || row.status == Status::Online {
-            say(&in_words(&row));
+            print_text(&status_sentence(&row));
             return Ok(DONE);
         }
-        complain(&in_words(&row));
+        print_error(&status_sentence(&row));
         Ok(FAILED)
     }
 }
@@ -144,9 +145,9 @@ impl ReconnectCommand {
         warn_not_durable(not_durable.as_deref());
         let words = with_next_step(&sentence(instance, *status, "", status_message.as_deref()), next_step.as_deref());
         match (self.json, success) {
-            (true, _) => say_json(&to_json(&outcome)?),
-            (false, true) => say(&words),
-            (false, false) => complain(&words),
+            (true, _) => print_json(&to_json(&outcome)?),
+            (false, true) => print_text(&words),
+            (false, false) => print_error(&words),
         }
         Ok(if *success { DONE } else { FAILED })
     }
@@ -165,7 +166,7 @@ impl ReloadCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let request = ReloadQuery { accept: self.accept };
         let ReloadResult { servers, teams } = self.data_dir.client()?.post("/v1/reload", &request).await?;
-        say(&format!("configuration applied; servers: {servers}, teams: {teams}"));
+        print_text(&format!("configuration applied; servers: {servers}, teams: {teams}"));
         Ok(DONE)
     }
 }
@@ -183,12 +184,12 @@ impl PruneCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let pruned: PruneResult = self.data_dir.client()?.post("/v1/prune", &()).await?;
         if self.json {
-            say(&to_json(&pruned)?);
+            print_text(&to_json(&pruned)?);
         } else if pruned.instances.is_empty() {
-            say("nothing to erase");
+            print_text("nothing to erase");
         } else {
             for instance in &pruned.instances {
-                say(&format!("erased the data of {}", printable(instance)));
+                print_text(&format!("erased the data of {}", printable(instance)));
             }
         }
         Ok(DONE)
@@ -198,7 +199,7 @@ impl PruneCommand {
 /// Prints a warning if a command was carried out but is not stored.
 pub(super) fn warn_not_durable(reason: Option<&str>) {
     if let Some(reason) = reason {
-        complain(&format!(
+        print_error(&format!(
             "warning: not durable: {}; the command is lost if the satellite is killed before the disk stores it",
             printable(reason)
         ));
@@ -206,7 +207,7 @@ pub(super) fn warn_not_durable(reason: Option<&str>) {
 }
 
 /// Formats a status as a sentence: `files-acme-alice-f1 is online (pid 4711)`.
-pub(super) fn in_words(row: &InstanceStatus) -> String {
+pub(super) fn status_sentence(row: &InstanceStatus) -> String {
     let pid = row.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     with_next_step(&sentence(&row.instance, row.status, &pid, row.status_message.as_deref()), row.next_step.as_deref())
 }
@@ -217,7 +218,10 @@ fn sentence(instance: &str, status: Status, more: &str, why: Option<&str>) -> St
 }
 
 /// Waits until the instance has left all transitional states. Every transition has a time limit.
-pub(super) async fn settled(client: &ConsoleClient, mut row: InstanceStatus) -> Result<InstanceStatus, CommandFailure> {
+pub(super) async fn wait_settled(
+    client: &ConsoleClient,
+    mut row: InstanceStatus,
+) -> Result<InstanceStatus, CommandFailure> {
     let selector = InstanceSelector { server: row.instance.clone(), team: None, user: None };
     // A lost remote server keeps its status while it is reconnecting.
     let connecting = |row: &InstanceStatus| {

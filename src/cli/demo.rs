@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 
-use super::run::{LogArgs, beside_the_bar, supervise};
-use super::{BAD_INPUT, CommandFailure, DEMO_DATA_DIR, DataDirArg, FAILED, flag, location, shell_word, tell};
+use super::run::{LogArgs, supervise, suspend_progress_bar};
+use super::{BAD_INPUT, CommandFailure, DEMO_DATA_DIR, DataDirArg, FAILED, flag, location, shell_word, try_print};
 use crate::config::{self, ConfigErrors, Plan};
 use crate::console::api::EndpointStatus;
 use mcp_satellite_process::reaper::ReaperLink;
@@ -80,7 +80,7 @@ impl DemoCommand {
         let program = std::env::current_exe()
             .map_err(|error| CommandFailure::new(FAILED, format!("cannot find this program's own file: {error}")))?;
         let program = program.display().to_string();
-        let plan = example(&program, self.listen)?;
+        let plan = example_plan(&program, self.listen)?;
         let servers = plan.instances.len();
         let command = shell_word(&program);
         let location = location(self.data_dir.as_deref(), DEMO_DATA_DIR);
@@ -88,7 +88,7 @@ impl DemoCommand {
             let named = DataDirArg { data_dir: self.data_dir.clone() };
             // Commands omit --data-dir if they find the demo anyway, as the only running satellite.
             let is_found =
-                named.found().is_ok_and(|found| found.canonicalize().is_ok_and(|it| it == satellite.data_dir()));
+                named.resolve().is_ok_and(|found| found.canonicalize().is_ok_and(|it| it == satellite.data_dir()));
             let data_dir = if is_found { named.flag() } else { flag(&location.path) };
             let (runtime, home) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
             let endpoint = satellite.endpoint();
@@ -101,31 +101,35 @@ impl DemoCommand {
                 let snapshot = runtime.snapshot();
                 let victim = snapshot.iter().find(|view| view.spec.server.as_str() == "notes");
                 let typed = |verb: &str| format!("{command} {verb}{data_dir}");
-                beside_the_bar(|| introduce(&home, servers, typed, victim.map(|view| &**view), endpoint.as_ref()));
+                suspend_progress_bar(|| {
+                    print_introduction(&home, servers, typed, victim.map(|view| &**view), endpoint.as_ref())
+                });
             });
         })
         .await
     }
 }
 
-fn example(program: &str, listen: Option<SocketAddr>) -> Result<Plan, CommandFailure> {
+fn example_plan(program: &str, listen: Option<SocketAddr>) -> Result<Plan, CommandFailure> {
     let text = EXAMPLE.replace("\"SELF\"", &serde_json::Value::from(program).to_string());
     let refused = |errors: ConfigErrors| CommandFailure::new(FAILED, errors.to_string());
     let mut plan = config::parse("demo.toml", &text, &|_| None).map_err(refused)?;
-    plan.gateway.keep_token(CLIENT.0, CLIENT.1);
+    plan.gateway.enable_stored_token(CLIENT.0, CLIENT.1);
     match listen {
-        Some(address) => plan.listening_at(address).map_err(|errors| CommandFailure::new(BAD_INPUT, listed(&errors))),
+        Some(address) => {
+            plan.with_listen_address(address).map_err(|errors| CommandFailure::new(BAD_INPUT, join_errors(&errors)))
+        }
         None => Ok(plan),
     }
 }
 
-fn listed(errors: &ConfigErrors) -> String {
+fn join_errors(errors: &ConfigErrors) -> String {
     let lines = errors.items().into_iter().map(|item| format!("{} ({})", item.message, item.hint));
     lines.collect::<Vec<_>>().join("; ")
 }
 
 /// Prints what to try. `typed` turns a subcommand into a command line for another terminal.
-fn introduce(
+fn print_introduction(
     data_dir: &Path,
     servers: usize,
     typed: impl Fn(&str) -> String,
@@ -136,7 +140,7 @@ fn introduce(
     let pid = victim.and_then(|view| view.pid).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
     let name = victim.map_or("one by the pid that status shows", |view| &view.spec.name);
     let kill = format!("kill {name}, and see it come back as another process");
-    tell(&format!(
+    try_print(&format!(
         "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
     for (what, command) in [
@@ -147,15 +151,15 @@ fn introduce(
         ("stop a server; only `start` starts it again", typed("stop search --user dave")),
         ("read the stderr of a server", typed("logs flaky")),
     ] {
-        tell(&format!("  {command}\n      {what}"));
+        try_print(&format!("  {command}\n      {what}"));
     }
     if let Some(EndpointStatus { url, token_file: Some(file), .. }) = endpoint {
         let file = shell_word(file);
-        tell(&format!(
+        try_print(&format!(
             "  claude mcp add --transport http satellite {url} --header \"Authorization: Bearer $(cat {file})\"\n      connect a client as alice; other clients use the same URL and header"
         ));
     }
-    tell(&format!(
+    try_print(&format!(
         "\n`flaky` crashes every 20 seconds on purpose: watch its delays grow until it is permanently_failed, then\n  {}\n\nData is in {data_dir}. Ctrl-C ends the demo and every process of it.\n",
         typed("restart flaky")
     ));

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{CommandFailure, DONE, DataDirArg, say};
+use super::{CommandFailure, DONE, DataDirArg, print_text};
 use crate::connect::process::ProcessStat;
 use crate::console::api::{ConsoleFilter, ShutdownReply, StatusReply};
 use crate::console::client::{ClientError, ConsoleClient};
@@ -34,9 +34,9 @@ impl DownCommand {
             Some(process) => {
                 tokio::task::spawn_blocking(move || wait_for_end(&process)).await.map_err(io::Error::other)??;
             }
-            None => silence(&client).await?,
+            None => wait_unreachable(&client).await?,
         }
-        say("the satellite has ended");
+        print_text("the satellite has ended");
         Ok(DONE)
     }
 }
@@ -53,12 +53,12 @@ fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
 }
 
 /// Waits until the control socket does not answer any more.
-async fn silence(client: &ConsoleClient) -> Result<(), CommandFailure> {
+async fn wait_unreachable(client: &ConsoleClient) -> Result<(), CommandFailure> {
     loop {
         match client.get::<StatusReply>("/v1/status", &ConsoleFilter::default()).await {
             Err(ClientError::NotRunning { .. }) => return Ok(()),
             Err(error @ ClientError::Unsafe(_)) => return Err(error.into()),
-            Err(ClientError::Refused(_) | ClientError::Lost(_)) | Ok(_) => tokio::time::sleep(POLL).await,
+            Err(ClientError::Refused(_) | ClientError::ConnectionLost(_)) | Ok(_) => tokio::time::sleep(POLL).await,
         }
     }
 }

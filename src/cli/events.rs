@@ -9,9 +9,10 @@ use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, LogLine,
 use mcp_satellite_actors::model::status::Status;
 use serde::Serialize;
 
-use super::control::in_words as in_words_of;
+use super::control::status_sentence as in_words_of;
 use super::{
-    BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, NO_SATELLITE, complain, printable, say, say_json,
+    BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, NO_SATELLITE, print_error, print_json,
+    print_text, printable,
 };
 use crate::console::api::{ConsoleFilter, EventQuery, InstanceSelector, InstanceStatus, StatusReply};
 use crate::console::client::{ClientError, ConsoleClient};
@@ -72,16 +73,16 @@ impl EventsCommand {
         let query = EventQuery { since: self.since, follow: self.follow, types, team: team.clone(), instance: None };
         let wanted = journal::StoredEventQuery { types: self.types, team, ..journal::StoredEventQuery::default() };
         let json = self.json;
-        read(
+        read_events(
             &self.data_dir.find()?,
             query,
             |envelope| wanted.matches(envelope),
             |envelope| {
                 if json {
                     // An envelope always serializes.
-                    say_json(&serde_json::to_string(envelope).unwrap_or_default());
+                    print_json(&serde_json::to_string(envelope).unwrap_or_default());
                 } else {
-                    say(&in_words(envelope));
+                    print_text(&format_event(envelope));
                 }
             },
         )
@@ -97,7 +98,7 @@ impl EventsCommand {
             Ok(Some(Ok(id))) => return Ok(id),
             Ok(Some(Err(ids))) => ids,
             Ok(None) => return Ok(team.to_owned()),
-            Err(error) => return Err(unreadable(directory, &error)),
+            Err(error) => return Err(read_failure(directory, &error)),
         };
         let filter = ConsoleFilter { team: Some(team.to_owned()), user: None };
         match self.data_dir.client()?.get::<StatusReply>("/v1/status", &filter).await {
@@ -141,16 +142,16 @@ impl LogsCommand {
         let show = LinePrinter { json: self.json };
         let directory = data_directory(&data_dir)?;
         let (kind, through) = if self.requests {
-            let stored = journal::request_logs(directory, wanted).map_err(|error| unreadable(&data_dir, &error))?;
-            found(&stored, named.as_deref())?;
-            ("mcp.request.logs", show.stored(&stored, request_line))
+            let stored = journal::request_logs(directory, wanted).map_err(|error| read_failure(&data_dir, &error))?;
+            check_found(&stored, named.as_deref())?;
+            ("mcp.request.logs", show.print_stored(&stored, format_request_line))
         } else {
-            let stored = journal::server_logs(directory, wanted).map_err(|error| unreadable(&data_dir, &error))?;
-            found(&stored, named.as_deref())?;
+            let stored = journal::server_logs(directory, wanted).map_err(|error| read_failure(&data_dir, &error))?;
+            check_found(&stored, named.as_deref())?;
             if let Some(row) = row.filter(|row| stored.lines.is_empty() && row.status != Status::Online) {
-                complain(&format!("nothing is logged: {}", in_words_of(&row)));
+                print_error(&format!("nothing is logged: {}", in_words_of(&row)));
             }
-            ("mcp.server.logs", show.stored(&stored, log_line))
+            ("mcp.server.logs", show.print_stored(&stored, format_log_line))
         };
         if !self.follow {
             return Ok(DONE);
@@ -160,10 +161,12 @@ impl LogsCommand {
         let wanted =
             |envelope: &Envelope| envelope.event.kind() == kind && envelope.event.subject().is_some_and(&wanted);
         // A satellite that did not resolve the name returns lines of other instances, too.
-        read(&data_dir, query, wanted, |envelope| match &envelope.event {
+        read_events(&data_dir, query, wanted, |envelope| match &envelope.event {
             _ if !wanted(envelope) => {}
-            Event::ServerLogs { logs, .. } => logs.iter().for_each(|line| show.line(line, log_line)),
-            Event::RequestLogs { requests, .. } => requests.iter().for_each(|line| show.line(line, request_line)),
+            Event::ServerLogs { logs, .. } => logs.iter().for_each(|line| show.print_line(line, format_log_line)),
+            Event::RequestLogs { requests, .. } => {
+                requests.iter().for_each(|line| show.print_line(line, format_request_line))
+            }
             _ => {}
         })
         .await
@@ -175,12 +178,12 @@ fn is_unknown(error: &ClientError) -> bool {
     match error {
         ClientError::NotRunning { .. } => true,
         ClientError::Refused(failure) => failure.kind == "not_found",
-        ClientError::Unsafe(_) | ClientError::Lost(_) => false,
+        ClientError::Unsafe(_) | ClientError::ConnectionLost(_) => false,
     }
 }
 
 /// Returns an error if no line is stored for an unknown name, which is most likely mistyped.
-fn found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), CommandFailure> {
+fn check_found<T>(stored: &Stored<T>, name: Option<&str>) -> Result<(), CommandFailure> {
     match name {
         Some(name) if stored.lines.is_empty() => {
             let hint = "`satellite status` lists all servers";
@@ -196,22 +199,22 @@ struct LinePrinter {
 }
 
 impl LinePrinter {
-    fn line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
+    fn print_line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
         // A stored line was read from JSON, so it serializes.
         if self.json {
-            say_json(&serde_json::to_string(line).unwrap_or_default());
+            print_json(&serde_json::to_string(line).unwrap_or_default());
         } else {
-            say(&in_words(line));
+            print_text(&in_words(line));
         }
     }
 
     /// Prints stored lines and returns the number of the last event read.
-    fn stored<T: Serialize>(self, stored: &Stored<T>, in_words: fn(&T) -> String) -> u64 {
+    fn print_stored<T: Serialize>(self, stored: &Stored<T>, in_words: fn(&T) -> String) -> u64 {
         for logged in &stored.lines {
-            self.line(&logged.line, in_words);
+            self.print_line(&logged.line, in_words);
         }
         if stored.skipped > 0 {
-            complain(&format!("{} stored lines could not be read and were left out", stored.skipped));
+            print_error(&format!("{} stored lines could not be read and were left out", stored.skipped));
         }
         stored.through
     }
@@ -224,7 +227,7 @@ fn is_of_user(of: &EventSubject, user: &str) -> bool {
 
 /// Reads events from the running satellite, which applies `query`, or else the stored ones for which `wanted` returns
 /// true. With `follow`, continues with the stored events when the satellite ends, and then with the next satellite.
-async fn read(
+async fn read_events(
     data_dir: &Path,
     mut query: EventQuery,
     wanted: impl Fn(&Envelope) -> bool,
@@ -236,8 +239,8 @@ async fn read(
         match ConsoleClient::new(data_dir)?.stream("/v1/events", &query).await {
             Ok(mut lines) => {
                 told = false;
-                if lines.is_not_all() {
-                    complain("the disk does not store new events: the list is incomplete; see `satellite status`");
+                if lines.is_incomplete() {
+                    print_error("the disk does not store new events: the list is incomplete; see `satellite status`");
                 }
                 loop {
                     match lines.next().await {
@@ -246,7 +249,7 @@ async fn read(
                                 query.since = Some(envelope.seq);
                                 show(&envelope);
                             }
-                            Err(error) => complain(&format!("an event could not be read: {error}")),
+                            Err(error) => print_error(&format!("an event could not be read: {error}")),
                         },
                         Ok(None) if !query.follow => return Ok(DONE),
                         Err(error) if !query.follow => return Err(error.into()),
@@ -260,11 +263,11 @@ async fn read(
             Err(_) if told => {}
             Err(error) => return Err(error.into()),
         }
-        match stored(data_dir, query.since, &wanted, &mut show) {
+        match read_stored(data_dir, query.since, &wanted, &mut show) {
             Ok(passed) => query.since = passed,
             Err(failed) if !query.follow || failed.code == NO_SATELLITE => return Err(failed),
             // The next satellite repairs the file; try again until then.
-            Err(failed) if !told => complain(&failed.message),
+            Err(failed) if !told => print_error(&failed.message),
             Err(_) => {}
         }
         if !query.follow {
@@ -273,31 +276,31 @@ async fn read(
         if !told {
             told = true;
             let shown = data_dir.display();
-            complain(&format!("no satellite is running on `{shown}`; waiting for one"));
+            print_error(&format!("no satellite is running on `{shown}`; waiting for one"));
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
-fn stored(
+fn read_stored(
     data_dir: &Path,
     since: Option<u64>,
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
 ) -> Result<Option<u64>, CommandFailure> {
     let query = journal::StoredEventQuery { since, ..journal::StoredEventQuery::default() };
-    let mut events = journal::read(data_directory(data_dir)?, query).map_err(|error| unreadable(data_dir, &error))?;
+    let mut events = journal::read(data_directory(data_dir)?, query).map_err(|error| read_failure(data_dir, &error))?;
     for envelope in events.by_ref().filter(wanted) {
         show(&envelope);
     }
     if let Some(error) = events.take_error() {
-        return Err(unreadable(data_dir, &error));
+        return Err(read_failure(data_dir, &error));
     }
     match events.skipped() {
         0 => {}
-        count => complain(&format!("{count} stored events could not be read and were left out")),
+        count => print_error(&format!("{count} stored events could not be read and were left out")),
     }
-    Ok(events.passed())
+    Ok(events.last_read())
 }
 
 fn data_directory(directory: &Path) -> Result<&Path, CommandFailure> {
@@ -308,13 +311,13 @@ fn data_directory(directory: &Path) -> Result<&Path, CommandFailure> {
     Ok(directory)
 }
 
-fn unreadable(data_dir: &Path, error: &io::Error) -> CommandFailure {
+fn read_failure(data_dir: &Path, error: &io::Error) -> CommandFailure {
     CommandFailure::new(FAILED, format!("cannot read the events in `{}`: {error}", data_dir.display()))
 }
 
 /// Formats an event in one line: `   118  06:33:01.204Z  mcp.server.crashed  memory-acme-alice-m1  exit_code=null
 /// reason="killed by SIGKILL" …`.
-fn in_words(envelope: &Envelope) -> String {
+fn format_event(envelope: &Envelope) -> String {
     let subject = envelope.event.subject().map(|of| of.process_id.to_string()).unwrap_or_default();
     let value = serde_json::to_value(&envelope.event).unwrap_or_default();
     let known = ["installation_id", "team_id", "user_id", "process_id", "server_slug"];
@@ -327,14 +330,14 @@ fn in_words(envelope: &Envelope) -> String {
     printable(&format!("{:>6}  {at:.3}  {:<28} {subject}  {}", envelope.seq, envelope.event.kind(), fields.join(" ")))
 }
 
-fn log_line(line: &LogLine) -> String {
+fn format_log_line(line: &LogLine) -> String {
     let level = format!("{:?}", line.level).to_uppercase();
     format!("{:.3} {level:<5} {}", line.timestamp, printable(&line.message))
 }
 
 /// Formats a call in one line: `2026-11-21T06:33:01.204Z ok     12 ms  read_file {"path":"/etc/hosts"} →
 /// {"content":[…]}`.
-fn request_line(line: &RequestLine) -> String {
+fn format_request_line(line: &RequestLine) -> String {
     let RequestLine { tool_name, tool_params, tool_response, response_time_ms, success, error_message, timestamp } =
         line;
     let outcome = if *success { "ok" } else { "failed" };

@@ -14,11 +14,12 @@ use comfy_table::CellAlignment;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::check::rendered as drawn;
+use super::check::render_errors as drawn;
 use super::run::SignalCount;
-use super::table::{rendered, table};
+use super::table::{new_table, render_table};
 use super::{
-    BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, complain, complain_styled, say, say_styled, shell_word,
+    BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, print_error, print_styled, print_styled_error, print_text,
+    shell_word,
 };
 use crate::connect::process::raise_descriptor_limit;
 use crate::load::chance::RunSeed;
@@ -85,7 +86,7 @@ pub(super) struct LoadCommand {
 
 impl From<ScenarioErrors> for CommandFailure {
     fn from(errors: ScenarioErrors) -> Self {
-        Self::styled(BAD_INPUT, drawn(&errors))
+        Self::from_styled(BAD_INPUT, drawn(&errors))
     }
 }
 
@@ -110,33 +111,33 @@ impl LoadCommand {
 
     pub(super) fn run(self, below: Option<ReaperLink>) -> Result<u8, CommandFailure> {
         if self.list {
-            say_styled(&list()?);
+            print_styled(&list_scenarios()?);
             return Ok(DONE);
         }
         if let Some(name) = &self.print_scenario {
-            say(shipped(name)?.trim_end());
+            print_text(built_in_scenario(name)?.trim_end());
             return Ok(DONE);
         }
         let scenario = self.scenario()?;
-        let seed = RunSeed(self.seed.unwrap_or_else(drawn_seed));
-        let repeat = self.repeat(&scenario, seed);
+        let seed = RunSeed(self.seed.unwrap_or_else(random_seed));
+        let repeat = self.repeat_command(&scenario, seed);
         // Checked before the run: a long run must not end with a file that cannot be written.
-        self.trace.as_deref().map(can_write).transpose()?;
+        self.trace.as_deref().map(check_writable).transpose()?;
         let page = self.report.as_deref().map(ReportFile::create).transpose()?;
         if let (Some(trace), Some(page)) = (&self.trace, &page) {
-            page.is_not(trace)?;
+            page.check_differs_from(trace)?;
         }
-        complain(&format!("{}, seed {}", scenario.name, seed.0));
+        print_error(&format!("{}, seed {}", scenario.name, seed.0));
 
-        let findings = match self.findings(scenario, seed, repeat.clone(), below) {
+        let findings = match self.run_scenario(scenario, seed, repeat.clone(), below) {
             Ok(Some(findings)) => findings,
             Ok(None) => {
-                complain(&format!("interrupted\nrepeat: {repeat}"));
+                print_error(&format!("interrupted\nrepeat: {repeat}"));
                 return Ok(INTERRUPTED);
             }
             Err(failed) => {
-                complain_styled(&failed.message);
-                repeated(&repeat);
+                print_styled_error(&failed.message);
+                print_repeat_command(&repeat);
                 return Ok(failed.code);
             }
         };
@@ -144,26 +145,27 @@ impl LoadCommand {
         let is_broken = findings.violations_in_all > 0;
         if is_broken {
             if self.json {
-                complain(&verdict(&findings));
+                print_error(&verdict(&findings));
             }
-            repeated(&repeat);
+            print_repeat_command(&repeat);
         }
         let mut code = match (is_broken, findings.stopped) {
             (true, _) => FAILED,
             (false, true) => INTERRUPTED,
             (false, false) => DONE,
         };
-        for failed in self.tell(&findings, page) {
-            complain(&failed);
+        for failed in self.write_findings(&findings, page) {
+            print_error(&failed);
             code = if code == FAILED { FAILED } else { NOT_KNOWN };
         }
         Ok(code)
     }
 
     /// Writes the findings to all requested outputs. Returns an error message for each output that failed.
-    fn tell(&self, findings: &RunFindings, page: Option<ReportFile>) -> Vec<String> {
+    fn write_findings(&self, findings: &RunFindings, page: Option<ReportFile>) -> Vec<String> {
         let mut failed = Vec::new();
-        let text = if self.json { report::json(findings).map_err(io::Error::other) } else { Ok(told(findings)) };
+        let text =
+            if self.json { report::json(findings).map_err(io::Error::other) } else { Ok(format_findings(findings)) };
         match text.and_then(|text| writeln!(io::stdout().lock(), "{text}")) {
             // A reader that closes the pipe early does not change the exit code.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -174,7 +176,7 @@ impl LoadCommand {
         if let Some(page) = page {
             let path = page.path.clone();
             if let Err(error) = page.finish(&report::html(findings)) {
-                failed.push(cannot_write(&path, &error).message);
+                failed.push(write_failure(&path, &error).message);
             }
         }
         if let (Some(trace), Some(why)) = (&self.trace, &findings.trace_ends_early) {
@@ -194,15 +196,15 @@ impl LoadCommand {
     fn scenario(&self) -> Result<Scenario, CommandFailure> {
         let duration = self.seconds.map(Duration::from_secs);
         let overrides = ScenarioOverrides { instances: self.instances, teams: self.teams, duration };
-        let scenario = scenario::load(&self.scenario)?.with(overrides)?;
+        let scenario = scenario::load(&self.scenario)?.with_overrides(overrides)?;
         if self.virtual_time {
-            scenario.paused()?;
+            scenario.check_virtual_time()?;
         }
         Ok(scenario)
     }
 
     /// Returns the command that repeats the run, from the same directory and with an unchanged scenario file.
-    fn repeat(&self, scenario: &Scenario, seed: RunSeed) -> String {
+    fn repeat_command(&self, scenario: &Scenario, seed: RunSeed) -> String {
         let flags = [(self.real, " --real"), (self.gateway, " --gateway"), (self.virtual_time, " --virtual-time")];
         let flags: String = flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag).collect();
         format!(
@@ -216,7 +218,7 @@ impl LoadCommand {
     }
 
     /// Runs the scenario. Returns `None` if a second signal interrupted it.
-    fn findings(
+    fn run_scenario(
         &self,
         scenario: Scenario,
         seed: RunSeed,
@@ -225,9 +227,9 @@ impl LoadCommand {
     ) -> Result<Option<RunFindings>, CommandFailure> {
         let mode = self.mode();
         if let Err(error) = raise_descriptor_limit() {
-            complain(&format!("cannot raise the limit of open files: {error}"));
+            print_error(&format!("cannot raise the limit of open files: {error}"));
         }
-        load::hush();
+        load::silence_deliberate_panics();
         let program = std::env::current_exe()
             .map_err(|error| CommandFailure::new(NOT_KNOWN, format!("cannot find this program's own file: {error}")))?;
         let live = Arc::new(TerminalProgress::new(scenario.duration));
@@ -239,11 +241,11 @@ impl LoadCommand {
             program,
             repeat,
             trace: self.trace.clone(),
-            seams: load::TestHooks::default(),
+            hooks: load::TestHooks::default(),
         };
-        let at_once = listen(below, &live)
+        let at_once = spawn_signal_thread(below, &live)
             .map_err(|error| CommandFailure::new(NOT_KNOWN, format!("cannot listen for signals: {error}")))?;
-        let threads = load::threads(mode)?;
+        let threads = load::build_runtime(mode)?;
         let found = threads.block_on(async {
             tokio::select! {
                 biased;
@@ -263,14 +265,14 @@ impl LoadCommand {
 
 /// Waits for signals on a separate thread, because the thread of the run may be busy and its clock may stand still. The
 /// first signal makes `live` end the run early; the second cancels the token.
-fn listen(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) -> io::Result<CancellationToken> {
+fn spawn_signal_thread(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) -> io::Result<CancellationToken> {
     let hearing = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = {
         let _in = hearing.enter();
         LoadSignals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
-            below,
+            reaper: below,
             count: SignalCount::default(),
         }
     };
@@ -292,32 +294,32 @@ fn listen(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) -> io::Result
 struct LoadSignals {
     interrupt: Signal,
     terminate: Signal,
-    below: Option<ReaperLink>,
+    reaper: Option<ReaperLink>,
     count: SignalCount,
 }
 
 impl LoadSignals {
     async fn next(&mut self) {
-        while !self.count.is_new() {
+        while !self.count.take_new() {
             let through_the_reaper = async {
-                match &mut self.below {
-                    Some(below) => below.asked.recv().await,
+                match &mut self.reaper {
+                    Some(below) => below.signals.recv().await,
                     None => None,
                 }
             };
             tokio::select! {
-                _ = self.interrupt.recv() => self.count.directly += 1,
-                _ = self.terminate.recv() => self.count.directly += 1,
+                _ = self.interrupt.recv() => self.count.direct += 1,
+                _ = self.terminate.recv() => self.count.direct += 1,
                 // SIGHUP means a reload, and a load run has nothing to reload.
                 Some(signal) = through_the_reaper => {
-                    self.count.through_the_reaper += u64::from(signal != nix::sys::signal::Signal::SIGHUP);
+                    self.count.forwarded += u64::from(signal != nix::sys::signal::Signal::SIGHUP);
                 }
             }
         }
     }
 }
 
-fn repeated(repeat: &str) {
+fn print_repeat_command(repeat: &str) {
     let _ = writeln!(io::stderr().lock(), "repeat: {repeat}");
 }
 
@@ -331,11 +333,11 @@ struct ReportFile {
 
 impl ReportFile {
     fn create(path: &Path) -> Result<Self, CommandFailure> {
-        let cannot = |error: &io::Error| CommandFailure { code: BAD_INPUT, ..cannot_write(path, error) };
+        let cannot = |error: &io::Error| CommandFailure { code: BAD_INPUT, ..write_failure(path, error) };
         let unfinished = match fs::metadata(path) {
             Ok(found) if !found.is_file() => None,
             // The path may be a link to the file.
-            _ => Some(place(path)),
+            _ => Some(resolve_path(path)),
         };
         let Some(place) = unfinished else {
             let file = OpenOptions::new().write(true).open(path).map_err(|error| cannot(&error))?;
@@ -348,8 +350,8 @@ impl ReportFile {
         Ok(Self { path: place, file, unfinished: Some(unfinished) })
     }
 
-    fn is_not(&self, trace: &Path) -> Result<(), CommandFailure> {
-        let trace = place(trace);
+    fn check_differs_from(&self, trace: &Path) -> Result<(), CommandFailure> {
+        let trace = resolve_path(trace);
         let taken = std::iter::once(&self.path).chain(&self.unfinished).any(|path| *path == trace);
         let why = || format!("the trace and the report cannot both be written to {}", trace.display());
         if taken { Err(CommandFailure::new(BAD_INPUT, why())) } else { Ok(()) }
@@ -374,39 +376,39 @@ impl Drop for ReportFile {
     }
 }
 
-fn place(path: &Path) -> PathBuf {
+fn resolve_path(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let new = || Some(fs::canonicalize(parent).ok()?.join(path.file_name()?));
     fs::canonicalize(path).ok().or_else(new).unwrap_or_else(|| path.to_owned())
 }
 
-fn drawn_seed() -> u64 {
+fn random_seed() -> u64 {
     // `RandomState` is the only source of randomness in the standard library.
     RandomState::new().build_hasher().finish() >> 32
 }
 
 /// Checks that the file can be written. Its content is kept until the run begins.
-fn can_write(path: &Path) -> Result<(), CommandFailure> {
+fn check_writable(path: &Path) -> Result<(), CommandFailure> {
     let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    opened.map(drop).map_err(|error| CommandFailure { code: BAD_INPUT, ..cannot_write(path, &error) })
+    opened.map(drop).map_err(|error| CommandFailure { code: BAD_INPUT, ..write_failure(path, &error) })
 }
 
-fn cannot_write(path: &Path, error: &io::Error) -> CommandFailure {
+fn write_failure(path: &Path, error: &io::Error) -> CommandFailure {
     CommandFailure::new(FAILED, format!("cannot write {}: {error}", path.display()))
 }
 
-fn list() -> Result<String, CommandFailure> {
-    let mut table = table(&["SCENARIO", "SERVERS", "TEAMS", "SECONDS", "WHAT HAPPENS"]);
+fn list_scenarios() -> Result<String, CommandFailure> {
+    let mut table = new_table(&["SCENARIO", "SERVERS", "TEAMS", "SECONDS", "WHAT HAPPENS"]);
     for (name, _) in SHIPPED {
         let scenario = scenario::load(name)?;
         let numbers = [scenario.fleet.instances, scenario.fleet.teams].map(|number| number.to_string());
         let [instances, teams] = numbers;
         table.add_row([name.to_owned(), instances, teams, scenario.duration.as_secs().to_string(), scenario.about]);
     }
-    Ok(rendered(&table))
+    Ok(render_table(&table))
 }
 
-fn shipped(name: &str) -> Result<&'static str, CommandFailure> {
+fn built_in_scenario(name: &str) -> Result<&'static str, CommandFailure> {
     let found = SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
     found.ok_or_else(|| {
         let names = SHIPPED.map(|(name, _)| name).join(", ");
@@ -414,19 +416,19 @@ fn shipped(name: &str) -> Result<&'static str, CommandFailure> {
     })
 }
 
-fn told(findings: &RunFindings) -> String {
-    let tables: Vec<String> = tables(findings).iter().map(as_text).collect();
+fn format_findings(findings: &RunFindings) -> String {
+    let tables: Vec<String> = tables(findings).iter().map(render_report_table).collect();
     let verdict = verdict(findings);
     format!("{}\n{verdict}\n\n{}\n\nrepeat: {}", headline(findings), tables.join("\n\n"), findings.repeat)
 }
 
-fn as_text(ReportTable { title, head, rows }: &ReportTable) -> String {
+fn render_report_table(ReportTable { title, head, rows }: &ReportTable) -> String {
     let titled: Vec<String> = head
         .iter()
         .enumerate()
         .map(|(at, name)| if at == 0 { title.to_uppercase() } else { name.to_uppercase() })
         .collect();
-    let mut table = table(&titled.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut table = new_table(&titled.iter().map(String::as_str).collect::<Vec<_>>());
     for row in rows {
         table.add_row(row);
     }
@@ -434,5 +436,5 @@ fn as_text(ReportTable { title, head, rows }: &ReportTable) -> String {
     if rows.iter().flatten().all(|cell| cell.len() < 40) {
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     }
-    rendered(&table)
+    render_table(&table)
 }

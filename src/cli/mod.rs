@@ -34,7 +34,7 @@ use crate::console::client::{ClientError, ConsoleClient};
 use crate::known_dirs::{self, DataDirLocation};
 use mcp_satellite_process::huge_pages;
 use mcp_satellite_process::reaper::{self, ReaperLink};
-use print::{complain, complain_styled, printable, say, say_json, say_styled, tell, to_json};
+use print::{print_error, print_json, print_styled, print_styled_error, print_text, printable, to_json, try_print};
 
 /// Upper limit for the time to wait at exit for tasks on blocking threads.
 const LAST_TASKS: Duration = Duration::from_millis(500);
@@ -138,31 +138,31 @@ impl DataDirArg {
 
     /// Returns the data directory of the running satellite, and prints a note if it is not the default one.
     fn find(&self) -> Result<PathBuf, CommandFailure> {
-        let found = self.found()?;
+        let found = self.resolve()?;
         if self.data_dir.is_none() && found != Path::new(DATA_DIR) {
             let found = found.display();
-            complain(&format!("no satellite is running on `{DATA_DIR}`; using the one on `{found}`"));
+            print_error(&format!("no satellite is running on `{DATA_DIR}`; using the one on `{found}`"));
         }
         Ok(found)
     }
 
     /// Returns the named data directory, or else the default one if a satellite is running on it, or else that of the
     /// only running satellite of this user.
-    fn found(&self) -> Result<PathBuf, CommandFailure> {
+    fn resolve(&self) -> Result<PathBuf, CommandFailure> {
         let here = self.location();
         if here.is_named {
             return Ok(here.path);
         }
-        match here.visit() {
+        match here.open_existing() {
             Ok(directory) if known_dirs::is_running(&directory) => return Ok(here.path),
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(ClientError::Unsafe(error).into());
             }
             Ok(_) | Err(_) => {}
         }
-        let mut running = known_dirs::running();
+        let mut running = known_dirs::running_dirs();
         // The demo in this directory is found even if the record of data directories cannot be written.
-        if let Ok(demo) = location(None, DEMO_DATA_DIR).visit()
+        if let Ok(demo) = location(None, DEMO_DATA_DIR).open_existing()
             && known_dirs::is_running(&demo)
             && !running.iter().any(|path| path == demo.path())
         {
@@ -240,7 +240,7 @@ impl CommandFailure {
         Self { code, message: mcp_satellite_actors::model::printable::lines(&message) }
     }
 
-    fn styled(code: u8, message: String) -> Self {
+    fn from_styled(code: u8, message: String) -> Self {
         Self { code, message }
     }
 }
@@ -253,11 +253,11 @@ impl From<ClientError> for CommandFailure {
                 "bad_input" | "ambiguous" | "not_found" => BAD_INPUT,
                 _ => FAILED,
             },
-            ClientError::Unsafe(_) | ClientError::Lost(_) => FAILED,
+            ClientError::Unsafe(_) | ClientError::ConnectionLost(_) => FAILED,
         };
         let (next, step) = match &error {
             ClientError::Refused(failure) => (failure.next_retry_ms, failure.next_step.as_ref()),
-            ClientError::NotRunning { .. } | ClientError::Unsafe(_) | ClientError::Lost(_) => (None, None),
+            ClientError::NotRunning { .. } | ClientError::Unsafe(_) | ClientError::ConnectionLost(_) => (None, None),
         };
         let next = next.map(|left| format!("; next attempt in {:.1} s", left as f64 / 1000.0)).unwrap_or_default();
         let step = step.map(|step| format!(" (next: {step})")).unwrap_or_default();
@@ -279,46 +279,48 @@ pub fn main() -> ExitCode {
         CliCommand::SimServer(verb) => std::process::exit(verb.run()),
         // A subcommand that starts servers runs below the reaper, which ends leftover processes. No thread exists yet.
         CliCommand::Run(verb) => {
-            return below_the_reaper(|below| told(in_runtime(verb.run(below))));
+            return run_below_reaper(|below| report_outcome(run_async(verb.run(below))));
         }
         CliCommand::Demo(verb) => {
-            return below_the_reaper(|below| told(in_runtime(verb.run(below))));
+            return run_below_reaper(|below| report_outcome(run_async(verb.run(below))));
         }
         CliCommand::Load(verb) if verb.is_real() => {
-            return below_the_reaper(|below| told(verb.run(Some(below))));
+            return run_below_reaper(|below| report_outcome(verb.run(Some(below))));
         }
         CliCommand::Load(verb) => verb.run(None),
-        CliCommand::Down(verb) => in_runtime(verb.run()),
-        CliCommand::Status(verb) => in_runtime(verb.run()),
-        CliCommand::Clients(verb) => in_runtime(verb.run()),
-        CliCommand::Call(verb) => in_runtime(verb.run()),
-        CliCommand::Tools(verb) => in_runtime(verb.run()),
-        CliCommand::Events(verb) => in_runtime(verb.run()),
-        CliCommand::Logs(verb) => in_runtime(verb.run()),
-        CliCommand::Restart(verb) => in_runtime(verb.run("restart")),
-        CliCommand::Stop(verb) => in_runtime(verb.run()),
-        CliCommand::Start(verb) => in_runtime(verb.run("start")),
-        CliCommand::Reconnect(verb) => in_runtime(verb.run()),
-        CliCommand::Reload(verb) => in_runtime(verb.run()),
-        CliCommand::Prune(verb) => in_runtime(verb.run()),
-        CliCommand::Configure(verb) => in_runtime(verb.run()),
-        CliCommand::Auth(verb) => in_runtime(verb.run()),
-        CliCommand::Check(verb) => in_runtime(verb.run()),
-        CliCommand::Backend(verb) => in_runtime(verb.run()),
+        CliCommand::Down(verb) => run_async(verb.run()),
+        CliCommand::Status(verb) => run_async(verb.run()),
+        CliCommand::Clients(verb) => run_async(verb.run()),
+        CliCommand::Call(verb) => run_async(verb.run()),
+        CliCommand::Tools(verb) => run_async(verb.run()),
+        CliCommand::Events(verb) => run_async(verb.run()),
+        CliCommand::Logs(verb) => run_async(verb.run()),
+        CliCommand::Restart(verb) => run_async(verb.run("restart")),
+        CliCommand::Stop(verb) => run_async(verb.run()),
+        CliCommand::Start(verb) => run_async(verb.run("start")),
+        CliCommand::Reconnect(verb) => run_async(verb.run()),
+        CliCommand::Reload(verb) => run_async(verb.run()),
+        CliCommand::Prune(verb) => run_async(verb.run()),
+        CliCommand::Configure(verb) => run_async(verb.run()),
+        CliCommand::Auth(verb) => run_async(verb.run()),
+        CliCommand::Check(verb) => run_async(verb.run()),
+        CliCommand::Backend(verb) => run_async(verb.run()),
         CliCommand::Token(verb) => verb.run(),
         CliCommand::Completions(verb) => Ok(verb.run()),
     };
-    told(outcome).into()
+    report_outcome(outcome).into()
 }
 
-fn below_the_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> ExitCode {
-    match reaper::above(satellite) {
+fn run_below_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> ExitCode {
+    match reaper::run_with_reaper(satellite) {
         Ok(code) => code,
-        Err(error) => told(Err(CommandFailure::new(FAILED, format!("cannot start the reaper: {error}")))).into(),
+        Err(error) => {
+            report_outcome(Err(CommandFailure::new(FAILED, format!("cannot start the reaper: {error}")))).into()
+        }
     }
 }
 
-fn in_runtime(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
+fn run_async(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(verb);
@@ -331,7 +333,7 @@ fn in_runtime(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<
 }
 
 /// Prints a failure and returns the exit code.
-fn told(outcome: Result<u8, CommandFailure>) -> u8 {
+fn report_outcome(outcome: Result<u8, CommandFailure>) -> u8 {
     log_writer::finish();
     match outcome {
         Ok(code) => code,
@@ -339,7 +341,7 @@ fn told(outcome: Result<u8, CommandFailure>) -> u8 {
             // Printed on another thread: stderr may be a file on a hanging disk.
             let (done, written) = std::sync::mpsc::channel();
             let print = move || {
-                complain_styled(&message);
+                print_styled_error(&message);
                 // An error means that the time has passed.
                 let _ = done.send(());
             };

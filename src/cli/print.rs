@@ -6,38 +6,38 @@ use std::io::Write;
 use super::{CommandFailure, DONE, FAILED};
 use mcp_satellite_actors::model::printable;
 
-pub(super) fn say(text: &str) {
-    say_styled(&printable::lines(text));
+pub(super) fn print_text(text: &str) {
+    print_styled(&printable::lines(text));
 }
 
-pub(super) fn say_json(text: &str) {
-    say_styled(&printable::json(text));
+pub(super) fn print_json(text: &str) {
+    print_styled(&printable::json(text));
 }
 
 /// Prints text to stdout that may contain terminal styles of the satellite; foreign parts must be printable already. A
 /// reader that closes the pipe (`| head`) ends the process quietly.
-pub(super) fn say_styled(text: &str) {
+pub(super) fn print_styled(text: &str) {
     match writeln!(std::io::stdout().lock(), "{text}") {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(i32::from(DONE)),
         Err(error) => {
-            complain(&format!("cannot write to stdout: {error}"));
+            print_error(&format!("cannot write to stdout: {error}"));
             std::process::exit(i32::from(FAILED));
         }
     }
 }
 
 /// Prints to stdout from a running satellite, which does not end if its stdout is closed.
-pub(super) fn tell(text: &str) {
+pub(super) fn try_print(text: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{}", printable::lines(text));
 }
 
-pub(super) fn complain(text: &str) {
-    complain_styled(&printable::lines(text));
+pub(super) fn print_error(text: &str) {
+    print_styled_error(&printable::lines(text));
 }
 
 /// Prints text to stderr that may contain terminal styles of the satellite; see [`say_styled`].
-pub(super) fn complain_styled(text: &str) {
+pub(super) fn print_styled_error(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "satellite: {text}");
 }
 

@@ -15,9 +15,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::check::{ConfigSources, PlanError};
-use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, tell};
+use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, try_print};
 use crate::config::{Plan, SinkPlan, listen_address};
-use crate::connect::process::signals::are_ignored;
+use crate::connect::process::signals::is_ignored;
 use crate::known_dirs::DataDirLocation;
 use crate::satellite::{AcceptedReload, RejectedReload, ReloadRequest, RunningSatellite, StartError};
 use crate::watch::{ConfigTexts, ConfigWatch};
@@ -62,7 +62,7 @@ impl LogArgs {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(QUIET));
         // If the thread cannot be started, the caller's thread writes each line.
         let _ = log_writer::start(|line| {
-            let _ = beside_the_bar(|| std::io::stderr().write_all(line));
+            let _ = suspend_progress_bar(|| std::io::stderr().write_all(line));
         });
         let builder =
             tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StderrWriter).log_internal_errors(false);
@@ -79,7 +79,7 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 /// True while a progress bar is drawn. Otherwise no lock is taken and the terminal is not touched.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
-pub(super) fn beside_the_bar<T>(print: impl FnOnce() -> T) -> T {
+pub(super) fn suspend_progress_bar<T>(print: impl FnOnce() -> T) -> T {
     if DRAWN.load(Ordering::Acquire) { BARS.suspend(print) } else { print() }
 }
 
@@ -90,7 +90,7 @@ struct StderrWriter;
 impl Write for StderrWriter {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         if !log_writer::write(line) {
-            let _ = beside_the_bar(|| std::io::stderr().write_all(line));
+            let _ = suspend_progress_bar(|| std::io::stderr().write_all(line));
         }
         Ok(line.len())
     }
@@ -116,7 +116,7 @@ impl RunCommand {
             } else {
                 let flag = self.data_dir.flag();
                 let endpoint = satellite.endpoint().map(|endpoint| format!("\n  {endpoint}"));
-                tell(&format!(
+                try_print(&format!(
                     "satellite is running: {servers} servers, data in {dir}\n  satellite status --watch{flag}{}",
                     endpoint.unwrap_or_default()
                 ));
@@ -137,7 +137,7 @@ impl ConfigFiles {
         self.sources.plan(texts, self.listen)
     }
 
-    fn watched(&self, texts: ConfigTexts, plan: &Plan) -> ConfigWatch {
+    fn start_watch(&self, texts: ConfigTexts, plan: &Plan) -> ConfigWatch {
         let sources = self.sources.clone();
         ConfigWatch::new(Arc::new(move || sources.read()), texts, plan.watch)
     }
@@ -155,7 +155,7 @@ pub(super) async fn supervise(
 ) -> Result<u8, CommandFailure> {
     let servers = plan.instances.len();
     let mut files = files.map(|(files, texts)| {
-        let watch = files.watched(texts, &plan);
+        let watch = files.start_watch(texts, &plan);
         (files, watch)
     });
     let mut signals = SatelliteSignals::new(below)?;
@@ -165,13 +165,13 @@ pub(super) async fn supervise(
             CommandFailure::new(code, error.to_string())
         })?,
         // Processes started by then are ended by their guards and by the reaper.
-        () = signals.end() => return Err(CommandFailure::new(FAILED, "ended by a signal during the start")),
+        () = signals.wait_end() => return Err(CommandFailure::new(FAILED, "ended by a signal during the start")),
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
-    let mut tending = Box::pin(satellite.tend_credentials());
-    let mut linked = Box::pin(satellite.tend_link());
-    let mut lost_data_dir = Box::pin(satellite.lost_data_dir());
+    let mut tending = Box::pin(satellite.watch_credentials());
+    let mut linked = Box::pin(satellite.run_link());
+    let mut lost_data_dir = Box::pin(satellite.wait_data_dir_lost());
     let mut lost = None;
     // A reload may wait for the grace period of removed servers; signals are handled meanwhile.
     let (mut reloading, mut asked) = (None, None);
@@ -182,23 +182,23 @@ pub(super) async fn supervise(
             match (&mut files, reload) {
                 (Some((files, watch)), reload) => {
                     progress.abort();
-                    reloading = Some(Box::pin(take_on(&satellite, read_again(files, watch, reload))));
+                    reloading = Some(Box::pin(apply_reload(&satellite, read_again(files, watch, reload))));
                 }
                 (None, ReloadReason::Requested(request)) => {
                     let why = "cannot reload: this satellite was started without a configuration file";
                     // An error means that the requester does not wait any more.
                     let _ = request.reply.send(Err(why.to_owned().into()));
                 }
-                (None, ReloadReason::Asked | ReloadReason::Changed(_)) => break,
+                (None, ReloadReason::Hangup | ReloadReason::Changed(_)) => break,
             }
         }
         tokio::select! {
-            end = satellite.ended() => {
+            end = satellite.wait_ended() => {
                 Box::pin(satellite.kill()).await;
                 let why = format!("the runtime ended: {end}; every server was killed; start the satellite again");
                 return Err(CommandFailure::new(FAILED, why));
             }
-            () = satellite.asked_to_end() => break,
+            () = satellite.wait_shutdown_request() => break,
             () = &mut tending => {}
             () = &mut linked => {}
             () = &mut lost_data_dir => {
@@ -215,19 +215,19 @@ pub(super) async fn supervise(
                 reloading = None;
                 if let Some((_, watch)) = &mut files {
                     watch.is_on = outcome.as_ref().copied().unwrap_or(watch.is_on);
-                    watch.tried(texts, outcome.err());
+                    watch.record_attempt(texts, outcome.err());
                 }
             }
             // Changes during a reload are seen by the first check after it.
-            texts = changed(&mut files), if reloading.is_none() => asked = Some(ReloadReason::Changed(texts)),
-            request = satellite.reload_requested(), if asked.is_none() => asked = Some(ReloadReason::Requested(request)),
+            texts = wait_changed(&mut files), if reloading.is_none() => asked = Some(ReloadReason::Changed(texts)),
+            request = satellite.next_reload_request(), if asked.is_none() => asked = Some(ReloadReason::Requested(request)),
             request = signals.next() => match request {
                 // A second request waits until the first reload is finished.
                 SignalRequest::Reload => {
                     // A pending request from `satellite reload` reads the files as well, and its client waits for the
                     // reply.
                     if !matches!(asked, Some(ReloadReason::Requested(_))) {
-                        asked = Some(ReloadReason::Asked);
+                        asked = Some(ReloadReason::Hangup);
                     }
                 }
                 SignalRequest::End => break,
@@ -247,7 +247,7 @@ pub(super) async fn supervise(
             }
             lost.map_or(Ok(DONE), Err)
         }
-        () = signals.end() => {
+        () = signals.wait_end() => {
             Box::pin(satellite.kill()).await;
             Err(CommandFailure::new(FAILED, "killed by a second signal"))
         }
@@ -255,16 +255,16 @@ pub(super) async fn supervise(
 }
 
 enum ReloadReason {
-    Asked,
+    Hangup,
     /// `satellite reload`, which waits for the reply.
     Requested(ReloadRequest),
     Changed(ConfigTexts),
 }
 
 /// Waits until the files have changed and returns their texts. Never resolves without files.
-async fn changed(files: &mut Option<(ConfigFiles, ConfigWatch)>) -> ConfigTexts {
+async fn wait_changed(files: &mut Option<(ConfigFiles, ConfigWatch)>) -> ConfigTexts {
     match files {
-        Some((_, watch)) => watch.changed().await,
+        Some((_, watch)) => watch.wait_changed().await,
         None => std::future::pending().await,
     }
 }
@@ -273,7 +273,7 @@ struct PendingReload {
     texts: ConfigTexts,
     plan: Result<Plan, String>,
     /// Reason of an earlier rejection. A rejection for the same reason is not reported again.
-    told: Option<String>,
+    reported_rejection: Option<String>,
     request: Option<ReloadRequest>,
 }
 
@@ -285,26 +285,26 @@ struct ReloadOutcome {
 
 fn read_again(files: &ConfigFiles, watch: &ConfigWatch, reload: ReloadReason) -> PendingReload {
     let (texts, told, request) = match reload {
-        ReloadReason::Asked => (watch.read(), None, None),
+        ReloadReason::Hangup => (watch.read(), None, None),
         ReloadReason::Requested(request) => (watch.read(), None, Some(request)),
         ReloadReason::Changed(texts) => {
-            let told = watch.refusal(&texts);
+            let told = watch.rejection(&texts);
             (texts, told, None)
         }
     };
-    let plan = files.plan(&texts).map_err(|refused| refused.in_a_line());
-    PendingReload { texts, plan, told, request }
+    let plan = files.plan(&texts).map_err(|refused| refused.to_single_line());
+    PendingReload { texts, plan, reported_rejection: told, request }
 }
 
-async fn take_on(satellite: &RunningSatellite, trial: PendingReload) -> ReloadOutcome {
-    let PendingReload { texts, plan, told, request } = trial;
+async fn apply_reload(satellite: &RunningSatellite, trial: PendingReload) -> ReloadOutcome {
+    let PendingReload { texts, plan, reported_rejection: told, request } = trial;
     let is_watched = plan.as_ref().is_ok_and(|plan| plan.watch);
     let accept = request.as_ref().is_some_and(|request| request.accept);
     let applied: Result<AcceptedReload, RejectedReload> = Box::pin(satellite.apply(plan, accept)).await;
     if let Err(rejected) = &applied
         && told.as_ref() != Some(&rejected.message)
     {
-        satellite.refuse(rejected.clone()).await;
+        satellite.report_rejection(rejected.clone()).await;
     }
     let outcome = applied.as_ref().map(|_| is_watched).map_err(|rejected| rejected.message.clone());
     if let Some(request) = request {
@@ -325,7 +325,7 @@ struct SatelliteSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    below: ReaperLink,
+    reaper: ReaperLink,
     end: SignalCount,
     reload: SignalCount,
     /// True if the process had a controlling terminal at the start and SIGHUP was not ignored, as `nohup` does.
@@ -342,30 +342,30 @@ fn has_terminal() -> bool {
 
 #[derive(Default)]
 pub(super) struct SignalCount {
-    pub(super) directly: u64,
-    pub(super) through_the_reaper: u64,
-    answered: u64,
+    pub(super) direct: u64,
+    pub(super) forwarded: u64,
+    handled: u64,
 }
 
 impl SignalCount {
     /// Returns true if there is an unanswered request, and marks it as answered.
-    pub(super) fn is_new(&mut self) -> bool {
-        let asked = self.directly.max(self.through_the_reaper);
-        std::mem::replace(&mut self.answered, asked) < asked
+    pub(super) fn take_new(&mut self) -> bool {
+        let asked = self.direct.max(self.forwarded);
+        std::mem::replace(&mut self.handled, asked) < asked
     }
 }
 
 impl SatelliteSignals {
     fn new(below: ReaperLink) -> std::io::Result<Self> {
         // Checked first: the handlers installed below hide whether the signal was ignored.
-        let ends_with_terminal = !are_ignored(nix::sys::signal::Signal::SIGHUP) && has_terminal();
+        let ends_with_terminal = !is_ignored(nix::sys::signal::Signal::SIGHUP) && has_terminal();
         Ok(Self {
             ends_with_terminal,
             has_lost_terminal: false,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
-            below,
+            reaper: below,
             end: SignalCount::default(),
             reload: SignalCount::default(),
         })
@@ -374,18 +374,18 @@ impl SatelliteSignals {
     async fn next(&mut self) -> SignalRequest {
         loop {
             tokio::select! {
-                _ = self.terminate.recv() => self.end.directly += 1,
-                _ = self.interrupt.recv() => self.end.directly += 1,
-                _ = self.hangup.recv() => self.reload.directly += 1,
-                Some(signal) = self.below.asked.recv() => match signal {
-                    nix::sys::signal::Signal::SIGHUP => self.reload.through_the_reaper += 1,
-                    _ => self.end.through_the_reaper += 1,
+                _ = self.terminate.recv() => self.end.direct += 1,
+                _ = self.interrupt.recv() => self.end.direct += 1,
+                _ = self.hangup.recv() => self.reload.direct += 1,
+                Some(signal) = self.reaper.signals.recv() => match signal {
+                    nix::sys::signal::Signal::SIGHUP => self.reload.forwarded += 1,
+                    _ => self.end.forwarded += 1,
                 },
             }
-            if self.end.is_new() {
+            if self.end.take_new() {
                 return SignalRequest::End;
             }
-            if self.reload.is_new() {
+            if self.reload.take_new() {
                 if !self.ends_with_terminal || has_terminal() {
                     return SignalRequest::Reload;
                 }
@@ -397,7 +397,7 @@ impl SatelliteSignals {
         }
     }
 
-    async fn end(&mut self) {
+    async fn wait_end(&mut self) {
         while let SignalRequest::Reload = self.next().await {}
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{FAILED, complain};
+use super::{FAILED, print_error};
 use crate::connect::process::raise_descriptor_limit;
 use crate::connect::sim::{AnswerFormat, HttpOptions, SimScript, serve_http, serve_stdio};
 
@@ -40,7 +40,7 @@ impl SimServerCommand {
             match read_script(file) {
                 Ok(script) => self.script = script,
                 Err(error) => {
-                    complain(&format!("cannot read {}: {error}", file.display()));
+                    print_error(&format!("cannot read {}: {error}", file.display()));
                     return i32::from(FAILED);
                 }
             }
@@ -48,7 +48,7 @@ impl SimServerCommand {
         match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(self.serve()),
             Err(error) => {
-                complain(&format!("cannot start the async runtime: {error}"));
+                print_error(&format!("cannot start the async runtime: {error}"));
                 i32::from(FAILED)
             }
         }
@@ -67,7 +67,7 @@ impl SimServerCommand {
         match serve_http(self.script, options, listening).await {
             Ok(code) => code,
             Err(error) => {
-                complain(&format!("cannot serve HTTP on {address}: {error}"));
+                print_error(&format!("cannot serve HTTP on {address}: {error}"));
                 i32::from(FAILED)
             }
         }

@@ -9,8 +9,10 @@ use jiff::Timestamp;
 use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::table::{rendered, status_cell, table, window, wrapped};
-use super::{CommandFailure, DONE, DataDirArg, ListFilterArgs, printable, say, say_json, say_styled, to_json};
+use super::table::{new_table, render_table, status_cell, terminal_size, wrap};
+use super::{
+    CommandFailure, DONE, DataDirArg, ListFilterArgs, print_json, print_styled, print_text, printable, to_json,
+};
 use crate::console::api::{ConsoleFilter, InstanceStatus, StatusReply};
 use crate::console::client::ConsoleClient;
 use crate::delivery::DeliveryStatus;
@@ -38,9 +40,9 @@ static COLUMNS: [StatusColumn; 12] = [
     StatusColumn { title: "USER", rank: 3, cell: |row, _| row.user.clone() },
     StatusColumn { title: STATUS, rank: 0, cell: |row, _| status(row) },
     StatusColumn { title: CONNECTION, rank: 4, cell: |row, _| or_dash(connection(row)) },
-    StatusColumn { title: "SINCE", rank: 5, cell: |row, now| or_dash(age(row, now)) },
+    StatusColumn { title: "SINCE", rank: 5, cell: |row, now| or_dash(time_in_status(row, now)) },
     StatusColumn { title: "PID", rank: 6, cell: |row, _| or_dash(row.pid) },
-    StatusColumn { title: "UPTIME", rank: 11, cell: |row, _| or_dash(row.uptime_seconds.map(short)) },
+    StatusColumn { title: "UPTIME", rank: 11, cell: |row, _| or_dash(row.uptime_seconds.map(format_seconds)) },
     StatusColumn { title: "TOOLS", rank: 7, cell: |row, _| row.tools.to_string() },
     StatusColumn { title: "CALLS", rank: 9, cell: |row, _| row.calls.to_string() },
     StatusColumn { title: "RESTARTS", rank: 8, cell: |row, _| row.restarts.to_string() },
@@ -79,13 +81,14 @@ impl StatusCommand {
         loop {
             let reply: StatusReply = client.get("/v1/status", &filter).await?;
             match (self.json, self.satellite) {
-                (true, true) => say_json(&to_json(&reply.satellite)?),
-                (true, false) => say_json(&to_json(&reply.instances)?),
-                (false, true) => say(&about(&reply, self.verbose)),
+                (true, true) => print_json(&to_json(&reply.satellite)?),
+                (true, false) => print_json(&to_json(&reply.instances)?),
+                (false, true) => print_text(&satellite_summary(&reply, self.verbose)),
                 (false, false) => {
-                    let servers = servers(&reply.instances, window().map(|(width, _)| width), Timestamp::now());
-                    let about = mcp_satellite_actors::model::printable::lines(&about(&reply, self.verbose));
-                    say_styled(&format!("{}\n\n{about}", servers.join("\n")));
+                    let servers =
+                        server_lines(&reply.instances, terminal_size().map(|(width, _)| width), Timestamp::now());
+                    let about = mcp_satellite_actors::model::printable::lines(&satellite_summary(&reply, self.verbose));
+                    print_styled(&format!("{}\n\n{about}", servers.join("\n")));
                 }
             }
             if !self.watch {
@@ -114,12 +117,12 @@ impl StatusCommand {
     ) -> Result<u8, CommandFailure> {
         loop {
             let reply: StatusReply = client.get("/v1/status", filter).await?;
-            let (width, height) = window().unwrap_or((80, 24));
-            let about = mcp_satellite_actors::model::printable::lines(&about(&reply, self.verbose));
-            let about: Vec<String> = about.lines().flat_map(|line| wrapped(line, width)).collect();
+            let (width, height) = terminal_size().unwrap_or((80, 24));
+            let about = mcp_satellite_actors::model::printable::lines(&satellite_summary(&reply, self.verbose));
+            let about: Vec<String> = about.lines().flat_map(|line| wrap(line, width)).collect();
             let servers =
-                if self.satellite { Vec::new() } else { servers(&reply.instances, Some(width), Timestamp::now()) };
-            screen.draw(&fitted(servers, about, height))?;
+                if self.satellite { Vec::new() } else { server_lines(&reply.instances, Some(width), Timestamp::now()) };
+            screen.draw(&fit_to_height(servers, about, height))?;
             tokio::time::sleep(REFRESH).await;
         }
     }
@@ -154,7 +157,7 @@ fn print(text: &str) -> std::io::Result<()> {
 }
 
 /// Returns lines for a window of this height: servers that do not fit are left out, lines about the satellite remain.
-fn fitted(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<String> {
+fn fit_to_height(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<String> {
     let room = height.saturating_sub(about.len() + 1);
     if servers.len() > room {
         servers.truncate(room.saturating_sub(1));
@@ -168,7 +171,7 @@ fn fitted(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<St
     servers
 }
 
-fn about(reply: &StatusReply, verbose: bool) -> String {
+fn satellite_summary(reply: &StatusReply, verbose: bool) -> String {
     let satellite = &reply.satellite;
     let events = &satellite.events;
     let online = reply.instances.iter().filter(|row| row.status.as_str() == "online").count();
@@ -202,7 +205,7 @@ fn about(reply: &StatusReply, verbose: bool) -> String {
         satellite.name,
         satellite.version,
         satellite.pid,
-        short(satellite.uptime_seconds),
+        format_seconds(satellite.uptime_seconds),
         events.sent,
         events.queue_size,
         endpoint.unwrap_or_default(),
@@ -246,7 +249,7 @@ fn delivery(delivery: &DeliveryStatus) -> String {
 
 /// Returns the lines of the server table. Columns that do not fit into `width` are left out; each message is below its
 /// server.
-fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec<String> {
+fn server_lines(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec<String> {
     if rows.is_empty() {
         return vec!["no servers are installed, or none of this team and user".to_owned()];
     }
@@ -266,7 +269,7 @@ fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec
         columns.remove(at);
         content.remove(at);
     }
-    let mut table = table(&columns.iter().map(|column| column.title).collect::<Vec<_>>());
+    let mut table = new_table(&columns.iter().map(|column| column.title).collect::<Vec<_>>());
     table.set_content_arrangement(ContentArrangement::Disabled);
     for (at, row) in rows.iter().enumerate() {
         table.add_row(columns.iter().zip(&content).map(|(column, cells)| match column.title {
@@ -274,7 +277,7 @@ fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec
             _ => comfy_table::Cell::new(&cells[at]),
         }));
     }
-    let table = rendered(&table);
+    let table = render_table(&table);
     let mut drawn = table.lines().map(ToOwned::to_owned);
     let mut lines: Vec<String> = drawn.next().into_iter().collect();
     for (line, row) in drawn.zip(rows) {
@@ -285,7 +288,7 @@ fn servers(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -> Vec
         }
         match width {
             Some(width) => {
-                let wrapped = wrapped(&message, width.saturating_sub(INDENT.len()).max(1));
+                let wrapped = wrap(&message, width.saturating_sub(INDENT.len()).max(1));
                 lines.extend(wrapped.into_iter().map(|part| format!("{INDENT}{part}")));
             }
             None => lines.push(format!("{INDENT}{message}")),
@@ -307,13 +310,13 @@ fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-fn age(row: &InstanceStatus, now: Timestamp) -> Option<String> {
+fn time_in_status(row: &InstanceStatus, now: Timestamp) -> Option<String> {
     let since: Timestamp = row.since.parse().ok()?;
-    Some(short(u64::try_from(now.duration_since(since).as_secs()).unwrap_or_default()))
+    Some(format_seconds(u64::try_from(now.duration_since(since).as_secs()).unwrap_or_default()))
 }
 
 /// Formats a duration in its two largest units: `2d 3h`, `12m 5s`.
-fn short(seconds: u64) -> String {
+fn format_seconds(seconds: u64) -> String {
     let units = [(seconds / 86_400, "d"), (seconds / 3_600 % 24, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
     let first = units.iter().position(|(count, _)| *count > 0).unwrap_or(units.len() - 1);
     let shown: Vec<String> = units[first..].iter().take(2).map(|(count, unit)| format!("{count}{unit}")).collect();

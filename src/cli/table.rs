@@ -10,12 +10,12 @@ pub(super) fn is_terminal() -> bool {
 }
 
 /// Returns columns and rows of the terminal on stdout; `None` if stdout is no terminal or has no known size.
-pub(super) fn window() -> Option<(usize, usize)> {
+pub(super) fn terminal_size() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then(|| (usize::from(size.ws_col), usize::from(size.ws_row)))
 }
 
-pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
+pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).force_no_tty().set_content_arrangement(ContentArrangement::Dynamic);
     table.set_width(u16::try_from(width).unwrap_or(u16::MAX)).add_row([text]);
@@ -25,7 +25,7 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     table.to_string().lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-pub(super) fn table(head: &[&str]) -> Table {
+pub(super) fn new_table(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(head.iter().map(|title| Cell::new(title).add_attribute(Attribute::Bold)));
@@ -38,7 +38,7 @@ pub(super) fn table(head: &[&str]) -> Table {
     table
 }
 
-pub(super) fn rendered(table: &Table) -> String {
+pub(super) fn render_table(table: &Table) -> String {
     table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use clap::Args;
 
-use super::{CommandFailure, DONE, complain, say};
+use super::{CommandFailure, DONE, print_error, print_text};
 use crate::config::TokenHash;
 use crate::gateway::access::new_token;
 
@@ -16,9 +16,9 @@ impl TokenCommand {
     pub(super) fn run(self) -> Result<u8, CommandFailure> {
         let Self {} = self;
         let token = new_token()?;
-        say(&format!("{}\n{}", token.expose(), TokenHash::of(token.expose())));
+        print_text(&format!("{}\n{}", token.expose(), TokenHash::from_token(token.expose())));
         if std::io::stdout().is_terminal() {
-            complain(
+            print_error(
                 "the first line is the token for the client, shown only once; the second belongs to the user in the \
                  configuration: token = \"sha256:…\"",
             );

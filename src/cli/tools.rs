@@ -2,8 +2,10 @@
 
 use clap::Args;
 
-use super::table::{rendered, table};
-use super::{CommandFailure, DONE, DataDirArg, ListFilterArgs, printable, say, say_json, say_styled, to_json};
+use super::table::{new_table, render_table};
+use super::{
+    CommandFailure, DONE, DataDirArg, ListFilterArgs, print_json, print_styled, print_text, printable, to_json,
+};
 use crate::console::api::{ConsoleFilter, ToolEntry};
 
 const DESCRIPTION_SHOWN: usize = 80;
@@ -24,14 +26,14 @@ impl ToolsCommand {
         let filter = ConsoleFilter::from(self.only);
         let entries: Vec<ToolEntry> = self.data_dir.client()?.get("/v1/tools", &filter).await?;
         if self.json {
-            say_json(&to_json(&entries)?);
+            print_json(&to_json(&entries)?);
             return Ok(DONE);
         }
         if entries.is_empty() {
-            say("no tools are offered: no server is online, or none has any; see `satellite status`");
+            print_text("no tools are offered: no server is online, or none has any; see `satellite status`");
             return Ok(DONE);
         }
-        let mut table = table(&["TOOL", "TEAM", "USER", "TOKENS", "DESCRIPTION"]);
+        let mut table = new_table(&["TOOL", "TEAM", "USER", "TOKENS", "DESCRIPTION"]);
         for entry in &entries {
             let definition: serde_json::Value = serde_json::from_str(entry.tool.get()).unwrap_or_default();
             let description = definition.get("description").and_then(serde_json::Value::as_str).unwrap_or_default();
@@ -41,7 +43,7 @@ impl ToolsCommand {
             table.add_row([&tool, &entry.team, &entry.user, &entry.tokens.to_string(), &first]);
         }
         let total: usize = entries.iter().map(|entry| entry.tokens).sum();
-        say_styled(&format!("{}\n\n{} tools, about {total} tokens", rendered(&table), entries.len()));
+        print_styled(&format!("{}\n\n{} tools, about {total} tokens", render_table(&table), entries.len()));
         Ok(DONE)
     }
 }

@@ -148,7 +148,7 @@ impl RequestFailure {
 
     /// Adds the command of the next step for this instance.
     #[must_use]
-    pub fn of(mut self, spec: &InstanceSpec) -> Self {
+    pub fn with_next_step(mut self, spec: &InstanceSpec) -> Self {
         self.next_step = self.remedy.map(|remedy| match &self.scopes[..] {
             [] => next_step(remedy, spec),
             scopes => format!("`satellite auth {} --scope {}`", spec.name, scopes.join(" --scope ")),
@@ -182,7 +182,7 @@ fn http_status(kind: &FailureKind) -> Option<u16> {
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
         | FailureKind::Flooded
-        | FailureKind::Unserved
+        | FailureKind::UnsupportedTransport
         | FailureKind::Handshake(_)
         | FailureKind::Unhealthy(_)
         | FailureKind::Panicked(_) => None,
@@ -443,9 +443,9 @@ pub struct ControlResult {
 
 impl InstanceStatus {
     /// Returns the status of an instance at `now`.
-    pub fn of(view: &InstanceView, usage: Option<TreeUsage>, now: Instant) -> Self {
+    pub fn from_view(view: &InstanceView, usage: Option<TreeUsage>, now: Instant) -> Self {
         let spec = &view.spec;
-        let custody = view.custody.as_deref();
+        let custody = view.containment.as_deref();
         Self {
             instance: spec.name.to_string(),
             installation_id: spec.id.installation.to_string(),
@@ -458,7 +458,7 @@ impl InstanceStatus {
             remedy: view.remedy,
             next_step: view.remedy.map(|remedy| next_step(remedy, spec)),
             since: rfc3339(view.since),
-            want: view.want,
+            want: view.requested_state,
             dormant: view.dormant,
             connection: view.connection,
             health: view.health,
@@ -466,14 +466,14 @@ impl InstanceStatus {
             pid: view.pid,
             wrapper_pid: custody.and_then(|custody| custody.wrapper_pid),
             isolation: custody.map(|custody| custody.isolation.to_owned()),
-            held_by: custody.map(|custody| custody.held_by.to_owned()),
+            held_by: custody.map(|custody| custody.mechanism.to_owned()),
             identity: custody.map(|custody| custody.identity.clone()),
             restarts: view.restarts,
             exits_in_window: view.exits_in_window(now),
             attempt: view.attempt,
             next_retry_ms: view.next_retry_at.map(|at| milliseconds(at.saturating_duration_since(now))),
             uptime_seconds: view.initialized_at.map(|at| now.saturating_duration_since(at).as_secs()),
-            tools: view.offered().map_or(0, |catalogue| catalogue.tools.len()),
+            tools: view.offered_catalogue().map_or(0, |catalogue| catalogue.tools.len()),
             messages: view.counters.messages(),
             calls: view.counters.calls(),
             calls_in_flight: view.calls_in_flight(),
@@ -566,7 +566,7 @@ pub struct MemoryReport {
 
 impl MemoryReport {
     /// Converts the last reading; returns `None` if there is none.
-    pub fn of(status: MemoryStatus) -> Option<Self> {
+    pub fn from_status(status: MemoryStatus) -> Option<Self> {
         let reading = status.reading?;
         Some(Self {
             short: status.is_short,
@@ -702,7 +702,7 @@ pub struct ConsoleFilter {
 
 impl ConsoleFilter {
     /// Returns true if the instance passes the filter.
-    pub fn admits(&self, spec: &InstanceSpec) -> bool {
+    pub fn matches(&self, spec: &InstanceSpec) -> bool {
         let id = &spec.id;
         let is = |wanted: &Option<String>, id: &str, slug: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted == id || wanted == slug)

@@ -21,8 +21,8 @@ pub(super) async fn begin(
     let begun = begun.map_err(|trouble| {
         RequestFailure::new("authorization", format!("cannot authorize `{}`: {trouble}", spec.name))
     })?;
-    console.runtime.see().await;
-    Ok(Json(AuthFlow::of(&spec.name, begun)))
+    console.runtime.sync_snapshot().await;
+    Ok(Json(AuthFlow::from_start(&spec.name, begun)))
 }
 
 pub(super) async fn finish(
@@ -32,7 +32,7 @@ pub(super) async fn finish(
     let finished = console.grants.finish_flow(request.flow, FlowCompletion::from(request)).await;
     finished.map_err(|trouble| RequestFailure::new("authorization", trouble.to_string()))?;
     // The new token may have changed the status; the next snapshot must show it.
-    console.runtime.see().await;
+    console.runtime.sync_snapshot().await;
     Ok(Json(()))
 }
 
@@ -41,7 +41,7 @@ pub(super) async fn revoke(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<AuthRevokeResult> {
     let spec = Arc::clone(&resolve(&console, &selector)?.spec);
-    let revoked = AuthRevokeResult::of(&spec.name, console.grants.give_up(&spec.id).await);
+    let revoked = AuthRevokeResult::from_result(&spec.name, console.grants.revoke_grant(&spec.id).await);
     if revoked.was_there {
         // A connection that used the revoked token must end. The reconnect attempt sets the new status.
         match console.runtime.reconnect(&spec.id).await {
@@ -54,7 +54,7 @@ pub(super) async fn revoke(
 }
 
 impl AuthFlow {
-    pub(crate) fn of(instance: &str, begun: FlowStart) -> Self {
+    pub(crate) fn from_start(instance: &str, begun: FlowStart) -> Self {
         let (mut flow, mut page, mut page_with_code, mut user_code, mut expires_in) = (None, None, None, None, None);
         match begun {
             FlowStart::Granted => {}
@@ -70,7 +70,7 @@ impl AuthFlow {
 }
 
 impl AuthRevokeResult {
-    pub(crate) fn of(instance: &str, given_up: Result<bool, OAuthError>) -> Self {
+    pub(crate) fn from_result(instance: &str, given_up: Result<bool, OAuthError>) -> Self {
         let (was_there, not_told) = match given_up {
             Ok(was_there) => (was_there, None),
             Err(trouble) => (true, Some(trouble.to_string())),
@@ -84,7 +84,7 @@ impl From<AuthFinishRequest> for FlowCompletion {
         match (finish.redirect, finish.code) {
             (Some(redirect), _) => Self::Redirect(redirect.into()),
             (None, Some(code)) => Self::Code(code.into()),
-            (None, None) => Self::Nothing,
+            (None, None) => Self::Poll,
         }
     }
 }

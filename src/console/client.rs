@@ -37,7 +37,7 @@ pub enum ClientError {
     Refused(Box<RequestFailure>),
     /// The connection failed, or the response was invalid.
     #[error("lost the connection to the satellite during the request: {0}")]
-    Lost(String),
+    ConnectionLost(String),
 }
 
 impl ConsoleClient {
@@ -53,7 +53,7 @@ impl ConsoleClient {
         // Socket addresses are short (108 bytes on Linux), and a path of any length is reached through the descriptor.
         let socket = directory.as_ref().map_or_else(
             || Ok(data_dir.join(SOCKET)),
-            |directory| directory.check_socket(SOCKET).map(|()| directory.through_descriptor(SOCKET)),
+            |directory| directory.check_socket(SOCKET).map(|()| directory.descriptor_path(SOCKET)),
         );
         let socket = socket.map_err(ClientError::Unsafe)?;
         mcp_satellite_http::client::install_tls_provider();
@@ -62,7 +62,7 @@ impl ConsoleClient {
             .no_proxy()
             .tls_certs_only([])
             .build()
-            .map_err(|error| ClientError::Lost(error.to_string()))?;
+            .map_err(|error| ClientError::ConnectionLost(error.to_string()))?;
         Ok(Self { http, data_dir: data_dir.to_owned(), _directory: directory })
     }
 
@@ -72,7 +72,7 @@ impl ConsoleClient {
     /// Returns an error if no satellite is running, it rejects the request, or the connection fails.
     pub async fn get<T: DeserializeOwned>(&self, path: &str, query: &impl Serialize) -> Result<T, ClientError> {
         let response = self.send(self.http.get(url(path, query)?)).await?;
-        response.json().await.map_err(|error| ClientError::Lost(error.to_string()))
+        response.json().await.map_err(|error| ClientError::ConnectionLost(error.to_string()))
     }
 
     /// Sends a GET request and streams the response as JSON lines.
@@ -88,9 +88,9 @@ impl ConsoleClient {
     /// # Errors
     /// See [`ConsoleClient::get`].
     pub async fn post_text(&self, path: &str, body: &impl Serialize) -> Result<String, ClientError> {
-        let body = serde_json::to_vec(body).map_err(|error| ClientError::Lost(error.to_string()))?;
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::ConnectionLost(error.to_string()))?;
         let request = self.http.post(url(path, &())?).header("content-type", "application/json").body(body);
-        self.send(request).await?.text().await.map_err(|error| ClientError::Lost(error.to_string()))
+        self.send(request).await?.text().await.map_err(|error| ClientError::ConnectionLost(error.to_string()))
     }
 
     /// Sends a POST request and parses the JSON response.
@@ -99,23 +99,23 @@ impl ConsoleClient {
     /// See [`ConsoleClient::get`].
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         let text = self.post_text(path, body).await?;
-        serde_json::from_str(&text).map_err(|error| ClientError::Lost(error.to_string()))
+        serde_json::from_str(&text).map_err(|error| ClientError::ConnectionLost(error.to_string()))
     }
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ClientError> {
         let response = request.send().await.map_err(|error| {
-            if error.is_connect() && nobody_listens(&error) {
+            if error.is_connect() && is_not_listening(&error) {
                 ClientError::NotRunning { data_dir: self.data_dir.display().to_string() }
             } else {
                 let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
-                ClientError::Lost(causes.last().map(ToString::to_string).unwrap_or_default())
+                ClientError::ConnectionLost(causes.last().map(ToString::to_string).unwrap_or_default())
             }
         })?;
         if response.status().is_success() {
             return Ok(response);
         }
         let status = response.status();
-        let text = response.text().await.map_err(|error| ClientError::Lost(error.to_string()))?;
+        let text = response.text().await.map_err(|error| ClientError::ConnectionLost(error.to_string()))?;
         let failure = serde_json::from_str(&text)
             .unwrap_or_else(|_| RequestFailure::new("bad_input", format!("{status}: {text}")));
         Err(ClientError::Refused(Box::new(failure)))
@@ -127,7 +127,7 @@ fn url(path: &str, query: &impl Serialize) -> Result<Url, ClientError> {
     let fields = serde_json::to_value(query).unwrap_or_default();
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
     let given = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-    let mut url = Url::parse("http://satellite").map_err(|error| ClientError::Lost(error.to_string()))?;
+    let mut url = Url::parse("http://satellite").map_err(|error| ClientError::ConnectionLost(error.to_string()))?;
     url.set_path(path);
     url.query_pairs_mut().extend_pairs(given.map(|(key, value)| (key, text(value))));
     Ok(url)
@@ -135,7 +135,7 @@ fn url(path: &str, query: &impl Serialize) -> Result<Url, ClientError> {
 
 /// Returns true if the socket does not exist or no process listens on it. Other causes, such as a socket of another
 /// user, are reported as they are.
-fn nobody_listens(error: &reqwest::Error) -> bool {
+fn is_not_listening(error: &reqwest::Error) -> bool {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     let kinds = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.into_iter().all(|kind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
@@ -149,7 +149,7 @@ pub struct ResponseLines {
 
 impl ResponseLines {
     /// Returns true if events are missing from the response because the disk does not accept them.
-    pub fn is_not_all(&self) -> bool {
+    pub fn is_incomplete(&self) -> bool {
         self.response.headers().contains_key(NOT_ALL_STORED)
     }
 

@@ -41,18 +41,18 @@ impl TeamMembers {
         if filter.team.is_none() && filter.user.is_none() {
             return Ok(());
         }
-        let mut members = self.with(snapshot);
+        let mut members = self.all_members(snapshot);
         if let Some(team) = &filter.team {
             let (of_team, others): (BTreeSet<_>, BTreeSet<_>) =
                 members.into_iter().partition(|member| member.team.contains(team));
             if of_team.is_empty() {
-                return Err(unknown("team", team, others.iter().map(|member| &member.team)).into());
+                return Err(not_found("team", team, others.iter().map(|member| &member.team)).into());
             }
             members = of_team;
         }
         match &filter.user {
             Some(user) if !members.iter().any(|member| member.user.contains(user)) => {
-                Err(unknown("user", user, members.iter().map(|member| &member.user)).into())
+                Err(not_found("user", user, members.iter().map(|member| &member.user)).into())
             }
             Some(_) | None => Ok(()),
         }
@@ -60,10 +60,10 @@ impl TeamMembers {
 
     pub(crate) fn team_id(&self, team: &str, snapshot: &Snapshot) -> Option<String> {
         let is_meant = |member: &TeamMember| member.team.iter().any(|name| name == team);
-        self.with(snapshot).into_iter().find(is_meant).map(|TeamMember { team: [id, _], .. }| id)
+        self.all_members(snapshot).into_iter().find(is_meant).map(|TeamMember { team: [id, _], .. }| id)
     }
 
-    fn with(&self, snapshot: &Snapshot) -> BTreeSet<TeamMember> {
+    fn all_members(&self, snapshot: &Snapshot) -> BTreeSet<TeamMember> {
         let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         members.extend(snapshot.iter().map(|view| TeamMember {
             team: [view.spec.id.team.to_string(), view.spec.team_slug.to_string()],
@@ -73,7 +73,7 @@ impl TeamMembers {
     }
 }
 
-fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a [String; 2]>) -> RequestFailure {
+fn not_found<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a [String; 2]>) -> RequestFailure {
     let (ids, slugs): (BTreeSet<&str>, BTreeSet<&str>) = known.map(|[id, slug]| (id.as_str(), slug.as_str())).unzip();
     let near: Vec<&str> = ids.union(&slugs).copied().collect();
     let slugs: Vec<&str> = slugs.into_iter().collect();
@@ -130,7 +130,7 @@ pub(crate) fn find<'a, T>(
     let filter = ConsoleFilter { team: selector.team.clone(), user: selector.user.clone() };
     let named = |one: &&T| *spec_of(one).name == *selector.server;
     let slugged = |one: &&T| spec_of(one).server.as_str() == selector.server;
-    let own = || all.iter().filter(|one| filter.admits(spec_of(one)));
+    let own = || all.iter().filter(|one| filter.matches(spec_of(one)));
     if let Some(one) = own().find(named) {
         return Ok(one);
     }

@@ -61,7 +61,7 @@ pub(crate) struct ConsoleState {
     pub(crate) started: Instant,
     pub(crate) members: Arc<TeamMembers>,
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
-    pub(crate) down: CancellationToken,
+    pub(crate) shutdown: CancellationToken,
     /// Cancelled after the runtime has ended: event streams send the remaining events and end.
     pub(crate) ending: CancellationToken,
 }
@@ -109,15 +109,15 @@ impl From<ControlError> for ConsoleErrorResponse {
 }
 
 impl ConsoleErrorResponse {
-    fn of(error: ControlError, view: &InstanceView) -> Self {
+    fn from_control_error(error: ControlError, view: &InstanceView) -> Self {
         let Self(status, failure) = error.into();
-        Self(status, Box::new(failure.of(&view.spec)))
+        Self(status, Box::new(failure.with_next_step(&view.spec)))
     }
 }
 
 pub(crate) fn bind(data_dir: &DataDir) -> io::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
-    let path = data_dir.through_descriptor(SOCKET);
+    let path = data_dir.descriptor_path(SOCKET);
     // The satellite holds the lock of the data directory, so an existing socket was left by a killed satellite.
     data_dir.remove(SOCKET)?;
     let listener = UnixListener::bind(&path)?;
@@ -144,7 +144,7 @@ pub(crate) async fn serve(listener: UnixListener, console: ConsoleState) {
         .route("/v1/reload", post(reload))
         .route("/v1/prune", post(prune))
         .route("/v1/events", get(events))
-        .route("/v1/down", post(down))
+        .route("/v1/down", post(shut_down))
         .route("/v1/flush", post(flush))
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(Arc::new(console));
@@ -162,13 +162,13 @@ async fn status(
     let connector = console.connector.clone();
     // Reads a kernel file for each process, which would block an async thread.
     let rows = tokio::task::spawn_blocking(move || {
-        let (now, usage, unrecorded) = (Instant::now(), connector.usage(), connector.unrecorded());
+        let (now, usage, unrecorded) = (Instant::now(), connector.usage(), connector.unrecorded_pids());
         let row = |view: &Arc<InstanceView>| {
             let usage = view.pid.and_then(|pid| usage.get(&pid)).copied();
             let unrecorded = view.pid.is_some_and(|pid| unrecorded.contains(&pid));
-            InstanceStatus { unrecorded, ..InstanceStatus::of(view, usage, now) }
+            InstanceStatus { unrecorded, ..InstanceStatus::from_view(view, usage, now) }
         };
-        let mut rows: Vec<_> = snapshot.iter().filter(|view| filter.admits(&view.spec)).map(row).collect();
+        let mut rows: Vec<_> = snapshot.iter().filter(|view| filter.matches(&view.spec)).map(row).collect();
         rows.sort_by(|one, other| {
             let key =
                 |row: &InstanceStatus| [&row.team, &row.server, &row.user, &row.installation_id].map(Clone::clone);
@@ -183,8 +183,8 @@ async fn status(
         pid: std::process::id(),
         uptime_seconds: console.started.elapsed().as_secs(),
         data_dir: console.data_dir.display().to_string(),
-        held_by: console.connector.held_by(),
-        memory: MemoryReport::of(console.runtime.memory()),
+        held_by: console.connector.describe_containment(),
+        memory: MemoryReport::from_status(console.runtime.memory()),
         events: console.runtime.event_statistics().into(),
         endpoint: console.endpoint.status(),
         backend: console
@@ -198,9 +198,9 @@ async fn status(
     Ok(Json(StatusReply { satellite, instances }))
 }
 
-async fn down(State(console): State<Arc<ConsoleState>>) -> Json<ShutdownReply> {
+async fn shut_down(State(console): State<Arc<ConsoleState>>) -> Json<ShutdownReply> {
     tracing::info!("`satellite down` was called");
-    console.down.cancel();
+    console.shutdown.cancel();
     Json(ShutdownReply { pid: std::process::id() })
 }
 
@@ -211,9 +211,9 @@ async fn tools(
     let snapshot = console.runtime.snapshot();
     console.members.check(&filter, &snapshot).map_err(|failure| ConsoleErrorResponse::from(*failure))?;
     let mut entries = Vec::new();
-    for view in snapshot.iter().filter(|view| filter.admits(&view.spec)) {
+    for view in snapshot.iter().filter(|view| filter.matches(&view.spec)) {
         let spec = &view.spec;
-        for tool in view.offered().into_iter().flat_map(|catalogue| &catalogue.tools) {
+        for tool in view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools) {
             entries.push(ToolEntry {
                 instance: spec.name.to_string(),
                 server: spec.server.to_string(),
@@ -244,7 +244,7 @@ async fn call(
     }
     let timeout = request.timeout_ms.map(Duration::from_millis);
     let result = console.runtime.call(&view.spec.id, &request.tool, request.arguments, timeout).await;
-    let result = result.map_err(|error| RequestFailure::from(error).of(&view.spec))?;
+    let result = result.map_err(|error| RequestFailure::from(error).with_next_step(&view.spec))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], result.get().to_owned()).into_response())
 }
 
@@ -253,8 +253,12 @@ async fn start(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console.runtime.start(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
-    controlled(&console, &view).await
+    console
+        .runtime
+        .start(&view.spec.id)
+        .await
+        .map_err(|error| ConsoleErrorResponse::from_control_error(error, &view))?;
+    control_result(&console, &view).await
 }
 
 async fn stop(
@@ -262,8 +266,12 @@ async fn stop(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console.runtime.stop(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
-    controlled(&console, &view).await
+    console
+        .runtime
+        .stop(&view.spec.id)
+        .await
+        .map_err(|error| ConsoleErrorResponse::from_control_error(error, &view))?;
+    control_result(&console, &view).await
 }
 
 async fn restart(
@@ -271,20 +279,24 @@ async fn restart(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console.runtime.restart(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
-    controlled(&console, &view).await
+    console
+        .runtime
+        .restart(&view.spec.id)
+        .await
+        .map_err(|error| ConsoleErrorResponse::from_control_error(error, &view))?;
+    control_result(&console, &view).await
 }
 
-async fn controlled(console: &ConsoleState, view: &InstanceView) -> ConsoleResult<ControlResult> {
-    let not_durable = not_durable(console).await;
-    let Json(instance) = shown(console, view)?;
+async fn control_result(console: &ConsoleState, view: &InstanceView) -> ConsoleResult<ControlResult> {
+    let not_durable = durability_error(console).await;
+    let Json(instance) = current_status(console, view)?;
     Ok(Json(ControlResult { instance, not_durable }))
 }
 
 /// Returns the reason why the runtime's state is not stored. The runtime passes its state to the journal before it
 /// answers a command.
-async fn not_durable(console: &ConsoleState) -> Option<String> {
-    console.journal.memos_stored().await.err().map(|error| error.to_string())
+async fn durability_error(console: &ConsoleState) -> Option<String> {
+    console.journal.flush_memos().await.err().map(|error| error.to_string())
 }
 
 async fn reconnect(
@@ -292,13 +304,16 @@ async fn reconnect(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ReconnectResult> {
     let view = resolve(&console, &selector)?;
-    let outcome =
-        console.runtime.reconnect(&view.spec.id).await.map_err(|error| ConsoleErrorResponse::of(error, &view))?;
+    let outcome = console
+        .runtime
+        .reconnect(&view.spec.id)
+        .await
+        .map_err(|error| ConsoleErrorResponse::from_control_error(error, &view))?;
     let instance = view.spec.name.to_string();
     let mcp_satellite_actors::ReconnectOutcome { success, status, status_message } = outcome;
     let view = console.runtime.status(&view.spec.id);
     let next_step = view.and_then(|view| Some(next_step(view.remedy?, &view.spec)));
-    let not_durable = not_durable(&console).await;
+    let not_durable = durability_error(&console).await;
     Ok(Json(ReconnectResult { instance, success, status, status_message, next_step, not_durable }))
 }
 
@@ -315,9 +330,9 @@ async fn configure(
                 ConsoleErrorResponse::from(RequestFailure::new("bad_input", format!("`{}`: {why}", view.spec.name)))
             }
             ValueError::Storage(_) => RequestFailure::new("storage", refused.to_string()).into(),
-            ValueError::Control(error) => ConsoleErrorResponse::of(error, &view),
+            ValueError::Control(error) => ConsoleErrorResponse::from_control_error(error, &view),
         })?;
-    let Json(instance) = shown(&console, &view)?;
+    let Json(instance) = current_status(&console, &view)?;
     Ok(Json(ConfigureResult { instance, required, not_durable }))
 }
 
@@ -326,13 +341,13 @@ async fn resolve_name(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<InstanceStatus> {
     let view = resolve(&console, &selector)?;
-    shown(&console, &view)
+    current_status(&console, &view)
 }
 
-pub(super) fn shown(console: &ConsoleState, view: &InstanceView) -> ConsoleResult<InstanceStatus> {
+pub(super) fn current_status(console: &ConsoleState, view: &InstanceView) -> ConsoleResult<InstanceStatus> {
     let snapshot = console.runtime.snapshot();
     let Some(view) = snapshot.get(&view.spec.id) else { return Err(ControlError::NotFound.into()) };
-    Ok(Json(InstanceStatus::of(view, None, Instant::now())))
+    Ok(Json(InstanceStatus::from_view(view, None, Instant::now())))
 }
 
 pub(super) fn resolve(
@@ -367,13 +382,13 @@ async fn prune(State(console): State<Arc<ConsoleState>>) -> Json<PruneResult> {
 
 async fn flush(State(console): State<Arc<ConsoleState>>) -> Json<()> {
     // The error is logged; the stored events remain readable.
-    let _ = flushed(&console).await;
+    let _ = flush_events(&console).await;
     Json(())
 }
 
 /// Waits until all earlier events are stored or cannot be stored. Does not wait for a disk that hangs.
-async fn flushed(console: &ConsoleState) -> Result<(), JournalError> {
-    let flushed = console.journal.while_it_answers(console.runtime.flush()).await;
+async fn flush_events(console: &ConsoleState) -> Result<(), JournalError> {
+    let flushed = console.journal.with_disk_timeout(console.runtime.flush()).await;
     flushed.inspect_err(|error| tracing::error!(%error, "cannot flush events; readers may miss the last ones"))
 }
 
@@ -383,7 +398,7 @@ async fn events(State(console): State<Arc<ConsoleState>>, Query(query): Query<Ev
     let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
     // A header tells a reader without `follow` whether events are missing; a following reader gets them later.
     let is_whole =
-        query.follow || flushed(&console).await.is_ok() && console.journal.status().state == JournalState::Ok;
+        query.follow || flush_events(&console).await.is_ok() && console.journal.status().state == JournalState::Ok;
     tokio::spawn(async move {
         let told = stream_events(&console, query, &lines).await;
         if let Err(EventStreamEnd::Unreadable(error)) = told {
@@ -401,7 +416,7 @@ async fn events(State(console): State<Arc<ConsoleState>>, Query(query): Query<Ev
 
 /// Reason why a stream of events ends early.
 enum EventStreamEnd {
-    Left,
+    Disconnected,
     Unreadable(io::Error),
 }
 
@@ -421,13 +436,13 @@ async fn stream_events(console: &ConsoleState, query: EventQuery, lines: &Lines)
     loop {
         if query.follow {
             // The error is logged; the stored events remain readable.
-            let _ = flushed(console).await;
+            let _ = flush_events(console).await;
         }
         filter.since = Some(last);
         last = tokio::select! {
             biased;
-            passed = stored(&console.data_dir, filter.clone(), last, lines) => passed?,
-            () = console.journal.is_given_up() => {
+            passed = send_stored(&console.data_dir, filter.clone(), last, lines) => passed?,
+            () = console.journal.wait_given_up() => {
                 return Err(EventStreamEnd::Unreadable(io::Error::new(io::ErrorKind::TimedOut, "the disk does not answer")));
             }
         };
@@ -448,12 +463,12 @@ async fn stream_events(console: &ConsoleState, query: EventQuery, lines: &Lines)
                 // The events in between wait for the disk or are lost. Once this event is stored, the journal has the
                 // answer.
                 Ok(envelope) if whole && envelope.seq > last + 1 => {
-                    let mut appended = console.journal.appended();
+                    let mut appended = console.journal.watch_appended();
                     tokio::select! {
                         // An error means that the journal is closed.
                         _ = appended.wait_for(|through| *through >= envelope.seq) => {}
                         () = console.ending.cancelled() => {}
-                        () = lines.closed() => return Err(EventStreamEnd::Left),
+                        () = lines.closed() => return Err(EventStreamEnd::Disconnected),
                     }
                     break;
                 }
@@ -461,8 +476,8 @@ async fn stream_events(console: &ConsoleState, query: EventQuery, lines: &Lines)
                     last = envelope.seq;
                     if filter.matches(&envelope) {
                         // An event that a reader has received must keep its number after a restart.
-                        console.journal.stored(envelope.seq).await;
-                        lines.send(line(&envelope)).await.map_err(|_| EventStreamEnd::Left)?;
+                        console.journal.wait_stored(envelope.seq).await;
+                        lines.send(json_line(&envelope)).await.map_err(|_| EventStreamEnd::Disconnected)?;
                     }
                 }
                 // The reader was too slow; the journal has the missed events.
@@ -474,7 +489,7 @@ async fn stream_events(console: &ConsoleState, query: EventQuery, lines: &Lines)
 }
 
 /// Sends the stored events. Returns the number of the last one, or `last` if there was none.
-async fn stored(
+async fn send_stored(
     data_dir: &Path,
     filter: journal::StoredEventQuery,
     last: u64,
@@ -484,17 +499,17 @@ async fn stored(
     let reading = tokio::task::spawn_blocking(move || {
         let mut events = journal::read(directory, filter).map_err(EventStreamEnd::Unreadable)?;
         for envelope in events.by_ref() {
-            lines.blocking_send(line(&envelope)).map_err(|_| EventStreamEnd::Left)?;
+            lines.blocking_send(json_line(&envelope)).map_err(|_| EventStreamEnd::Disconnected)?;
         }
         match events.take_error() {
             Some(error) => Err(EventStreamEnd::Unreadable(error)),
-            None => Ok(events.passed().unwrap_or(last)),
+            None => Ok(events.last_read().unwrap_or(last)),
         }
     });
     reading.await.unwrap_or_else(|error| Err(EventStreamEnd::Unreadable(io::Error::other(error))))
 }
 
-fn line(envelope: &Envelope) -> io::Result<Bytes> {
+fn json_line(envelope: &Envelope) -> io::Result<Bytes> {
     let mut line = serde_json::to_vec(envelope)?;
     line.push(b'\n');
     Ok(line.into())

@@ -18,14 +18,14 @@ use super::types::{FaultKind, FaultOutcomes, InstanceNo, InvariantViolation, Tea
 const UNNOTICED: Duration = Duration::from_secs(10);
 
 pub(crate) struct RecoveryLog {
-    cards: Vec<InstanceRecord>,
+    records: Vec<InstanceRecord>,
     shape: FleetShape,
     // Teams that spent their budget. Their starts run one at a time, so no recovery time is guaranteed for them.
     throttled: BTreeSet<TeamNo>,
     limits: ScenarioLimits,
     delays: Vec<Duration>,
     // Longest uptime of a run that still lengthens the next restart delay.
-    quick: Duration,
+    quick_uptime: Duration,
     // Longest handshake of a healthy server.
     handshake: Duration,
     online: usize,
@@ -36,18 +36,18 @@ pub(crate) struct RecoveryLog {
     // Outcomes without a recovery time; the others are in `recoveries`.
     outcomes: BTreeMap<FaultKind, FaultOutcomes>,
     // Number of recoveries that were checked against a time limit.
-    pub(crate) promised: u64,
+    pub(crate) checked_recoveries: u64,
     pub(crate) permanently_failed: u64,
 }
 
 // Kept small: the memory of this process counts as memory of the fleet.
 #[derive(Debug, Clone, Default)]
 struct InstanceRecord {
-    born: Option<Duration>,
+    first_event: Option<Duration>,
     status: Option<Status>,
     was_online: bool,
     // Consecutive runs that were quick to end.
-    quick: usize,
+    quick_exits: usize,
     faults: Vec<OpenFault>,
 }
 
@@ -56,11 +56,11 @@ struct OpenFault {
     serial: u32,
     kind: FaultKind,
     from: Duration,
-    healed: Option<Duration>,
+    healed_at: Option<Duration>,
     // The instance has not been online all the time since the fault, or was not online when the fault came.
-    left: bool,
+    went_offline: bool,
     // The instance was not online when the fault came, so an earlier delay may still be pending.
-    found_ill: bool,
+    was_offline: bool,
     // Another fault or the team's budget may lengthen the recovery.
     is_disturbed: bool,
     // Restart or reconnect delay of the policy.
@@ -69,54 +69,54 @@ struct OpenFault {
 
 impl OpenFault {
     // Since the healing if that came before `at`, else since the fault.
-    fn took(&self, at: Duration) -> Duration {
-        at.saturating_sub(self.healed.filter(|healed| *healed <= at).unwrap_or(self.from))
+    fn recovery_time(&self, at: Duration) -> Duration {
+        at.saturating_sub(self.healed_at.filter(|healed| *healed <= at).unwrap_or(self.from))
     }
 }
 
 impl RecoveryLog {
     pub(crate) fn new(shape: FleetShape, policy: &Policy, limits: &ScenarioLimits, handshake: Duration) -> Self {
         Self {
-            cards: vec![InstanceRecord::default(); shape.instances],
+            records: vec![InstanceRecord::default(); shape.instances],
             shape,
             throttled: BTreeSet::new(),
             limits: limits.clone(),
             delays: policy.restart.delays.clone(),
-            quick: policy.restart.quick,
+            quick_uptime: policy.restart.quick,
             handshake,
             online: 0,
             all_online: None,
             times_to_online: Latency::default(),
             recoveries: BTreeMap::new(),
             outcomes: BTreeMap::new(),
-            promised: 0,
+            checked_recoveries: 0,
             permanently_failed: 0,
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.cards.len()
+        self.records.len()
     }
 
     // Instances that have been online at least once.
-    pub(crate) fn online(&self) -> usize {
+    pub(crate) fn online_count(&self) -> usize {
         self.online
     }
 
     // Only a person can restart an instance that failed permanently, so its faults are not tracked.
-    pub(crate) fn hurt(&mut self, at: Duration, nth: InstanceNo, serial: u32, kind: FaultKind) {
-        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
-        if !kind.recovers() || card.status == Some(Status::PermanentlyFailed) {
+    pub(crate) fn record_fault(&mut self, at: Duration, nth: InstanceNo, serial: u32, kind: FaultKind) {
+        let Some(card) = self.records.get_mut(nth.0 as usize) else { return };
+        if !kind.needs_recovery() || card.status == Some(Status::PermanentlyFailed) {
             return;
         }
         // A team supervisor that panics repeatedly is restarted with delays, as a server is.
-        let delay = if kind == FaultKind::TeamPanic { plan::longest_delay_of_a_team() } else { Duration::ZERO };
+        let delay = if kind == FaultKind::TeamPanic { plan::longest_team_delay() } else { Duration::ZERO };
         let left = card.status != Some(Status::Online);
         // Close faults that are over and never changed the status: they did no harm, and a later recovery is not
         // theirs.
         let is_past = |fault: &mut OpenFault| {
-            let over = fault.healed.unwrap_or(fault.from);
-            fault.kind.is_withstood() && !fault.left && over + UNNOTICED < at
+            let over = fault.healed_at.unwrap_or(fault.from);
+            fault.kind.is_withstood() && !fault.went_offline && over + UNNOTICED < at
         };
         for fault in card.faults.extract_if(.., is_past) {
             self.outcomes.entry(fault.kind).or_default().unharmed += 1;
@@ -127,42 +127,42 @@ impl RecoveryLog {
             serial,
             kind,
             from: at,
-            healed: None,
-            left,
-            found_ill: left,
+            healed_at: None,
+            went_offline: left,
+            was_offline: left,
             is_disturbed,
             delay,
         });
     }
 
     /// Removes a fault that could not be injected.
-    pub(crate) fn missed(&mut self, nth: InstanceNo, serial: u32) {
-        if let Some(card) = self.cards.get_mut(nth.0 as usize) {
+    pub(crate) fn remove_fault(&mut self, nth: InstanceNo, serial: u32) {
+        if let Some(card) = self.records.get_mut(nth.0 as usize) {
             card.faults.retain(|fault| fault.serial != serial);
         }
     }
 
     /// Notes the healing of a fault. A victim that is already online has recovered before.
-    pub(crate) fn healed(&mut self, at: Duration, nth: InstanceNo, serial: u32) {
-        let card = self.cards.get_mut(nth.0 as usize);
+    pub(crate) fn record_healing(&mut self, at: Duration, nth: InstanceNo, serial: u32) {
+        let card = self.records.get_mut(nth.0 as usize);
         if let Some(fault) = card.and_then(|card| card.faults.iter_mut().find(|fault| fault.serial == serial)) {
-            fault.healed = Some(at);
+            fault.healed_at = Some(at);
         }
     }
 
-    pub(crate) fn ill(&self) -> impl Iterator<Item = InstanceNo> {
-        (0..).zip(&self.cards).filter(|(_, card)| !card.faults.is_empty()).map(|(nth, _)| InstanceNo(nth))
+    pub(crate) fn instances_with_faults(&self) -> impl Iterator<Item = InstanceNo> {
+        (0..).zip(&self.records).filter(|(_, card)| !card.faults.is_empty()).map(|(nth, _)| InstanceNo(nth))
     }
 
     /// Closes the faults of an instance that is online and answered a call, after all earlier events were recorded. A
     /// fault during which the instance stayed online did no harm. Returns the kinds of faults that no server can
     /// withstand but that left no trace: they were not injected.
-    pub(crate) fn is_well(&mut self, nth: InstanceNo) -> Vec<FaultKind> {
-        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
+    pub(crate) fn close_recovered_faults(&mut self, nth: InstanceNo) -> Vec<FaultKind> {
+        let Some(card) = self.records.get_mut(nth.0 as usize) else { return Vec::new() };
         let mut in_vain = Vec::new();
         for fault in card.faults.drain(..) {
             let outcome = self.outcomes.entry(fault.kind).or_default();
-            match (fault.left, fault.kind.is_withstood()) {
+            match (fault.went_offline, fault.kind.is_withstood()) {
                 // The event with the recovery time was dropped.
                 (true, _) => outcome.back += 1,
                 (false, true) => outcome.unharmed += 1,
@@ -173,32 +173,32 @@ impl RecoveryLog {
     }
 
     /// Closes the faults of an instance that a person restarts. Its event `PermanentlyFailed` may have been dropped.
-    pub(crate) fn given_up(&mut self, nth: InstanceNo) {
-        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return };
+    pub(crate) fn close_given_up_faults(&mut self, nth: InstanceNo) {
+        let Some(card) = self.records.get_mut(nth.0 as usize) else { return };
         for fault in card.faults.drain(..) {
             self.outcomes.entry(fault.kind).or_default().given_up += 1;
         }
     }
 
     // A victim that has not recovered yet counts as missing.
-    pub(crate) fn outcomes(&mut self) -> BTreeMap<FaultKind, FaultOutcomes> {
+    pub(crate) fn take_outcomes(&mut self) -> BTreeMap<FaultKind, FaultOutcomes> {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for (kind, latency) in &self.recoveries {
             outcomes.entry(*kind).or_default().back += latency.len();
         }
-        for fault in self.cards.iter().flat_map(|card| &card.faults) {
+        for fault in self.records.iter().flat_map(|card| &card.faults) {
             outcomes.entry(fault.kind).or_default().missing += 1;
         }
         outcomes
     }
 
-    pub(crate) fn told_of_others(&mut self, event: &Event) {
+    pub(crate) fn record_team_event(&mut self, event: &Event) {
         match event {
             Event::TeamThrottled { team_id, .. } => {
                 let Some(team) = LoadFleet::team_no(team_id) else { return };
                 self.throttled.insert(team);
                 for nth in self.shape.members(team) {
-                    let faults = self.cards.get_mut(nth.0 as usize).into_iter().flat_map(|card| &mut card.faults);
+                    let faults = self.records.get_mut(nth.0 as usize).into_iter().flat_map(|card| &mut card.faults);
                     faults.for_each(|fault| fault.is_disturbed = true);
                 }
             }
@@ -212,17 +212,17 @@ impl RecoveryLog {
     }
 
     /// Records an event of an instance and returns the violations that it proves.
-    pub(crate) fn told(&mut self, at: Duration, nth: InstanceNo, event: &Event) -> Vec<InvariantViolation> {
-        let all = self.cards.len();
-        let Some(card) = self.cards.get_mut(nth.0 as usize) else { return Vec::new() };
-        card.born.get_or_insert(at);
+    pub(crate) fn record_event(&mut self, at: Duration, nth: InstanceNo, event: &Event) -> Vec<InvariantViolation> {
+        let all = self.records.len();
+        let Some(card) = self.records.get_mut(nth.0 as usize) else { return Vec::new() };
+        card.first_event.get_or_insert(at);
         let is_back = match event {
             Event::StatusChanged { status, .. } => {
                 card.status = Some(*status);
                 if *status == Status::Online && !card.was_online {
                     card.was_online = true;
                     self.online += 1;
-                    self.times_to_online.record(at.saturating_sub(card.born.unwrap_or(at)));
+                    self.times_to_online.record(at.saturating_sub(card.first_event.unwrap_or(at)));
                     if self.online == all {
                         self.all_online = Some(at);
                     }
@@ -230,10 +230,10 @@ impl RecoveryLog {
                 for fault in &mut card.faults {
                     // Events are delivered late: this status precedes the fault.
                     if at < fault.from {
-                        fault.found_ill = *status != Status::Online;
-                        fault.left = fault.found_ill;
+                        fault.was_offline = *status != Status::Online;
+                        fault.went_offline = fault.was_offline;
                     } else {
-                        fault.left |= *status != Status::Online;
+                        fault.went_offline |= *status != Status::Online;
                     }
                 }
                 *status == Status::Online
@@ -241,8 +241,8 @@ impl RecoveryLog {
             Event::Crashed { uptime_seconds, will_restart: true, .. }
             | Event::Exited { uptime_seconds, will_restart: true, .. } => {
                 // The event contains whole seconds only. At the limit the longer delay is allowed.
-                card.quick = if *uptime_seconds > self.quick.as_secs() { 0 } else { card.quick + 1 };
-                let delay = match card.quick {
+                card.quick_exits = if *uptime_seconds > self.quick_uptime.as_secs() { 0 } else { card.quick_exits + 1 };
+                let delay = match card.quick_exits {
                     0 => Duration::ZERO,
                     quick => self.delays.get(quick - 1).or(self.delays.last()).copied().unwrap_or_default(),
                 };
@@ -263,7 +263,10 @@ impl RecoveryLog {
             }
             Event::Reconnected { .. } | Event::Respawned { .. } | Event::Restarted { .. } => {
                 let is_online = card.status == Some(Status::Online);
-                card.faults.iter_mut().filter(|fault| fault.from <= at).for_each(|fault| fault.left |= is_online);
+                card.faults
+                    .iter_mut()
+                    .filter(|fault| fault.from <= at)
+                    .for_each(|fault| fault.went_offline |= is_online);
                 is_online
             }
             _ => false,
@@ -272,18 +275,18 @@ impl RecoveryLog {
             return Vec::new();
         }
         let mut late = Vec::new();
-        for fault in card.faults.extract_if(.., |fault| fault.left && fault.from <= at) {
-            let took = fault.took(at);
+        for fault in card.faults.extract_if(.., |fault| fault.went_offline && fault.from <= at) {
+            let took = fault.recovery_time(at);
             self.recoveries.entry(fault.kind).or_default().record(took);
             let is_promised = !fault.is_disturbed
-                && !fault.found_ill
+                && !fault.was_offline
                 && matches!(
                     fault.kind,
                     FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic
                 );
             if is_promised {
-                self.promised += 1;
-                late.extend(checks::recovery(
+                self.checked_recoveries += 1;
+                late.extend(checks::check_recovery(
                     &self.limits,
                     nth,
                     at.saturating_sub(took),

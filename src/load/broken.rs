@@ -19,7 +19,7 @@ use mcp_satellite_actors::seam::{
 use super::drive::LoadCaller;
 use super::scenario::{FaultTiming, RunMoment, Scenario};
 use super::seams::TestHooks;
-use super::tests::{broken_by, broken_under, honest, told};
+use super::tests::{default_hooks, run_text, violated_by, violated_under};
 use super::types::{CallOutcome, FaultKind, InstanceNo, Invariant, PlannedCall};
 use crate::connect::sim::{SimConnector, SimScript};
 
@@ -27,21 +27,21 @@ use crate::connect::sim::{SimConnector, SimScript};
 const ONE_IN: u32 = 20;
 
 fn is_broken(spec: &InstanceSpec) -> bool {
-    InstanceNo::of(spec.id.installation.as_str()).is_some_and(|nth| nth.0 % ONE_IN == 7)
+    InstanceNo::from_installation_id(spec.id.installation.as_str()).is_some_and(|nth| nth.0 % ONE_IN == 7)
 }
 
 // Caller that answers every fiftieth call with the response to another call.
 struct MixedUpCaller {
     caller: Arc<dyn LoadCaller>,
     calls: AtomicU64,
-    said: Mutex<Option<String>>,
+    kept_text: Mutex<Option<String>>,
     // True: the wrong response is always the first one. False: it is the previous one.
-    first: bool,
+    always_first: bool,
 }
 
 impl MixedUpCaller {
-    fn around(caller: Arc<dyn LoadCaller>, first: bool) -> Arc<dyn LoadCaller> {
-        Arc::new(Self { caller, calls: AtomicU64::new(0), said: Mutex::default(), first })
+    fn wrap(caller: Arc<dyn LoadCaller>, first: bool) -> Arc<dyn LoadCaller> {
+        Arc::new(Self { caller, calls: AtomicU64::new(0), kept_text: Mutex::default(), always_first: first })
     }
 }
 
@@ -50,9 +50,9 @@ impl LoadCaller for MixedUpCaller {
         async move {
             let answered = self.caller.call(call).await;
             let CallOutcome::Text(text) = answered else { return answered };
-            let mut said = self.said.lock().unwrap();
+            let mut said = self.kept_text.lock().unwrap();
             let other = said.clone();
-            if !self.first || said.is_none() {
+            if !self.always_first || said.is_none() {
                 *said = Some(text.clone());
             }
             let is_wrong = self.calls.fetch_add(1, Ordering::Relaxed) % 50 == 49;
@@ -64,41 +64,41 @@ impl LoadCaller for MixedUpCaller {
 
 #[test]
 fn an_answer_to_another_caller_is_caught() {
-    let seams = TestHooks { caller: |caller| MixedUpCaller::around(caller, false), ..honest() };
-    assert_eq!(broken_by(seams), [Invariant::OwnAnswer]);
+    let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, false), ..default_hooks() };
+    assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
 }
 
 #[test]
 fn an_answer_that_is_given_twice_and_another_never_is_caught() {
-    let seams = TestHooks { caller: |caller| MixedUpCaller::around(caller, true), ..honest() };
-    assert_eq!(broken_by(seams), [Invariant::OwnAnswer]);
+    let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, true), ..default_hooks() };
+    assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
 }
 
 // Sink that removes one event, or overwrites its status.
 struct LossySink {
     sink: Arc<dyn EventSink>,
-    gone: Mutex<Option<u64>>,
-    is_it: fn(&Envelope) -> bool,
-    hides: bool,
+    lost_seq: Mutex<Option<u64>>,
+    is_target: fn(&Envelope) -> bool,
+    hides_gap: bool,
 }
 
 impl LossySink {
-    fn around(sink: Arc<dyn EventSink>, is_it: fn(&Envelope) -> bool, hides: bool) -> Arc<dyn EventSink> {
-        Arc::new(Self { sink, gone: Mutex::default(), is_it, hides })
+    fn wrap(sink: Arc<dyn EventSink>, is_it: fn(&Envelope) -> bool, hides: bool) -> Arc<dyn EventSink> {
+        Arc::new(Self { sink, lost_seq: Mutex::default(), is_target: is_it, hides_gap: hides })
     }
 }
 
 impl EventSink for LossySink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         // The inner sink may panic on purpose; do not hold the lock then.
-        let mut gone = *self.gone.lock().unwrap();
+        let mut gone = *self.lost_seq.lock().unwrap();
         let mut events = batch.events.clone();
         if gone.is_none() {
-            gone = events.iter().find(|envelope| (self.is_it)(envelope)).map(|envelope| envelope.seq);
-            *self.gone.lock().unwrap() = gone;
+            gone = events.iter().find(|envelope| (self.is_target)(envelope)).map(|envelope| envelope.seq);
+            *self.lost_seq.lock().unwrap() = gone;
         }
         if let Some(gone) = gone {
-            if self.hides {
+            if self.hides_gap {
                 // Repeat the previous status: no event number is missing.
                 for envelope in events.iter_mut().filter(|envelope| envelope.seq == gone) {
                     if let Event::StatusChanged { status, .. } = &mut envelope.event {
@@ -142,7 +142,7 @@ servers = [{ name = "tools" }]
 load = { loop = "closed", callers = 4, think = "100ms" }
 limits = { growth = 100.0 }"#;
     let forgetful = |caller| Arc::new(HangingCaller { caller, calls: AtomicU64::new(0) }) as _;
-    let found = told(text, 1, TestHooks { caller: forgetful, ..honest() });
+    let found = run_text(text, 1, TestHooks { caller: forgetful, ..default_hooks() });
     let broken: Vec<_> = found.violations.iter().map(|violation| violation.invariant).collect();
     assert_eq!(broken, [Invariant::OwnAnswer], "{:?}", found.violations);
     assert!(found.calls.answered > 50, "the other calls are answered: {}", found.calls.answered);
@@ -155,21 +155,19 @@ fn giving_up_too_early_is_caught() {
             Arc::make_mut(&mut spec.policy).restart.max_crashes = 1;
             spec
         },
-        ..honest()
+        ..default_hooks()
     };
     let crashes = |scenario: &mut Scenario| scenario.faults.retain(|rule| rule.kind == FaultKind::Crash);
-    assert_eq!(broken_under(crashes, seams), [Invariant::RestartBudget]);
+    assert_eq!(violated_under(crashes, seams), [Invariant::RestartBudget]);
 }
 
 #[test]
 fn an_event_that_is_gone_is_caught() {
     let seams = TestHooks {
-        sink: |sink| {
-            LossySink::around(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false)
-        },
-        ..honest()
+        sink: |sink| LossySink::wrap(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false),
+        ..default_hooks()
     };
-    assert_eq!(broken_by(seams), [Invariant::NoGap]);
+    assert_eq!(violated_by(seams), [Invariant::NoGap]);
 }
 
 #[test]
@@ -178,11 +176,11 @@ fn a_status_that_is_skipped_is_caught() {
         sink: |sink| {
             let is_it =
                 |it: &Envelope| matches!(it.event, Event::StatusChanged { status: Status::DiscoveringTools, .. });
-            LossySink::around(sink, is_it, true)
+            LossySink::wrap(sink, is_it, true)
         },
-        ..honest()
+        ..default_hooks()
     };
-    assert_eq!(broken_by(seams), [Invariant::LegalTransitions]);
+    assert_eq!(violated_by(seams), [Invariant::LegalTransitions]);
 }
 
 #[test]
@@ -194,20 +192,20 @@ fn a_restart_too_many_is_caught() {
             restart.delays = vec![Duration::from_millis(100)];
             spec
         },
-        ..honest()
+        ..default_hooks()
     };
     let loops = |scenario: &mut Scenario| {
         scenario.faults.retain(|rule| rule.kind == FaultKind::CrashLoop);
-        scenario.faults.iter_mut().for_each(|rule| rule.when = FaultTiming::At(RunMoment::Share(0.3)));
+        scenario.faults.iter_mut().for_each(|rule| rule.timing = FaultTiming::At(RunMoment::Share(0.3)));
     };
-    assert_eq!(broken_under(loops, seams), [Invariant::RestartBudget]);
+    assert_eq!(violated_under(loops, seams), [Invariant::RestartBudget]);
 }
 
 // Connector that breaks the starts of some instances.
 struct TamperedConnector {
     connector: Arc<dyn Connector>,
     other: SimConnector,
-    how: ConnectorDefect,
+    defect: ConnectorDefect,
     // Set once a defect that occurs only once has occurred.
     done: AtomicBool,
 }
@@ -215,33 +213,33 @@ struct TamperedConnector {
 #[derive(Clone, Copy, PartialEq)]
 enum ConnectorDefect {
     // The server answers everything but calls.
-    Deaf,
+    UnansweredCalls,
     // The process is reported as ended after a signal, but still runs.
-    Left,
+    SurvivingProcess,
     // The instance has two servers, one of which is forgotten.
-    Twice,
+    SecondServer,
     // Each start of any instance leaks memory.
-    Leaks,
+    MemoryLeak,
 }
 
 impl TamperedConnector {
-    fn around(connector: Arc<dyn Connector>, how: ConnectorDefect) -> Arc<dyn Connector> {
+    fn wrap(connector: Arc<dyn Connector>, how: ConnectorDefect) -> Arc<dyn Connector> {
         let deaf = SimScript { hang_calls: true, ..SimScript::default() };
-        Arc::new(Self { connector, other: SimConnector::new(deaf), how, done: AtomicBool::new(false) })
+        Arc::new(Self { connector, other: SimConnector::new(deaf), defect: how, done: AtomicBool::new(false) })
     }
 }
 
 impl Connector for TamperedConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
-        if self.how == ConnectorDefect::Leaks {
+        if self.defect == ConnectorDefect::MemoryLeak {
             vec![1_u8; 256 * 1024].leak();
         } else if is_broken(&spec) {
             let first = self.connector.open(Arc::clone(&spec), run);
-            return match self.how {
-                ConnectorDefect::Deaf => self.other.open(spec, run),
-                ConnectorDefect::Left => async move { first.await.map(left_behind) }.boxed(),
-                ConnectorDefect::Twice if self.done.swap(true, Ordering::Relaxed) => first,
-                ConnectorDefect::Twice => {
+            return match self.defect {
+                ConnectorDefect::UnansweredCalls => self.other.open(spec, run),
+                ConnectorDefect::SurvivingProcess => async move { first.await.map(make_unkillable) }.boxed(),
+                ConnectorDefect::SecondServer if self.done.swap(true, Ordering::Relaxed) => first,
+                ConnectorDefect::SecondServer => {
                     let second = self.connector.open(spec, run);
                     async move {
                         mem::forget(first.await?);
@@ -249,7 +247,7 @@ impl Connector for TamperedConnector {
                     }
                     .boxed()
                 }
-                ConnectorDefect::Leaks => first,
+                ConnectorDefect::MemoryLeak => first,
             };
         }
         self.connector.open(spec, run)
@@ -261,7 +259,7 @@ impl Connector for TamperedConnector {
 }
 
 // The process of the returned link never receives a signal.
-fn left_behind(link: ProcessLink) -> ProcessLink {
+fn make_unkillable(link: ProcessLink) -> ProcessLink {
     let ProcessLink { reader, writer, stderr, process, guard } = link;
     mem::forget(guard);
     let writer = Box::new(Box::leak(writer));
@@ -269,14 +267,14 @@ fn left_behind(link: ProcessLink) -> ProcessLink {
         reader,
         writer,
         stderr,
-        process: Box::new(UnkillableProcess { process, told: false }),
+        process: Box::new(UnkillableProcess { process, signalled: false }),
         guard: Box::new(()),
     }
 }
 
 struct UnkillableProcess {
     process: Box<dyn ServerProcess>,
-    told: bool,
+    signalled: bool,
 }
 
 impl ServerProcess for UnkillableProcess {
@@ -284,47 +282,55 @@ impl ServerProcess for UnkillableProcess {
         self.process.pid()
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
-        if self.told { ready(ProcessEnd { code: Some(0), signal: None }).boxed() } else { self.process.ended() }
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        if self.signalled { ready(ProcessEnd { code: Some(0), signal: None }).boxed() } else { self.process.wait() }
     }
 
-    fn gone(&mut self) -> BoxFuture<'_, ()> {
-        if self.told { ready(()).boxed() } else { self.process.gone() }
+    fn wait_all(&mut self) -> BoxFuture<'_, ()> {
+        if self.signalled { ready(()).boxed() } else { self.process.wait_all() }
     }
 
     fn terminate(&mut self) {
-        self.told = true;
+        self.signalled = true;
     }
 
     fn kill(&mut self) {
-        self.told = true;
+        self.signalled = true;
     }
 }
 
 #[test]
 fn a_server_that_is_online_and_deaf_is_caught() {
-    let seams =
-        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Deaf), ..honest() };
-    assert_eq!(broken_by(seams), [Invariant::OnlineIsCallable]);
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::UnansweredCalls),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::OnlineIsCallable]);
 }
 
 #[test]
 fn a_process_that_is_left_is_caught() {
-    let seams =
-        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Left), ..honest() };
-    assert_eq!(broken_by(seams), [Invariant::NothingLeft]);
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SurvivingProcess),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn a_second_server_of_an_instance_is_caught() {
-    let seams =
-        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Twice), ..honest() };
-    assert_eq!(broken_by(seams), [Invariant::NothingLeft]);
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SecondServer),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn memory_that_every_start_keeps_is_caught() {
-    let seams =
-        TestHooks { connector: |connector| TamperedConnector::around(connector, ConnectorDefect::Leaks), ..honest() };
-    assert_eq!(broken_by(seams), [Invariant::MemoryBack]);
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::MemoryLeak),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::MemoryBack]);
 }

@@ -23,7 +23,7 @@ impl RunSeed {
     }
 
     /// Returns a seed for a component with its own random generator.
-    pub fn of(self, name: &str, nth: u64) -> u64 {
+    pub fn derive(self, name: &str, nth: u64) -> u64 {
         self.stream(name, nth).random()
     }
 }
@@ -100,7 +100,7 @@ impl DurationDistribution {
 }
 
 // Same syntax as in the configuration, up to one year.
-fn duration(text: &str) -> Option<Duration> {
+fn parse_duration(text: &str) -> Option<Duration> {
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     humantime::parse_duration(text).ok().filter(|duration| *duration <= LONGEST)
 }
@@ -113,20 +113,20 @@ impl FromStr for DurationDistribution {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const UNREADABLE: &str = "is not a distribution of durations";
-        if let Some(fixed) = duration(text) {
+        if let Some(fixed) = parse_duration(text) {
             return Ok(Self::Fixed(fixed));
         }
         let words: Vec<&str> = text.split_whitespace().collect();
         match *words {
-            ["uniform", from, to] => match (duration(from), duration(to)) {
+            ["uniform", from, to] => match (parse_duration(from), parse_duration(to)) {
                 (Some(from), Some(to)) if from <= to => Ok(Self::Uniform(from, to)),
                 (Some(_), Some(_)) => Err("has an upper bound below its lower bound"),
                 _ => Err(UNREADABLE),
             },
-            ["exp", mean] => duration(mean).map(Self::Exp).ok_or(UNREADABLE),
+            ["exp", mean] => parse_duration(mean).map(Self::Exp).ok_or(UNREADABLE),
             ["lognormal", median, factor] => {
                 let factor = factor.parse().ok().filter(|factor: &f64| factor.is_finite());
-                match (duration(median), factor) {
+                match (parse_duration(median), factor) {
                     (Some(median), Some(factor)) if factor >= 1.0 => Ok(Self::LogNormal { median, factor }),
                     (Some(_), Some(_)) => Err("has a factor of less than 1"),
                     _ => Err(UNREADABLE),
@@ -235,10 +235,10 @@ mod tests {
     fn every_stream_is_its_own_and_the_same_each_time() {
         let mut rng = RunSeed(42).stream("calls", 3);
         let first: u64 = rng.random();
-        assert_eq!(first, RunSeed(42).of("calls", 3));
-        assert_ne!(first, RunSeed(42).of("calls", 4));
-        assert_ne!(first, RunSeed(42).of("call", 3));
-        assert_ne!(first, RunSeed(43).of("calls", 3));
+        assert_eq!(first, RunSeed(42).derive("calls", 3));
+        assert_ne!(first, RunSeed(42).derive("calls", 4));
+        assert_ne!(first, RunSeed(42).derive("call", 3));
+        assert_ne!(first, RunSeed(43).derive("calls", 3));
     }
 
     proptest! {

@@ -24,7 +24,7 @@ pub(crate) struct LoadFleet {
     // Kind of server of each instance.
     pub(crate) kinds: Arc<[u32]>,
     pub(crate) ids: Arc<[InstanceId]>,
-    of_kind: Vec<FleetKind>,
+    kind_settings: Vec<FleetKind>,
     policy: Arc<Policy>,
     change: fn(InstanceSpec) -> InstanceSpec,
 }
@@ -56,7 +56,7 @@ impl LoadFleet {
             shape,
             kinds: plan::kinds(scenario, seed),
             ids: shape.all().map(id).collect(),
-            of_kind: of_kind.collect(),
+            kind_settings: of_kind.collect(),
             policy: Arc::clone(&scenario.policy),
             change,
         }
@@ -80,20 +80,20 @@ impl LoadFleet {
 
     // Unique among all servers.
     pub(crate) fn slug(&self, nth: InstanceNo) -> String {
-        format!("{}-{}", self.of_kind[self.kind(nth)].name, nth.0)
+        format!("{}-{}", self.kind_settings[self.kind(nth)].name, nth.0)
     }
 
     pub(crate) fn is_remote(&self, nth: InstanceNo) -> bool {
-        self.of_kind[self.kind(nth)].transport == LoadTransport::Remote
+        self.kind_settings[self.kind(nth)].transport == LoadTransport::Remote
     }
 
-    pub(crate) fn teams(&self) -> Vec<TeamNo> {
+    pub(crate) fn teams_by_instance(&self) -> Vec<TeamNo> {
         self.shape.all().map(|nth| self.shape.team_of(nth)).collect()
     }
 
     // `credential` is used for remote servers only.
     pub(crate) fn spec(&self, nth: InstanceNo, target: LoadTarget, credential: &str) -> InstanceSpec {
-        let (id, kind) = (self.id(nth), &self.of_kind[self.kind(nth)]);
+        let (id, kind) = (self.id(nth), &self.kind_settings[self.kind(nth)]);
         let mut server_layer = ConfigTier::default();
         let target = match target {
             LoadTarget::Process(command, args) => {
@@ -114,12 +114,12 @@ impl LoadFleet {
             installation: id.installation.clone(),
             server: self.slug(nth).into(),
             target,
-            server_layer,
-            team_layer: ConfigTier::default(),
-            user_layer: ConfigTier::default(),
+            server_tier: server_layer,
+            team_tier: ConfigTier::default(),
+            user_tier: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: kind.keep,
-            on_update: UpdateMethod::default(),
+            lifetime: kind.keep,
+            update_method: UpdateMethod::default(),
             request_logging: kind.request_logging,
             policy: Arc::clone(&self.policy),
         };

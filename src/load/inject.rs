@@ -22,7 +22,7 @@ use super::fleet::LoadFleet;
 use super::recorder::{RunRecorder, SinkBehavior};
 use super::scenario::fault_name;
 use super::types::{BudgetReset, FaultKind, FaultVictim, InstanceNo, PlannedFault};
-use super::world::{ServerFaults, heals_by_restart, hurts_by_restart};
+use super::world::{ServerFaults, is_healed_by_restart, is_injected_by_restart};
 
 // Time after which the harness, in the role of a person, restarts an instance that failed permanently.
 const PERSON: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 pub(crate) struct FaultInjector {
     pub(crate) runtime: RuntimeHandle,
-    pub(crate) hand: ServerFaults,
+    pub(crate) server_faults: ServerFaults,
     pub(crate) fleet: Arc<LoadFleet>,
     pub(crate) recorder: Arc<RunRecorder>,
     // Start of the load; the times of the plan are relative to it.
@@ -52,7 +52,7 @@ pub(crate) struct InjectionResults {
     // Faults without a suitable victim.
     pub(crate) missed: BTreeMap<FaultKind, u64>,
     // Restarts of instances that failed permanently.
-    pub(crate) pardons: u64,
+    pub(crate) manual_restarts: u64,
     // Instances that did not recover, with their status; `None` if the runtime does not list them.
     pub(crate) missing: Vec<(InstanceNo, Option<Status>)>,
 }
@@ -62,14 +62,14 @@ pub(crate) struct InjectionResults {
 enum DelayedAction {
     Heal(usize),
     // Restart of an instance that failed permanently.
-    Pardon(InstanceNo),
+    Restart(InstanceNo),
 }
 
 enum ActionResult {
     // The flag is true if the fault was injected.
-    Hurt(FaultKind, bool),
+    Injected(FaultKind, bool),
     // Kinds of faults that turned out to have had no effect.
-    Asked(Vec<FaultKind>),
+    Probed(Vec<FaultKind>),
     Other,
 }
 
@@ -92,7 +92,7 @@ impl FaultInjector {
                 let now = self.recorder.clock.now();
                 let earlier = |Reverse((at, what)): Reverse<(Duration, DelayedAction)>| match what {
                     DelayedAction::Heal(_) => Reverse((at.min(now), what)),
-                    DelayedAction::Pardon(_) => Reverse((at, what)),
+                    DelayedAction::Restart(_) => Reverse((at, what)),
                 };
                 due = due.into_iter().map(earlier).collect();
             }
@@ -103,18 +103,19 @@ impl FaultInjector {
             let is_over = give_up_at.is_some_and(|at| Instant::now() >= at);
             if is_quiet && under_way.is_empty() && (next.is_none() || is_over) {
                 // Wait until the effects of the last actions are published and their events delivered.
-                self.runtime.see().await;
+                self.runtime.sync_snapshot().await;
                 self.runtime.flush().await;
                 while let Ok(nth) = given_up.try_recv() {
-                    due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(nth))));
+                    due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth))));
                 }
-                let missing = self.missing();
+                let missing = self.offline_instances();
                 if due.is_empty() {
                     // The event of the permanent failure was dropped; use the status instead.
                     let given_up = missing.iter().filter(|(_, status)| *status == Some(Status::PermanentlyFailed));
                     due.extend(
-                        given_up
-                            .map(|(nth, _)| Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(*nth)))),
+                        given_up.map(|(nth, _)| {
+                            Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(*nth)))
+                        }),
                     );
                 }
                 let is_waiting = !missing.is_empty() || !due.is_empty();
@@ -124,25 +125,25 @@ impl FaultInjector {
                 } else if !everybody_was_asked {
                     everybody_was_asked = true;
                     *give_up_at = Instant::now() + self.patience;
-                    under_way.push(self.ask(self.fleet.shape.all().collect()).boxed());
+                    under_way.push(self.probe(self.fleet.shape.all().collect()).boxed());
                 } else {
-                    let ill: Vec<_> = self.recorder.ledger().books.ill().collect();
+                    let ill: Vec<_> = self.recorder.state().recovery_log.instances_with_faults().collect();
                     if ill.is_empty() || Instant::now() >= *give_up_at {
                         let ill = ill.into_iter().map(|nth| (nth, self.status(nth)));
                         deeds.missing =
                             missing.into_iter().chain(ill).collect::<BTreeMap<_, _>>().into_iter().collect();
                         break;
                     }
-                    under_way.push(self.ask(ill).boxed());
+                    under_way.push(self.probe(ill).boxed());
                 }
             }
             let Some(next) = next else {
                 let ended = OptionFuture::from((!is_quiet).then(|| self.ended.cancelled()));
                 tokio::select! {
                     biased;
-                    Some(done) = under_way.next(), if !under_way.is_empty() => deeds.note(done),
+                    Some(done) = under_way.next(), if !under_way.is_empty() => deeds.record(done),
                     Some(nth) = given_up.recv() => {
-                        due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(nth))));
+                        due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth))));
                     }
                     Some(()) = ended => {}
                     () = sleep(LOOK_AGAIN_AFTER) => {}
@@ -155,23 +156,23 @@ impl FaultInjector {
                 biased;
                 Some(()) = stopped => while coming.next().is_some() {},
                 Some(()) = ended => {}
-                Some(done) = under_way.next(), if !under_way.is_empty() => deeds.note(done),
-                Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Pardon(nth)))),
+                Some(done) = under_way.next(), if !under_way.is_empty() => deeds.record(done),
+                Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth)))),
                 () = sleep_until(self.recorder.clock.instant(next)) => {
                     if healing == Some(next) {
                         match due.pop() {
                             Some(Reverse((_, DelayedAction::Heal(place)))) => under_way.push(self.heal(&plan[place]).boxed()),
-                            Some(Reverse((_, DelayedAction::Pardon(nth)))) => {
-                                deeds.pardons += 1;
-                                under_way.push(self.pardon(nth).boxed());
+                            Some(Reverse((_, DelayedAction::Restart(nth)))) => {
+                                deeds.manual_restarts += 1;
+                                under_way.push(self.restart_failed(nth).boxed());
                             }
                             None => {}
                         }
                     } else if let Some((place, injection)) = coming.next() {
                         self.injected.fetch_add(1, Ordering::Relaxed);
-                        under_way.push(self.hurt(injection).boxed());
-                        if !injection.lasts.is_zero() {
-                            due.push(Reverse((next + injection.lasts, DelayedAction::Heal(place))));
+                        under_way.push(self.inject(injection).boxed());
+                        if !injection.duration.is_zero() {
+                            due.push(Reverse((next + injection.duration, DelayedAction::Heal(place))));
                         }
                     }
                 }
@@ -180,40 +181,41 @@ impl FaultInjector {
         deeds
     }
 
-    fn note(&self, whom: FaultVictim, what: std::fmt::Arguments<'_>) {
+    fn trace(&self, whom: FaultVictim, what: std::fmt::Arguments<'_>) {
         let at = self.recorder.clock.now();
-        self.recorder.ledger().done(at, whom, what);
+        self.recorder.state().trace_action(at, whom, what);
     }
 
-    async fn hurt(&self, what: &PlannedFault) -> ActionResult {
+    async fn inject(&self, what: &PlannedFault) -> ActionResult {
         if let FaultVictim::Instance(nth) = what.victim
             && self.status(nth).is_none_or(|status| status == Status::PermanentlyFailed)
         {
             // Only a restart by a person could affect this instance.
-            self.note(what.victim, format_args!("fault {} without a victim", fault_name(what.kind)));
-            return ActionResult::Hurt(what.kind, false);
+            self.trace(what.victim, format_args!("fault {} without a victim", fault_name(what.kind)));
+            return ActionResult::Injected(what.kind, false);
         }
-        self.note(what.victim, format_args!("fault {}", fault_name(what.kind)));
-        let by_restart = hurts_by_restart(what.kind);
+        self.trace(what.victim, format_args!("fault {}", fault_name(what.kind)));
+        let by_restart = is_injected_by_restart(what.kind);
         if by_restart {
-            self.pardoned(what.victim);
+            self.record_reset(what.victim);
         } else {
-            self.book(what);
+            self.record_fault(what);
         }
         let done = match (what.kind, what.victim) {
             (FaultKind::WorkerPanic, FaultVictim::Instance(nth)) => {
                 // While the team's supervisor is down there is no worker that could panic.
-                self.status(nth) == Some(Status::Online) && self.panics(RuntimePart::Worker(self.fleet.id(nth).clone()))
+                self.status(nth) == Some(Status::Online)
+                    && self.inject_panic(RuntimePart::Worker(self.fleet.id(nth).clone()))
             }
             (FaultKind::TeamPanic, FaultVictim::Team(team)) => {
-                self.recorder.pardoned(BudgetReset::Team(team));
-                self.panics(RuntimePart::Team(LoadFleet::team(team)))
+                self.recorder.record_reset(BudgetReset::Team(team));
+                self.inject_panic(RuntimePart::Team(LoadFleet::team(team)))
             }
-            (FaultKind::RegistryPanic, _) => self.panics(RuntimePart::Registry),
-            (FaultKind::BatcherPanic, _) => self.panics(RuntimePart::Batcher),
-            (FaultKind::SinkFails, _) => self.sink(SinkBehavior::Fails),
-            (FaultKind::SinkPanics, _) => self.sink(SinkBehavior::Panics),
-            _ => match self.hand.hurt(what).await {
+            (FaultKind::RegistryPanic, _) => self.inject_panic(RuntimePart::Registry),
+            (FaultKind::BatcherPanic, _) => self.inject_panic(RuntimePart::Batcher),
+            (FaultKind::SinkFails, _) => self.set_sink_behavior(SinkBehavior::Fail),
+            (FaultKind::SinkPanics, _) => self.set_sink_behavior(SinkBehavior::Panic),
+            _ => match self.server_faults.inject(what).await {
                 Ok(()) => true,
                 Err(why) => {
                     tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "fault could not be injected");
@@ -222,113 +224,113 @@ impl FaultInjector {
             },
         };
         if !done {
-            self.note(what.victim, format_args!("fault {} without a victim", fault_name(what.kind)));
+            self.trace(what.victim, format_args!("fault {} without a victim", fault_name(what.kind)));
         }
         if by_restart {
-            self.pardoned(what.victim);
+            self.record_reset(what.victim);
             if done {
-                self.book(what);
+                self.record_fault(what);
             }
         } else if !done && let FaultVictim::Instance(nth) = what.victim {
-            self.recorder.ledger().books.missed(nth, what.serial);
+            self.recorder.state().recovery_log.remove_fault(nth, what.serial);
         }
-        ActionResult::Hurt(what.kind, done)
+        ActionResult::Injected(what.kind, done)
     }
 
     async fn heal(&self, what: &PlannedFault) -> ActionResult {
-        self.note(what.victim, format_args!("healing {}", fault_name(what.kind)));
-        let by_restart = heals_by_restart(what.kind);
+        self.trace(what.victim, format_args!("healing {}", fault_name(what.kind)));
+        let by_restart = is_healed_by_restart(what.kind);
         if by_restart {
-            self.pardoned(what.victim);
+            self.record_reset(what.victim);
         }
         if let FaultVictim::Instance(nth) = what.victim {
             // Note the healing first: the recovery may follow at once.
             let at = self.recorder.clock.now();
-            self.recorder.ledger().books.healed(at, nth, what.serial);
+            self.recorder.state().recovery_log.record_healing(at, nth, what.serial);
         }
         match what.kind {
-            FaultKind::SinkFails | FaultKind::SinkPanics => drop(self.sink(SinkBehavior::Takes)),
+            FaultKind::SinkFails | FaultKind::SinkPanics => drop(self.set_sink_behavior(SinkBehavior::Accept)),
             _ => {
-                if let Err(why) = self.hand.heal(what).await {
+                if let Err(why) = self.server_faults.heal(what).await {
                     tracing::debug!(kind = ?what.kind, victim = ?what.victim, why, "fault could not be ended");
                 }
             }
         }
         if by_restart {
-            self.pardoned(what.victim);
+            self.record_reset(what.victim);
         }
         ActionResult::Other
     }
 
     // Restarts the instance as a person would, unless it has recovered meanwhile.
-    async fn pardon(&self, nth: InstanceNo) -> ActionResult {
+    async fn restart_failed(&self, nth: InstanceNo) -> ActionResult {
         if self.status(nth) == Some(Status::PermanentlyFailed) {
-            self.note(FaultVictim::Instance(nth), format_args!("pardon"));
-            self.recorder.ledger().books.given_up(nth);
-            self.recorder.pardoned(BudgetReset::Instance(nth));
+            self.trace(FaultVictim::Instance(nth), format_args!("pardon"));
+            self.recorder.state().recovery_log.close_given_up_faults(nth);
+            self.recorder.record_reset(BudgetReset::Instance(nth));
             let _ = self.runtime.restart(self.fleet.id(nth)).await;
-            self.recorder.pardoned(BudgetReset::Instance(nth));
+            self.recorder.record_reset(BudgetReset::Instance(nth));
         }
         ActionResult::Other
     }
 
     // An instance that answers has recovered from its faults.
-    async fn ask(&self, whom: Vec<InstanceNo>) -> ActionResult {
-        let answered = self.prober.ask(whom).await;
+    async fn probe(&self, whom: Vec<InstanceNo>) -> ActionResult {
+        let answered = self.prober.probe_all(whom).await;
         self.runtime.flush().await;
-        let books = &mut self.recorder.ledger().books;
-        ActionResult::Asked(answered.into_iter().flat_map(|nth| books.is_well(nth)).collect())
+        let books = &mut self.recorder.state().recovery_log;
+        ActionResult::Probed(answered.into_iter().flat_map(|nth| books.close_recovered_faults(nth)).collect())
     }
 
     fn status(&self, nth: InstanceNo) -> Option<Status> {
         self.runtime.status(self.fleet.id(nth)).map(|view| view.status)
     }
 
-    fn missing(&self) -> Vec<(InstanceNo, Option<Status>)> {
+    fn offline_instances(&self) -> Vec<(InstanceNo, Option<Status>)> {
         let snapshot = self.runtime.snapshot();
         let all = self.fleet.shape.all();
         let statuses = all.map(|nth| (nth, snapshot.get(self.fleet.id(nth)).map(|view| view.status)));
         statuses.filter(|(_, status)| *status != Some(Status::Online)).collect()
     }
 
-    fn panics(&self, part: RuntimePart) -> bool {
+    fn inject_panic(&self, part: RuntimePart) -> bool {
         self.runtime.panic(part);
         true
     }
 
-    fn sink(&self, mood: SinkBehavior) -> bool {
-        self.recorder.is(mood);
+    fn set_sink_behavior(&self, mood: SinkBehavior) -> bool {
+        self.recorder.set_sink_behavior(mood);
         true
     }
 
-    fn pardoned(&self, victim: FaultVictim) {
+    fn record_reset(&self, victim: FaultVictim) {
         if let FaultVictim::Instance(nth) = victim {
-            self.recorder.pardoned(BudgetReset::Instance(nth));
+            self.recorder.record_reset(BudgetReset::Instance(nth));
         }
     }
 
-    fn book(&self, what: &PlannedFault) {
+    fn record_fault(&self, what: &PlannedFault) {
         let at = self.recorder.clock.now();
-        let books = &mut self.recorder.ledger().books;
+        let books = &mut self.recorder.state().recovery_log;
         match what.victim {
-            FaultVictim::Instance(nth) => books.hurt(at, nth, what.serial, what.kind),
+            FaultVictim::Instance(nth) => books.record_fault(at, nth, what.serial, what.kind),
             FaultVictim::Team(team) => {
-                self.fleet.shape.members(team).for_each(|nth| books.hurt(at, nth, what.serial, what.kind));
+                self.fleet.shape.members(team).for_each(|nth| books.record_fault(at, nth, what.serial, what.kind));
             }
-            FaultVictim::Us => {}
+            FaultVictim::Satellite => {}
         }
     }
 }
 
 impl InjectionResults {
-    fn note(&mut self, done: ActionResult) {
+    fn record(&mut self, done: ActionResult) {
         let missed = match done {
-            ActionResult::Hurt(kind, true) => {
+            ActionResult::Injected(kind, true) => {
                 *self.injected.entry(kind).or_insert(0) += 1;
                 return;
             }
-            ActionResult::Hurt(kind, false) => vec![kind],
-            ActionResult::Asked(in_vain) => {
+            ActionResult::Injected(kind, false) => vec![kind],
+            ActionResult::Probed(in_vain) => {
                 for kind in &in_vain {
                     self.injected.entry(*kind).and_modify(|count| *count = count.saturating_sub(1));
                 }

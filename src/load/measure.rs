@@ -147,7 +147,7 @@ pub fn descriptors() -> usize {
 
 /// Returns the CPU time of this process, without its children.
 pub fn cpu() -> Duration {
-    getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| used(&usage))
+    getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| usage_cpu_time(&usage))
 }
 
 /// Returns the CPU time of another process, in nanoseconds, or `None` if it has ended. `/proc/PID/stat` is too coarse:
@@ -189,7 +189,7 @@ pub struct ForeignCpu {
 impl ForeignCpu {
     /// Starts a measurement. `children` is the CPU time of the children that are still running.
     pub fn start(children: Duration) -> Self {
-        Self { at: Instant::now(), busy: busy(), own: own(children) }
+        Self { at: Instant::now(), busy: busy_cpu_time(), own: own_cpu_time(children) }
     }
 
     /// Returns the share since the last call, from 0 to 1. It is 0 without `/proc/stat`.
@@ -203,13 +203,13 @@ impl ForeignCpu {
 }
 
 // `children` is the CPU time of the children that are still running.
-fn own(children: Duration) -> Duration {
-    let ended = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(Duration::ZERO, |usage| used(&usage));
+fn own_cpu_time(children: Duration) -> Duration {
+    let ended = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(Duration::ZERO, |usage| usage_cpu_time(&usage));
     cpu() + ended + children
 }
 
 // CPU time of all processes since the machine was started.
-fn busy() -> Duration {
+fn busy_cpu_time() -> Duration {
     let text = read("/proc/stat");
     let line = text.lines().next().and_then(|line| line.strip_prefix("cpu ")).unwrap_or_default();
     let ticks: Vec<u64> = line.split_ascii_whitespace().map_while(|field| field.parse().ok()).collect();
@@ -219,7 +219,7 @@ fn busy() -> Duration {
     Duration::from_secs_f64(busy as f64 / rustix::param::clock_ticks_per_second().max(1) as f64)
 }
 
-fn used(usage: &Usage) -> Duration {
+fn usage_cpu_time(usage: &Usage) -> Duration {
     let of = |time: nix::sys::time::TimeVal| {
         let whole = Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or_default());
         whole + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or_default())
@@ -245,7 +245,7 @@ pub fn machine() -> BTreeMap<String, String> {
 }
 
 /// Formats a duration with three digits and a unit.
-pub fn time(duration: Duration) -> String {
+pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     let (value, unit) = match seconds {
         s if s >= 1.0 => (s, "s"),
@@ -253,11 +253,11 @@ pub fn time(duration: Duration) -> String {
         s if s >= 1e-6 => (s * 1e6, "µs"),
         s => (s * 1e9, "ns"),
     };
-    format!("{} {unit}", number(value))
+    format!("{} {unit}", format_number(value))
 }
 
 /// Formats a number with at least three significant digits: `1.23`, `123`, `1234`, `12,345`, `1.23 M`.
-pub fn number(value: f64) -> String {
+pub fn format_number(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.2} M", v / 1e6),
         v if v >= 1e4 => {
@@ -272,7 +272,7 @@ pub fn number(value: f64) -> String {
 }
 
 /// Formats a number of bytes with three digits and a binary unit.
-pub fn bytes(count: u64) -> String {
+pub fn format_bytes(count: u64) -> String {
     let count = count as f64;
     let (value, unit) = match count {
         c if c >= 1024.0 * 1024.0 * 1024.0 => (c / 1024.0 / 1024.0 / 1024.0, "GiB"),
@@ -280,14 +280,14 @@ pub fn bytes(count: u64) -> String {
         c if c >= 1024.0 => (c / 1024.0, "KiB"),
         c => return format!("{c} B"),
     };
-    format!("{} {unit}", number(value))
+    format!("{} {unit}", format_number(value))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(milliseconds: impl IntoIterator<Item = u64>) -> Latency {
+    fn latency_of(milliseconds: impl IntoIterator<Item = u64>) -> Latency {
         let mut latency = Latency::default();
         milliseconds.into_iter().for_each(|took| latency.record(Duration::from_millis(took)));
         latency
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_bars_of_a_histogram_hold_everything_once_and_have_no_gap() {
-        let latency = of((1..=1000).chain([60_000]));
+        let latency = latency_of((1..=1000).chain([60_000]));
         let bars = latency.bars();
         assert_eq!(bars.iter().map(|bar| bar.count).sum::<u64>(), 1001);
         assert!(bars.windows(2).all(|pair| pair[0].until == pair[1].from), "{bars:?}");
@@ -325,8 +325,8 @@ mod tests {
 
     #[test]
     fn latencies_are_merged_and_told_in_milliseconds() {
-        let mut latency = of(1..=100);
-        latency.merge(&of(901..=1000));
+        let mut latency = latency_of(1..=100);
+        latency.merge(&latency_of(901..=1000));
         let shown = serde_json::to_value(&latency).unwrap();
         assert_eq!(shown["n"], 200);
         let close = |name: &str, to: f64| {
@@ -357,21 +357,22 @@ mod tests {
     #[test]
     fn cpu_time_of_this_process_is_not_foreign() {
         let mut foreign = ForeignCpu::start(Duration::ZERO);
-        let (before, machine) = (cpu(), busy());
-        while busy() < machine + Duration::from_millis(200) || cpu() < before + Duration::from_millis(100) {
+        let (before, machine) = (cpu(), busy_cpu_time());
+        while busy_cpu_time() < machine + Duration::from_millis(200) || cpu() < before + Duration::from_millis(100) {
             std::hint::spin_loop();
         }
-        let all = busy().saturating_sub(machine).as_secs_f64() / (foreign.at.elapsed().as_secs_f64() * cores() as f64);
+        let all = busy_cpu_time().saturating_sub(machine).as_secs_f64()
+            / (foreign.at.elapsed().as_secs_f64() * cores() as f64);
         let share = foreign.share(Duration::ZERO);
         assert!(share < all, "{share} of the machine is foreign, and all programs together use {all}");
     }
 
     #[test]
     fn numbers_have_three_digits_and_a_unit() {
-        let written = [0.5, 1.0, 12.34, 123.4, 1234.0, 12_345.0, 1_234_567.0].map(number);
+        let written = [0.5, 1.0, 12.34, 123.4, 1234.0, 12_345.0, 1_234_567.0].map(format_number);
         assert_eq!(written, ["0.50", "1.00", "12.3", "123", "1234", "12,345", "1.23 M"]);
-        assert_eq!(time(Duration::from_micros(1500)), "1.50 ms");
-        assert_eq!(time(Duration::from_secs(90)), "90.0 s");
-        assert_eq!([bytes(12), bytes(19_456), bytes(3 << 30)], ["12 B", "19.0 KiB", "3.00 GiB"]);
+        assert_eq!(format_duration(Duration::from_micros(1500)), "1.50 ms");
+        assert_eq!(format_duration(Duration::from_secs(90)), "90.0 s");
+        assert_eq!([format_bytes(12), format_bytes(19_456), format_bytes(3 << 30)], ["12 B", "19.0 KiB", "3.00 GiB"]);
     }
 }

@@ -27,6 +27,6 @@ pub mod types;
 mod watch;
 mod world;
 
-pub use panics::hush;
-pub use run::{LoadError, run, threads};
+pub use panics::silence_deliberate_panics;
+pub use run::{LoadError, build_runtime, run};
 pub(crate) use seams::TestHooks;

@@ -71,7 +71,7 @@ pub fn plan(scenario: &Scenario, seed: RunSeed, mode: ServerEnvironment) -> Faul
 /// Returns the kind of server of an instance, as an index into the kinds of the scenario.
 pub fn kind_of(scenario: &Scenario, seed: RunSeed, nth: InstanceNo) -> usize {
     let all: u64 = scenario.kinds.iter().map(|kind| u64::from(kind.weight)).sum();
-    let mut drawn = seed.of("kind", nth.0.into()) % all.max(1);
+    let mut drawn = seed.derive("kind", nth.0.into()) % all.max(1);
     for (index, kind) in scenario.kinds.iter().enumerate() {
         match drawn.checked_sub(kind.weight.into()) {
             Some(rest) => drawn = rest,
@@ -89,7 +89,7 @@ pub fn script_of(nth: InstanceNo) -> usize {
 fn scripts(kind: &ScenarioServer, seed: RunSeed) -> Vec<Arc<SimScript>> {
     let one = |nth| {
         let handshake_delay = kind.handshake.draw(&mut seed.stream(&format!("handshake {}", kind.name), nth));
-        let seed = seed.of(&format!("script {}", kind.name), nth);
+        let seed = seed.derive(&format!("script {}", kind.name), nth);
         Arc::new(SimScript { seed, handshake_delay, ..kind.script.clone() })
     };
     (0..SCRIPTS).map(one).collect()
@@ -115,7 +115,7 @@ struct PlanBuilder<'a> {
     stdio: Vec<InstanceNo>,
     remote: Vec<InstanceNo>,
     all: Vec<InstanceNo>,
-    ill: HashMap<FaultSlot, FaultPeriods>,
+    fault_periods: HashMap<FaultSlot, FaultPeriods>,
     // Each fault with the position of its rule in the file.
     drawn: Vec<(usize, PlannedFault)>,
     impossible: BTreeMap<FaultKind, usize>,
@@ -129,8 +129,8 @@ impl<'a> PlanBuilder<'a> {
         };
         let (stdio, remote) = (of(LoadTransport::Stdio), of(LoadTransport::Remote));
         let all = scenario.fleet.all().collect();
-        let (ill, drawn, impossible) = (HashMap::new(), Vec::new(), BTreeMap::new());
-        Self { scenario, seed, stdio, remote, all, ill, drawn, impossible }
+        let (fault_periods, drawn, impossible) = (HashMap::new(), Vec::new(), BTreeMap::new());
+        Self { scenario, seed, stdio, remote, all, fault_periods, drawn, impossible }
     }
 
     fn draw(&mut self, place: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: ServerEnvironment) {
@@ -138,34 +138,35 @@ impl<'a> PlanBuilder<'a> {
             // Each fault has its own streams, so that a repeated draw of a victim changes no other fault.
             let mut whom = self.seed.stream(&format!("whom {name}"), nth);
             let mut lasts = self.seed.stream(&format!("lasts {name}"), nth);
-            let possible = rule.kind.possible(mode);
-            let rest = rest(self.scenario, rule.kind);
-            match (rule.whom, rule.kind.befalls()) {
-                (_, VictimClass::Us) => {
-                    let lasts = rule.lasts.draw(&mut lasts);
-                    let befallen = possible && self.befall(place, rule.kind, FaultVictim::Us, at, lasts, rest);
-                    self.count(rule.kind, befallen);
+            let possible = rule.kind.is_possible(mode);
+            let rest = recovery_pause(self.scenario, rule.kind);
+            match (rule.victims, rule.kind.victim_class()) {
+                (_, VictimClass::Satellite) => {
+                    let lasts = rule.duration.draw(&mut lasts);
+                    let befallen =
+                        possible && self.add_fault(place, rule.kind, FaultVictim::Satellite, at, lasts, rest);
+                    self.count_impossible(rule.kind, befallen);
                 }
                 (VictimSelection::One, _) => {
-                    let lasts = rule.lasts.draw(&mut lasts);
+                    let lasts = rule.duration.draw(&mut lasts);
                     let befallen = possible
                         && self
-                            .victim(rule.kind, at, at + lasts + rest, &mut whom)
-                            .is_some_and(|victim| self.befall(place, rule.kind, victim, at, lasts, rest));
-                    self.count(rule.kind, befallen);
+                            .draw_victim(rule.kind, at, at + lasts + rest, &mut whom)
+                            .is_some_and(|victim| self.add_fault(place, rule.kind, victim, at, lasts, rest));
+                    self.count_impossible(rule.kind, befallen);
                 }
                 (VictimSelection::Share(share), _) => {
-                    let all = self.fitting(rule.kind).to_vec();
-                    let wanted = of_all(share, all.len());
+                    let all = self.candidates(rule.kind).to_vec();
+                    let wanted = share_of(share, all.len());
                     let victims = shuffled(all, &mut whom).into_iter().map(FaultVictim::Instance);
-                    self.befall_some(place, rule, victims, wanted, at, &mut lasts, possible);
+                    self.add_faults(place, rule, victims, wanted, at, &mut lasts, possible);
                 }
                 (VictimSelection::TeamsShare(share), befalls) => {
                     let teams: Vec<_> = (0..self.scenario.fleet.teams)
                         .filter_map(|team| u32::try_from(team).ok())
                         .map(TeamNo)
                         .collect();
-                    let wanted = of_all(share, teams.len());
+                    let wanted = share_of(share, teams.len());
                     let mut teams = shuffled(teams, &mut whom);
                     teams.truncate(wanted);
                     let victims: Vec<_> = if befalls == VictimClass::Team {
@@ -173,11 +174,11 @@ impl<'a> PlanBuilder<'a> {
                     } else {
                         let fleet = self.scenario.fleet;
                         let members = teams.into_iter().flat_map(|team| fleet.members(team).collect::<Vec<_>>());
-                        let fitting = self.fitting(rule.kind);
+                        let fitting = self.candidates(rule.kind);
                         members.filter(|nth| fitting.binary_search(nth).is_ok()).map(FaultVictim::Instance).collect()
                     };
                     let wanted = victims.len();
-                    self.befall_some(place, rule, victims.into_iter(), wanted, at, &mut lasts, possible);
+                    self.add_faults(place, rule, victims.into_iter(), wanted, at, &mut lasts, possible);
                 }
             }
         }
@@ -185,11 +186,11 @@ impl<'a> PlanBuilder<'a> {
 
     fn times(&self, rule: &FaultRule, name: &str) -> Vec<Duration> {
         let run = self.scenario.duration;
-        match rule.when {
-            FaultTiming::At(at) => vec![at.of(run)],
+        match rule.timing {
+            FaultTiming::At(at) => vec![at.time_in(run)],
             FaultTiming::Every { mean, from, until } => {
                 let mut rng = self.seed.stream(&format!("when {name}"), 0);
-                let (mut at, until) = (from.of(run), until.of(run));
+                let (mut at, until) = (from.time_in(run), until.time_in(run));
                 let mut times = Vec::new();
                 loop {
                     at += DurationDistribution::Exp(mean).draw(&mut rng);
@@ -203,26 +204,26 @@ impl<'a> PlanBuilder<'a> {
     }
 
     // In ascending order.
-    fn fitting(&self, kind: FaultKind) -> &[InstanceNo] {
-        match kind.befalls() {
+    fn candidates(&self, kind: FaultKind) -> &[InstanceNo] {
+        match kind.victim_class() {
             VictimClass::Stdio => &self.stdio,
             VictimClass::Remote => &self.remote,
-            VictimClass::Any | VictimClass::Team | VictimClass::Us => &self.all,
+            VictimClass::Any | VictimClass::Team | VictimClass::Satellite => &self.all,
         }
     }
 
-    fn victim(&self, kind: FaultKind, at: Duration, until: Duration, rng: &mut StdRng) -> Option<FaultVictim> {
-        if kind.befalls() == VictimClass::Team {
+    fn draw_victim(&self, kind: FaultKind, at: Duration, until: Duration, rng: &mut StdRng) -> Option<FaultVictim> {
+        if kind.victim_class() == VictimClass::Team {
             let teams: Vec<_> = (0..u32::try_from(self.scenario.fleet.teams).unwrap_or(u32::MAX)).map(TeamNo).collect();
-            let one = one_of(&teams, |team| !self.is_ill(FaultSlot::Team(*team), at, until), rng);
+            let one = choose(&teams, |team| !self.has_fault(FaultSlot::Team(*team), at, until), rng);
             return one.map(FaultVictim::Team);
         }
-        one_of(self.fitting(kind), |nth| !self.is_ill(FaultSlot::Instance(*nth), at, until), rng)
+        choose(self.candidates(kind), |nth| !self.has_fault(FaultSlot::Instance(*nth), at, until), rng)
             .map(FaultVictim::Instance)
     }
 
     #[expect(clippy::too_many_arguments, reason = "all parameters of one occurrence of a rule")]
-    fn befall_some(
+    fn add_faults(
         &mut self,
         place: usize,
         rule: &FaultRule,
@@ -232,28 +233,28 @@ impl<'a> PlanBuilder<'a> {
         lasts: &mut StdRng,
         possible: bool,
     ) {
-        let rest = rest(self.scenario, rule.kind);
+        let rest = recovery_pause(self.scenario, rule.kind);
         let mut befallen = 0;
         for victim in victims {
             if befallen == wanted || !possible {
                 break;
             }
-            let lasts = rule.lasts.draw(lasts);
-            befallen += usize::from(self.befall(place, rule.kind, victim, at, lasts, rest));
+            let lasts = rule.duration.draw(lasts);
+            befallen += usize::from(self.add_fault(place, rule.kind, victim, at, lasts, rest));
         }
         if befallen < wanted {
             *self.impossible.entry(rule.kind).or_default() += wanted - befallen;
         }
     }
 
-    fn count(&mut self, kind: FaultKind, befallen: bool) {
+    fn count_impossible(&mut self, kind: FaultKind, befallen: bool) {
         if !befallen {
             *self.impossible.entry(kind).or_default() += 1;
         }
     }
 
     // Returns false if the victim has another fault at that time.
-    fn befall(
+    fn add_fault(
         &mut self,
         place: usize,
         kind: FaultKind,
@@ -265,33 +266,33 @@ impl<'a> PlanBuilder<'a> {
         let patient = match (victim, kind) {
             (FaultVictim::Instance(nth), _) => FaultSlot::Instance(nth),
             (FaultVictim::Team(team), _) => FaultSlot::Team(team),
-            (FaultVictim::Us, FaultKind::RegistryPanic) => FaultSlot::Registry,
-            (FaultVictim::Us, FaultKind::BatcherPanic) => FaultSlot::Batcher,
-            (FaultVictim::Us, _) => FaultSlot::Sink,
+            (FaultVictim::Satellite, FaultKind::RegistryPanic) => FaultSlot::Registry,
+            (FaultVictim::Satellite, FaultKind::BatcherPanic) => FaultSlot::Batcher,
+            (FaultVictim::Satellite, _) => FaultSlot::Sink,
         };
         let until = at + lasts + rest;
-        if self.is_ill(patient, at, until) {
+        if self.has_fault(patient, at, until) {
             return false;
         }
         if kind == FaultKind::Huge {
-            let Some(huge) = (0..HUGE_MAX).map(FaultSlot::Huge).find(|huge| !self.is_ill(*huge, at, until)) else {
+            let Some(huge) = (0..HUGE_MAX).map(FaultSlot::Huge).find(|huge| !self.has_fault(*huge, at, until)) else {
                 return false;
             };
-            self.ill.entry(huge).or_default().insert(at, until);
+            self.fault_periods.entry(huge).or_default().insert(at, until);
         }
-        self.ill.entry(patient).or_default().insert(at, until);
-        self.drawn.push((place, PlannedFault { serial: 0, at, kind, victim, lasts }));
+        self.fault_periods.entry(patient).or_default().insert(at, until);
+        self.drawn.push((place, PlannedFault { serial: 0, at, kind, victim, duration: lasts }));
         true
     }
 
-    fn is_ill(&self, patient: FaultSlot, at: Duration, until: Duration) -> bool {
-        let last = self.ill.get(&patient).and_then(|times| times.range(..until).next_back());
+    fn has_fault(&self, patient: FaultSlot, at: Duration, until: Duration) -> bool {
+        let last = self.fault_periods.get(&patient).and_then(|times| times.range(..until).next_back());
         last.is_some_and(|(_, to)| at < *to)
     }
 }
 
 /// Returns the pause after a fault before its victim can have another one: about the time of a recovery.
-pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
+pub fn recovery_pause(scenario: &Scenario, kind: FaultKind) -> Duration {
     let policy = &scenario.policy;
     let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
     let handshake = scenario.kinds.iter().map(|kind| kind.handshake.longest()).max().unwrap_or_default();
@@ -305,7 +306,7 @@ pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
         | FaultKind::Huge
         | FaultKind::MemoryGrowth
         | FaultKind::WorkerPanic => delay + again,
-        FaultKind::TeamPanic => longest_delay_of_a_team() + again,
+        FaultKind::TeamPanic => longest_team_delay() + again,
         FaultKind::SlowHandshake | FaultKind::NoHandshake => delay + again + policy.session.handshake_timeout + grace,
         FaultKind::Hang => {
             let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
@@ -322,22 +323,22 @@ pub fn rest(scenario: &Scenario, kind: FaultKind) -> Duration {
 }
 
 /// Returns the longest restart delay of a team supervisor. No scenario can change it.
-pub fn longest_delay_of_a_team() -> Duration {
+pub fn longest_team_delay() -> Duration {
     RestartPolicy::default().delays.into_iter().max().unwrap_or_default()
 }
 
-fn of_all(share: f64, all: usize) -> usize {
+fn share_of(share: f64, all: usize) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the result is at most `all`")]
     let wanted = (share * all as f64).round() as usize;
     wanted.min(all)
 }
 
-fn below(count: usize, rng: &mut StdRng) -> u32 {
+fn random_below(count: usize, rng: &mut StdRng) -> u32 {
     rng.random_range(0..u32::try_from(count).unwrap_or(u32::MAX).max(1))
 }
 
 // The list of all healthy elements is built only if a few random draws fail.
-fn one_of<T: Copy>(all: &[T], is_well: impl Fn(&T) -> bool, rng: &mut StdRng) -> Option<T> {
+fn choose<T: Copy>(all: &[T], is_well: impl Fn(&T) -> bool, rng: &mut StdRng) -> Option<T> {
     if all.is_empty() {
         return None;
     }
@@ -360,18 +361,18 @@ pub struct CallSource {
     // Own generator: the calls do not depend on the number of other sources.
     rng: StdRng,
     caller: String,
-    made: u64,
+    call_count: u64,
     pause: DurationDistribution,
     teams: ZipfIndexes,
     timeout: Duration,
     fleet: FleetShape,
-    works: Vec<DurationDistribution>,
+    call_durations: Vec<DurationDistribution>,
     kinds: Arc<[u32]>,
 }
 
 impl CallSource {
     /// Creates the source of one caller in a closed loop. `kinds` is the result of [`kinds`], shared by all callers.
-    pub fn closed(scenario: &Scenario, seed: RunSeed, caller: usize, kinds: &Arc<[u32]>) -> Self {
+    pub fn closed_loop(scenario: &Scenario, seed: RunSeed, caller: usize, kinds: &Arc<[u32]>) -> Self {
         let pause = match &scenario.load {
             CallLoad::Closed { think, .. } => *think,
             CallLoad::Open { .. } => DurationDistribution::default(),
@@ -380,7 +381,7 @@ impl CallSource {
     }
 
     /// Creates the source of all calls of an open loop. `kinds` is the result of [`kinds`].
-    pub fn open(scenario: &Scenario, seed: RunSeed, kinds: &Arc<[u32]>) -> Self {
+    pub fn open_loop(scenario: &Scenario, seed: RunSeed, kinds: &Arc<[u32]>) -> Self {
         let per_second = match &scenario.load {
             CallLoad::Open { per_second, .. } => *per_second,
             CallLoad::Closed { .. } => 1.0,
@@ -400,12 +401,12 @@ impl CallSource {
         Self {
             rng: seed.stream("calls", nth),
             caller: format!("{:x}-{caller}", seed.0),
-            made: 0,
+            call_count: 0,
             pause,
             teams: ZipfIndexes::new(scenario.fleet.teams, scenario.load.skew()),
             timeout: scenario.load.timeout(),
             fleet: scenario.fleet,
-            works: scenario.kinds.iter().map(|kind| kind.call).collect(),
+            call_durations: scenario.kinds.iter().map(|kind| kind.call).collect(),
             kinds: kinds.clone(),
         }
     }
@@ -424,12 +425,12 @@ impl Iterator for CallSource {
         let pause = self.pause.draw(&mut self.rng);
         let team = self.teams.draw(&mut self.rng);
         let team = TeamNo(u32::try_from(team).unwrap_or_default());
-        let member = below(self.fleet.size_of(team), &mut self.rng);
+        let member = random_below(self.fleet.size_of(team), &mut self.rng);
         let nth = InstanceNo(team.0 + member * u32::try_from(self.fleet.teams).unwrap_or(1));
         let kind = self.kinds.get(nth.0 as usize).copied().unwrap_or_default();
-        let after = self.works.get(kind as usize).map(|work| work.draw(&mut self.rng)).unwrap_or_default();
-        self.made += 1;
-        let token = format!("{}-{}", self.caller, self.made).into();
+        let after = self.call_durations.get(kind as usize).map(|work| work.draw(&mut self.rng)).unwrap_or_default();
+        self.call_count += 1;
+        let token = format!("{}-{}", self.caller, self.call_count).into();
         Some(PlannedCall { pause, nth, after, token, timeout: self.timeout })
     }
 }
@@ -439,7 +440,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::load::scenario::{ScenarioOverrides, fits, load, parse};
+    use crate::load::scenario::{ScenarioOverrides, can_hit, load, parse};
 
     fn mixed(instances: usize) -> Scenario {
         let overrides = ScenarioOverrides {
@@ -447,15 +448,15 @@ mod tests {
             teams: Some(instances / 20),
             ..ScenarioOverrides::default()
         };
-        load("mixed").unwrap().with(overrides).unwrap()
+        load("mixed").unwrap().with_overrides(overrides).unwrap()
     }
 
     fn calls(scenario: &Scenario, seed: RunSeed, count: usize) -> Vec<PlannedCall> {
-        CallSource::open(scenario, seed, &kinds(scenario, seed)).take(count).collect()
+        CallSource::open_loop(scenario, seed, &kinds(scenario, seed)).take(count).collect()
     }
 
     // Serial numbers are removed: they depend on the whole plan.
-    fn of(plan: &FaultPlan, wanted: &[FaultRule]) -> Vec<PlannedFault> {
+    fn without_serials(plan: &FaultPlan, wanted: &[FaultRule]) -> Vec<PlannedFault> {
         let known = |injection: &&PlannedFault| wanted.iter().any(|rule| rule.kind == injection.kind);
         plan.injections.iter().filter(known).map(|injection| PlannedFault { serial: 0, ..injection.clone() }).collect()
     }
@@ -483,13 +484,13 @@ mod tests {
             prop_assert_eq!(calls(&whole, seed, 100), calls(&less, seed, 100));
             let (whole, with_less) = (plan(&whole, seed, ServerEnvironment::Simulated), plan(&less, seed, ServerEnvironment::Simulated));
             // More frequent rules choose later, so the removed rule may have taken their victims.
-            let count = |rule: &FaultRule| of(&whole, std::slice::from_ref(rule)).len();
+            let count = |rule: &FaultRule| without_serials(&whole, std::slice::from_ref(rule)).len();
             let all = less.faults.clone();
             less.faults.retain(|rule| count(rule) < count(&left_out));
-            prop_assert_eq!(of(&whole, &less.faults), of(&with_less, &less.faults));
+            prop_assert_eq!(without_serials(&whole, &less.faults), without_serials(&with_less, &less.faults));
             let times = |plan: &FaultPlan| {
                 // Faults of the satellite itself have only one possible victim.
-                let of_servers = of(plan, &all).into_iter().filter(|it| it.kind.befalls() != VictimClass::Us);
+                let of_servers = without_serials(plan, &all).into_iter().filter(|it| it.kind.victim_class() != VictimClass::Satellite);
                 of_servers.map(|it| (it.at, it.kind)).collect::<Vec<_>>()
             };
             prop_assert_eq!(times(&whole), times(&with_less), "in a large fleet there is always somebody");
@@ -498,10 +499,10 @@ mod tests {
         #[test]
         fn in_a_small_fleet_every_kind_of_fault_happens(seed: u64) {
             let overrides = ScenarioOverrides { instances: Some(150), duration: Some(Duration::from_secs(60)), ..ScenarioOverrides::default() };
-            let scenario = load("mixed").unwrap().with(overrides).unwrap();
+            let scenario = load("mixed").unwrap().with_overrides(overrides).unwrap();
             let drawn = plan(&scenario, RunSeed(seed), ServerEnvironment::Simulated);
             // Faults of the satellite itself occur once or twice, or not at all.
-            for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.befalls() != VictimClass::Us) {
+            for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.victim_class() != VictimClass::Satellite) {
                 let name = fault_name(*kind);
                 let happened = drawn.injections.iter().any(|injection| injection.kind == *kind);
                 prop_assert!(happened, "{name} never, and {count} times nobody was well");
@@ -518,7 +519,7 @@ mod tests {
                 if let FaultVictim::Instance(nth) = injection.victim {
                     let well = until.entry(nth).or_default();
                     prop_assert!(*well <= injection.at, "{injection:?} while it is ill until {well:?}");
-                    *well = injection.at + injection.lasts;
+                    *well = injection.at + injection.duration;
                 }
             }
             prop_assert!(!drawn.impossible.is_empty(), "with so few somebody is not well");
@@ -538,10 +539,10 @@ mod tests {
             match injection.victim {
                 FaultVictim::Instance(nth) => {
                     let kind = &scenario.kinds[kind_of(&scenario, RunSeed(5), nth)];
-                    assert!(fits(injection.kind, kind.transport), "{injection:?}");
+                    assert!(can_hit(injection.kind, kind.transport), "{injection:?}");
                 }
                 FaultVictim::Team(_) => assert_eq!(injection.kind, FaultKind::TeamPanic),
-                FaultVictim::Us => assert_eq!(injection.kind.befalls(), VictimClass::Us),
+                FaultVictim::Satellite => assert_eq!(injection.kind.victim_class(), VictimClass::Satellite),
             }
         }
     }
@@ -549,7 +550,7 @@ mod tests {
     #[test]
     fn what_real_servers_cannot_be_made_to_do_is_counted() {
         let drawn = plan(&mixed(400), RunSeed(5), ServerEnvironment::Real);
-        let cannot = |kind: &FaultKind| !kind.possible(ServerEnvironment::Real);
+        let cannot = |kind: &FaultKind| !kind.is_possible(ServerEnvironment::Real);
         assert!(drawn.injections.iter().all(|injection| !cannot(&injection.kind)));
         let told: Vec<_> = drawn.impossible.iter().map(|(kind, _)| *kind).filter(cannot).collect();
         assert_eq!(told, [FaultKind::Unauthorized, FaultKind::StreamCut]);
@@ -611,14 +612,14 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
         let of_all = kinds(&scenario, RunSeed(9));
         let mut said = std::collections::HashSet::new();
         for caller in 0..32 {
-            for call in CallSource::closed(&scenario, RunSeed(9), caller, &of_all).take(500) {
+            for call in CallSource::closed_loop(&scenario, RunSeed(9), caller, &of_all).take(500) {
                 assert!((call.nth.0 as usize) < scenario.fleet.instances);
                 assert!(call.token.len() <= 24, "{}", call.token);
                 assert!(said.insert(call.token));
             }
         }
         let mut by_team = [0_u32; 50];
-        for call in CallSource::closed(&scenario, RunSeed(9), 0, &of_all).take(5000) {
+        for call in CallSource::closed_loop(&scenario, RunSeed(9), 0, &of_all).take(5000) {
             by_team[scenario.fleet.team_of(call.nth).0 as usize] += 1;
         }
         assert!(by_team[0] > 3 * by_team[10], "teams are called unevenly: {by_team:?}");

@@ -44,11 +44,11 @@ impl RunClock {
         self.began + at
     }
 
-    pub(crate) fn of(&self, timestamp: Timestamp) -> Duration {
+    pub(crate) fn time_of(&self, timestamp: Timestamp) -> Duration {
         Duration::try_from(timestamp.duration_since(self.epoch)).unwrap_or_default()
     }
 
-    pub(crate) fn wall(self) -> WallClock {
+    pub(crate) fn wall_clock(self) -> WallClock {
         Arc::new(move || {
             let elapsed = SignedDuration::try_from(self.began.elapsed()).unwrap_or_default();
             self.epoch.checked_add(elapsed).unwrap_or(self.epoch)
@@ -59,20 +59,20 @@ impl RunClock {
 /// Behavior of the sink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SinkBehavior {
-    Takes,
-    Fails,
-    Panics,
+    Accept,
+    Fail,
+    Panic,
 }
 
 pub(crate) struct RunRecorder {
     pub(crate) clock: RunClock,
-    mood: AtomicU8,
-    ledger: Mutex<RecorderState>,
+    sink_behavior: AtomicU8,
+    state: Mutex<RecorderState>,
 }
 
 pub(crate) struct RecorderState {
-    pub(crate) judge: InvariantChecks,
-    pub(crate) books: RecoveryLog,
+    pub(crate) checks: InvariantChecks,
+    pub(crate) recovery_log: RecoveryLog,
     // Hash of the events of each instance in their order; the last entry is for events without an instance.
     order: Vec<u64>,
     trace: Option<BufWriter<File>>,
@@ -95,43 +95,53 @@ impl RunRecorder {
         let (given_up, receiver) = mpsc::unbounded_channel();
         let trace = trace.map(File::create).transpose()?.map(BufWriter::new);
         let order = vec![FNV_BASIS; books.len() + 1];
-        let ledger =
-            Mutex::new(RecorderState { judge, books, order, trace, trace_failed: None, given_up, last_batch: None });
-        Ok((Arc::new(Self { clock, mood: AtomicU8::new(SinkBehavior::Takes as u8), ledger }), receiver))
+        let ledger = Mutex::new(RecorderState {
+            checks: judge,
+            recovery_log: books,
+            order,
+            trace,
+            trace_failed: None,
+            given_up,
+            last_batch: None,
+        });
+        Ok((
+            Arc::new(Self { clock, sink_behavior: AtomicU8::new(SinkBehavior::Accept as u8), state: ledger }),
+            receiver,
+        ))
     }
 
-    pub(crate) fn is(&self, mood: SinkBehavior) {
-        self.mood.store(mood as u8, Ordering::Relaxed);
+    pub(crate) fn set_sink_behavior(&self, mood: SinkBehavior) {
+        self.sink_behavior.store(mood as u8, Ordering::Relaxed);
     }
 
-    pub(crate) fn ledger(&self) -> MutexGuard<'_, RecorderState> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, RecorderState> {
         // A poisoned lock is harmless: the sink panics on purpose before it changes anything.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn started(&self, nth: InstanceNo, run: RunNumber) {
+    pub(crate) fn record_start(&self, nth: InstanceNo, run: RunNumber) {
         let at = self.clock.now();
-        self.ledger().judge.started(nth, run, at);
+        self.state().checks.record_start(nth, run, at);
     }
 
-    pub(crate) fn pardoned(&self, whom: BudgetReset) {
+    pub(crate) fn record_reset(&self, whom: BudgetReset) {
         let at = self.clock.now();
-        self.ledger().judge.pardoned(whom, at);
+        self.state().checks.record_reset(whom, at);
     }
 
-    pub(crate) fn probed(&self, probe: &ProbeResult) {
-        self.ledger().judge.probed(probe);
+    pub(crate) fn record_probe(&self, probe: &ProbeResult) {
+        self.state().checks.record_probe(probe);
     }
 }
 
 impl EventSink for RunRecorder {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
-        let mood = self.mood.load(Ordering::Relaxed);
-        if mood == SinkBehavior::Fails as u8 {
+        let mood = self.sink_behavior.load(Ordering::Relaxed);
+        if mood == SinkBehavior::Fail as u8 {
             return ready(SinkAnswer::Unavailable("the sink rejects all batches".to_owned())).boxed();
         }
-        assert!(mood != SinkBehavior::Panics as u8, "the sink was asked to panic");
-        self.ledger().take(&batch, self.clock);
+        assert!(mood != SinkBehavior::Panic as u8, "the sink was asked to panic");
+        self.state().record_batch(&batch, self.clock);
         ready(SinkAnswer::Accepted).boxed()
     }
 
@@ -141,29 +151,30 @@ impl EventSink for RunRecorder {
 }
 
 impl RecorderState {
-    fn take(&mut self, batch: &SinkBatch, clock: RunClock) {
+    fn record_batch(&mut self, batch: &SinkBatch, clock: RunClock) {
         if self.last_batch.replace(batch.id) == Some(batch.id) {
             return;
         }
         for envelope in &batch.events {
-            let at = clock.of(envelope.timestamp);
-            let nth = envelope.event.subject().and_then(|of| InstanceNo::of(of.installation_id.as_str()));
-            self.judge.told(envelope);
-            self.note(at, nth, envelope);
+            let at = clock.time_of(envelope.timestamp);
+            let nth =
+                envelope.event.subject().and_then(|of| InstanceNo::from_installation_id(of.installation_id.as_str()));
+            self.checks.record_event(envelope);
+            self.trace_event(at, nth, envelope);
             if let Some(nth) = nth {
-                let violations = self.books.told(at, nth, &envelope.event);
-                self.judge.found(violations);
+                let violations = self.recovery_log.record_event(at, nth, &envelope.event);
+                self.checks.add_violations(violations);
                 if matches!(envelope.event, Event::PermanentlyFailed { .. }) {
                     // The receiver is dropped once the faults are over.
                     let _ = self.given_up.send(nth);
                 }
             } else {
-                self.books.told_of_others(&envelope.event);
+                self.recovery_log.record_team_event(&envelope.event);
             }
         }
     }
 
-    fn note(&mut self, at: Duration, nth: Option<InstanceNo>, envelope: &Envelope) {
+    fn trace_event(&mut self, at: Duration, nth: Option<InstanceNo>, envelope: &Envelope) {
         let millis = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
         let (kind, status) = (envelope.event.kind(), status(&envelope.event));
         let last = self.order.len() - 1;
@@ -178,12 +189,12 @@ impl RecorderState {
         }
     }
 
-    pub(crate) fn done(&mut self, at: Duration, whom: FaultVictim, what: fmt::Arguments<'_>) {
+    pub(crate) fn trace_action(&mut self, at: Duration, whom: FaultVictim, what: fmt::Arguments<'_>) {
         if self.trace.is_some() {
             let whose = match whom {
                 FaultVictim::Instance(nth) => format!("i{}", nth.0),
                 FaultVictim::Team(team) => LoadFleet::team(team).to_string(),
-                FaultVictim::Us => "-".to_owned(),
+                FaultVictim::Satellite => "-".to_owned(),
             };
             self.write(format_args!("{:>9} {:>8} {whose:<8} {what}\n", at.as_millis(), "-"));
         }
@@ -199,7 +210,7 @@ impl RecorderState {
     }
 
     /// Returns a hash of the event order of all instances.
-    pub(crate) fn order(&self) -> u64 {
+    pub(crate) fn order_hash(&self) -> u64 {
         let bytes = self.order.iter().flat_map(|order| order.to_le_bytes());
         bytes.fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
     }
@@ -212,7 +223,7 @@ impl RecorderState {
         }
     }
 
-    pub(crate) fn trace_ends_early(&self) -> Option<String> {
+    pub(crate) fn trace_error(&self) -> Option<String> {
         self.trace_failed.as_ref().map(ToString::to_string)
     }
 }

@@ -111,7 +111,7 @@ pub enum LoadError {
 /// # Errors
 ///
 /// Fails if the async runtime cannot be started.
-pub fn threads(mode: ServerEnvironment) -> Result<tokio::runtime::Runtime, LoadError> {
+pub fn build_runtime(mode: ServerEnvironment) -> Result<tokio::runtime::Runtime, LoadError> {
     let built = match mode {
         ServerEnvironment::Virtual => {
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()
@@ -137,13 +137,13 @@ struct RunContext<'a> {
     world: Arc<dyn ServerWorld>,
     scripts: Arc<FleetScripts>,
     // Present if calls go through the MCP endpoint.
-    lobby: Option<EndpointParts>,
+    endpoint_parts: Option<EndpointParts>,
     recorder: Arc<RunRecorder>,
     runtime: RuntimeHandle,
     tally: Arc<CallCounters>,
     injected: Arc<AtomicU64>,
     stop: CancellationToken,
-    before: InitialUsage,
+    initial_usage: InitialUsage,
 }
 
 /// Measurements from the first installation until all instances have recovered.
@@ -154,10 +154,10 @@ struct LoadResults {
     children_cpu: Option<Duration>,
     times: LoadPeriods,
     calls: CallResults,
-    deeds: InjectionResults,
+    injection: InjectionResults,
 }
 
-/// Runs a scenario and returns the results. In virtual time the caller must use a runtime built by [`threads`].
+/// Runs a scenario and returns the results. In virtual time the caller must use a runtime built by [`build_runtime`].
 ///
 /// # Errors
 ///
@@ -165,45 +165,45 @@ struct LoadResults {
 pub async fn run(setup: RunSetup, show: &dyn ProgressDisplay) -> Result<RunFindings, LoadError> {
     let (took, cpu) = (std::time::Instant::now(), CpuClock::start());
     if setup.mode == ServerEnvironment::Virtual {
-        setup.scenario.paused()?;
+        setup.scenario.check_virtual_time()?;
     }
-    let (stage, join, given_up) = RunContext::set(&setup).await?;
+    let (stage, join, given_up) = RunContext::start(&setup).await?;
     let (mut samples, waits) = (Vec::new(), Arc::<ResponseTimes>::default());
     let watch = RunSampler {
         runtime: stage.runtime.clone(),
         ids: Arc::clone(&stage.fleet.ids),
-        waits: Arc::clone(&waits),
+        response_times: Arc::clone(&waits),
         recorder: Arc::clone(&stage.recorder),
         tally: Arc::clone(&stage.tally),
         injected: Arc::clone(&stage.injected),
         mode: setup.mode,
-        show,
+        display: show,
         stop: stage.stop.clone(),
     };
     let middle = tokio::select! {
         biased;
-        middle = stage.middle(show, given_up) => middle?,
+        middle = stage.run_load(show, given_up) => middle?,
         () = watch.run(setup.scenario.duration, &mut samples) => unreachable!("the sampler runs until it is dropped"),
     };
     drop(watch);
-    show.phase("ending");
+    show.show_phase("ending");
     let mut findings = stage.finish(join, middle, samples, took.elapsed(), cpu).await?;
     (findings.supervisors, findings.registry) = waits.take();
     Ok(findings)
 }
 
 impl<'a> RunContext<'a> {
-    async fn set(
+    async fn start(
         setup: &'a RunSetup,
     ) -> Result<(Self, JoinHandle<RuntimeEnd>, mpsc::UnboundedReceiver<InstanceNo>), LoadError> {
         let before = InitialUsage {
             tasks: Handle::current().metrics().num_alive_tasks(),
             descriptors: measure::descriptors(),
-            memory: (setup.seams.memory)(),
+            memory: (setup.hooks.memory)(),
         };
         let scenario = &setup.scenario;
         let plan = plan::plan(scenario, setup.seed, setup.mode);
-        let fleet = Arc::new(LoadFleet::new(scenario, setup.seed, setup.seams.spec));
+        let fleet = Arc::new(LoadFleet::new(scenario, setup.seed, setup.hooks.spec));
         let scripts = Arc::new(FleetScripts { fleet: Arc::clone(&fleet), scripts: plan.scripts.clone() });
         let world: Arc<dyn ServerWorld> = match setup.mode {
             ServerEnvironment::Simulated | ServerEnvironment::Virtual => Arc::new(SimWorld::new(scenario, &scripts)),
@@ -214,16 +214,16 @@ impl<'a> RunContext<'a> {
         };
         let epoch = if setup.mode == ServerEnvironment::Virtual { EPOCH } else { Timestamp::now() };
         let clock = RunClock::start(epoch);
-        let judge = InvariantChecks::new(&fleet.teams(), &scenario.policy.restart, &scenario.limits);
+        let judge = InvariantChecks::new(&fleet.teams_by_instance(), &scenario.policy.restart, &scenario.limits);
         let handshake = plan.scripts.iter().flatten().map(|script| script.handshake_delay).max();
         let books = RecoveryLog::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
         let (recorder, given_up) =
             RunRecorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
         let counting = CountingConnector { connector: world.connector(), recorder: Arc::clone(&recorder) };
         let defaults = RuntimeOptions::new(
-            (setup.seams.connector)(Arc::new(counting)),
-            (setup.seams.sink)(Arc::clone(&recorder) as _),
-            clock.wall(),
+            (setup.hooks.connector)(Arc::new(counting)),
+            (setup.hooks.sink)(Arc::clone(&recorder) as _),
+            clock.wall_clock(),
         );
         let lobby = setup.gateway.then(EndpointParts::new);
         let options = RuntimeOptions {
@@ -240,7 +240,7 @@ impl<'a> RunContext<'a> {
                 ServerEnvironment::Simulated | ServerEnvironment::Virtual => SIMULATED_STARTS,
                 ServerEnvironment::Real => defaults.connect_permits,
             }),
-            seed: setup.seed.of("runtime", 0),
+            seed: setup.seed.derive("runtime", 0),
             ..defaults
         };
         let (runtime, join) = start(options).await.map_err(|error| LoadError::Runtime(error.into()))?;
@@ -250,59 +250,59 @@ impl<'a> RunContext<'a> {
             fleet,
             world,
             scripts,
-            lobby,
+            endpoint_parts: lobby,
             recorder,
             runtime,
             tally: Arc::default(),
             injected: Arc::default(),
             stop: CancellationToken::new(),
-            before,
+            initial_usage: before,
         };
         Ok((stage, join, given_up))
     }
 
-    async fn middle(
+    async fn run_load(
         &self,
         show: &dyn ProgressDisplay,
         given_up: mpsc::UnboundedReceiver<InstanceNo>,
     ) -> Result<LoadResults, LoadError> {
-        show.phase("starting");
+        show.show_phase("starting");
         let installing = self.recorder.clock.now();
         self.install(show).await?;
-        self.until_online(show).await?;
+        self.wait_until_online(show).await?;
         let now = self.recorder.clock.now();
         let children_cpu = self.children_cpu();
-        let door = self.open().await?;
+        let door = self.open_endpoint().await?;
         // Call every instance before measuring memory, as at the end: memory of a first call is no growth.
-        show.phase("first calls");
-        self.prober(self.stop.clone(), door.as_ref()).ask(self.fleet.shape.all().collect()).await;
-        let memory_before = self.settle().await;
+        show.show_phase("first calls");
+        self.prober(self.stop.clone(), door.as_ref()).probe_all(self.fleet.shape.all().collect()).await;
+        let memory_before = self.settled_memory().await;
         // Prefer the time of the event; the snapshot is read a little later.
-        let all_online = self.recorder.ledger().books.all_online.unwrap_or(now).saturating_sub(installing);
+        let all_online = self.recorder.state().recovery_log.all_online.unwrap_or(now).saturating_sub(installing);
 
-        show.phase("calls and faults");
-        let times = self.times();
+        show.show_phase("calls and faults");
+        let times = self.load_periods();
         let (ended, well) = (CancellationToken::new(), CancellationToken::new());
-        let desk = tokio::spawn(self.desk(self.times(), door.as_ref()).run(self.sources()));
+        let desk = tokio::spawn(self.load_generator(self.load_periods(), door.as_ref()).run(self.sources()));
         let prober = self.prober(well.clone(), door.as_ref());
         let (injector, plan) = (self.injector(times.from, prober.clone(), ended.clone()), Arc::clone(&self.plan));
         let prober = tokio::spawn(prober.run());
         let injector = tokio::spawn(async move { injector.run(&plan.injections, given_up).await });
         let calls = desk.await?;
-        show.phase("recovering");
+        show.show_phase("recovering");
         ended.cancel();
         let deeds = injector.await?;
         well.cancel();
         prober.await?;
-        let memory_after = self.settle().await;
+        let memory_after = self.settled_memory().await;
         if let Some(door) = door {
             door.close().await;
         }
-        Ok(LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, deeds })
+        Ok(LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, injection: deeds })
     }
 
-    async fn open(&self) -> Result<Option<LoadEndpoint>, LoadError> {
-        let Some(lobby) = &self.lobby else { return Ok(None) };
+    async fn open_endpoint(&self) -> Result<Option<LoadEndpoint>, LoadError> {
+        let Some(lobby) = &self.endpoint_parts else { return Ok(None) };
         let deadline = self.setup.scenario.load.timeout();
         lobby.open(&self.runtime, &self.fleet, deadline).await.map(Some).map_err(LoadError::Endpoint)
     }
@@ -325,7 +325,7 @@ impl<'a> RunContext<'a> {
     }
 
     // Instances that have been online are not checked again.
-    async fn until_online(&self, show: &dyn ProgressDisplay) -> Result<(), LoadError> {
+    async fn wait_until_online(&self, show: &dyn ProgressDisplay) -> Result<(), LoadError> {
         let (all, began) = (self.fleet.ids.len(), Instant::now());
         let mut online = 0;
         loop {
@@ -334,7 +334,7 @@ impl<'a> RunContext<'a> {
             let rest = &self.fleet.ids[online..];
             let Some(ready) = rest.iter().position(|id| status(id) != Some(Status::Online)) else { return Ok(()) };
             online += ready;
-            show.online(online.max(self.recorder.ledger().books.online()), all);
+            show.show_online(online.max(self.recorder.state().recovery_log.online_count()), all);
             if show.is_stopped() {
                 return Err(LoadError::Stopped);
             }
@@ -357,8 +357,8 @@ impl<'a> RunContext<'a> {
     }
 
     /// Returns the memory in bytes beyond that before the run, after all pending work is done.
-    async fn settle(&self) -> u64 {
-        self.runtime.see().await;
+    async fn settled_memory(&self) -> u64 {
+        self.runtime.sync_snapshot().await;
         self.runtime.flush().await;
         let mut least = u64::MAX;
         for _ in 0..LOOKS {
@@ -367,9 +367,9 @@ impl<'a> RunContext<'a> {
                 // The allocator uses real time.
                 std::thread::sleep(LOOK_EVERY_REAL);
             }
-            least = least.min((self.setup.seams.memory)());
+            least = least.min((self.setup.hooks.memory)());
         }
-        least.saturating_sub(self.before.memory)
+        least.saturating_sub(self.initial_usage.memory)
     }
 
     fn children_cpu(&self) -> Option<Duration> {
@@ -378,11 +378,11 @@ impl<'a> RunContext<'a> {
     }
 
     // The load starts now.
-    fn times(&self) -> LoadPeriods {
+    fn load_periods(&self) -> LoadPeriods {
         let (from, lasts) = (self.recorder.clock.now(), self.setup.scenario.duration);
         let first = self.plan.injections.first().map_or(lasts, |first| first.at);
         let mut storms = Vec::new();
-        for (at, together) in together(&self.plan.injections) {
+        for (at, together) in large_faults(&self.plan.injections) {
             let teams: HashSet<_> = together.iter().filter_map(|injection| self.team_of(injection)).collect();
             storms.push((from + at, teams));
         }
@@ -402,7 +402,7 @@ impl<'a> RunContext<'a> {
         match injection.victim {
             FaultVictim::Instance(nth) => Some(self.fleet.shape.team_of(nth)),
             FaultVictim::Team(team) => Some(team),
-            FaultVictim::Us => None,
+            FaultVictim::Satellite => None,
         }
     }
 
@@ -410,17 +410,17 @@ impl<'a> RunContext<'a> {
         let (scenario, seed, kinds) = (&self.setup.scenario, self.setup.seed, &self.fleet.kinds);
         match &scenario.load {
             CallLoad::Open { in_flight_max, .. } => {
-                CallSources::Open(Box::new(CallSource::open(scenario, seed, kinds)), *in_flight_max)
+                CallSources::Open(Box::new(CallSource::open_loop(scenario, seed, kinds)), *in_flight_max)
             }
-            CallLoad::Closed { callers, .. } => {
-                CallSources::Closed((0..*callers).map(|nth| CallSource::closed(scenario, seed, nth, kinds)).collect())
-            }
+            CallLoad::Closed { callers, .. } => CallSources::Closed(
+                (0..*callers).map(|nth| CallSource::closed_loop(scenario, seed, nth, kinds)).collect(),
+            ),
         }
     }
 
-    fn desk(&self, times: LoadPeriods, door: Option<&LoadEndpoint>) -> LoadGenerator {
+    fn load_generator(&self, times: LoadPeriods, door: Option<&LoadEndpoint>) -> LoadGenerator {
         LoadGenerator {
-            caller: (self.setup.seams.caller)(self.caller(door)),
+            caller: (self.setup.hooks.caller)(self.caller(door)),
             clock: self.recorder.clock,
             shape: self.fleet.shape,
             times,
@@ -453,11 +453,11 @@ impl<'a> RunContext<'a> {
     fn injector(&self, from: Duration, prober: Prober, ended: CancellationToken) -> FaultInjector {
         let policy = &self.setup.scenario.policy;
         let delay = policy.restart.delays.iter().max().copied().unwrap_or_default();
-        let delay = delay.max(plan::longest_delay_of_a_team());
+        let delay = delay.max(plan::longest_team_delay());
         let found = policy.session.request_timeout + policy.watchdog.silence + policy.watchdog.ping_timeout;
         FaultInjector {
             runtime: self.runtime.clone(),
-            hand: ServerFaults::new(
+            server_faults: ServerFaults::new(
                 Arc::clone(&self.world),
                 Arc::clone(&self.scripts),
                 self.runtime.clone(),
@@ -486,38 +486,50 @@ impl<'a> RunContext<'a> {
         took: Duration,
         cpu: CpuClock,
     ) -> Result<RunFindings, LoadError> {
-        let Self { setup, plan, fleet, world, lobby, recorder, runtime, stop, before, .. } = self;
+        let Self {
+            setup,
+            plan,
+            fleet,
+            world,
+            endpoint_parts: lobby,
+            recorder,
+            runtime,
+            stop,
+            initial_usage: before,
+            ..
+        } = self;
         let ShutdownReport { events_lost, .. } = runtime.shutdown().await;
         let events = runtime.event_statistics();
         join.await?;
         drop((runtime, lobby));
         world.close();
         // Close the trace first: its descriptor does not count as left.
-        recorder.ledger().close();
-        let left = left(setup, &before, &*world).await;
+        recorder.state().close();
+        let left = leftover_resources(setup, &before, &*world).await;
 
         let scenario = &setup.scenario;
         let at = recorder.clock.now();
-        let mut ledger = recorder.ledger();
-        let order = ledger.order();
+        let mut ledger = recorder.state();
+        let order = ledger.order_hash();
         let nobody = InvariantChecks::new(&[], &scenario.policy.restart, &scenario.limits);
-        let mut judge = std::mem::replace(&mut ledger.judge, nobody);
-        let LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, deeds } = middle;
+        let mut judge = std::mem::replace(&mut ledger.checks, nobody);
+        let LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, injection: deeds } =
+            middle;
         let CallResults { findings: calls, answers, neighbours_quiet, unexcused } = calls;
-        judge.answers(answers);
-        judge.found(deeds.missing.iter().map(|(nth, status)| missing(*nth, *status, at)));
-        judge.found(unexcused);
-        judge.calls(at, &calls, &neighbours_quiet);
-        judge.curves(&samples, took);
+        judge.add_responses(answers);
+        judge.add_violations(deeds.missing.iter().map(|(nth, status)| unrecovered_violation(*nth, *status, at)));
+        judge.add_violations(unexcused);
+        judge.check_calls(at, &calls, &neighbours_quiet);
+        judge.check_samples(&samples, took);
         // Other programs cannot delay virtual time.
         if setup.mode != ServerEnvironment::Virtual {
             judge.excuse_starved(&samples);
         }
-        judge.looked(Invariant::Recovery, ledger.books.promised);
+        judge.add_checks(Invariant::Recovery, ledger.recovery_log.checked_recoveries);
         let instances = fleet.ids.len();
         let events_emitted = events.emitted;
         let end = RunEndState { at, left, memory_before, memory_after, instances, events_lost, events_emitted };
-        let checked = judge.checked(&end);
+        let checked = judge.coverage(&end);
         let violations = judge.finish(&end);
         let each = |bytes: u64| bytes / (instances.max(1) as u64);
         Ok(RunFindings {
@@ -533,7 +545,7 @@ impl<'a> RunContext<'a> {
             .to_owned(),
             gateway: setup.gateway,
             stopped: stop.is_cancelled(),
-            trace_ends_early: ledger.trace_ends_early(),
+            trace_ends_early: ledger.trace_error(),
             machine: measure::machine(),
             instances,
             teams: scenario.fleet.teams,
@@ -542,16 +554,16 @@ impl<'a> RunContext<'a> {
             cpu_seconds: cpu.elapsed().as_secs_f64(),
             all_online_ms: all_online.as_secs_f64() * 1e3,
             children_cpu_ms: children_cpu.map(|cpu| cpu.as_secs_f64() * 1e3),
-            online: std::mem::take(&mut ledger.books.times_to_online),
+            online: std::mem::take(&mut ledger.recovery_log.times_to_online),
             bytes_each: each(memory_before),
             bytes_each_after: each(memory_after),
             calls,
-            outcomes: ledger.books.outcomes(),
-            recoveries: std::mem::take(&mut ledger.books.recoveries),
+            outcomes: ledger.recovery_log.take_outcomes(),
+            recoveries: std::mem::take(&mut ledger.recovery_log.recoveries),
             never_injected: never_injected(scenario, &deeds.injected),
             checked,
             injected: deeds.injected,
-            impossible: impossible(&plan, deeds.missed),
+            impossible: impossible_faults(&plan, deeds.missed),
             supervisors: Latency::default(),
             registry: Latency::default(),
             events: EventFindings {
@@ -561,14 +573,14 @@ impl<'a> RunContext<'a> {
                 dropped: events.dropped,
                 lost: events_lost as u64,
             },
-            permanently_failed: ledger.books.permanently_failed,
-            pardons: deeds.pardons,
+            permanently_failed: ledger.recovery_log.permanently_failed,
+            pardons: deeds.manual_restarts,
             left,
             samples,
             marks: marks(&plan.injections, times.from),
             order: format!("{order:016x}"),
             violations_in_all: violations.len() as u64,
-            violations: firsts(violations),
+            violations: first_of_each(violations),
         })
     }
 }
@@ -579,7 +591,7 @@ fn is_given_up(status: Option<Status>) -> bool {
 }
 
 // Waits for the release of resources, up to a limit.
-async fn left(setup: &RunSetup, before: &InitialUsage, world: &dyn ServerWorld) -> LeftoverResources {
+async fn leftover_resources(setup: &RunSetup, before: &InitialUsage, world: &dyn ServerWorld) -> LeftoverResources {
     let give_up_at = Instant::now() + CLEAR_MAX;
     loop {
         let descriptors = match setup.mode {
@@ -590,7 +602,8 @@ async fn left(setup: &RunSetup, before: &InitialUsage, world: &dyn ServerWorld) 
             }
         };
         let tasks = Handle::current().metrics().num_alive_tasks().saturating_sub(before.tasks);
-        let left = LeftoverResources { servers: world.left(), tasks, descriptors, processes: world.processes() };
+        let left =
+            LeftoverResources { servers: world.server_count(), tasks, descriptors, processes: world.process_count() };
         if left == LeftoverResources::default() || Instant::now() >= give_up_at {
             return left;
         }
@@ -598,7 +611,7 @@ async fn left(setup: &RunSetup, before: &InitialUsage, world: &dyn ServerWorld) 
     }
 }
 
-fn missing(nth: InstanceNo, status: Option<Status>, at: Duration) -> InvariantViolation {
+fn unrecovered_violation(nth: InstanceNo, status: Option<Status>, at: Duration) -> InvariantViolation {
     let what = match status {
         None => "the registry does not contain the instance any more".to_owned(),
         Some(Status::Online) => "the instance has not recovered from a fault that ended long ago".to_owned(),
@@ -614,7 +627,7 @@ fn missing(nth: InstanceNo, status: Option<Status>, at: Duration) -> InvariantVi
 }
 
 // Groups of faults with the same time and kind and at least `MANY` victims.
-fn together(injections: &[PlannedFault]) -> impl Iterator<Item = (Duration, &[PlannedFault])> {
+fn large_faults(injections: &[PlannedFault]) -> impl Iterator<Item = (Duration, &[PlannedFault])> {
     injections
         .chunk_by(|a, b| a.at == b.at && a.kind == b.kind)
         .filter(|chunk| chunk.len() >= MANY)
@@ -628,7 +641,7 @@ fn never_injected(scenario: &Scenario, injected: &BTreeMap<FaultKind, u64>) -> V
 
 fn marks(injections: &[PlannedFault], from: Duration) -> Vec<(u64, String)> {
     let mark = |at: Duration, text| (u64::try_from((from + at).as_millis()).unwrap_or(u64::MAX), text);
-    let of_many = together(injections)
+    let of_many = large_faults(injections)
         .map(|(at, many)| mark(at, format!("{} × {}", super::scenario::fault_name(many[0].kind), many.len())));
     let ours = injections
         .iter()
@@ -639,7 +652,7 @@ fn marks(injections: &[PlannedFault], from: Duration) -> Vec<(u64, String)> {
     marks
 }
 
-fn impossible(plan: &FaultPlan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKind, u64> {
+fn impossible_faults(plan: &FaultPlan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<FaultKind, u64> {
     let mut impossible = missed;
     for (kind, count) in &plan.impossible {
         *impossible.entry(*kind).or_insert(0) += *count as u64;
@@ -648,7 +661,7 @@ fn impossible(plan: &FaultPlan, missed: BTreeMap<FaultKind, u64>) -> BTreeMap<Fa
 }
 
 // More violations of the same kind add little information.
-fn firsts(violations: Vec<InvariantViolation>) -> Vec<InvariantViolation> {
+fn first_of_each(violations: Vec<InvariantViolation>) -> Vec<InvariantViolation> {
     const OF_EACH: usize = 10;
     let mut seen: BTreeMap<Invariant, usize> = BTreeMap::new();
     let is_first = |violation: &InvariantViolation| {

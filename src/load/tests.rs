@@ -10,7 +10,7 @@ use super::chance::RunSeed;
 use super::scenario::{self, CallLoad, Scenario, ScenarioOverrides};
 use super::seams::TestHooks;
 use super::types::{FaultKind, Invariant, ProgressDisplay, RunFindings, RunSample, RunSetup, ServerEnvironment};
-use super::{hush, run, threads};
+use super::{build_runtime, run, silence_deliberate_panics};
 
 struct CountingAllocator;
 
@@ -26,7 +26,7 @@ fn heap() -> u64 {
     HEAP.get()
 }
 
-fn count(change: impl FnOnce(u64) -> u64) {
+fn update_heap(change: impl FnOnce(u64) -> u64) {
     // A thread that is terminating has no counter any more.
     let _ = HEAP.try_with(|heap| heap.set(change(heap.get())));
 }
@@ -34,7 +34,7 @@ fn count(change: impl FnOnce(u64) -> u64) {
 // SAFETY: all methods delegate to the system allocator; the counter does not access the allocated memory.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(|heap| heap.wrapping_add(layout.size() as u64));
+        update_heap(|heap| heap.wrapping_add(layout.size() as u64));
         // SAFETY: the caller guarantees the conditions of `GlobalAlloc::alloc`, which are those of the system
         // allocator.
         unsafe { System.alloc(layout) }
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // Memory of this thread may be freed by a thread of another test; saturation keeps the counter valid.
-        count(|heap| heap.saturating_sub(layout.size() as u64));
+        update_heap(|heap| heap.saturating_sub(layout.size() as u64));
         // SAFETY: `memory` was allocated by the system allocator with the same layout.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -51,35 +51,35 @@ unsafe impl GlobalAlloc for CountingAllocator {
 struct SilentDisplay;
 
 impl ProgressDisplay for SilentDisplay {
-    fn phase(&self, _name: &'static str) {}
-    fn online(&self, _online: usize, _of: usize) {}
-    fn sample(&self, _sample: &RunSample, _injected: u64, _violations: u64) {}
+    fn show_phase(&self, _name: &'static str) {}
+    fn show_online(&self, _online: usize, _of: usize) {}
+    fn show_sample(&self, _sample: &RunSample, _injected: u64, _violations: u64) {}
 }
 
 // No replaced parts, except that memory is counted per thread.
-pub(super) fn honest() -> TestHooks {
+pub(super) fn default_hooks() -> TestHooks {
     TestHooks { memory: heap, ..TestHooks::default() }
 }
 
 // A small `mixed` scenario with few calls: tests are built without optimizations.
-fn mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), seams: TestHooks) -> RunFindings {
-    hush();
+fn run_mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), seams: TestHooks) -> RunFindings {
+    silence_deliberate_panics();
     let (instances, teams) = (Some(instances), Some(instances / 10));
     let overrides = ScenarioOverrides { instances, teams, duration: Some(Duration::from_secs(seconds)) };
-    let mut scenario = scenario::load("mixed").unwrap().with(overrides).unwrap();
+    let mut scenario = scenario::load("mixed").unwrap().with_overrides(overrides).unwrap();
     if let CallLoad::Open { per_second, .. } = &mut scenario.load {
         *per_second = 20.0;
     }
     change(&mut scenario);
-    found(scenario, seed, seams)
+    run_scenario(scenario, seed, seams)
 }
 
-pub(super) fn told(text: &str, seed: u64, seams: TestHooks) -> RunFindings {
-    hush();
-    found(scenario::parse("test", text).unwrap(), seed, seams)
+pub(super) fn run_text(text: &str, seed: u64, seams: TestHooks) -> RunFindings {
+    silence_deliberate_panics();
+    run_scenario(scenario::parse("test", text).unwrap(), seed, seams)
 }
 
-fn found(scenario: Scenario, seed: u64, seams: TestHooks) -> RunFindings {
+fn run_scenario(scenario: Scenario, seed: u64, seams: TestHooks) -> RunFindings {
     let setup = RunSetup {
         scenario,
         seed: RunSeed(seed),
@@ -89,18 +89,18 @@ fn found(scenario: Scenario, seed: u64, seams: TestHooks) -> RunFindings {
         repeat: String::new(),
         // For the analysis of a failing test.
         trace: std::env::var_os("LOAD_TRACE").map(PathBuf::from),
-        seams,
+        hooks: seams,
     };
-    threads(ServerEnvironment::Virtual).unwrap().block_on(run(setup, &SilentDisplay)).unwrap()
+    build_runtime(ServerEnvironment::Virtual).unwrap().block_on(run(setup, &SilentDisplay)).unwrap()
 }
 
 // Returns the invariants that a run with these parts violates, at most one.
-pub(super) fn broken_by(seams: TestHooks) -> Vec<Invariant> {
-    broken_under(|_| (), seams)
+pub(super) fn violated_by(seams: TestHooks) -> Vec<Invariant> {
+    violated_under(|_| (), seams)
 }
 
-pub(super) fn broken_under(change: fn(&mut Scenario), seams: TestHooks) -> Vec<Invariant> {
-    let violations = mixed(7, 100, 120, change, seams).violations;
+pub(super) fn violated_under(change: fn(&mut Scenario), seams: TestHooks) -> Vec<Invariant> {
+    let violations = run_mixed(7, 100, 120, change, seams).violations;
     let mut broken: Vec<_> = violations.iter().map(|violation| violation.invariant).collect();
     broken.sort_unstable();
     broken.dedup();
@@ -110,7 +110,7 @@ pub(super) fn broken_under(change: fn(&mut Scenario), seams: TestHooks) -> Vec<I
 
 #[test]
 fn an_honest_runtime_breaks_no_promise() {
-    let found = mixed(seed(), 200, 300, |_| (), honest());
+    let found = run_mixed(seed(), 200, 300, |_| (), default_hooks());
     assert_eq!(found.violations, []);
     assert!(found.calls.answered > 4000, "{:?}", found.calls);
     assert!(found.injected.len() > 20, "{:?}", found.injected);
@@ -123,14 +123,14 @@ fn seed() -> u64 {
 
 #[test]
 fn the_same_seed_gives_the_same_order_of_events_of_each_instance_and_another_does_not() {
-    let order = |seed| mixed(seed, 100, 120, |_| (), honest()).order;
+    let order = |seed| run_mixed(seed, 100, 120, |_| (), default_hooks()).order;
     let first = order(3);
     assert_eq!(order(3), first);
     assert_ne!(order(4), first);
 }
 
 // A fleet of ten servers of one kind.
-fn ten(rest: &str) -> String {
+fn scenario_of_ten(rest: &str) -> String {
     format!(
         r#"
 about = "Ten of a kind."
@@ -146,20 +146,22 @@ fn assert_all_accounted(found: &RunFindings) {
     for (kind, outcome) in &found.outcomes {
         let injected = found.injected.get(kind).copied().unwrap_or_default();
         let of_instances = !matches!(kind, FaultKind::TeamPanic);
-        assert!(!of_instances || outcome.all() == injected, "{kind:?}: {outcome:?} of {injected}");
+        assert!(!of_instances || outcome.total() == injected, "{kind:?}: {outcome:?} of {injected}");
     }
 }
 
 #[test]
 fn those_who_are_given_up_are_pardoned_however_late_that_is_told_and_wait_for_no_one_else() {
-    let found = told(
-        &ten(r#"
+    let found = run_text(
+        &scenario_of_ten(
+            r#"
 seconds = 60
 load = { loop = "open", per_second = 5 }
 policy = { max_crashes = 1, window = "1h" }
-faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic", at = "25 %", share = 1.0 }]"#),
+faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic", at = "25 %", share = 1.0 }]"#,
+        ),
         1,
-        honest(),
+        default_hooks(),
     );
     assert_eq!(found.violations, []);
     assert_eq!(found.pardons, 10);
@@ -170,14 +172,16 @@ faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic",
 
 #[test]
 fn those_who_hang_and_whom_nobody_calls_are_asked_at_the_end_and_load_lasts_its_time() {
-    let found = told(
-        &ten(r#"
+    let found = run_text(
+        &scenario_of_ten(
+            r#"
 seconds = 200
 load = { loop = "open", per_second = 0.001 }
 policy = { silence = "5s", ping_timeout = "2s", request_timeout = "10s" }
-faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#),
+faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#,
+        ),
         1,
-        honest(),
+        default_hooks(),
     );
     assert_eq!(found.violations, []);
     assert_eq!(found.outcomes[&FaultKind::Hang].back, 10, "{:?}", found.outcomes);
@@ -187,8 +191,9 @@ faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#),
 
 #[test]
 fn a_supervisor_that_dies_again_and_again_is_waited_for_by_its_own_delays() {
-    let found = told(
-        &ten(r#"
+    let found = run_text(
+        &scenario_of_ten(
+            r#"
 seconds = 100
 load = { loop = "open", per_second = 5 }
 policy = { delays = ["100ms"] }
@@ -196,9 +201,10 @@ faults = [
     { kind = "team_panic", at = "20 %", teams = 1.0 },
     { kind = "team_panic", at = "40 %", teams = 1.0 },
     { kind = "team_panic", at = "60 %", teams = 1.0 },
-]"#),
+]"#,
+        ),
         1,
-        honest(),
+        default_hooks(),
     );
     assert_eq!(found.violations, []);
     let longest = found.recoveries[&FaultKind::TeamPanic].quantile(1.0);
@@ -207,8 +213,9 @@ faults = [
 
 #[test]
 fn who_is_given_up_while_events_are_dropped_is_pardoned_all_the_same() {
-    let found = told(
-        &ten(r#"
+    let found = run_text(
+        &scenario_of_ten(
+            r#"
 seconds = 60
 load = { loop = "open", per_second = 50 }
 policy = { max_crashes = 1, window = "1h" }
@@ -216,9 +223,10 @@ events = { queue_max = 20 }
 faults = [
     { kind = "sink_fails", at = "20 %", lasts = "20s" },
     { kind = "crash", at = "30 %", share = 1.0 },
-]"#),
+]"#,
+        ),
         1,
-        honest(),
+        default_hooks(),
     );
     assert_eq!(found.violations, []);
     assert!(found.events.dropped > 0 && found.permanently_failed < 10, "{:?}", found.events);
@@ -227,13 +235,15 @@ faults = [
 
 #[test]
 fn what_lasts_longer_than_the_load_ends_with_it() {
-    let found = told(
-        &ten(r#"
+    let found = run_text(
+        &scenario_of_ten(
+            r#"
 seconds = 20
 load = { loop = "open", per_second = 5 }
-faults = [{ kind = "crash_loop", at = "50 %", share = 0.5, lasts = "1h" }]"#),
+faults = [{ kind = "crash_loop", at = "50 %", share = 0.5, lasts = "1h" }]"#,
+        ),
         1,
-        honest(),
+        default_hooks(),
     );
     assert_eq!(found.violations, []);
     assert!(found.seconds < 200.0, "{}", found.seconds);
@@ -241,7 +251,7 @@ faults = [{ kind = "crash_loop", at = "50 %", share = 0.5, lasts = "1h" }]"#),
 
 #[test]
 fn every_fault_of_a_mixed_run_comes_to_something() {
-    let found = mixed(7, 300, 60, |_| (), honest());
+    let found = run_mixed(7, 300, 60, |_| (), default_hooks());
     assert_eq!(found.violations, []);
     assert_all_accounted(&found);
     let cut = found.outcomes[&FaultKind::StreamCut];
@@ -253,12 +263,12 @@ fn a_fleet_that_flaps_is_judged_by_its_policy_alone() {
     for seed in 1..=2 {
         let scenario = scenario::load("flap").unwrap();
         let overrides = ScenarioOverrides { instances: Some(200), teams: Some(10), duration: None };
-        hush();
-        let mut scenario = scenario.with(overrides).unwrap();
+        silence_deliberate_panics();
+        let mut scenario = scenario.with_overrides(overrides).unwrap();
         if let CallLoad::Closed { callers, .. } = &mut scenario.load {
             *callers = 4;
         }
-        let found = found(scenario, seed, honest());
+        let found = run_scenario(scenario, seed, default_hooks());
         assert_eq!(found.violations, [], "seed {seed}");
         assert_all_accounted(&found);
     }

@@ -18,7 +18,7 @@ pub struct InstanceNo(pub u32);
 
 impl InstanceNo {
     /// Parses the number from the id of an installation.
-    pub fn of(installation: &str) -> Option<Self> {
+    pub fn from_installation_id(installation: &str) -> Option<Self> {
         installation.strip_prefix('i')?.parse().ok().map(Self)
     }
 }
@@ -113,7 +113,7 @@ pub enum VictimClass {
     /// Supervisor of a team.
     Team,
     /// Satellite itself, without a victim among the instances.
-    Us,
+    Satellite,
 }
 
 impl FaultKind {
@@ -145,7 +145,7 @@ impl FaultKind {
     ];
 
     /// Returns the possible victims.
-    pub fn befalls(self) -> VictimClass {
+    pub fn victim_class(self) -> VictimClass {
         match self {
             Self::Crash
             | Self::Exit0
@@ -163,18 +163,18 @@ impl FaultKind {
             Self::Unauthorized | Self::SessionLost | Self::Refused | Self::StreamCut => VictimClass::Remote,
             Self::WorkerPanic => VictimClass::Any,
             Self::TeamPanic => VictimClass::Team,
-            Self::RegistryPanic | Self::BatcherPanic | Self::SinkFails | Self::SinkPanics => VictimClass::Us,
+            Self::RegistryPanic | Self::BatcherPanic | Self::SinkFails | Self::SinkPanics => VictimClass::Satellite,
         }
     }
 
     /// Returns true if the fault can be injected into servers of this mode.
-    pub fn possible(self, mode: ServerEnvironment) -> bool {
+    pub fn is_possible(self, mode: ServerEnvironment) -> bool {
         !(mode == ServerEnvironment::Real && matches!(self, Self::Unauthorized | Self::StreamCut))
     }
 
     /// Returns true if the victim must come back online without a person once the fault is healed. The time until then
     /// is the recovery time.
-    pub fn recovers(self) -> bool {
+    pub fn needs_recovery(self) -> bool {
         !matches!(
             self,
             Self::Garbage
@@ -212,7 +212,7 @@ pub struct FaultOutcomes {
 
 impl FaultOutcomes {
     /// Returns the number of all victims.
-    pub fn all(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         self.back + self.unharmed + self.given_up + self.missing
     }
 }
@@ -225,7 +225,7 @@ pub enum FaultVictim {
     /// The supervisor of a team.
     Team(TeamNo),
     /// Satellite itself.
-    Us,
+    Satellite,
 }
 
 /// Planned fault.
@@ -240,7 +240,7 @@ pub struct PlannedFault {
     /// Victim of the fault.
     pub victim: FaultVictim,
     /// Time until the fault is healed.
-    pub lasts: Duration,
+    pub duration: Duration,
 }
 
 /// Target of an instance in its configuration.
@@ -295,7 +295,7 @@ pub struct ProbeResult {
     /// Expected text of the response.
     pub token: Box<str>,
     /// True if the status, process or connection of the instance changed during the call.
-    pub moved: bool,
+    pub changed: bool,
 }
 
 /// Reset of a restart budget.
@@ -562,17 +562,17 @@ pub struct RunSetup {
     pub repeat: String,
     /// File to which each event is written.
     pub trace: Option<PathBuf>,
-    pub(crate) seams: TestHooks,
+    pub(crate) hooks: TestHooks,
 }
 
 /// Progress display of a run. Its methods must not block.
 pub trait ProgressDisplay: Send + Sync {
     /// Announces the current phase.
-    fn phase(&self, name: &'static str);
+    fn show_phase(&self, name: &'static str);
     /// Reports the number of instances that have been online.
-    fn online(&self, online: usize, of: usize);
+    fn show_online(&self, online: usize, of: usize);
     /// Displays a sample, the number of injected faults and the number of violations.
-    fn sample(&self, sample: &RunSample, injected: u64, violations: u64);
+    fn show_sample(&self, sample: &RunSample, injected: u64, violations: u64);
     /// Returns true if the user asked for an early end. No more calls are made and no more faults injected then;
     /// recovery and checks run as usual.
     fn is_stopped(&self) -> bool {

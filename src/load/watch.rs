@@ -43,26 +43,26 @@ impl ResponseTimes {
 /// Pending request. Its response time is recorded on drop, so that unanswered requests count too.
 struct ResponseTimer {
     due: Instant,
-    waits: Arc<ResponseTimes>,
-    of: fn(&ResponseTimes) -> &Mutex<Latency>,
+    times: Arc<ResponseTimes>,
+    histogram: fn(&ResponseTimes) -> &Mutex<Latency>,
 }
 
 impl Drop for ResponseTimer {
     fn drop(&mut self) {
         let took = self.due.elapsed();
-        (self.of)(&self.waits).lock().unwrap_or_else(PoisonError::into_inner).record(took);
+        (self.histogram)(&self.times).lock().unwrap_or_else(PoisonError::into_inner).record(took);
     }
 }
 
 pub(crate) struct RunSampler<'a> {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) ids: Arc<[InstanceId]>,
-    pub(crate) waits: Arc<ResponseTimes>,
+    pub(crate) response_times: Arc<ResponseTimes>,
     pub(crate) recorder: Arc<RunRecorder>,
     pub(crate) tally: Arc<CallCounters>,
     pub(crate) injected: Arc<AtomicU64>,
     pub(crate) mode: ServerEnvironment,
-    pub(crate) show: &'a dyn ProgressDisplay,
+    pub(crate) display: &'a dyn ProgressDisplay,
     // Cancelled if the user asks for an early end.
     pub(crate) stop: CancellationToken,
 }
@@ -85,20 +85,20 @@ impl RunSampler<'_> {
                 due = asks.tick(), if self.mode != ServerEnvironment::Virtual => {
                     while asked.try_join_next().is_some() {}
                     // Response times during the start of the fleet are not measured.
-                    let is_up = self.recorder.ledger().books.all_online.is_some();
+                    let is_up = self.recorder.state().recovery_log.all_online.is_some();
                     if let Some(id) = ids.next().filter(|_| is_up) {
-                        self.ask(id.clone(), due, &mut asked);
+                        self.measure_response(id.clone(), due, &mut asked);
                     }
                 }
                 _ = looks.tick() => {
-                    let sample = self.look(self.waits.longest.swap(0, Ordering::Relaxed), &mut foreign);
-                    let violations = self.recorder.ledger().judge.count();
-                    self.show.sample(&sample, self.injected.load(Ordering::Relaxed), violations);
+                    let sample = self.take_sample(self.response_times.longest.swap(0, Ordering::Relaxed), &mut foreign);
+                    let violations = self.recorder.state().checks.violation_count();
+                    self.display.show_sample(&sample, self.injected.load(Ordering::Relaxed), violations);
                     samples.push(sample);
                 }
                 // Checked more often than samples of a long run are taken.
                 _ = stops.tick() => {
-                    if self.show.is_stopped() {
+                    if self.display.is_stopped() {
                         self.stop.cancel();
                     }
                 }
@@ -106,8 +106,8 @@ impl RunSampler<'_> {
         }
     }
 
-    fn ask(&self, id: InstanceId, due: Instant, asked: &mut JoinSet<()>) {
-        let wait = |of| ResponseTimer { due, waits: Arc::clone(&self.waits), of };
+    fn measure_response(&self, id: InstanceId, due: Instant, asked: &mut JoinSet<()>) {
+        let wait = |of| ResponseTimer { due, times: Arc::clone(&self.response_times), histogram: of };
         let (runtime, team) = (self.runtime.clone(), wait(|waits| &waits.supervisors));
         asked.spawn(async move {
             let _team = team;
@@ -116,9 +116,9 @@ impl RunSampler<'_> {
         });
         let (runtime, registry) = (self.runtime.clone(), wait(|waits| &waits.registry));
         asked.spawn(async move {
-            runtime.see().await;
+            runtime.sync_snapshot().await;
             let took = u64::try_from(registry.due.elapsed().as_micros()).unwrap_or(u64::MAX);
-            registry.waits.longest.fetch_max(took, Ordering::Relaxed);
+            registry.times.longest.fetch_max(took, Ordering::Relaxed);
         });
     }
 
@@ -139,7 +139,7 @@ impl RunSampler<'_> {
         percent
     }
 
-    fn look(&self, lag_us: u64, foreign: &mut ForeignCpu) -> RunSample {
+    fn take_sample(&self, lag_us: u64, foreign: &mut ForeignCpu) -> RunSample {
         let (snapshot, events) = (self.runtime.snapshot(), self.runtime.event_statistics());
         let mut sample = RunSample {
             at_ms: u64::try_from(self.recorder.clock.now().as_millis()).unwrap_or(u64::MAX),

@@ -49,12 +49,14 @@ pub(super) async fn discover(
     let resolved = manager.resolve_metadata_from_challenge(challenge).await.map_err(|error| match error {
         AuthError::DiscoveryRequestFailed { source, .. } => match source.downcast::<OAuthError>() {
             Ok(trouble) => *trouble,
-            Err(other) => OAuthError::Away(format!("cannot read the metadata of the authorization server: {other}")),
+            Err(other) => {
+                OAuthError::Unavailable(format!("cannot read the metadata of the authorization server: {other}"))
+            }
         },
         // They may be unavailable for a moment, for example during a deployment.
-        AuthError::AuthorizationServersUnavailable { .. } => {
-            OAuthError::Away("none of the server's authorization servers provides metadata; try again later".to_owned())
-        }
+        AuthError::AuthorizationServersUnavailable { .. } => OAuthError::Unavailable(
+            "none of the server's authorization servers provides metadata; try again later".to_owned(),
+        ),
         error => OAuthError::Unusable(format!("cannot use the authorization server: {error}")),
     })?;
     let metadata = resolved.metadata;
@@ -73,7 +75,7 @@ pub(super) async fn discover(
         let Some(url) = url else { continue };
         let url =
             Url::parse(&url).map_err(|error| OAuthError::Unusable(format!("{what} is not a valid URL: {error}")))?;
-        way.admits(what, &url)?;
+        way.check_url(what, &url)?;
     }
     let methods = extra("token_endpoint_auth_methods_supported").and_then(|value| value.as_array());
     let takes = |wanted: &str| methods.is_some_and(|methods| methods.iter().any(|method| method == wanted));
@@ -97,8 +99,8 @@ pub(super) async fn discover(
 impl DiscoveredAuthority {
     // A compromised server may name any authorization server, so a configured client is used only with the configured
     // issuer.
-    pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> Result<(), OAuthError> {
-        if self.authority.is_as_planned(plan) {
+    pub(super) fn check_issuer(&self, plan: &OAuthPlan) -> Result<(), OAuthError> {
+        if self.authority.has_planned_issuer(plan) {
             return Ok(());
         }
         let (named, planned) = (one_line(&self.authority.issuer), plan.issuer.as_deref().unwrap_or_default());
@@ -121,7 +123,7 @@ impl DiscoveredAuthority {
 
     /// Returns the scopes to request: `asked`, otherwise those of the server, and in addition the scopes `before`,
     /// which were granted or lacking before.
-    pub(super) async fn scopes(&self, asked: &[String], before: &[String]) -> Vec<String> {
+    pub(super) async fn select_scopes(&self, asked: &[String], before: &[String]) -> Vec<String> {
         let wanted = if asked.is_empty() { self.manager.select_initial_scopes(&[]).await } else { asked.to_vec() };
         let mut scopes = rules::union(wanted.iter().chain(before));
         let offers_offline = self.metadata.scopes_supported.iter().flatten().any(|scope| scope == OFFLINE);
@@ -132,7 +134,7 @@ impl DiscoveredAuthority {
     }
 
     /// Returns the client: as configured, as described by its metadata document, or as registered now.
-    pub(super) async fn client(
+    pub(super) async fn obtain_client(
         &mut self,
         plan: &OAuthPlan,
         redirect_uri: &str,
@@ -158,7 +160,7 @@ impl DiscoveredAuthority {
         Ok(OAuthClient { id, secret })
     }
 
-    pub(super) async fn page(
+    pub(super) async fn authorization_page(
         mut self,
         client: &OAuthClient,
         redirect_uri: &str,

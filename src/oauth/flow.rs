@@ -12,7 +12,7 @@ use reqwest::Url;
 
 use super::discovery::{self, AuthorizationPage};
 use super::grant::{AuthorizationServer, Grant, OAuthClient};
-use super::keeper::{Grants, granted};
+use super::keeper::{Grants, new_grant};
 use super::token::{self, DeviceAuthorization, TokenGrant, TokenResponse};
 use super::{OAuthError, rules};
 use crate::connect::remote::TokenHolder;
@@ -57,12 +57,12 @@ pub(crate) enum FlowCompletion {
     // Code from that URL.
     Code(Secret),
     // Device flow: the satellite polls for the result.
-    Nothing,
+    Poll,
 }
 
 #[derive(Default)]
 pub(super) struct PendingFlows {
-    under_way: HashMap<u64, PendingFlow>,
+    flows: HashMap<u64, PendingFlow>,
     last: u64,
 }
 
@@ -76,45 +76,45 @@ struct PendingFlow {
     resource: String,
     scopes: Vec<String>,
     until: Instant,
-    way: FlowReturn,
+    return_path: FlowReturn,
 }
 
 #[derive(Clone)]
 enum FlowReturn {
-    Browser { state: Secret, verifier: Secret, redirect_uri: String, issuer: Option<String>, issuer_is_said: bool },
+    Browser { state: Secret, verifier: Secret, redirect_uri: String, issuer: Option<String>, issuer_required: bool },
     Device { code: Secret, interval: Duration },
 }
 
 impl PendingFlows {
     fn insert(&mut self, flow: PendingFlow) -> u64 {
         let now = Instant::now();
-        self.under_way.retain(|_, flow| now < flow.until);
-        if self.under_way.len() >= FLOWS_MAX
-            && let Some(first) = self.under_way.keys().min().copied()
+        self.flows.retain(|_, flow| now < flow.until);
+        if self.flows.len() >= FLOWS_MAX
+            && let Some(first) = self.flows.keys().min().copied()
         {
-            self.under_way.remove(&first);
+            self.flows.remove(&first);
         }
         self.last += 1;
-        self.under_way.insert(self.last, flow);
+        self.flows.insert(self.last, flow);
         self.last
     }
 
     fn get(&self, flow: u64) -> Result<PendingFlow, OAuthError> {
-        let known = self.under_way.get(&flow).filter(|flow| Instant::now() < flow.until);
+        let known = self.flows.get(&flow).filter(|flow| Instant::now() < flow.until);
         known.cloned().ok_or_else(|| {
             OAuthError::Unusable("the authorization has expired or is completed; start it again".to_owned())
         })
     }
 
     fn remove(&mut self, flow: u64) {
-        self.under_way.remove(&flow);
+        self.flows.remove(&flow);
     }
 }
 
 impl Grants {
     /// Starts the authorization of an instance. Completes it at once if no person is needed.
     pub(crate) async fn begin_flow(&self, spec: &InstanceSpec, wanted: FlowRequest) -> Result<FlowStart, OAuthError> {
-        let holder = TokenHolder::of(spec).ok_or_else(|| {
+        let holder = TokenHolder::from_spec(spec).ok_or_else(|| {
             let why =
                 "OAuth needs a remote server without `bearer_token` or `Authorization` header in the configuration";
             OAuthError::Unusable(why.to_owned())
@@ -122,21 +122,21 @@ impl Grants {
         let (plan, challenge, before) = {
             let mut state = self.state();
             let plan = state.plan(&holder.id);
-            let held = state.held(&holder.id);
+            let held = state.instance_grant(&holder.id);
             let granted = held.grant(&holder, &plan).map(|grant| grant.scopes.clone()).unwrap_or_default();
-            let before = rules::union(granted.iter().chain(&held.lacking));
+            let before = rules::union(granted.iter().chain(&held.missing_scopes));
             (plan, held.challenge.clone(), before)
         };
         if plan.machine {
             self.renew(&holder).await?;
             return Ok(FlowStart::Granted);
         }
-        let way = self.way(&holder.url)?;
+        let way = self.oauth_http(&holder.url)?;
         let mut found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
-        found.is_as_planned(&plan)?;
+        found.check_issuer(&plan)?;
         let asked = if wanted.scopes.is_empty() { &plan.scopes } else { &wanted.scopes };
-        let scopes = found.scopes(asked, &before).await;
-        let client = found.client(&plan, &wanted.redirect_uri, &scopes).await?;
+        let scopes = found.select_scopes(asked, &before).await;
+        let client = found.obtain_client(&plan, &wanted.redirect_uri, &scopes).await?;
         let authority = found.authority.clone();
         let flow = |resource, until, way| PendingFlow {
             holder: holder.clone(),
@@ -146,14 +146,15 @@ impl Grants {
             resource,
             scopes: scopes.clone(),
             until,
-            way,
+            return_path: way,
         };
         if wanted.device {
             let Some(url) = found.device_endpoint() else {
                 let why = "the authorization server does not support device codes; omit --device";
                 return Err(OAuthError::Unusable(why.to_owned()));
             };
-            let device = token::device(&way, &url, &authority, &client, &found.resource, &scopes).await?;
+            let device =
+                token::request_device_authorization(&way, &url, &authority, &client, &found.resource, &scopes).await?;
             let DeviceAuthorization {
                 code,
                 user_code,
@@ -174,10 +175,10 @@ impl Grants {
             }));
         }
         let (issuer, issuer_is_said) = found.expected_issuer();
-        let page = found.page(&client, &wanted.redirect_uri, &scopes).await?;
+        let page = found.authorization_page(&client, &wanted.redirect_uri, &scopes).await?;
         let AuthorizationPage { url, state, verifier, resource } = page;
         let redirect_uri = wanted.redirect_uri;
-        let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_is_said };
+        let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_required: issuer_is_said };
         let flow = flow(resource, Instant::now() + PATIENCE, back);
         let flow = self.state().flows.insert(flow);
         Ok(FlowStart::Page { flow, url })
@@ -186,13 +187,14 @@ impl Grants {
     /// Completes an authorization and returns its instance. The grant is then stored and in use.
     pub(crate) async fn finish_flow(&self, number: u64, answered: FlowCompletion) -> Result<InstanceId, OAuthError> {
         let flow = self.state().flows.get(number)?;
-        let code = match (&flow.way, answered) {
+        let code = match (&flow.return_path, answered) {
             // A response that does not belong to the flow does not end it: another sender may have sent it.
-            (FlowReturn::Browser { state, issuer, issuer_is_said, .. }, FlowCompletion::Redirect(url)) => {
-                came_back(&url, state, issuer.as_deref(), *issuer_is_said)?
-            }
+            (
+                FlowReturn::Browser { state, issuer, issuer_required: issuer_is_said, .. },
+                FlowCompletion::Redirect(url),
+            ) => parse_redirect(&url, state, issuer.as_deref(), *issuer_is_said)?,
             (FlowReturn::Browser { .. }, FlowCompletion::Code(code)) => code,
-            (FlowReturn::Device { code, .. }, FlowCompletion::Nothing) => code.clone(),
+            (FlowReturn::Device { code, .. }, FlowCompletion::Poll) => code.clone(),
             (FlowReturn::Browser { .. } | FlowReturn::Device { .. }, _) => {
                 return Err(OAuthError::Unusable(
                     "the authorization was started in another way; start it again".to_owned(),
@@ -200,33 +202,33 @@ impl Grants {
             }
         };
         let (grants, holder) = (self.clone(), flow.holder.clone());
-        let renewal = match flow.way.clone() {
+        let renewal = match flow.return_path.clone() {
             FlowReturn::Browser { verifier, redirect_uri, .. } => {
                 // The code can be used only once.
                 self.state().flows.remove(number);
                 let exchange = async move {
                     let ask = TokenGrant::Code { code: &code, verifier: &verifier, redirect_uri: &redirect_uri };
-                    let issued = grants.issued(&flow, ask).await?;
-                    grants.adopt(flow.granted(issued), None).await
+                    let issued = grants.request_token(&flow, ask).await?;
+                    grants.adopt(flow.into_grant(issued), None).await
                 };
-                self.begin_after(&holder, exchange).await
+                self.start_next_renewal(&holder, exchange).await
             }
             FlowReturn::Device { interval, .. } => {
-                let issued = self.issued_to_device(number, &flow, &code, interval).await?;
+                let issued = self.poll_device_token(number, &flow, &code, interval).await?;
                 self.state().flows.remove(number);
-                let adoption = async move { grants.adopt(flow.granted(issued), None).await };
-                self.begin_after(&holder, adoption).await
+                let adoption = async move { grants.adopt(flow.into_grant(issued), None).await };
+                self.start_next_renewal(&holder, adoption).await
             }
         };
         renewal.await.map(|_| holder.id)
     }
 
-    async fn issued(&self, flow: &PendingFlow, ask: TokenGrant<'_>) -> Result<TokenResponse, OAuthError> {
-        let way = self.way(&flow.holder.url)?;
-        token::request(&way, &flow.authority, &flow.client, &flow.resource, ask).await
+    async fn request_token(&self, flow: &PendingFlow, ask: TokenGrant<'_>) -> Result<TokenResponse, OAuthError> {
+        let way = self.oauth_http(&flow.holder.url)?;
+        token::request_token(&way, &flow.authority, &flow.client, &flow.resource, ask).await
     }
 
-    async fn issued_to_device(
+    async fn poll_device_token(
         &self,
         number: u64,
         flow: &PendingFlow,
@@ -235,11 +237,11 @@ impl Grants {
     ) -> Result<TokenResponse, OAuthError> {
         loop {
             tokio::time::sleep(interval).await;
-            match self.issued(flow, TokenGrant::Device { code }).await {
+            match self.request_token(flow, TokenGrant::Device { code }).await {
                 Ok(issued) => return Ok(issued),
                 Err(OAuthError::Refused { error, .. }) if error == "authorization_pending" => {}
                 Err(OAuthError::Refused { error, .. }) if error == "slow_down" => interval += SLOW_DOWN,
-                Err(OAuthError::Away(_)) => interval = (interval * 2).min(AWAY_MAX),
+                Err(OAuthError::Unavailable(_)) => interval = (interval * 2).min(AWAY_MAX),
                 Err(trouble) => return Err(trouble),
             }
             // Fails if the flow has expired.
@@ -249,14 +251,19 @@ impl Grants {
 }
 
 impl PendingFlow {
-    fn granted(self, issued: TokenResponse) -> Grant {
+    fn into_grant(self, issued: TokenResponse) -> Grant {
         let Self { holder, authority, client, registered, resource, scopes, .. } = self;
         let client = if registered { client } else { client.without_secret() };
-        granted(&holder, authority, client, resource, scopes, issued)
+        new_grant(&holder, authority, client, resource, scopes, issued)
     }
 }
 
-fn came_back(url: &Secret, state: &Secret, issuer: Option<&str>, issuer_is_said: bool) -> Result<Secret, OAuthError> {
+fn parse_redirect(
+    url: &Secret,
+    state: &Secret,
+    issuer: Option<&str>,
+    issuer_is_said: bool,
+) -> Result<Secret, OAuthError> {
     let bad = |why: &str| OAuthError::Unusable(why.to_owned());
     let url =
         Url::parse(url.expose().trim()).map_err(|_| bad("this is not the URL of a redirect; paste the whole URL"))?;
@@ -298,7 +305,7 @@ mod tests {
     fn who_comes_back_has_our_state_and_the_issuer_who_was_asked() {
         let state = Secret::from("ours");
         let came = |query: &str, said: bool| {
-            came_back(&format!("{BACK}?{query}").into(), &state, Some("https://as.example.com"), said)
+            parse_redirect(&format!("{BACK}?{query}").into(), &state, Some("https://as.example.com"), said)
         };
         assert_eq!(came("code=c&state=ours", false).unwrap().expose(), "c");
         assert_eq!(came("code=c&state=ours&iss=https%3A%2F%2Fas.example.com", true).unwrap().expose(), "c");

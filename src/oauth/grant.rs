@@ -40,10 +40,10 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    pub(super) fn serves(&self, url: &str, plan: &OAuthPlan) -> bool {
+    pub(super) fn is_valid_for(&self, url: &str, plan: &OAuthPlan) -> bool {
         self.url == url
             && plan.client_id.as_ref().is_none_or(|id| *id == self.client.id)
-            && self.authority.is_as_planned(plan)
+            && self.authority.has_planned_issuer(plan)
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) struct AuthorizationServer {
 }
 
 impl AuthorizationServer {
-    pub(super) fn is_as_planned(&self, plan: &OAuthPlan) -> bool {
+    pub(super) fn has_planned_issuer(&self, plan: &OAuthPlan) -> bool {
         plan.issuer.as_ref().is_none_or(|issuer| *issuer == self.issuer)
     }
 }
@@ -178,7 +178,7 @@ impl GrantStore {
     }
 
     fn directory(&self) -> io::Result<DataDir> {
-        self.data_dir.subdirectory(DIRECTORY)
+        self.data_dir.create_or_open_subdirectory(DIRECTORY)
     }
 
     // Errors do not contain the contents of the file.
@@ -201,7 +201,7 @@ impl GrantStore {
     }
 
     // Blocks on the disk.
-    pub(super) fn keep(&self, grant: &Grant) -> io::Result<()> {
+    pub(super) fn store(&self, grant: &Grant) -> io::Result<()> {
         self.directory()?.replace(&file_name(&grant.id), &serde_json::to_vec_pretty(&StoredGrant::from(grant))?)
     }
 
@@ -254,7 +254,7 @@ pub(super) mod tests {
         let (store, none) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
         assert_eq!(none, []);
         for user in ["alice", "bob"] {
-            store.keep(&grant(user)).unwrap();
+            store.store(&grant(user)).unwrap();
         }
         for entry in std::fs::read_dir(home.path().join(DIRECTORY)).unwrap() {
             assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -272,7 +272,7 @@ pub(super) mod tests {
     fn a_file_under_another_name_is_nobodys() {
         let home = crate::data_dir::private_tempdir();
         let (store, _) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
-        store.keep(&grant("alice")).unwrap();
+        store.store(&grant("alice")).unwrap();
         let name = |user: &str| file_name(&grant(user).id);
         store.directory().unwrap().rename(&name("alice"), &name("bob")).unwrap();
         store.directory().unwrap().replace(&name("carol"), b"{\"access_token\": \"hush\"}").unwrap();

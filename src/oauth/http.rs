@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::OAuthError;
 use crate::connect::remote::HttpClients;
-use mcp_satellite_http::client::{is_loopback, root_of};
+use mcp_satellite_http::client::{is_loopback, root_cause};
 
 // From the connection to the last byte of the response.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -26,7 +26,7 @@ pub(super) struct OAuthHttp {
     clients: Arc<HttpClients>,
     // True if the server is on this machine. Only then may its authorization server be on this machine and without TLS:
     // a remote server must not direct requests to local services.
-    at_home: bool,
+    is_server_local: bool,
     // Resource identifier from the protected-resource metadata, which the SDK does not expose.
     resource: Mutex<Option<String>>,
 }
@@ -47,7 +47,7 @@ impl OAuthResponse {
 
 impl OAuthHttp {
     pub(super) fn new(clients: Arc<HttpClients>, server: &Url) -> Self {
-        Self { clients, at_home: is_loopback(server), resource: Mutex::default() }
+        Self { clients, is_server_local: is_loopback(server), resource: Mutex::default() }
     }
 
     pub(super) fn resource(&self) -> Option<String> {
@@ -55,14 +55,14 @@ impl OAuthHttp {
     }
 
     /// Checks that a token, a code or a person may be sent to `url`.
-    pub(super) fn admits(&self, what: &str, url: &Url) -> Result<(), OAuthError> {
+    pub(super) fn check_url(&self, what: &str, url: &Url) -> Result<(), OAuthError> {
         let host = url.host_str().unwrap_or_default();
         let local = is_loopback(url);
         let refused = if !matches!(url.scheme(), "http" | "https") || host.is_empty() {
             "is not an HTTP or HTTPS URL"
         } else if url.scheme() == "http" && !local {
             "must use https, not http"
-        } else if local && !self.at_home {
+        } else if local && !self.is_server_local {
             "is on this machine, but the server is not"
         } else {
             return Ok(());
@@ -73,7 +73,7 @@ impl OAuthHttp {
     pub(super) fn post(&self, what: &str, url: &str) -> Result<RequestBuilder, OAuthError> {
         let url =
             Url::parse(url).map_err(|error| OAuthError::Unusable(format!("{what} is not a valid URL: {error}")))?;
-        self.admits(what, &url)?;
+        self.check_url(what, &url)?;
         Ok(self.client(&url)?.request(Method::POST, url))
     }
 
@@ -83,11 +83,11 @@ impl OAuthHttp {
                 "this machine has no CA certificates; install them, or set SSL_CERT_FILE".to_owned(),
             ));
         }
-        let client = self.clients.of(url, &RemotePolicy::default());
+        let client = self.clients.client_for_url(url, &RemotePolicy::default());
         client.map_err(|error| OAuthError::Unusable(format!("cannot prepare the HTTP client: {}", error.without_url())))
     }
 
-    pub(super) async fn ask(&self, request: RequestBuilder) -> Result<OAuthResponse, OAuthError> {
+    pub(super) async fn send(&self, request: RequestBuilder) -> Result<OAuthResponse, OAuthError> {
         let (client, request) = request.build_split();
         let request = request.map_err(|_| OAuthError::Unusable("cannot build the HTTP request".to_owned()))?;
         Self::exchange(&client, request).await
@@ -95,9 +95,9 @@ impl OAuthHttp {
 
     async fn exchange(client: &reqwest::Client, request: Request) -> Result<OAuthResponse, OAuthError> {
         let origin = request.url().origin().ascii_serialization();
-        let away = |why: String| OAuthError::Away(format!("`{origin}` {why}"));
+        let away = |why: String| OAuthError::Unavailable(format!("`{origin}` {why}"));
         let failed = |error: reqwest::Error| {
-            let why = if error.is_timeout() { Some("no answer in time".to_owned()) } else { root_of(&error) };
+            let why = if error.is_timeout() { Some("no answer in time".to_owned()) } else { root_cause(&error) };
             away(format!("cannot be reached: {}", why.unwrap_or_else(|| "the exchange failed".to_owned())))
         };
         let whole = async {
@@ -120,7 +120,7 @@ impl OAuthHttp {
         tokio::time::timeout(TIMEOUT, whole).await.map_err(late)?
     }
 
-    fn note(&self, answer: &OAuthResponse) {
+    fn record_resource(&self, answer: &OAuthResponse) {
         #[derive(Deserialize)]
         struct ProtectedResourceMetadata {
             resource: String,
@@ -138,11 +138,11 @@ impl OAuthHttpClient for OAuthHttp {
     fn execute(&self, asked: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
         Box::pin(async move {
             let request = Request::try_from(asked.request).map_err(boxed)?;
-            self.admits("the URL from the metadata", request.url()).map_err(boxed)?;
+            self.check_url("the URL from the metadata", request.url()).map_err(boxed)?;
             let is_look = request.method() == Method::GET;
             let answer = Self::exchange(&self.client(request.url()).map_err(boxed)?, request).await.map_err(boxed)?;
             if is_look {
-                self.note(&answer);
+                self.record_resource(&answer);
             }
             let mut response = http::Response::new(answer.body.to_vec());
             (*response.status_mut(), *response.headers_mut()) = (answer.status, answer.headers);
@@ -167,7 +167,7 @@ mod tests {
         let clients = Arc::new(HttpClients::new().unwrap());
         let url = |text: &str| Url::parse(text).unwrap();
         let admitted =
-            |server: &str, asked: &str| OAuthHttp::new(clients.clone(), &url(server)).admits("it", &url(asked));
+            |server: &str, asked: &str| OAuthHttp::new(clients.clone(), &url(server)).check_url("it", &url(asked));
         let (home, away) = ("http://127.0.0.1:1/mcp", "https://mcp.example.com/mcp");
         assert!(admitted(home, "http://localhost:2/token").is_ok());
         assert!(admitted(home, "https://as.example.com/token").is_ok());

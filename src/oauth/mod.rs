@@ -25,7 +25,7 @@ pub(crate) use self::rules::is_safe_in_a_command;
 pub(crate) enum OAuthError {
     // No valid response from the authorization server; a retry may succeed.
     #[error("{0}")]
-    Away(String),
+    Unavailable(String),
     // The authorization server rejected the request.
     #[error("the authorization server rejected the request: {said}")]
     Refused {

@@ -16,7 +16,7 @@ impl TokenSource for Grants {
         self.state().grant(holder).map(|grant| grant.access_token.clone())
     }
 
-    fn another(
+    fn replacement_token(
         &self,
         holder: &TokenHolder,
         refusal: TokenRefusal,
@@ -24,8 +24,8 @@ impl TokenSource for Grants {
         let (grants, holder) = (self.clone(), holder.clone());
         async move {
             match refusal.status {
-                403 => grants.forbidden(&holder, &refusal),
-                _ => grants.unauthorized(&holder, refusal).await,
+                403 => grants.handle_forbidden(&holder, &refusal),
+                _ => grants.handle_unauthorized(&holder, refusal).await,
             }
         }
         .boxed()
@@ -34,25 +34,25 @@ impl TokenSource for Grants {
 
 impl Grants {
     // A later authorization may include the missing scopes, so they are remembered.
-    fn forbidden(&self, holder: &TokenHolder, refusal: &TokenRefusal) -> Result<Option<Secret>, FailureKind> {
+    fn handle_forbidden(&self, holder: &TokenHolder, refusal: &TokenRefusal) -> Result<Option<Secret>, FailureKind> {
         let Some(challenge) = BearerChallenge::read(refusal, &holder.url) else { return Ok(None) };
         if challenge.error.as_deref() != Some("insufficient_scope") {
             return Ok(None);
         }
         let mut state = self.state();
         let plan = state.plan(&holder.id);
-        let held = state.held(&holder.id);
+        let held = state.instance_grant(&holder.id);
         // The challenge may echo one of these secrets.
         let grant = held.grant(holder, &plan);
         let renewed_with = grant.and_then(|grant| grant.refresh_token.as_ref());
-        let secrets = [refusal.used.as_ref(), grant.map(|grant| &grant.access_token), renewed_with];
+        let secrets = [refusal.token.as_ref(), grant.map(|grant| &grant.access_token), renewed_with];
         let mask = SecretMask::new(secrets.into_iter().flatten().map(Secret::expose));
         let wanted =
-            rules::scopes_of(challenge.scope.as_deref().unwrap_or_default(), |scope| mask.apply(scope) == scope);
-        held.lacking = rules::union(held.lacking.iter().chain(&wanted));
-        held.lacking.truncate(rules::SCOPES_MAX);
+            rules::parse_scopes(challenge.scope.as_deref().unwrap_or_default(), |scope| mask.apply(scope) == scope);
+        held.missing_scopes = rules::union(held.missing_scopes.iter().chain(&wanted));
+        held.missing_scopes.truncate(rules::SCOPES_MAX);
         let scopes = wanted.join(" ");
-        if refusal.first {
+        if refusal.is_first_request {
             // No person can consent for a machine client; the operator sets its scopes in the configuration.
             let cure = if plan.machine { "; add them to `scopes` of `oauth`" } else { "" };
             let why = format!("the authorization lacks the scopes `{scopes}` (HTTP 403){cure}");
@@ -61,25 +61,29 @@ impl Grants {
         Err(FailureKind::InsufficientScope { scopes })
     }
 
-    async fn unauthorized(&self, holder: &TokenHolder, refusal: TokenRefusal) -> Result<Option<Secret>, FailureKind> {
+    async fn handle_unauthorized(
+        &self,
+        holder: &TokenHolder,
+        refusal: TokenRefusal,
+    ) -> Result<Option<Secret>, FailureKind> {
         let ungranted = |why: &str| FailureKind::Ungranted { why: why.to_owned() };
         let challenge = BearerChallenge::read(&refusal, &holder.url);
         // A person may just be authorizing the instance.
-        let joined = self.under_way(&holder.id).filter(|(of, _)| of.url == holder.url);
+        let joined = self.running_renewal(&holder.id).filter(|(of, _)| of.url == holder.url);
         let renewal = if let Some((_, renewal)) = joined {
             renewal
         } else {
             let mut state = self.state();
             let plan = state.plan(&holder.id);
-            let held = state.held(&holder.id);
+            let held = state.instance_grant(&holder.id);
             if challenge.is_some() {
                 held.challenge.clone_from(&refusal.challenge);
             }
             match held.grant(holder, &plan) {
-                Some(grant) if refusal.used.as_ref() != Some(&grant.access_token) && !refusal.again => {
+                Some(grant) if refusal.token.as_ref() != Some(&grant.access_token) && !refusal.is_retry => {
                     return Ok(Some(grant.access_token.clone()));
                 }
-                Some(_) if refusal.again => {
+                Some(_) if refusal.is_retry => {
                     let why = "the server rejects a token that was issued a moment ago (HTTP 401)";
                     return Err(ungranted(why));
                 }

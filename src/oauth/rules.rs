@@ -18,7 +18,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// Returns the age at which a token is renewed. The margin before its expiry is a fifth of the lifetime, at most
 /// `MARGIN_MAX`. `chance` (0 to 1) shortens it by up to a half, so that grants of the same age are not renewed
 /// together.
-pub(super) fn renew_after(lifetime: Duration, chance: f64) -> Duration {
+pub(super) fn renewal_age(lifetime: Duration, chance: f64) -> Duration {
     let lifetime = lifetime.max(LIFETIME_MIN);
     let margin = (lifetime / 5).min(MARGIN_MAX);
     lifetime.saturating_sub(margin) + margin.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
@@ -26,7 +26,7 @@ pub(super) fn renew_after(lifetime: Duration, chance: f64) -> Duration {
 
 /// Returns the remaining time until the renewal of a token of this age. If the clock was set back, the age is negative
 /// and the token is renewed at once, which costs one request.
-pub(super) fn left_until(renew_after: Duration, age: jiff::SignedDuration) -> Duration {
+pub(super) fn time_until_renewal(renew_after: Duration, age: jiff::SignedDuration) -> Duration {
     Duration::try_from(age).map_or(Duration::ZERO, |age| renew_after.saturating_sub(age))
 }
 
@@ -49,7 +49,7 @@ pub(super) fn is_final(error: &str) -> bool {
 
 /// Parses scopes (RFC 6749, 3.3) and drops those that are too long, too many or rejected by `told`: they may be
 /// arbitrary text of the server.
-pub(super) fn scopes_of(text: &str, told: impl Fn(&str) -> bool) -> Vec<String> {
+pub(super) fn parse_scopes(text: &str, told: impl Fn(&str) -> bool) -> Vec<String> {
     let is_scope = |scope: &&str| {
         scope.len() <= SCOPE_MAX
             && scope.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_token_is_renewed_before_its_end_and_not_all_at_once() {
-        let after = |lifetime, chance| renew_after(Duration::from_secs(lifetime), chance).as_millis();
+        let after = |lifetime, chance| renewal_age(Duration::from_secs(lifetime), chance).as_millis();
         assert_eq!((after(3600, 0.0), after(3600, 1.0)), (3_300_000, 3_450_000));
         assert_eq!((after(10, 0.0), after(10, 1.0)), (8_000, 9_000));
         assert_eq!(after(0, 0.0), 800);
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_clock_that_was_set_back_or_forward_makes_it_due_at_the_latest_when_it_was() {
         let after = Duration::from_secs(3300);
-        let left = |age| left_until(after, jiff::SignedDuration::from_secs(age)).as_secs();
+        let left = |age| time_until_renewal(after, jiff::SignedDuration::from_secs(age)).as_secs();
         assert_eq!([left(0), left(300), left(4000), left(-5)], [3300, 3000, 0, 0]);
     }
 
@@ -111,9 +111,9 @@ mod tests {
     fn what_a_server_names_as_scopes_is_bounded_and_only_plain_words_come_into_a_command() {
         let long = "x".repeat(101);
         let many: Vec<_> = (0..100).map(|number| format!("s{number}")).collect();
-        assert_eq!(scopes_of("a;b r:w \"q hush", |scope| scope != "hush"), ["a;b", "r:w"]);
-        assert!(scopes_of(&long, |_| true).is_empty());
-        assert_eq!(scopes_of(&many.join(" "), |_| true).len(), SCOPES_MAX);
+        assert_eq!(parse_scopes("a;b r:w \"q hush", |scope| scope != "hush"), ["a;b", "r:w"]);
+        assert!(parse_scopes(&long, |_| true).is_empty());
+        assert_eq!(parse_scopes(&many.join(" "), |_| true).len(), SCOPES_MAX);
         assert!(["read", "https://x.example.com/a-b_c.d", "user:email"].into_iter().all(is_safe_in_a_command));
         for unsafe_one in ["a;b", "x|y", "`id`", "$(id)", "a>b", "a*", "~", "-x", "", "a'b", "a&b", "{a,b}", "#a", "!a"]
         {

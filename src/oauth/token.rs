@@ -56,14 +56,14 @@ impl OAuthForm {
         Self { fields: Vec::new(), secrets: Vec::new() }
     }
 
-    fn with(mut self, name: &'static str, value: &str) -> Self {
+    fn with_field(mut self, name: &'static str, value: &str) -> Self {
         self.fields.push((name, value.to_owned()));
         self
     }
 
-    fn secret(mut self, name: &'static str, value: &Secret) -> Self {
+    fn with_secret(mut self, name: &'static str, value: &Secret) -> Self {
         self.secrets.push(value.clone());
-        self.with(name, value.expose())
+        self.with_field(name, value.expose())
     }
 
     async fn send(
@@ -76,8 +76,10 @@ impl OAuthForm {
     ) -> Result<OAuthResponse, OAuthError> {
         let mut request = way.post(what, url)?;
         match &client.secret {
-            None => self = self.with("client_id", &client.id),
-            Some(secret) if in_form => self = self.with("client_id", &client.id).secret("client_secret", secret),
+            None => self = self.with_field("client_id", &client.id),
+            Some(secret) if in_form => {
+                self = self.with_field("client_id", &client.id).with_secret("client_secret", secret)
+            }
             Some(secret) => {
                 self.secrets.push(secret.clone());
                 let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
@@ -86,13 +88,13 @@ impl OAuthForm {
         }
         let body = Serializer::new(String::new()).extend_pairs(&self.fields).finish();
         let request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-        let answer = way.ask(request.header(ACCEPT, "application/json").body(body)).await?;
-        self.read(answer, what)
+        let answer = way.send(request.header(ACCEPT, "application/json").body(body)).await?;
+        self.check_response(answer, what)
     }
 
     /// Checks the response. OAuth errors may come with a 200. Statuses that are temporary or concern the address are no
     /// statement about the grant, whatever the body contains.
-    fn read(&self, answer: OAuthResponse, what: &str) -> Result<OAuthResponse, OAuthError> {
+    fn check_response(&self, answer: OAuthResponse, what: &str) -> Result<OAuthResponse, OAuthError> {
         #[derive(Deserialize)]
         struct OAuthErrorBody {
             error: String,
@@ -111,7 +113,7 @@ impl OAuthForm {
                 Err(OAuthError::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) })
             }
             _ if answer.status.is_success() => Ok(answer),
-            _ => Err(OAuthError::Away(format!("{what} answers with HTTP {}", answer.status.as_u16()))),
+            _ => Err(OAuthError::Unavailable(format!("{what} answers with HTTP {}", answer.status.as_u16()))),
         }
     }
 }
@@ -121,34 +123,36 @@ pub(super) fn one_line(text: &str) -> String {
     text.chars().take(SAID_MAX).map(clean).collect()
 }
 
-pub(super) async fn request(
+pub(super) async fn request_token(
     way: &OAuthHttp,
     authority: &AuthorizationServer,
     client: &OAuthClient,
     resource: &str,
     ask: TokenGrant<'_>,
 ) -> Result<TokenResponse, OAuthError> {
-    let form = OAuthForm::new().with("resource", resource);
+    let form = OAuthForm::new().with_field("resource", resource);
     let form = match ask {
         TokenGrant::Code { code, verifier, redirect_uri } => form
-            .with("grant_type", "authorization_code")
-            .secret("code", code)
-            .secret("code_verifier", verifier)
-            .with("redirect_uri", redirect_uri),
+            .with_field("grant_type", "authorization_code")
+            .with_secret("code", code)
+            .with_secret("code_verifier", verifier)
+            .with_field("redirect_uri", redirect_uri),
         // Without `scope`, the new token has the same scopes as before.
-        TokenGrant::Refresh { token } => form.with("grant_type", "refresh_token").secret("refresh_token", token),
-        TokenGrant::Machine { scopes: [] } => form.with("grant_type", "client_credentials"),
-        TokenGrant::Machine { scopes } => {
-            form.with("grant_type", "client_credentials").with("scope", &scopes.join(" "))
+        TokenGrant::Refresh { token } => {
+            form.with_field("grant_type", "refresh_token").with_secret("refresh_token", token)
         }
-        TokenGrant::Device { code } => form.with("grant_type", DEVICE).secret("device_code", code),
+        TokenGrant::Machine { scopes: [] } => form.with_field("grant_type", "client_credentials"),
+        TokenGrant::Machine { scopes } => {
+            form.with_field("grant_type", "client_credentials").with_field("scope", &scopes.join(" "))
+        }
+        TokenGrant::Device { code } => form.with_field("grant_type", DEVICE).with_secret("device_code", code),
     };
     let what = "the token endpoint";
     let answer = form.send(way, what, &authority.token_endpoint, client, authority.secret_in_form).await?;
-    issued(&answer.body).map_err(|why| OAuthError::Away(format!("{what} answers with {why}")))
+    parse_token_response(&answer.body).map_err(|why| OAuthError::Unavailable(format!("{what} answers with {why}")))
 }
 
-fn issued(body: &[u8]) -> Result<TokenResponse, &'static str> {
+fn parse_token_response(body: &[u8]) -> Result<TokenResponse, &'static str> {
     #[derive(Deserialize)]
     struct TokenBody {
         access_token: String,
@@ -183,11 +187,11 @@ pub(super) async fn revoke(
     token: &Secret,
 ) -> Result<(), OAuthError> {
     let Some(url) = &authority.revocation_endpoint else { return Ok(()) };
-    let form = OAuthForm::new().secret("token", token);
+    let form = OAuthForm::new().with_secret("token", token);
     form.send(way, "the revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
 }
 
-pub(super) async fn device(
+pub(super) async fn request_device_authorization(
     way: &OAuthHttp,
     url: &str,
     authority: &AuthorizationServer,
@@ -202,16 +206,16 @@ pub(super) async fn device(
         verification_uri: String,
         verification_uri_complete: Option<String>,
         expires_in: u64,
-        #[serde(default = "five")]
+        #[serde(default = "default_interval")]
         interval: u64,
     }
-    fn five() -> u64 {
+    fn default_interval() -> u64 {
         5
     }
     let what = "the device endpoint";
-    let mut form = OAuthForm::new().with("resource", resource);
+    let mut form = OAuthForm::new().with_field("resource", resource);
     if !scopes.is_empty() {
-        form = form.with("scope", &scopes.join(" "));
+        form = form.with_field("scope", &scopes.join(" "));
     }
     let answer = form.send(way, what, url, client, authority.secret_in_form).await?;
     let answered: DeviceCodeBody = serde_json::from_slice(&answer.body)
@@ -220,7 +224,7 @@ pub(super) async fn device(
         answered;
     for uri in [Some(&verification_uri), verification_uri_complete.as_ref()].into_iter().flatten() {
         let url = uri.parse().map_err(|_| OAuthError::Unusable(format!("{what} names a page without a valid URL")))?;
-        way.admits("the page for the code", &url)?;
+        way.check_url("the page for the code", &url)?;
     }
     Ok(DeviceAuthorization {
         code: device_code.into(),
@@ -236,7 +240,7 @@ pub(super) fn is_final(trouble: &OAuthError) -> bool {
     match trouble {
         OAuthError::Refused { error, .. } => rules::is_final(error),
         OAuthError::Unusable(_) => true,
-        OAuthError::Away(_) => false,
+        OAuthError::Unavailable(_) => false,
     }
 }
 
@@ -248,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_token_is_taken_as_servers_write_it_and_nothing_else_is_taken_for_one() {
-        let read = |body: &str| issued(body.as_bytes());
+        let read = |body: &str| parse_token_response(body.as_bytes());
         let token =
             read(r#"{"access_token":"a","token_type":"bearer","expires_in":"60","scope":"r w","refresh_token":""}"#)
                 .unwrap();
@@ -261,10 +265,10 @@ mod tests {
 
     #[test]
     fn what_a_server_echoes_of_a_form_is_masked() {
-        let form = OAuthForm::new().secret("refresh_token", &"hush-refresh".into());
+        let form = OAuthForm::new().with_secret("refresh_token", &"hush-refresh".into());
         let body = r#"{"error":"invalid_grant","error_description":"no such\ntoken: hush-refresh"}"#;
         let answer = OAuthResponse::new(400, body);
-        let refused = |answer| form.read(answer, "it").err().unwrap();
+        let refused = |answer| form.check_response(answer, "it").err().unwrap();
         let said = refused(answer).to_string();
         assert_eq!(said, "the authorization server rejected the request: invalid_grant: no such token: [secret]");
         // Some servers send errors with a 200. Other statuses do not concern the grant.
@@ -272,6 +276,6 @@ mod tests {
         for status in [404, 408, 425, 429, 500, 503] {
             assert!(!is_final(&refused(OAuthResponse::new(status, body))), "{status}");
         }
-        assert!(form.read(OAuthResponse::new(200, "{}"), "it").is_ok());
+        assert!(form.check_response(OAuthResponse::new(200, "{}"), "it").is_ok());
     }
 }

@@ -38,7 +38,7 @@ async fn what_the_disk_does_not_take_goes_its_way_from_memory_and_the_disk_goes_
     let (peer, url) = Peer::start();
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
-    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
     assert_eq!(sink.send(batch(1..=5)).await, SinkAnswer::Accepted);
     until_settled(&delivery, 5).await;
     rig.break_disk();
@@ -64,7 +64,7 @@ async fn a_server_that_is_picky_is_served_from_memory_as_from_the_disk() {
     let (peer, url) = Peer::start();
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
-    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
     rig.break_disk();
     let mut asked = 0;
     peer.does(move |seqs| {
@@ -89,7 +89,7 @@ async fn nothing_overtakes_what_is_stored() {
     peer.does(|_| Reply::Status(503, Vec::new(), String::new()));
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
-    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
     assert_eq!(sink.send(batch(1..=35)).await, SinkAnswer::Accepted);
     until(&delivery, "a complaint", |status| status.last_error.is_some()).await;
     rig.break_disk();
@@ -110,7 +110,7 @@ async fn a_disk_that_never_was_keeps_nothing_from_its_way() {
     let journal = Journal::open(dir.path(), JournalLimits::default()).unwrap();
     let rig = Rig { dir, journal };
     let delivery = rig.deliver(http(&url));
-    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct()));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
     for first in [1, 11, 21] {
         assert_eq!(sink.send(batch(first..=first + 9)).await, SinkAnswer::Accepted);
     }

@@ -163,7 +163,7 @@ async fn a_way_that_panics_is_one_that_takes_nothing_now() {
 async fn who_is_new_is_told_what_comes_from_now_on() {
     let (peer, url) = Peer::start();
     let rig = Rig::new();
-    rig.journal.expect_nobody();
+    rig.journal.expect_no_delivery();
     rig.append(1..=10).await;
     let rig = rig.restarted().await;
     let delivery = rig.deliver(http(&url));

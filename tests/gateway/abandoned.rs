@@ -150,5 +150,5 @@ async fn a_user_who_abandons_sessions_keeps_so_many_and_no_more() {
     for _ in 0..300 {
         Client::initialized(stage.address, "2025-11-25").await;
     }
-    assert_eq!(stage.gateway.sessions(), 256);
+    assert_eq!(stage.gateway.session_count(), 256);
 }

@@ -228,12 +228,12 @@ async fn a_user_who_is_removed_while_a_session_begins_gets_none() {
     let mut without = plan();
     without.users.remove(0);
     stage.access.apply(&without);
-    stage.gateway.revoke();
+    stage.gateway.end_revoked_sessions();
     stage.release.add_permits(1);
     let head = client.head().await;
     assert_eq!((head.status, head.header("mcp-session-id")), (401, None));
     assert_eq!(parameter(head.header("www-authenticate").unwrap(), "error"), Some("invalid_token"));
-    assert_eq!(stage.gateway.sessions(), 0);
+    assert_eq!(stage.gateway.session_count(), 0);
     assert!(stage.seen.try_recv().is_err() && stage.events.try_recv().is_err(), "it never began");
 }
 

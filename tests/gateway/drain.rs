@@ -71,7 +71,7 @@ async fn who_waits_on_a_stream_is_told_that_its_session_has_ended() {
     client.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
     assert_eq!(client.event().await.unwrap().id, "1-0");
     let alices = InstanceId::new("team".into(), "alice".into(), InstallationId::from("alices"));
-    stage.gateway.removed(&EndpointId::Instance(alices));
+    stage.gateway.end_endpoint_sessions(&EndpointId::Instance(alices));
     stage.saw(Seen::Cancelled("talk".into())).await;
     assert_eq!(client.event().await.unwrap().json()["params"], "first");
     let error = json!({"code": -32000, "message": "the session has ended"});
@@ -97,10 +97,10 @@ async fn a_session_that_nobody_uses_ends() {
     get.open("GET", &[], "").await;
     let _idle = Client::initialized(stage.address, "2025-11-25").await;
     stage.saw(Seen::Ended("idle")).await;
-    assert_eq!(stage.gateway.sessions(), 1, "who listens is not idle");
+    assert_eq!(stage.gateway.session_count(), 1, "who listens is not idle");
     drop(get);
     stage.saw(Seen::Ended("idle")).await;
-    assert_eq!(stage.gateway.sessions(), 0);
+    assert_eq!(stage.gateway.session_count(), 0);
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_token_that_is_taken_away_ends_the_sessions_that_it_opened() {
     stage.saw(Seen::Ended("revoked")).await;
     assert_eq!(alice.post(&request(1, "echo", json!(1))).await.head.status, 401);
     assert_eq!(bob.post(&request(1, "echo", json!(1))).await.head.status, 200);
-    assert_eq!(stage.gateway.sessions(), 1);
+    assert_eq!(stage.gateway.session_count(), 1);
 }
 
 #[tokio::test]
@@ -166,12 +166,14 @@ async fn at_the_old_address_nothing_is_waited_for_longer_than_it_may_take() {
 async fn an_address_that_is_taken_is_told_and_the_endpoint_stays_where_it_is() {
     let stage = Stage::new(|_| {});
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let error = stage.gateway.elsewhere(ListenSetting::At(taken.local_addr().unwrap())).unwrap_err();
+    let error = stage.gateway.bind_new_address(ListenSetting::Address(taken.local_addr().unwrap())).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-    for same in
-        [ListenSetting::At(stage.address), ListenSetting::At(([127, 0, 0, 1], 0).into()), ListenSetting::Anywhere]
-    {
-        assert!(stage.gateway.elsewhere(same).unwrap().is_none(), "{same:?}");
+    for same in [
+        ListenSetting::Address(stage.address),
+        ListenSetting::Address(([127, 0, 0, 1], 0).into()),
+        ListenSetting::DefaultAddress,
+    ] {
+        assert!(stage.gateway.bind_new_address(same).unwrap().is_none(), "{same:?}");
     }
     stage.reload(|_| {}, None).unwrap();
     assert_eq!(stage.gateway.address(), stage.address);
@@ -227,8 +229,8 @@ async fn each_end_of_a_session_is_told_with_its_reason() {
     second.begin("2025-11-25").await;
     let third = Client::initialized(stage.address, "2025-11-25").await;
     assert_eq!(stage.disconnected().await, (public(&first), 0, "evicted".into()));
-    stage.gateway.removed(&endpoint("shared"));
-    stage.gateway.removed(&endpoint("alices"));
+    stage.gateway.end_endpoint_sessions(&endpoint("shared"));
+    stage.gateway.end_endpoint_sessions(&endpoint("alices"));
     assert_eq!(stage.disconnected().await, (public(&second), 0, "removed".into()));
 
     stage.reload(|settings| settings.limits.session_age_max = Duration::from_millis(1), None).unwrap();
@@ -249,7 +251,7 @@ async fn each_end_of_a_session_is_told_with_its_reason() {
     let mut without = plan();
     without.users[0].tokens.remove(0);
     stage.access.apply(&without);
-    stage.gateway.revoke();
+    stage.gateway.end_revoked_sessions();
     assert_eq!(stage.disconnected().await, (public(&revoked), 0, "revoked".into()));
     stage.access.apply(&plan());
     let last = Client::initialized(stage.address, "2025-11-25").await;

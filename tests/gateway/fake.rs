@@ -111,20 +111,20 @@ impl EndpointHandler for Fake {
         .boxed()
     }
 
-    fn began(&self, _session: &Arc<ClientSession>) {
+    fn handle_session_start(&self, _session: &Arc<ClientSession>) {
         let _ = self.seen.send(Seen::Began);
     }
 
-    fn request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
+    fn handle_request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
-            let EndpointCall { message, origin, withdrawn, .. } = call;
+            let EndpointCall { message, origin, cancellation: withdrawn, .. } = call;
             let method = message.method().unwrap_or_default().to_owned();
             let _ = seen.send(Seen::Asked(method.clone()));
             let mut watch = Watch { seen: seen.clone(), method: method.clone(), answered: false };
             let note = |text: &str| {
                 let parts = [r#"{"jsonrpc":"2.0","method":"note","params":""#, text, r#""}"#];
-                session.say(Some(origin.call), &parts);
+                session.send(Some(origin.call), &parts);
             };
             if method == "talk" || method == "chat" {
                 note("first");
@@ -143,8 +143,8 @@ impl EndpointHandler for Fake {
                 biased;
                 words = withdrawn => match words {
                     Ok(words) => {
-                        let _ = seen.send(Seen::Withdrawn(words.of().unwrap_or_default().to_owned()));
-                        CallAnswer::Withdrawn
+                        let _ = seen.send(Seen::Withdrawn(words.cancelled_id().unwrap_or_default().to_owned()));
+                        CallAnswer::Cancelled
                     }
                     Err(_) => futures::future::pending().await,
                 },
@@ -156,7 +156,7 @@ impl EndpointHandler for Fake {
         .boxed()
     }
 
-    fn notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
+    fn handle_notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
         let _ = self.seen.send(Seen::Told(message.method().unwrap_or_default().to_owned()));
         // How often, and how much at once.
         let often: Option<[usize; 2]> = message.params().and_then(|params| serde_json::from_str(params).ok());
@@ -164,13 +164,13 @@ impl EndpointHandler for Fake {
             let [often, letters] = often.unwrap_or([1, 0]);
             let text = "a".repeat(letters);
             for _ in 0..often {
-                session.say(None, &[r#"{"jsonrpc":"2.0","method":"shouted","params":""#, &text, r#""}"#]);
+                session.send(None, &[r#"{"jsonrpc":"2.0","method":"shouted","params":""#, &text, r#""}"#]);
             }
         }
     }
 
-    fn ended(&self, session: &Arc<ClientSession>) {
-        let _ = self.seen.send(Seen::Ended(session.ended().map_or("not", |end| end.as_str())));
+    fn handle_session_end(&self, session: &Arc<ClientSession>) {
+        let _ = self.seen.send(Seen::Ended(session.end_reason().map_or("not", |end| end.as_str())));
     }
 }
 
@@ -185,9 +185,9 @@ pub(crate) struct Stage {
 }
 
 fn user(name: &str, tokens: &[&str]) -> GatewayUser {
-    let tokens = tokens.iter().copied().map(TokenHash::of).collect();
+    let tokens = tokens.iter().copied().map(TokenHash::from_token).collect();
     let (team, team_slug, user, slug) = ("team".into(), "acme".into(), name.into(), name.into());
-    GatewayUser { team, team_slug, user, slug, tokens, token_kept: false, flat: false }
+    GatewayUser { team, team_slug, user, slug, tokens, has_stored_token: false, flat: false }
 }
 
 /// Alice, who has two tokens, and Bob.
@@ -230,7 +230,7 @@ impl Stage {
     /// Another place.
     pub(crate) fn elsewhere(&self) -> TcpListener {
         let other = SocketAddr::from(([127, 0, 0, 2], 0));
-        self.gateway.elsewhere(ListenSetting::At(other)).unwrap().unwrap()
+        self.gateway.bind_new_address(ListenSetting::Address(other)).unwrap().unwrap()
     }
 
     /// The next end of a session that is told: its public id, how many tools were called, and why it ended.

@@ -117,8 +117,8 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn whatever_is_read_is_a_message_or_refused_and_a_message_is_what_any_reader_reads(bytes in text()) {
-        let read = RpcMessage::read(Bytes::copy_from_slice(&bytes));
-        let viewed = std::str::from_utf8(&bytes).ok().map(MessageView::read);
+        let read = RpcMessage::parse(Bytes::copy_from_slice(&bytes));
+        let viewed = std::str::from_utf8(&bytes).ok().map(MessageView::parse);
         prop_assert_eq!(read.is_ok(), viewed.is_some_and(|viewed| viewed.is_ok()));
         let Ok(message) = read else { return Ok(()) };
         prop_assert_eq!(message.text().as_bytes(), &bytes);

@@ -239,7 +239,7 @@ async fn a_call_that_waits_for_its_client_ends_with_its_server() {
     let mut played = stage().await;
     let mut guest = guest(&played, "/i/files/mcp").await;
     let kept = state(&guest.ask("tools/call", call("ask")).await);
-    played.gateway.removed(&EndpointId::Instance(id("a")));
+    played.gateway.end_endpoint_sessions(&EndpointId::Instance(id("a")));
     let cancelled = timeout(GIVE_UP, played.house.hears("notifications/cancelled")).await.unwrap();
     assert!(cancelled.contains("requestId"), "{cancelled}");
     is_unknown(&mut guest, &call("ask"), &kept).await;
@@ -361,10 +361,10 @@ async fn of_clients_that_vanish_nothing_stays() {
         timeout(GIVE_UP, played.house.hears("\"hang\"")).await.unwrap();
         drop((listens, hangs));
         timeout(GIVE_UP, played.house.hears("notifications/cancelled")).await.unwrap();
-        assert!(played.gateway.sessions() <= 40, "{round}");
+        assert!(played.gateway.session_count() <= 40, "{round}");
     }
     let all_gone = async {
-        while played.gateway.sessions() > 0 {
+        while played.gateway.session_count() > 0 {
             tokio::task::yield_now().await;
         }
     };

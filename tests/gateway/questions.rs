@@ -662,7 +662,7 @@ async fn an_instance_that_is_removed_takes_its_sessions_with_it() {
     whole.uninstall(&id).await;
     assert_eq!(client.listens.event().await, None);
     assert_eq!(client.posts.post(&request(1, "ping", json!({}))).await.head.status, 404);
-    assert_eq!(whole.gateway.sessions(), 0);
+    assert_eq!(whole.gateway.session_count(), 0);
     // Under the same name there is another one, and nobody is in it.
     whole.online(Server::mirror("mirror")).await;
     assert_eq!(client.posts.post(&request(1, "ping", json!({}))).await.head.status, 404);

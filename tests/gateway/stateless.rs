@@ -37,7 +37,7 @@ async fn a_request_that_says_all_of_itself_needs_no_session() {
     // What says that it is in a session is in none.
     guest.client.session = Some("0".repeat(48));
     assert_eq!(guest.result("echo", json!({"x": 2})).await["x"], 2);
-    assert_eq!(stage.gateway.sessions(), 0);
+    assert_eq!(stage.gateway.session_count(), 0);
     assert!(stage.events.try_recv().is_err(), "nobody is told of one request");
 }
 
@@ -250,7 +250,7 @@ async fn a_token_that_is_taken_away_ends_what_was_asked_with_it() {
     let mut without = plan();
     without.users.remove(0);
     stage.access.apply(&without);
-    stage.gateway.revoke();
+    stage.gateway.end_revoked_sessions();
     for guest in [&mut guest, &mut terse] {
         stage.saw(Seen::Cancelled("hold".into())).await;
         assert_eq!(guest.client.head().await.status, 503);
@@ -279,7 +279,7 @@ async fn a_token_that_is_taken_away_while_a_body_comes_in_is_good_for_nothing() 
     let mut without = plan();
     without.users.remove(0);
     stage.access.apply(&without);
-    stage.gateway.revoke();
+    stage.gateway.end_revoked_sessions();
     stage.saw(Seen::Ended("revoked")).await;
     for (mut client, body) in coming {
         client.send_raw(body.as_bytes()).await;
@@ -325,7 +325,7 @@ async fn who_listens_is_told_first_what_of_it_is_agreed_on_and_counts_as_a_sessi
     assert_eq!(first["method"], "notifications/subscriptions/acknowledged");
     assert_eq!(first["params"]["notifications"], agreed);
     assert_eq!(first["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], id);
-    assert_eq!(stage.gateway.sessions(), 1);
+    assert_eq!(stage.gateway.session_count(), 1);
     let Some(Event::ClientConnected { client_type, .. }) = stage.events.recv().await else { panic!("it is not told") };
     assert_eq!(client_type, "raw/1");
     // It is not idle, so nobody has its place.
@@ -334,7 +334,7 @@ async fn who_listens_is_told_first_what_of_it_is_agreed_on_and_counts_as_a_sessi
     assert_eq!(full.head.status, 503);
     drop(guest);
     let (_, _, reason) = stage.disconnected().await;
-    assert_eq!((reason.as_str(), stage.gateway.sessions()), ("closed", 0));
+    assert_eq!((reason.as_str(), stage.gateway.session_count()), ("closed", 0));
     for wrong in [json!({}), json!({"notifications": 1}), json!({"notifications": {"resourceSubscriptions": "a"}})] {
         let answer = other.ask("subscriptions/listen", wrong).await;
         assert_eq!((answer.head.status, &answer.json()["error"]["code"]), (400, &json!(-32602)));

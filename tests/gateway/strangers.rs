@@ -240,7 +240,7 @@ async fn a_user_has_so_many_sessions_and_the_idlest_makes_room() {
     stage.saw(Seen::Ended("evicted")).await;
     assert_eq!(first.post(&request(1, "echo", json!(1))).await.head.status, 404);
     assert_eq!(second.post(&request(1, "echo", json!(1))).await.head.status, 200);
-    assert_eq!(stage.gateway.sessions(), 2);
+    assert_eq!(stage.gateway.session_count(), 2);
 }
 
 #[tokio::test]
@@ -250,5 +250,5 @@ async fn a_server_that_is_away_gives_no_session() {
     let answer = client.post(&initialize("away")).await;
     assert_eq!((answer.head.status, &answer.json()["error"]["code"]), (200, &json!(-32000)));
     assert_eq!(answer.head.header("mcp-session-id"), None);
-    assert_eq!(stage.gateway.sessions(), 0);
+    assert_eq!(stage.gateway.session_count(), 0);
 }

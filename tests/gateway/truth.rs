@@ -53,11 +53,11 @@ fn next_step(error: &CallError, status: Status, name: &str) -> String {
     let full = format!("{name}-acme-alice-{name}");
     let missing = ["API_KEY".to_owned()];
     let target = CallTarget { label: None, name: &full, missing: &missing };
-    CallRefusal::of_call(error, Some(status), &target).next_step.unwrap()
+    CallRefusal::from_call_error(error, Some(status), &target).next_step.unwrap()
 }
 
 fn next_step_in(status: Status, name: &str) -> String {
-    let remedy = Remedy::of(status, status == Status::Offline, false);
+    let remedy = Remedy::for_status(status, status == Status::Offline, false);
     next_step(&CallError::Refused { status, message: String::new(), remedy }, status, name)
 }
 

@@ -125,12 +125,12 @@ impl Server {
             installation: self.name.into(),
             server: self.name.into(),
             target: self.target,
-            server_layer: ConfigTier { args, env, ..ConfigTier::default() },
-            team_layer: ConfigTier::default(),
-            user_layer: ConfigTier::default(),
+            server_tier: ConfigTier { args, env, ..ConfigTier::default() },
+            team_tier: ConfigTier::default(),
+            user_tier: ConfigTier::default(),
             user_required: self.user_required,
-            keep: self.keep,
-            on_update: UpdateMethod::default(),
+            lifetime: self.keep,
+            update_method: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::new(self.policy),
         }
@@ -228,7 +228,7 @@ impl Whole {
     /// As a satellite does when an instance is removed.
     pub(crate) async fn uninstall(&self, id: &InstanceId) {
         self.runtime.uninstall(id).await.unwrap();
-        self.gateway.removed(&EndpointId::Instance(id.clone()));
+        self.gateway.end_endpoint_sessions(&EndpointId::Instance(id.clone()));
     }
 }
 

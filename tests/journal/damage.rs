@@ -61,7 +61,7 @@ async fn a_damaged_page_costs_what_was_on_it_and_readers_pass_over_it() {
     let journal = home.open();
     journal.remember(&id, "{}".into());
     append_all(&journal, 1..=EVENTS).await;
-    journal.sending(10, None).await.unwrap();
+    journal.store_delivery(10, None).await.unwrap();
     journal.close().await;
     // In the middle of the events.
     scribble(&home, size(&home) / 2 / 4096 * 4096, 3 * 4096);

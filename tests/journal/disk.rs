@@ -27,7 +27,7 @@ async fn a_full_disk_is_told_and_nothing_is_lost_or_stored_twice() {
     }
     same(stored(disk.path()), range(1..=1_000));
     assert_eq!(journal.outbox(0, 10_000).await.unwrap().len(), 1_000, "and delivered");
-    journal.stored(5_000).await;
+    journal.wait_stored(5_000).await;
     assert_eq!(journal.status().journalled_through, 1_000);
 
     disk.relieve();
@@ -48,8 +48,8 @@ async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
     for after in (0..1_000).step_by(100) {
         assert_eq!(journal.outbox(after, 100).await.unwrap().len(), 100);
         let sending = Some(BatchInFlight { id: 7 + after, first: after + 1, last: after + 100, refused: Vec::new() });
-        journal.sending(after, sending).await.unwrap();
-        journal.sending(after + 100, None).await.unwrap();
+        journal.store_delivery(after, sending).await.unwrap();
+        journal.store_delivery(after + 100, None).await.unwrap();
     }
     assert_eq!(journal.status().backlog, 0);
     in_memory(&journal);
@@ -143,7 +143,7 @@ async fn a_disk_that_is_well_again_is_told_though_nobody_writes() {
     let disk = Disk::new(4 * MIB);
     let journal = open(disk.path());
     disk.fill(0);
-    journal.command_done("1", "x".repeat(2 * MIB)).await.unwrap_err();
+    journal.record_command_result("1", "x".repeat(2 * MIB)).await.unwrap_err();
     in_memory(&journal);
     disk.relieve();
     wait_for("the disk to be well", || (journal.status().state == JournalState::Ok).then_some(()));
@@ -162,7 +162,7 @@ fn hanging() -> (Home, Journal, Arc<AtomicBool>) {
             now()
         }
     });
-    let journal = Journal::open_at(home.path(), JournalLimits::default(), clock).unwrap();
+    let journal = Journal::open_with_clock(home.path(), JournalLimits::default(), clock).unwrap();
     is_ok(&journal);
     (home, journal, hangs)
 }
@@ -172,7 +172,7 @@ async fn the_end_of_a_satellite_does_not_wait_for_a_disk_that_hangs() {
     let (home, journal, hangs) = hanging();
     append_all(&journal, 1..=10).await;
     hangs.store(true, Ordering::Release);
-    drop(journal.command_begun("1").await.unwrap_err());
+    drop(journal.record_command_start("1").await.unwrap_err());
     journal.close().await;
     same(home.stored(), range(1..=10));
     hangs.store(false, Ordering::Release);
@@ -184,7 +184,7 @@ async fn the_end_of_a_satellite_does_not_wait_for_a_disk_that_hangs() {
 async fn a_disk_that_hangs_is_told_and_nobody_waits_for_it() {
     let (_home, journal, hangs) = hanging();
     hangs.store(true, Ordering::Release);
-    let asked = journal.command_begun("1").await.unwrap_err().to_string();
+    let asked = journal.record_command_start("1").await.unwrap_err().to_string();
     assert!(asked.ends_with("the disk does not answer"), "{asked}");
     assert_eq!(unavailable(journal.append(batch(1..=3)).await), asked);
     assert_eq!(in_memory(&journal), asked);
@@ -201,7 +201,7 @@ async fn a_disk_that_hangs_reserves_no_numbers_and_no_number_is_used_twice() {
     // These have numbers, and the satellite ends before they are stored.
     journal.reserve(15).await.unwrap();
     hangs.store(true, Ordering::Release);
-    drop(journal.command_begun("1").await.unwrap_err());
+    drop(journal.record_command_start("1").await.unwrap_err());
     assert!(journal.reserve(300).await.unwrap_err().ends_with("the disk does not answer"));
     // As the next satellite finds it after a kill: what hangs has written nothing.
     let next = Home::new();

@@ -27,17 +27,17 @@ async fn the_outbox_is_read_in_order_behind_the_cursor_and_goes_on_after_a_resta
     same(seqs(&first), range(1..=100));
     assert_eq!(first[0], event_at(1, first[0].timestamp));
     let sending = Some(BatchInFlight { id: 77, first: 1, last: 100, refused: vec![50] });
-    journal.sending(0, sending.clone()).await.unwrap();
+    journal.store_delivery(0, sending.clone()).await.unwrap();
     journal.close().await;
 
     let journal = home.open();
     journal.expect_delivery();
     let state = journal.delivery().await.unwrap();
     assert_eq!(state, DeliveryState { cursor: 0, sending });
-    journal.sending(100, None).await.unwrap();
+    journal.store_delivery(100, None).await.unwrap();
     assert_eq!(is_ok(&journal).backlog, 150);
     assert_eq!(seqs(&journal.outbox(100, 1_000).await.unwrap()), range(101..=250));
-    journal.sending(90, None).await.unwrap();
+    journal.store_delivery(90, None).await.unwrap();
     assert_eq!(journal.delivery().await.unwrap().cursor, 100, "it never goes back");
 }
 
@@ -45,7 +45,7 @@ async fn the_outbox_is_read_in_order_behind_the_cursor_and_goes_on_after_a_resta
 async fn where_nobody_was_delivered_to_whoever_is_new_begins_with_what_comes() {
     let home = Home::new();
     let journal = home.open();
-    journal.expect_nobody();
+    journal.expect_no_delivery();
     append_all(&journal, 1..=10).await;
     journal.close().await;
     let journal = home.open();
@@ -133,18 +133,18 @@ async fn what_went_directly_is_stored_when_the_disk_takes_it() {
 async fn a_start_with_nobody_to_deliver_to_does_not_lose_what_is_owed() {
     let home = Home::new();
     let journal = home.open();
-    journal.expect_nobody();
+    journal.expect_no_delivery();
     append_all(&journal, 1..=10).await;
     journal.close().await;
     let journal = home.open();
     journal.expect_delivery();
     assert_eq!(journal.delivery().await.unwrap().cursor, 10, "nobody has ever waited for these");
     append_all(&journal, 11..=20).await;
-    journal.sending(15, None).await.unwrap();
+    journal.store_delivery(15, None).await.unwrap();
     journal.close().await;
     for seq in [21, 22] {
         let journal = home.open();
-        journal.expect_nobody();
+        journal.expect_no_delivery();
         append_all(&journal, seq..=seq).await;
         journal.close().await;
     }

@@ -58,7 +58,7 @@ async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
 
     let mut events = journal::read(home.path(), StoredEventQuery { user: some("bob"), ..all() }).unwrap();
     assert_eq!(events.by_ref().count(), 2);
-    assert_eq!(events.passed(), Some(9), "also what was not wanted is passed");
+    assert_eq!(events.last_read(), Some(9), "also what was not wanted is passed");
 }
 
 #[test]

@@ -60,13 +60,13 @@ async fn what_is_delivered_goes_before_what_is_not_and_only_the_latter_is_told()
     let told = Told::by(&journal);
     append_all(&journal, 1..=1_000).await;
     journal.outbox(0, 1_000).await.unwrap();
-    journal.sending(1_000, None).await.unwrap();
+    journal.store_delivery(1_000, None).await.unwrap();
     // What delivery has in its hands.
     let last = overfill(&journal, 1_001).await;
     assert_eq!(told.ranges(&journal).await, [], "all that went was delivered");
     let handed = journal.outbox(1_000, 100).await.unwrap();
     let sending = BatchInFlight { id: 7, first: 1_001, last: 1_100, refused: Vec::new() };
-    journal.sending(1_000, Some(sending)).await.unwrap();
+    journal.store_delivery(1_000, Some(sending)).await.unwrap();
 
     append_all(&journal, last + 1..=3 * last).await;
     // It is told when there is room again.
@@ -118,7 +118,7 @@ async fn what_is_old_goes_but_not_before_it_is_delivered() {
     journal
         .append(batch_of(old(1..=6_000).chain((6_001..=6_010).map(|seq| event_at(seq, days_ago(29)))).collect()))
         .await;
-    journal.sending(5_500, None).await.unwrap();
+    journal.store_delivery(5_500, None).await.unwrap();
     journal.close().await;
 
     let journal = home.open();
@@ -159,11 +159,11 @@ async fn old_lines_and_commands_go_by_their_age() {
         _ => envelope,
     };
     journal.append(batch_of(vec![at(server_logs(1, "alice", 1..=2), 31), server_logs(2, "alice", 3..=3)])).await;
-    journal.command_begun("new").await.unwrap();
+    journal.record_command_start("new").await.unwrap();
     journal.close().await;
     let long_ago: journal::JournalClock = Arc::new(|| days_ago(8));
-    let journal = Journal::open_at(home.path(), JournalLimits::default(), long_ago).unwrap();
-    journal.command_begun("old").await.unwrap();
+    let journal = Journal::open_with_clock(home.path(), JournalLimits::default(), long_ago).unwrap();
+    journal.record_command_start("old").await.unwrap();
     journal.close().await;
 
     let journal = home.open();
@@ -179,8 +179,8 @@ async fn old_lines_and_commands_go_by_their_age() {
 async fn a_clock_that_went_back_or_forth_loses_nothing() {
     let home = Home::new();
     // What is old is gone when this is.
-    let long_ago = Journal::open_at(home.path(), JournalLimits::default(), Arc::new(|| days_ago(8))).unwrap();
-    long_ago.command_begun("old").await.unwrap();
+    let long_ago = Journal::open_with_clock(home.path(), JournalLimits::default(), Arc::new(|| days_ago(8))).unwrap();
+    long_ago.record_command_start("old").await.unwrap();
     // Written while the clock was wrong, both ways; order is that of the numbers.
     let events = [now(), days_ago(-3_650), days_ago(3_650), Timestamp::UNIX_EPOCH, now()];
     long_ago.append(batch_of((1..).zip(events).map(|(seq, at)| event_at(seq, at)).collect())).await;
@@ -194,7 +194,8 @@ async fn a_clock_that_went_back_or_forth_loses_nothing() {
     journal.close().await;
     assert_eq!(home.stored(), range(1..=6));
     // Started while the clock stood at its beginning.
-    let journal = Journal::open_at(home.path(), JournalLimits::default(), Arc::new(|| Timestamp::UNIX_EPOCH)).unwrap();
+    let journal =
+        Journal::open_with_clock(home.path(), JournalLimits::default(), Arc::new(|| Timestamp::UNIX_EPOCH)).unwrap();
     assert_eq!(journal.next_seq(), 7);
     append_all(&journal, 7..=7).await;
     journal.close().await;
@@ -227,7 +228,7 @@ async fn lines_that_take_all_the_room_go_and_not_the_events_that_are_to_be_deliv
     let told = Told::by(&journal);
     for seq in 1..=200 {
         assert_eq!(journal.append(batch_of(vec![server_logs(seq, "alice", 1..=100)])).await, SinkAnswer::Accepted);
-        journal.sending(seq, None).await.unwrap();
+        journal.store_delivery(seq, None).await.unwrap();
     }
     append_all(&journal, 201..=1_200).await;
     let status = is_ok(&journal);

@@ -21,7 +21,7 @@ async fn events_are_stored_and_read_back_as_they_were() {
     assert_eq!((status.journalled_through, status.first_seq, status.last_seq), (3, Some(1), Some(3)));
     assert_eq!((status.path, status.backlog), (home.database(), 0));
     assert!(status.bytes > 0);
-    assert_eq!(*journal.appended().borrow(), 3);
+    assert_eq!(*journal.watch_appended().borrow(), 3);
 }
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn logs_of_each_instance_are_kept_within_their_limit() {
     let calls = journal::request_logs(home.path(), |_| true).unwrap();
     assert_eq!(calls.lines.iter().map(|logged| logged.line.response_time_ms).collect::<Vec<_>>(), [18, 19, 20]);
     assert_eq!((calls.through, calls.skipped), (4, 0));
-    assert_eq!(*calls.lines[0].of.process_id, *subject("acme", "alice").process_id);
+    assert_eq!(*calls.lines[0].subject.process_id, *subject("acme", "alice").process_id);
 
     // The events that brought them are still whole.
     same(home.stored(), range(1..=4));
@@ -126,14 +126,14 @@ async fn a_command_is_known_once_it_was_begun_also_after_a_restart() {
     let home = Home::new();
     let journal = home.open();
     assert_eq!(journal.command("c1").await, Ok(None));
-    journal.command_begun("c1").await.unwrap();
-    journal.command_begun("c2").await.unwrap();
-    journal.command_done("c2", "{\"ok\":true}".into()).await.unwrap();
-    journal.command_begun("c2").await.unwrap();
+    journal.record_command_start("c1").await.unwrap();
+    journal.record_command_start("c2").await.unwrap();
+    journal.record_command_result("c2", "{\"ok\":true}".into()).await.unwrap();
+    journal.record_command_start("c2").await.unwrap();
     journal.close().await;
     assert_eq!(journal.command("c1").await, Err(journal::JournalError::Closed));
     let journal = home.open();
-    assert_eq!(journal.command("c1").await, Ok(Some(CommandRecord::Begun)));
+    assert_eq!(journal.command("c1").await, Ok(Some(CommandRecord::Started)));
     assert_eq!(journal.command("c2").await, Ok(Some(CommandRecord::Done("{\"ok\":true}".into()))));
 }
 
@@ -141,7 +141,7 @@ async fn a_command_is_known_once_it_was_begun_also_after_a_restart() {
 async fn who_waits_for_an_event_to_be_stored_waits_for_the_transaction() {
     let home = Home::new();
     let journal = home.open();
-    let mut waiting = std::pin::pin!(journal.stored(2));
+    let mut waiting = std::pin::pin!(journal.wait_stored(2));
     assert!(futures::poll!(&mut waiting).is_pending());
     append_all(&journal, 1..=1).await;
     assert!(futures::poll!(&mut waiting).is_pending());

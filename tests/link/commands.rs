@@ -43,7 +43,7 @@ async fn a_restart_is_confirmed_by_the_status_of_another_run() {
     let told = json!([{"instance": "files-acme-alice-a", "status": "online", "status_message": null}]);
     assert_eq!(result["result"]["instances"], told);
     let after = yard.fleet.view("a").unwrap();
-    assert_eq!((after.status, yard.fleet.sim.opened()), (Status::Online, 2));
+    assert_eq!((after.status, yard.fleet.sim.opened_count()), (Status::Online, 2));
     assert_ne!(after.initialized_at, before.initialized_at);
 }
 
@@ -57,7 +57,7 @@ async fn kill_has_an_instance_stay_down_and_spawn_brings_it_back() {
         (&result["status"], &result["result"]["instances"][0]["status"]),
         (&json!("completed"), &json!("offline"))
     );
-    assert_eq!(yard.fleet.view("a").unwrap().want, RequestedState::Stopped);
+    assert_eq!(yard.fleet.view("a").unwrap().requested_state, RequestedState::Stopped);
     peer.command(command("c2", "spawn", &json!({"installation_id": "a"})));
     let result = peer.result("c2").await;
     assert_eq!(
@@ -105,7 +105,7 @@ async fn an_immediate_kill_does_not_wait_for_a_restart_that_hangs() {
     kill["priority"] = json!("immediate");
     peer.command(kill);
     assert_eq!(peer.result("kill").await["status"], "completed");
-    assert_eq!(yard.fleet.view("a").unwrap().want, RequestedState::Stopped);
+    assert_eq!(yard.fleet.view("a").unwrap().requested_state, RequestedState::Stopped);
     let result = peer.result("slow").await;
     assert_eq!(result["status"], "failed", "{result}");
     assert!(!result["error"].as_str().unwrap().contains("at the deadline"), "{result}");
@@ -124,7 +124,7 @@ async fn a_command_is_carried_out_once_however_often_it_comes_and_its_result_is_
         wait_for("two attempts", || (peer.seen("result").len() > before + 1).then_some(())).await;
     }
     first.complains("results of commands").await;
-    assert_eq!(yard.fleet.sim.opened(), 2, "one restart");
+    assert_eq!(yard.fleet.sim.opened_count(), 2, "one restart");
 
     // And by a satellite that was started again.
     drop(first);
@@ -132,17 +132,17 @@ async fn a_command_is_carried_out_once_however_often_it_comes_and_its_result_is_
     let second = yard.link();
     assert_eq!(peer.result("c1").await["status"], "completed");
     second.until("all to be well", |status| status.connected && status.last_error.is_none()).await;
-    assert_eq!(yard.fleet.sim.opened(), 2, "no other one");
+    assert_eq!(yard.fleet.sim.opened_count(), 2, "no other one");
 }
 
 #[tokio::test]
 async fn one_that_was_begun_before_the_satellite_was_ended_is_only_confirmed() {
     let peer = Peer::start().await;
     let (yard, _linked) = linked(&peer, &["a"]).await;
-    yard.done.begun(&format!("{}/sat-1/c1", peer.url())).await.unwrap();
+    yard.done.record_start(&format!("{}/sat-1/c1", peer.url())).await.unwrap();
     peer.command(restart("c1", "a"));
     assert_eq!(peer.result("c1").await["status"], "completed");
-    assert_eq!(yard.fleet.sim.opened(), 1);
+    assert_eq!(yard.fleet.sim.opened_count(), 1);
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn a_command_that_has_expired_by_the_backends_clock_does_nothing_and_says_
     late["expires_at"] = "2019-12-31T23:59:59Z".into();
     peer.command(late);
     let result = peer.result("late").await;
-    assert_eq!((&result["status"], yard.fleet.sim.opened()), (&json!("expired"), 1), "{result}");
+    assert_eq!((&result["status"], yard.fleet.sim.opened_count()), (&json!("expired"), 1), "{result}");
     // Long past by our clock.
     let mut timely = restart("timely", "a");
     timely["expires_at"] = "2020-01-01T01:00:00Z".into();
@@ -235,7 +235,7 @@ async fn one_that_cannot_be_read_is_answered_and_holds_no_other_one_back() {
         assert_eq!(result["status"], "failed", "{id}");
         assert!(result["error"].as_str().unwrap().contains(word), "{result}");
     }
-    assert_eq!(yard.fleet.sim.opened(), 2, "the late one did nothing");
+    assert_eq!(yard.fleet.sim.opened_count(), 2, "the late one did nothing");
 }
 
 #[tokio::test]
@@ -247,11 +247,11 @@ async fn a_command_of_the_same_id_for_another_satellite_is_another_one() {
     peer.revoke();
     peer.token("token-2");
     let plan = mcp_satellite::config::BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() };
-    linked.link.renew(&plan);
+    linked.link.set_registration_token(&plan);
     linked.until("another registration", |status| status.satellite_id.as_deref() == Some("sat-2")).await;
     peer.command(restart("c1", "a"));
     wait_for("another result", || (peer.results("c1").len() == 2).then_some(())).await;
-    assert_eq!(yard.fleet.sim.opened(), 3, "two restarts");
+    assert_eq!(yard.fleet.sim.opened_count(), 3, "two restarts");
 }
 
 #[tokio::test]
@@ -305,7 +305,7 @@ async fn a_health_check_finds_out_whether_credentials_are_taken() {
         );
     }
     let server = yard.fleet.sim.remote(&far.spec.id);
-    server.change(|manner| manner.wants = Some(("Authorization".to_owned(), "another".into())));
+    server.change(|manner| manner.required_header = Some(("Authorization".to_owned(), "another".into())));
     peer.command(command(
         "c3",
         "health_check",
@@ -317,10 +317,10 @@ async fn a_health_check_finds_out_whether_credentials_are_taken() {
     assert_eq!(instance["status"], "requires_reauth");
 
     // Down is neither.
-    server.change(|manner| manner.wants = None);
+    server.change(|manner| manner.required_header = None);
     peer.command(configure("c4", "mcp_recovery", "f"));
     assert_eq!(peer.result("c4").await["status"], "completed", "a recovery connects again");
-    server.down(FailureKind::Refused);
+    server.take_down(FailureKind::Refused);
     peer.command(command("c5", "health_check", &json!({"installation_id": "f"})));
     let result = peer.result("c5").await;
     assert_eq!(
@@ -354,10 +354,10 @@ async fn configure_has_the_fleet_be_what_the_configuration_says_now() {
     let now = yard.fleet.view("b").unwrap();
     assert_eq!((now.status, now.spec.args.len()), (Status::Online, 1));
 
-    let runs = yard.fleet.sim.opened();
+    let runs = yard.fleet.sim.opened_count();
     peer.command(configure("redeploy", "mcp_redeploy", "b"));
     assert_eq!(peer.result("redeploy").await["status"], "completed");
-    assert_eq!(yard.fleet.sim.opened(), runs + 2, "alice's and bob's");
+    assert_eq!(yard.fleet.sim.opened_count(), runs + 2, "alice's and bob's");
 
     peer.configure(config("h4", &["alice"], &["a", "b"]));
     let left = json!({"event": "team_member_removed", "team_id": "team_acme", "user_id": "bob"});
@@ -467,7 +467,7 @@ async fn a_member_who_has_given_no_value_keeps_no_command_from_being_done_for_th
     assert_eq!(peer.result("c4").await["status"], "completed");
     let bob = view("bob").unwrap();
     assert_eq!(
-        (bob.status, bob.want),
+        (bob.status, bob.requested_state),
         (Status::AwaitingUserConfig, RequestedState::Stopped),
         "it still waits for its user"
     );

@@ -109,7 +109,7 @@ async fn a_backend_that_has_none_yet_changes_nothing_and_is_no_error_of_a_config
     wait_for("more looks", || (peer.seen("config").len() > looks + 3).then_some(())).await;
     let told = yard.fleet.told().await;
     assert!(!told.iter().any(|event| matches!(event, Event::ConfigError { .. })), "{told:?}");
-    assert_eq!((yard.fleet.online("a").await.restarts, yard.fleet.sim.opened()), (0, 1));
+    assert_eq!((yard.fleet.online("a").await.restarts, yard.fleet.sim.opened_count()), (0, 1));
     peer.behave("config", None);
     linked.until("all to be well", |status| status.last_error.is_none()).await;
 }
@@ -164,17 +164,17 @@ async fn the_last_good_one_is_there_for_a_start_without_the_backend() {
     wait_for("the file", || yard.home.path().join(CONFIG_FILE).exists().then_some(())).await;
     linked.until("the hash", |status| status.config_hash.is_some()).await;
     let data_dir = DataDir::open(yard.home.path()).unwrap();
-    let document = BackendLink::remembered(&data_dir, &peer.url()).unwrap();
+    let document = BackendLink::load_stored_config(&data_dir, &peer.url()).unwrap();
     assert_eq!(document.hash, "h1");
     assert_eq!(document.plan(&PlanRestrictions::default()).unwrap().instances.len(), 1);
     assert!(!format!("{document:?}").contains("hunter2"));
-    assert!(BackendLink::remembered(&data_dir, "https://another.example.com").is_none());
+    assert!(BackendLink::load_stored_config(&data_dir, "https://another.example.com").is_none());
 
     drop(linked);
     let taken = yard.fleet.taken.lock().unwrap().len();
     let looks = peer.seen("config").len();
     let again = yard.link();
-    again.link.has_taken_on("h1".to_owned()).await;
+    again.link.set_applied_config("h1".to_owned()).await;
     wait_for("looks", || (peer.seen("config").len() > looks + 3).then_some(())).await;
     assert!(yard.fleet.taken.lock().unwrap().len() <= taken + 1);
 }

@@ -53,7 +53,7 @@ async fn a_key_that_is_not_taken_any_more_is_given_up_and_another_token_register
     assert!(text.contains("api-key-0123456789-1"), "it stays until another one is there");
 
     peer.token("token-2");
-    linked.link.renew(&BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() });
+    linked.link.set_registration_token(&BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() });
     let status = linked.until("a contact", |status| status.connected && status.last_error.is_none()).await;
     assert_eq!(status.satellite_id.as_deref(), Some("sat-2"));
     let text = std::fs::read_to_string(yard.home.path().join(KEY_FILE)).unwrap();
@@ -96,9 +96,9 @@ async fn a_backend_that_refuses_the_key_it_has_just_given_is_not_asked_without_a
     let linked = yard.link();
     wait_for("the first registration", || (!peer.seen("register").is_empty()).then_some(())).await;
     wait_for("the refusal", || linked.status().satellite_id.is_none().then_some(())).await;
-    linked.link.renew(&BackendPlan { token: Some("token-1".into()), ..yard.plan.clone() });
+    linked.link.set_registration_token(&BackendPlan { token: Some("token-1".into()), ..yard.plan.clone() });
     wait_for("the second registration", || (peer.seen("register").len() >= 2).then_some(())).await;
-    linked.link.renew(&BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() });
+    linked.link.set_registration_token(&BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() });
     // The same token again would be a loop.
     peer.token("token-2");
     wait_for("the third registration", || (peer.seen("register").len() >= 3).then_some(())).await;
@@ -156,7 +156,7 @@ async fn events_wait_for_the_registration_and_go_with_the_key_of_the_moment() {
     let peer = Peer::start().await;
     let yard = Yard::new(&peer, None).await;
     let linked = yard.link();
-    let way = linked.link.way();
+    let way = linked.link.event_sink();
     let batch = Arc::new(SinkBatch { id: 41, events: Vec::new() });
     let SinkAnswer::Unavailable(why) = way.send(batch.clone()).await else { panic!("nobody is registered") };
     assert!(why.contains("not registered"), "{why}");
@@ -164,7 +164,7 @@ async fn events_wait_for_the_registration_and_go_with_the_key_of_the_moment() {
     {
         peer.revoke();
         peer.token(token);
-        linked.link.renew(&BackendPlan { token: Some(token.into()), ..yard.plan.clone() });
+        linked.link.set_registration_token(&BackendPlan { token: Some(token.into()), ..yard.plan.clone() });
         linked.until("another registration", |status| status.satellite_id.as_deref() == Some(id)).await;
         assert_eq!(way.send(batch.clone()).await, SinkAnswer::Accepted);
         let seen = peer.seen("events").pop().unwrap();
@@ -183,7 +183,7 @@ async fn a_key_is_not_given_up_because_events_are_refused() {
     let linked = yard.link();
     linked.until("a contact", |status| status.connected).await;
     peer.behave("events", Some(Manner::Status(401, "{\"error\": \"no\"}".to_owned())));
-    let answer = linked.link.way().send(Arc::new(SinkBatch { id: 1, events: Vec::new() })).await;
+    let answer = linked.link.event_sink().send(Arc::new(SinkBatch { id: 1, events: Vec::new() })).await;
     assert_eq!(answer, SinkAnswer::Unauthorized);
     linked.complains("events: the backend rejected the key of the satellite").await;
     let polls = peer.seen("commands").len();

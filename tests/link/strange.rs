@@ -32,7 +32,7 @@ async fn is_survived(what: &'static str, manners: Vec<(Manner, &str)>) {
         assert_eq!(well.satellite_id.as_deref(), Some("sat-1"), "{manner:?}");
     }
     let a = yard.fleet.view("a").unwrap();
-    assert_eq!((a.restarts, yard.fleet.sim.opened()), (0, 1), "it has not noticed anything");
+    assert_eq!((a.restarts, yard.fleet.sim.opened_count()), (0, 1), "it has not noticed anything");
     assert_eq!(peer.seen("register").len(), 1);
 }
 
@@ -120,11 +120,11 @@ async fn a_heartbeat_tells_how_the_satellite_is_and_the_last_one_that_it_ends() 
     );
     let link = linked.link.clone();
     drop(linked);
-    link.end(&*yard.fleet).await;
+    link.send_last_heartbeat(&*yard.fleet).await;
     assert_eq!(peer.seen("heartbeat").pop().unwrap().body["status"], "stopping");
     // And whoever does not listen holds nothing up.
     peer.behave("heartbeat", Some(Manner::Never));
-    link.end(&*yard.fleet).await;
+    link.send_last_heartbeat(&*yard.fleet).await;
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn after_a_suspend_what_is_overdue_is_asked_at_once() {
     linked.until("the next poll to be known", |status| status.next_poll_ms > Some(3_000_000)).await;
     // A task starts to wait only after its answer has arrived, so the first call of `woke` may come too early.
     wait_for("another request of each kind", || {
-        linked.link.woke();
+        linked.link.resumed_after_suspend();
         let [commands, config, heartbeat] = counts();
         (commands > 2 && config > 1 && heartbeat > 1).then_some(())
     })

@@ -97,7 +97,7 @@ impl Yard {
     pub(crate) async fn new(peer: &Peer, token: Option<&str>) -> Self {
         let hanging = Arc::new(Mutex::new(BTreeSet::<String>::new()));
         let hangs = hanging.clone();
-        let sim = SimConnector::with(move |spec, _| {
+        let sim = SimConnector::with_plan(move |spec, _| {
             let handshake_never = hangs.lock().unwrap().contains(spec.id.installation.as_str());
             SimPlan::new(SimScript { handshake_never, ..SimScript::default() })
         });
@@ -147,7 +147,7 @@ impl Yard {
             name: "satellite-0001".to_owned(),
             plan: self.plan.clone(),
             data_dir: DataDir::create(data_dir).unwrap(),
-            done: self.done.clone(),
+            command_log: self.done.clone(),
             seed: 1,
             suspended: Arc::new(move || *suspended.lock().unwrap()),
         });
@@ -185,7 +185,7 @@ impl LinkHost for Servers {
         &self.runtime
     }
 
-    fn take_on<'a>(
+    fn apply_config<'a>(
         &'a self,
         document: BackendDocument,
         _: Instant,
@@ -211,7 +211,7 @@ impl LinkHost for Servers {
                 for spec in all.into_values() {
                     runtime.install(spec).await.unwrap();
                 }
-                runtime.see().await;
+                runtime.sync_snapshot().await;
             });
             if !waits {
                 installing.await.unwrap();
@@ -227,7 +227,7 @@ impl LinkHost for Servers {
         futures::future::ready(()).boxed()
     }
 
-    fn events(&self) -> EventProgress {
+    fn event_progress(&self) -> EventProgress {
         EventProgress { journalled_through: 7, backlog: 3 }
     }
 }

@@ -153,9 +153,9 @@ async fn a_client_that_takes_its_call_back_waits_for_no_answer() {
     let house = house().await;
     let (withdraw, withdrawn) = oneshot::channel();
     let words = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c"}}"#;
-    withdraw.send(RpcMessage::read(words.to_owned().into()).unwrap()).unwrap();
+    withdraw.send(RpcMessage::parse(words.to_owned().into()).unwrap()).unwrap();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"tool_path":"git:hang"}}"#;
-    assert!(matches!(house.outcome(params, withdrawn).await, CallAnswer::Withdrawn));
+    assert!(matches!(house.outcome(params, withdrawn).await, CallAnswer::Cancelled));
     house.end().await;
 }
 
@@ -311,20 +311,20 @@ async fn servers_are_told_as_they_are_and_one_is_started_again() {
 async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
     let house = house().await;
     let callers = CallerCache::default();
-    let caller = || callers.of(house.runtime.snapshot(), &"acme".into(), &"alice".into());
-    let offered = caller().offered();
+    let caller = || callers.caller(house.runtime.snapshot(), &"acme".into(), &"alice".into());
+    let offered = caller().offered_catalogues();
     house.runtime.install(spec("other", "o", "bob")).await.unwrap();
     house.runtime.stop(&InstanceId::new("acme".into(), "bob".into(), "s".into())).await.unwrap();
-    assert!(offered.is_of(&caller()));
-    assert!(!offered.is_of(&CallerSnapshot::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
+    assert!(offered.is_current_for(&caller()));
+    assert!(!offered.is_current_for(&CallerSnapshot::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
     // What is hers does.
     house.runtime.stop(&id("b")).await.unwrap();
-    assert!(!offered.is_of(&caller()));
+    assert!(!offered.is_current_for(&caller()));
     house.runtime.start(&id("b")).await.unwrap();
     house.sees("b", |view| view.status == Status::Online).await;
-    let offered = caller().offered();
+    let offered = caller().offered_catalogues();
     house.runtime.uninstall(&id("a")).await.unwrap();
-    assert!(!offered.is_of(&caller()));
+    assert!(!offered.is_current_for(&caller()));
     assert_eq!(caller().servers().map(|(label, _)| label.to_owned()).collect::<Vec<_>>(), ["git"]);
     house.end().await;
 }
@@ -335,7 +335,7 @@ async fn who_has_not_asked_of_late_is_forgotten() {
     let callers = CallerCache::default();
     for _ in 0..4 {
         for user in 0..200 {
-            callers.of(house.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
+            callers.caller(house.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
         }
         // Another picture of all, in which nobody has asked yet.
         house.runtime.stop(&id("b")).await.unwrap();
@@ -343,7 +343,7 @@ async fn who_has_not_asked_of_late_is_forgotten() {
         house.sees("b", |view| view.status == Status::Online).await;
     }
     for user in 0..500 {
-        drop(callers.of(Arc::new(Snapshot::default()), &"acme".into(), &format!("guest {user}").into()));
+        drop(callers.caller(Arc::new(Snapshot::default()), &"acme".into(), &format!("guest {user}").into()));
     }
     assert!(callers.len() < 500, "{} of 700", callers.len());
     house.end().await;
@@ -358,14 +358,14 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
     let odd = &all[1];
     assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
     assert_eq!(all, ["files__read", odd, "git__log", "git__hang", "git__refuse"]);
-    assert_eq!(flat.part(ItemKind::Tools).owner(odd), Some((&id("a"), "a:b")));
-    assert_eq!(flat.part(ItemKind::Tools).owner("git__log"), Some((&id("b"), "log")));
-    let tool = |name: &str| flat.part(ItemKind::Tools).owner(name);
+    assert_eq!(flat.list(ItemKind::Tools).owner(odd), Some((&id("a"), "a:b")));
+    assert_eq!(flat.list(ItemKind::Tools).owner("git__log"), Some((&id("b"), "log")));
+    let tool = |name: &str| flat.list(ItemKind::Tools).owner(name);
     assert_eq!((tool("log"), tool("secret__hush")), (None, None));
     let read = r#"{"name":"files__read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"files|ui://view"},"n":[1]}}"#;
     assert!(flat.tools().contains(read), "{}", flat.tools());
     assert_eq!(flat.prompts(), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
-    assert_eq!(flat.part(ItemKind::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
+    assert_eq!(flat.list(ItemKind::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
     assert!(flat.resources().starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#));
     assert_eq!(
         flat.resource_templates(),
@@ -375,7 +375,7 @@ async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() 
 }
 
 fn differences(one: &MergedLists, other: &MergedLists) -> Vec<ItemKind> {
-    ItemKind::ALL.into_iter().filter(|thing| one.part(*thing).differs(other.part(*thing))).collect()
+    ItemKind::ALL.into_iter().filter(|thing| one.list(*thing).is_different_from(other.list(*thing))).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -385,7 +385,7 @@ async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
     house.runtime.stop(&id("b")).await.unwrap();
     let without = house.flat();
     assert_eq!(differences(&without, &before), [ItemKind::Tools]);
-    assert_eq!(without.part(ItemKind::Tools).owner("git__log"), None);
+    assert_eq!(without.list(ItemKind::Tools).owner("git__log"), None);
     house.runtime.start(&id("b")).await.unwrap();
     house.sees("b", |view| view.status == Status::Online).await;
     assert_eq!(differences(&house.flat(), &before), []);
@@ -402,7 +402,7 @@ async fn in_flat_mode_no_two_tools_ever_share_a_name() {
     let flat = house.flat();
     let tools: Value = serde_json::from_str(flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
-    let whose: Vec<_> = all.iter().map(|name| flat.part(ItemKind::Tools).owner(name).unwrap()).collect();
+    let whose: Vec<_> = all.iter().map(|name| flat.list(ItemKind::Tools).owner(name).unwrap()).collect();
     assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
     assert_ne!(all[0], all[1]);
     house.end().await;

@@ -27,9 +27,10 @@ async fn fails(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, String) {
         "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments},
     });
     let (_withdraw, withdrawn) = oneshot::channel();
-    let message = RpcMessage::read(request.to_string().into()).unwrap();
+    let message = RpcMessage::parse(request.to_string().into()).unwrap();
     let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
-    let call = EndpointCall { message, origin, withdrawn, timeout: Some(PATIENCE), era: Era::Sessions, client };
+    let call =
+        EndpointCall { message, origin, cancellation: withdrawn, timeout: Some(PATIENCE), era: Era::Sessions, client };
     let CallAnswer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
         panic!("a server has answered: {arguments}")
     };
@@ -68,7 +69,7 @@ async fn a_model_does_not_undo_that_a_person_has_stopped_a_server() {
             )
         );
         let view = fleet.runtime.status(&id).unwrap();
-        assert_eq!((view.want, view.status), (RequestedState::Stopped, Status::Offline));
+        assert_eq!((view.requested_state, view.status), (RequestedState::Stopped, Status::Offline));
     }
     fleet.finish().await;
 }
@@ -98,7 +99,7 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
     ] {
         let id = fleet.online(Server::remote(installation).policy(|all| all.reconnect = policy)).await;
         fleet.remote(&id).kill(failure);
-        fleet.remote(&id).lose(FailureKind::Cut);
+        fleet.remote(&id).report_session_lost(FailureKind::Cut);
         fleet.until(&id, status).await;
     }
 

@@ -19,7 +19,7 @@ use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::{RpcMessage, joined, member};
+use mcp_satellite_actors::rpc::{RpcMessage, join_parts, member};
 use mcp_satellite_actors::seam::{
     Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
     UnsupportedLine,
@@ -52,12 +52,12 @@ impl ServerProcess for Played {
         None
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
         if self.told_to_end { async { ProcessEnd { code: Some(0), signal: None } }.boxed() } else { pending().boxed() }
     }
 
-    fn gone(&mut self) -> BoxFuture<'_, ()> {
-        self.ended().map(|_| ()).boxed()
+    fn wait_all(&mut self) -> BoxFuture<'_, ()> {
+        self.wait().map(|_| ()).boxed()
     }
 
     fn terminate(&mut self) {
@@ -121,7 +121,7 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::U
     let mut lines = BufReader::new(reader).lines();
     let mut asked_for_progress: Option<String> = None;
     while let Ok(Some(line)) = lines.next_line().await {
-        let message = RpcMessage::read(line.clone().into()).unwrap();
+        let message = RpcMessage::parse(line.clone().into()).unwrap();
         let (id, method) = match (message.id(), message.method()) {
             (Some(id), Some(method)) => (id, method),
             // The answer to what was asked on behalf of a call, which answers that: its id is the number of the call.
@@ -209,7 +209,7 @@ async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::Unbounde
     let (reader, mut writer) = split(pipe);
     let mut lines = BufReader::new(reader).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let message = RpcMessage::read(line.clone().into()).unwrap();
+        let message = RpcMessage::parse(line.clone().into()).unwrap();
         let (Some(id), Some(method)) = (message.id(), message.method()) else {
             let _ = heard.send(line);
             continue;
@@ -287,8 +287,8 @@ pub(crate) fn spec(server: &str, installation: &str, user: &str) -> InstanceSpec
         headers: BTreeMap::new(),
         query: BTreeMap::new(),
         missing: Vec::new(),
-        keep: ProcessLifetime::Listed,
-        on_update: UpdateMethod::default(),
+        lifetime: ProcessLifetime::Listed,
+        update_method: UpdateMethod::default(),
         request_logging: true,
         mask: SecretMask::default(),
         policy: Arc::new(Policy::default()),
@@ -355,9 +355,9 @@ impl House {
     /// What a call of this meta-tool by alice comes to, with these params as they are.
     pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<RpcMessage>) -> face::CallAnswer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
-        let message = RpcMessage::read(text.into()).unwrap();
+        let message = RpcMessage::parse(text.into()).unwrap();
         let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
-        let call = EndpointCall { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
+        let call = EndpointCall { message, origin, cancellation: withdrawn, timeout: None, era: Era::Sessions, client };
         let (team, user) = ("acme".into(), "alice".into());
         timeout(GIVE_UP, self.tools.call((&team, &user), call)).await.unwrap()
     }
@@ -368,7 +368,7 @@ impl House {
         match self.outcome(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), withdrawn).await {
             face::CallAnswer::Result(text) => text,
             face::CallAnswer::Message(message) => {
-                String::from_utf8(joined(&message.answering("\"c\"")).to_vec()).unwrap()
+                String::from_utf8(join_parts(&message.with_id("\"c\"")).to_vec()).unwrap()
             }
             other => panic!("{other:?}"),
         }
@@ -377,7 +377,7 @@ impl House {
     /// What alice sees in flat mode.
     pub(crate) fn flat(&self) -> MergedLists {
         let caller = CallerSnapshot::new(self.runtime.snapshot(), &"acme".into(), &"alice".into());
-        MergedLists::of(caller.offered(), None)
+        MergedLists::new(caller.offered_catalogues(), None)
     }
 
     /// The structured content of an answer, which is also its text.

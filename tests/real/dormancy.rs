@@ -41,7 +41,7 @@ fn an_idle_server_is_gone_with_all_that_it_started_and_the_next_call_wakes_it() 
             let first = server.pid();
             asleep(&server).await;
             let view = server.view();
-            assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3));
+            assert_eq!((view.status, view.offered_catalogue().unwrap().tools.len()), (Status::Online, 3));
             until("its processes are gone", async || satellite.place.processes(), Vec::is_empty).await;
             let told = server
                 .told("dormant", |event| match event {
@@ -104,7 +104,7 @@ fn calls_that_come_while_it_falls_asleep_are_answered() {
 /// The configuration that runs, changed and rolled out.
 async fn roll_out(server: &Instance, change: impl FnOnce(&mut InstanceSpec)) {
     let mut spec = InstanceSpec::clone(&server.view().spec);
-    spec.on_update = UpdateMethod::Rolling;
+    spec.update_method = UpdateMethod::Rolling;
     change(&mut spec);
     server.handle.install(spec).await.unwrap();
 }

@@ -85,7 +85,7 @@ fn a_server_that_exits_with_code_0_sleeps_and_the_next_call_wakes_it() {
         server.call("crash", json!({"code": 0})).await.unwrap_err();
         let asleep = server.until("dormant", |view| view.dormant).await;
         assert_eq!((asleep.status, asleep.pid), (Status::Online, None));
-        assert_eq!(asleep.offered().unwrap().tools.len(), 3, "its tools stay listed");
+        assert_eq!(asleep.offered_catalogue().unwrap().tools.len(), 3, "its tools stay listed");
         let exited = |event: &Event| match event {
             Event::Exited { exit_code, will_restart, .. } => Some((*exit_code, *will_restart)),
             _ => None,

@@ -15,7 +15,7 @@ fn npm_server(name: &str) -> String {
 }
 
 fn tools(server: &Instance) -> Vec<String> {
-    server.view().offered().unwrap().tools.iter().map(|tool| tool.name.to_string()).collect()
+    server.view().offered_catalogue().unwrap().tools.iter().map(|tool| tool.name.to_string()).collect()
 }
 
 /// Calls, kills the leader, waits until the server is back by itself, and calls again.

@@ -91,7 +91,7 @@ async fn a_server_that_knows_no_initialize_is_asked_what_it_is() {
         let server = play.runtime.status(&play.id).unwrap().server.clone().unwrap();
         assert_eq!((server.era, &*server.protocol, &*server.name), (Era::Stateless, "2026-07-28", "played"));
         let told = play.runtime.discover(&play.id, Duration::from_secs(5)).await.unwrap().unwrap();
-        assert_eq!(told.greeting.get(), discovered(&json!({"tools": {}})), "as it was sent");
+        assert_eq!(told.handshake_result.get(), discovered(&json!({"tools": {}})), "as it was sent");
         play.end().await;
     }
 }

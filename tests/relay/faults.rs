@@ -20,9 +20,9 @@ async fn a_flood_of_notifications_does_not_keep_the_server_from_being_read() {
     let mut play = Play::begin(|_| {}).await;
     // Both wait when the session looks at them.
     play.says(r#"{"jsonrpc":"2.0","id":"its-own","method":"ping"}"#).await;
-    let flood = RpcMessage::read(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#.to_owned().into()).unwrap();
+    let flood = RpcMessage::parse(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#.to_owned().into()).unwrap();
     for _ in 0..500 {
-        play.runtime.tell(&play.id, flood.clone()).unwrap();
+        play.runtime.notify(&play.id, flood.clone()).unwrap();
     }
     let mut before = 0;
     while play.hears().await["method"] == "notifications/x" {

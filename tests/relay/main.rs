@@ -42,7 +42,7 @@ async fn a_request_and_its_answer_are_the_same_at_both_ends_but_for_the_id_and_t
     let mut play = Play::begin(|_| {}).await;
     let relayed = play.relays(1, 7, CALL);
     let line = play.reads().await;
-    let ours = RpcMessage::read(line.clone().into()).unwrap().id().unwrap().parse().unwrap();
+    let ours = RpcMessage::parse(line.clone().into()).unwrap().id().unwrap().parse().unwrap();
     assert_eq!(as_sent(&line, ours), CALL);
 
     // Progress goes by its token, which is the client's own on the other side.
@@ -93,10 +93,10 @@ async fn what_a_server_says_by_itself_is_heard_with_whom_it_can_only_mean() {
     let said = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1e400}}"#;
     let mut calls = Vec::new();
     for (call, cause) in [
-        (None, MessageCause::Nobody),
+        (None, MessageCause::NoCall),
         (Some((1, 1)), MessageCause::Call(origin(1, 1))),
         (Some((1, 2)), MessageCause::Client(1)),
-        (Some((2, 3)), MessageCause::Several(2)),
+        (Some((2, 3)), MessageCause::SeveralClients(2)),
     ] {
         if let Some((client, call)) = call {
             calls.push(play.relays(client, call, CALL));
@@ -119,7 +119,7 @@ async fn what_a_server_asks_is_answered_under_its_own_id_and_exactly_once() {
     let Told::Asked(cause, question) = play.told().await else { panic!("nobody is asked") };
     assert_eq!((cause, &**question.message().text()), (MessageCause::Call(origin(1, 7)), asked));
     question.answer(
-        RpcMessage::read(r#"{"jsonrpc":"2.0","id":3,"result":{"model":"m","n":1e400}}"#.to_owned().into()).unwrap(),
+        RpcMessage::parse(r#"{"jsonrpc":"2.0","id":3,"result":{"model":"m","n":1e400}}"#.to_owned().into()).unwrap(),
     );
     assert_eq!(play.reads().await, r#"{"jsonrpc":"2.0","id":"q-1","result":{"model":"m","n":1e400}}"#);
 
@@ -155,7 +155,7 @@ async fn what_a_server_asks_is_answered_under_its_own_id_and_exactly_once() {
 async fn a_question_that_the_server_takes_back_is_withdrawn_and_its_answer_goes_nowhere() {
     let mut play = Play::begin(|_| {}).await;
     play.says(r#"{"jsonrpc":"2.0","id":"q","method":"elicitation/create"}"#).await;
-    let Told::Asked(MessageCause::Nobody, question) = play.told().await else { panic!("nobody is asked") };
+    let Told::Asked(MessageCause::NoCall, question) = play.told().await else { panic!("nobody is asked") };
     let taken_back = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"q","reason":"r"}}"#;
     play.says(taken_back).await;
     let Told::Withdrawn(number, text) = play.told().await else { panic!("it is not withdrawn") };
@@ -278,7 +278,7 @@ async fn a_call_is_told_once_whatever_becomes_of_it_and_not_at_length() {
 async fn a_notification_of_a_client_goes_on_as_it_is_and_starts_nothing() {
     let mut play = Play::begin(|_| {}).await;
     let said = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed","params":{"n":1e400}}"#;
-    play.runtime.tell(&play.id, RpcMessage::read(said.to_owned().into()).unwrap()).unwrap();
+    play.runtime.notify(&play.id, RpcMessage::parse(said.to_owned().into()).unwrap()).unwrap();
     assert_eq!(play.reads().await, said);
     play.end().await;
 }
@@ -338,7 +338,7 @@ async fn each_call_of_the_client_that_is_asked_waits_and_no_call_of_another() {
 async fn progress_gives_a_call_more_time_up_to_the_cap() {
     let mut play = Play::begin(|policy| policy.session.request_timeout_max = minutes(5)).await;
     let relayed = play.relays_within(1, 1, CALL, Some(minutes(1)));
-    let id = RpcMessage::read(play.reads().await.into()).unwrap().id().unwrap().to_owned();
+    let id = RpcMessage::parse(play.reads().await.into()).unwrap().id().unwrap().to_owned();
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_secs(59)).await;
         let params = format!(r#"{{"progressToken":{id},"progress":1}}"#);
@@ -352,8 +352,8 @@ async fn progress_gives_a_call_more_time_up_to_the_cap() {
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_session_is_told_and_what_it_had_asked_is_over() {
     let mut play = Play::begin(|_| {}).await;
-    let greeting = play.runtime.greeting(&play.id, minutes(1)).await.unwrap();
-    assert!(greeting.greeting.get().contains(r#""x-unknown":{"y":1e400}"#), "{}", greeting.greeting);
+    let greeting = play.runtime.server_info(&play.id, minutes(1)).await.unwrap();
+    assert!(greeting.handshake_result.get().contains(r#""x-unknown":{"y":1e400}"#), "{}", greeting.handshake_result);
     play.says(r#"{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}"#).await;
     let Told::Asked(_, question) = play.told().await else { panic!("nobody is asked") };
     let (runtime, id) = (play.runtime.clone(), play.id.clone());
@@ -378,7 +378,7 @@ async fn a_call_of_a_client_is_logged_with_what_it_gave_and_what_it_got() {
         ),
     ] {
         let relayed = play.relays(1, 1, call);
-        let request = RpcMessage::read(play.reads().await.into()).unwrap();
+        let request = RpcMessage::parse(play.reads().await.into()).unwrap();
         let id = request.id().unwrap();
         play.says(&format!(r#"{{"jsonrpc":"2.0","id":{id},{answer}}}"#)).await;
         relayed.answered().await.unwrap();
@@ -399,7 +399,7 @@ async fn a_call_of_a_client_is_logged_with_what_it_gave_and_what_it_got() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_a_client_listens_to_is_not_put_to_sleep() {
     let mut play = Play::begin_as(ProcessLifetime::Listed, |_| {}).await;
-    let held = play.runtime.status(&play.id).unwrap().port.as_ref().unwrap().hold();
+    let held = play.runtime.status(&play.id).unwrap().port.as_ref().unwrap().keep_awake();
     tokio::time::sleep(minutes(60)).await;
     assert!(!play.runtime.status(&play.id).unwrap().dormant);
     drop(held);

@@ -24,7 +24,7 @@ async fn asked(play: &mut Play) -> ClientQuestion {
 }
 
 fn result(text: &str) -> RpcMessage {
-    RpcMessage::read(format!(r#"{{"jsonrpc":"2.0","id":0,"result":{text}}}"#).into()).unwrap()
+    RpcMessage::parse(format!(r#"{{"jsonrpc":"2.0","id":0,"result":{text}}}"#).into()).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -39,7 +39,7 @@ async fn a_call_is_asked_again_with_the_answers_of_its_client() {
     let place = asked(&mut play).await;
     assert_eq!((who.message().method(), place.message().method()), (Some("elicitation/create"), Some("roots/list")));
     // One of them may be answered by nobody: there are no roots then.
-    place.nobody();
+    place.answer_without_client();
     who.answer(result(r#"{"action":"accept","n":1e400}"#));
     let line = play.reads().await;
     for kept in [
@@ -94,7 +94,7 @@ async fn a_client_that_gives_no_input_gets_no_result_and_is_asked_nothing_else()
         play.answers(&first, &wants("\"s\"", &format!(r#"{{"a":{ELICIT},"b":{ELICIT}}}"#))).await;
         let (one, other) = (asked(&mut play).await, asked(&mut play).await);
         let (code, why) = if refuses {
-            one.answer(RpcMessage::read(error.into()).unwrap());
+            one.answer(RpcMessage::parse(error.into()).unwrap());
             (-1, "the server's request for input failed: the user is away")
         } else {
             drop(one);
@@ -168,7 +168,7 @@ async fn a_call_that_nobody_stands_behind_is_not_asked_for_input_by_a_server_tha
     let asked = play.hears().await;
     assert_eq!(asked["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"], json!({}));
     play.answers(&asked, &wants("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
-    let Told::Asked(MessageCause::Stranger, question) = play.told().await else { panic!("nobody is asked") };
+    let Told::Asked(MessageCause::NoClient, question) = play.told().await else { panic!("nobody is asked") };
     drop(question);
     let error = call.await.unwrap().unwrap_err();
     assert!(matches!(error, CallError::Server { code: -32603, .. }), "{error}");

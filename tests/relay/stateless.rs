@@ -57,7 +57,7 @@ async fn a_request_of_a_sessions_client_gets_what_this_era_must_have_and_loses_n
     let call = r#"{"jsonrpc":"2.0","id":"its-own","method":"tools/call","params":{"name":"work","_meta":{"progressToken":"p","a/b":[1e400]},"big":98765432109876543210},"unknown":true}"#;
     let relayed = play.relays(1, 7, call);
     let line = play.reads().await;
-    let sent = RpcMessage::read(line.clone().into()).unwrap();
+    let sent = RpcMessage::parse(line.clone().into()).unwrap();
     let ours = sent.id().unwrap().to_owned();
     assert_eq!(sent.token(), Some(&*ours), "{line}");
     for kept in
@@ -96,7 +96,7 @@ async fn a_request_of_this_era_goes_as_it_came_and_so_does_its_answer() {
     ] {
         let relayed = play.relays_as(Era::Stateless, 1, 7, call, None);
         let line = play.reads().await;
-        let ours = RpcMessage::read(line.clone().into()).unwrap().id().unwrap().to_owned();
+        let ours = RpcMessage::parse(line.clone().into()).unwrap().id().unwrap().to_owned();
         assert_eq!(line.replace(&format!("\"id\":{ours}"), "\"id\":\"its-own\""), call);
         let answer = format!(r#"{{"jsonrpc":"2.0","id":{ours},"result":{result}}}"#);
         play.says(&answer).await;
@@ -158,7 +158,7 @@ async fn what_is_asked_of_a_session_is_answered_for_a_server_that_has_none() {
     play.says(&updated.to_string()).await;
     let Told::Heard(cause, text) = play.told().await else { panic!("it is not heard") };
     let heard: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(cause, MessageCause::Nobody);
+    assert_eq!(cause, MessageCause::NoCall);
     assert_eq!(heard["params"], json!({"uri": "file:///a"}), "the number is ours");
     assert_eq!(answered(&play, "resources/unsubscribe", json!({"uri": "file:///a"})).await, json!({}));
     let third = listens(&mut play).await;
@@ -173,8 +173,8 @@ async fn a_server_without_subscriptions_has_none_for_a_sessions_client_either() 
     let answer = play.relays(1, 1, subscribe).answered().await.unwrap().unwrap();
     assert!(answer.contains("-32601"), "{answer}");
     // And nothing that a client tells its session comes to it.
-    let words = RpcMessage::read(r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.into()).unwrap();
-    play.runtime.tell(&play.id, words).unwrap();
+    let words = RpcMessage::parse(r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.into()).unwrap();
+    play.runtime.notify(&play.id, words).unwrap();
     let relayed = play.relays(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
     let asked = play.hears().await;
     assert_eq!(asked["method"], "x/y");
@@ -189,7 +189,7 @@ async fn what_changes_is_heard_on_the_stream_and_read() {
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed",
         "params": {"_meta": {SUBSCRIPTION: stream["id"], "x": 1}}});
     play.says(&changed.to_string()).await;
-    let Told::Heard(MessageCause::Nobody, text) = play.told().await else { panic!("it is not heard") };
+    let Told::Heard(MessageCause::NoCall, text) = play.told().await else { panic!("it is not heard") };
     let heard: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(heard["params"], json!({"_meta": {"x": 1}}));
     let list = play.hears().await;

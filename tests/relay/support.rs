@@ -56,27 +56,27 @@ impl Listener {
 }
 
 impl Audience for Listener {
-    fn heard(&self, _of: &SessionSource, cause: MessageCause, message: RpcMessage) {
+    fn on_notification(&self, _of: &SessionSource, cause: MessageCause, message: RpcMessage) {
         self.write(Told::Heard(cause, message.text().to_string()));
     }
 
-    fn progress(&self, origin: CallOrigin, message: RpcMessage) {
+    fn on_progress(&self, origin: CallOrigin, message: RpcMessage) {
         self.write(Told::Progress(origin, message.text().to_string()));
     }
 
-    fn asked(&self, _of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
+    fn on_request(&self, _of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
         self.write(Told::Asked(cause, question));
     }
 
-    fn withdrawn(&self, _of: &SessionSource, question: u64, message: RpcMessage) {
+    fn on_request_withdrawn(&self, _of: &SessionSource, question: u64, message: RpcMessage) {
         self.write(Told::Withdrawn(question, message.text().to_string()));
     }
 
-    fn began(&self, _of: &SessionSource) {
+    fn on_session_started(&self, _of: &SessionSource) {
         self.write(Told::Began);
     }
 
-    fn ended(&self, _of: &SessionSource) {
+    fn on_session_ended(&self, _of: &SessionSource) {
         self.write(Told::Ended);
     }
 }
@@ -99,12 +99,12 @@ impl ServerProcess for Played {
         None
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
         if self.told_to_end { async { ProcessEnd { code: Some(0), signal: None } }.boxed() } else { pending().boxed() }
     }
 
-    fn gone(&mut self) -> BoxFuture<'_, ()> {
-        self.ended().map(|_| ()).boxed()
+    fn wait_all(&mut self) -> BoxFuture<'_, ()> {
+        self.wait().map(|_| ()).boxed()
     }
 
     fn terminate(&mut self) {
@@ -218,8 +218,8 @@ impl Play {
             headers: BTreeMap::new(),
             query: BTreeMap::new(),
             missing: Vec::new(),
-            keep,
-            on_update: UpdateMethod::default(),
+            lifetime: keep,
+            update_method: UpdateMethod::default(),
             request_logging: true,
             mask: SecretMask::new(["hush-hush"]),
             policy: Arc::new(policy),
@@ -342,7 +342,7 @@ impl Play {
         request: &str,
         limit: Option<Duration>,
     ) -> Relayed {
-        let message = RpcMessage::read(request.to_owned().into()).unwrap();
+        let message = RpcMessage::parse(request.to_owned().into()).unwrap();
         let tool = (message.method() == Some("tools/call")).then(|| "work".to_owned());
         let origin = CallOrigin { client, call };
         let relay = ClientRelay { message, origin, repeatable: false, tool, era, client: None };
@@ -371,7 +371,7 @@ impl Relayed {
     }
 
     pub(crate) fn withdraw(&self, words: &str) {
-        let words = RpcMessage::read(words.to_owned().into()).unwrap();
+        let words = RpcMessage::parse(words.to_owned().into()).unwrap();
         self.withdraw.lock().unwrap().take().unwrap().send(words).unwrap();
     }
 

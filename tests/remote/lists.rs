@@ -93,7 +93,7 @@ async fn tools_that_cannot_be_read_again_are_kept_and_calls_go_on() {
         "{message}"
     );
     assert_eq!(tools(&view), ["echo", "read", "sleep"], "what was known is kept");
-    assert!(view.offered().is_none(), "and not offered");
+    assert!(view.offered_catalogue().is_none(), "and not offered");
 
     // A call that succeeds brings the next reading forward, which an hour of backoff does not.
     peer.heal().await;
@@ -137,10 +137,10 @@ async fn a_list_beside_the_tools_that_cannot_be_read_is_read_again_until_it_can_
     let (fleet, peer) = (Fleet::start().await, Peer::start().await);
     peer.on_next(3, When::rpc("resources/list"), Deed::RpcError { code: -32603, message: "the database is away" });
     let instance = fleet.online(Remote::http(peer.url()).persistent()).await;
-    assert_eq!(catalogue(&instance.view()).unread, [ListKind::Resources]);
+    assert_eq!(catalogue(&instance.view()).unreadable, [ListKind::Resources]);
     let is_whole = |view: &InstanceView| view.catalogue.as_ref().is_some_and(|known| known.resources.len() == 1);
     let view = instance.until("offering its resources", is_whole).await;
-    assert_eq!((view.status, catalogue(&view).unread.len()), (Status::Online, 0));
+    assert_eq!((view.status, catalogue(&view).unreadable.len()), (Status::Online, 0));
     assert_eq!(peer.seen(|seen| seen.rpc("resources/list")), 4);
     let story = instance.story().await;
     let told = story.iter().filter(|line| line.starts_with("discovered")).count();
@@ -156,7 +156,7 @@ async fn a_list_that_a_server_does_not_know_is_empty_and_is_not_asked_for_again(
         peer.on(When::rpc("resources/list"), deed);
         let instance = fleet.online(Remote::http(peer.url())).await;
         let view = instance.view();
-        let Catalogue { resources, resource_templates, unread, .. } = catalogue(&view);
+        let Catalogue { resources, resource_templates, unreadable: unread, .. } = catalogue(&view);
         assert_eq!((resources.len(), resource_templates.len()), (0, 1));
         assert!(unread.is_empty(), "{unread:?}");
         fleet.finish(&[&peer]).await;

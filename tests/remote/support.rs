@@ -136,12 +136,12 @@ impl Remote {
             installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
             server: "peer".into(),
             target: ServerTarget::Remote { transport, url, health_url: None },
-            server_layer: ConfigTier::default(),
-            team_layer: ConfigTier::default(),
-            user_layer: ConfigTier::default(),
+            server_tier: ConfigTier::default(),
+            team_tier: ConfigTier::default(),
+            user_tier: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: ProcessLifetime::default(),
-            on_update: UpdateMethod::default(),
+            lifetime: ProcessLifetime::default(),
+            update_method: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::new(policy),
         };
@@ -162,12 +162,12 @@ impl Remote {
     }
 
     pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
-        self.config.user_layer.headers.insert(name.to_owned(), Configured::secret(value));
+        self.config.user_tier.headers.insert(name.to_owned(), Configured::secret(value));
         self
     }
 
     pub(crate) fn query(mut self, name: &str, value: &str) -> Self {
-        self.config.user_layer.query.insert(name.to_owned(), Configured::secret(value));
+        self.config.user_tier.query.insert(name.to_owned(), Configured::secret(value));
         self
     }
 

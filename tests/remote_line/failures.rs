@@ -161,10 +161,10 @@ fn refusals() -> Vec<Refusal> {
     let html = FailureKind::NotMcp { content_type: Some("text/html".to_owned()) };
     let none = FailureKind::NotMcp { content_type: None };
     let json = FailureKind::NotMcp { content_type: Some("application/json".to_owned()) };
-    let expired = |status| [FailureKind::status(status), FailureKind::expired(status)];
+    let expired = |status| [FailureKind::from_status(status), FailureKind::session_expired(status)];
     let in_words = |status, said: &str| {
         let said = Some(said.to_owned());
-        [FailureKind::Status { status, said: said.clone() }, FailureKind::SessionExpired { status, said }]
+        [FailureKind::Status { status, message: said.clone() }, FailureKind::SessionExpired { status, message: said }]
     };
     let null = r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session"},"id":null}"#;
     let other =
@@ -183,12 +183,12 @@ fn refusals() -> Vec<Refusal> {
         Refusal { status: 404, headers: JSON, body: null, kinds: in_words(404, "Bad Request: No valid session") },
         Refusal { status: 400, headers: JSON, body: null, kinds: in_words(400, "Bad Request: No valid session") },
         Refusal { status: 400, headers: JSON, body: other, kinds: in_words(400, "[secret] is no key") },
-        Refusal::new(400, &[], "No valid session ID provided", FailureKind::status(400)),
-        Refusal::new(400, &[], "", FailureKind::status(400)),
-        Refusal::new(400, JSON, r#"{"error":"bad"}"#, FailureKind::status(400)),
+        Refusal::new(400, &[], "No valid session ID provided", FailureKind::from_status(400)),
+        Refusal::new(400, &[], "", FailureKind::from_status(400)),
+        Refusal::new(400, JSON, r#"{"error":"bad"}"#, FailureKind::from_status(400)),
         Refusal::new(400, JSON, r#"{"error":{"message":"what is that?"}}"#, in_words(400, "what is that?")[0].clone()),
         Refusal::new(422, JSON, other, in_words(422, "[secret] is no key")[0].clone()),
-        Refusal::new(405, &[], "", FailureKind::status(405)),
+        Refusal::new(405, &[], "", FailureKind::from_status(405)),
         Refusal::new(429, &[("retry-after", "60")], "", FailureKind::Throttled { retry_after: minute }),
         Refusal::new(429, &[], "", FailureKind::Throttled { retry_after: None }),
         Refusal::new(500, JSON, null, FailureKind::ServerError { status: 500, retry_after: None }),
@@ -279,8 +279,8 @@ async fn the_name_of_a_session_that_is_part_of_a_secret_does_not_uncover_it() {
             line.request(id, "tools/call");
             let error = format!(r#"{{"error":{{"message":"{secret} in session {session}"}}}}"#);
             line.asks(&mut peer).await.answer(422, JSON, &error).await;
-            let said = Some(told.to_owned());
-            assert_eq!(line.failed(id).await, ExchangeFailure::sent(FailureKind::Status { status: 422, said }));
+            let message = Some(told.to_owned());
+            assert_eq!(line.failed(id).await, ExchangeFailure::sent(FailureKind::Status { status: 422, message }));
         }
     }
 }

@@ -120,7 +120,7 @@ async fn a_stream_that_cannot_be_opened_fails_what_waits_for_it_and_is_tried_aga
     let mut line = Dialed::new(sse(&peer));
     for (status, headers, kind) in [
         (401, &[][..], FailureKind::Unauthorized { challenge: None }),
-        (404, &[], FailureKind::status(404)),
+        (404, &[], FailureKind::from_status(404)),
         (200, &[("content-type", "text/html")], FailureKind::NotMcp { content_type: Some("text/html".to_owned()) }),
         (502, &[], FailureKind::ServerError { status: 502, retry_after: None }),
     ] {
@@ -199,7 +199,7 @@ async fn a_post_that_is_refused_fails_its_request() {
     let mut line = Dialed::new(sse(&peer));
     let (mut stream, asked) = opened(&mut line, &mut peer, "/m?s=1").await;
     asked.answer(404, &[], "no such session").await;
-    assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::expired(404)));
+    assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::session_expired(404)));
     line.request(2, "tools/call");
     line.asks(&mut peer).await.answer(503, &[], "").await;
     assert!(matches!(line.failed(2).await.kind, FailureKind::ServerError { status: 503, .. }));

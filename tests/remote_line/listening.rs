@@ -91,7 +91,7 @@ async fn a_dead_server_is_noticed_at_once() {
 #[tokio::test]
 async fn a_server_that_was_started_anew_is_noticed_at_once() {
     let null = r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no such session"},"id":null}"#;
-    let expired = |status| FailureKind::SessionExpired { status, said: Some("no such session".to_owned()) };
+    let expired = |status| FailureKind::SessionExpired { status, message: Some("no such session".to_owned()) };
     for (status, kind) in [
         (404, expired(404)),
         (400, expired(400)),

@@ -78,7 +78,7 @@ async fn a_server_that_does_not_take_the_end_of_the_handshake_is_lost() {
     line.message().await;
     line.initialized();
     line.asks(&mut peer).await.answer(400, &[], "").await;
-    assert_eq!(line.lost().await, FailureKind::status(400));
+    assert_eq!(line.lost().await, FailureKind::from_status(400));
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_server_that_may_speak_the_older_transport_is_said_to() {
     }
     line.request(0, "initialize");
     line.asks(&mut peer).await.answer(418, &[], "").await;
-    assert_eq!(line.failed(0).await.kind, FailureKind::Status { status: 418, said: None });
+    assert_eq!(line.failed(0).await.kind, FailureKind::Status { status: 418, message: None });
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it(
         (405, &[][..], FailureKind::Cut),
         (500, &[], FailureKind::Cut),
         (200, &[("content-type", "text/html")], FailureKind::Cut),
-        (404, &[], FailureKind::expired(404)),
+        (404, &[], FailureKind::session_expired(404)),
         (401, &[], FailureKind::Unauthorized { challenge: None }),
     ] {
         let mut peer = Peer::new().await;
@@ -415,7 +415,7 @@ async fn dropping_a_line_closes_all_its_connections_at_once() {
 #[tokio::test]
 async fn a_notification_that_cannot_be_delivered_is_the_loss_and_one_that_is_not_liked_is_nothing() {
     for (status, kind) in [
-        (404, FailureKind::expired(404)),
+        (404, FailureKind::session_expired(404)),
         (401, FailureKind::Unauthorized { challenge: None }),
         (403, FailureKind::Forbidden { challenge: None }),
     ] {

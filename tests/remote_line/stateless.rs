@@ -78,7 +78,7 @@ async fn an_error_with_a_status_is_an_answer_and_a_status_without_one_ends_no_se
     {
         line.alone(id, "x/y");
         line.asks_alone(&mut peer, "x/y").await.answer(status, &json, body).await;
-        let kind = FailureKind::Status { status, said: said.map(str::to_owned) };
+        let kind = FailureKind::Status { status, message: said.map(str::to_owned) };
         assert_eq!(line.failed(id).await, ExchangeFailure::sent(kind));
     }
 }
@@ -90,7 +90,7 @@ async fn what_refuses_a_handshake_in_json_rpc_is_no_server_of_the_older_transpor
     line.request(0, "initialize");
     let said = r#"{"jsonrpc":"2.0","error":{"code":-32022,"message":"no sessions"}}"#;
     line.asks(&mut peer).await.answer(400, &[("content-type", "application/json")], said).await;
-    let kind = FailureKind::Status { status: 400, said: Some("no sessions".to_owned()) };
+    let kind = FailureKind::Status { status: 400, message: Some("no sessions".to_owned()) };
     assert_eq!(line.failed(0).await, ExchangeFailure::sent(kind));
 }
 

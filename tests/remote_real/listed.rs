@@ -14,7 +14,7 @@ fn is_listed_called_and_reconnected(kind: Kind) {
         assert_eq!(view.connection, Some(ConnectionState::Connected));
         let offers = server.kind.offers;
         assert_eq!(view.server.as_ref().unwrap().name, offers.server);
-        let catalogue = view.offered().unwrap();
+        let catalogue = view.offered_catalogue().unwrap();
         assert!(catalogue.tool(offers.tool).is_some(), "{catalogue:#?}");
         for (list, wanted) in [
             (&catalogue.resources, offers.resource),

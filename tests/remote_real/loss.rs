@@ -35,7 +35,7 @@ async fn comes_back_by_itself(instance: &Instance, server: &mut Server) {
     server.kill();
     let view = instance.offline().await;
     assert_eq!(view.connection, Some(ConnectionState::Reconnecting), "{view:#?}");
-    assert!(view.offered().is_none() && view.catalogue.is_some(), "what it had is kept, and not offered");
+    assert!(view.offered_catalogue().is_none() && view.catalogue.is_some(), "what it had is kept, and not offered");
     // More than one, so that at least one has failed.
     instance.hears(mark, "attempt 2 is scheduled").await;
     server.start_again();

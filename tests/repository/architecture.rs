@@ -76,14 +76,14 @@ fn nowhere(sources: &[Source], words: &[&str], why: &str) {
 
 /// Returns all Rust files of the repository except this one, which contains the forbidden words.
 fn everything() -> Vec<Source> {
-    let folders = ["src", "tests", "benches", "examples", "actors/src", "actors/tests", "actors/benches"];
+    let folders = ["src", "crates", "tests", "benches", "examples", "actors/src", "actors/tests", "actors/benches"];
     let there = folders.into_iter().filter(|folder| root().join(folder).is_dir());
     there.flat_map(sources).filter(|source| !source.path.ends_with(file!())).collect()
 }
 
 #[test]
 fn rules_and_model_look_at_no_clock_and_touch_no_world() {
-    let pure: Vec<Source> = ["actors/src/rules", "actors/src/model"].into_iter().flat_map(sources).collect();
+    let pure: Vec<Source> = ["actors/src/rules", "crates/model/src"].into_iter().flat_map(sources).collect();
     nowhere(&pure, &["Instant::now", "SystemTime", "Timestamp::now", ".elapsed("], "time is an argument");
     nowhere(&pure, &["rand::", "rng(", "getrandom"], "randomness is an argument");
     nowhere(&pure, &["tokio::", "ractor::", "async fn", "async move", "async {"], "a rule runs without a runtime");
@@ -195,4 +195,35 @@ fn no_profile_aborts_on_panic() {
     let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let aborts = workspace.lines().any(|line| line.starts_with("panic") && line.contains("abort"));
     assert!(!aborts, "a panic in one worker must not end the others");
+}
+
+/// The members of the workspace and the members that they depend on.
+const MEMBERS: [(&str, &[&str]); 11] = [
+    ("crates/model", &[]),
+    ("actors", &["model"]),
+    ("crates/files", &[]),
+    ("crates/http", &[]),
+    ("crates/config", &["http", "model"]),
+    ("crates/process", &["actors", "files"]),
+    ("crates/remote", &["actors", "http"]),
+    ("crates/sim", &["actors"]),
+    ("crates/store", &["actors", "files", "http"]),
+    ("crates/gateway", &["actors", "config", "files", "http", "process"]),
+    ("crates/backend", &["actors", "config", "files", "http", "store"]),
+];
+
+#[test]
+fn members_depend_on_no_other_members_than_these() {
+    let members = files("crates", "toml").len() + 1;
+    assert_eq!(members, MEMBERS.len(), "each member is in the table");
+    for (member, allowed) in MEMBERS {
+        let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
+        let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
+        let dependencies = dependencies.split("\n[").next().unwrap();
+        let names =
+            dependencies.lines().filter_map(|line| line.strip_prefix("mcp-satellite-")?.split([' ', '.']).next());
+        let mut names: Vec<_> = names.collect();
+        names.sort_unstable();
+        assert_eq!(names, allowed, "{member}");
+    }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-use crate::{files, root, shown};
+use crate::{SOURCES, files, root, shown};
 
 /// A Markdown file with its headings and links.
 struct Document {
@@ -120,7 +120,7 @@ fn documents_are_short() {
 /// Returns the keys that the code of the configuration reads.
 fn configuration_keys() -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
-    for path in files("src/config", "rs") {
+    for path in files("crates/config/src", "rs") {
         let text = fs::read_to_string(path).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap();
         for (before, after) in code.match_indices("(\"").map(|(at, _)| code.split_at(at)) {
@@ -178,7 +178,7 @@ fn every_event_is_documented() {
 /// A heading of the page is a message; `…` stands for its variable parts.
 #[test]
 fn every_message_of_the_troubleshooting_page_is_one_of_the_code() {
-    let sources = ["src", "actors/src"].into_iter().flat_map(|directory| files(directory, "rs"));
+    let sources = SOURCES.into_iter().flat_map(|directory| files(directory, "rs"));
     let code: String = sources.map(|path| fs::read_to_string(path).unwrap()).collect();
     let code = code.replace("\\\"", "\"");
     let code: Vec<&str> = code.split_whitespace().filter(|word| *word != "\\").collect();

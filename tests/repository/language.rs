@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use crate::{files, shown};
+use crate::{SOURCES, files, shown};
 
 /// Names of the one-actor-per-file pattern, which each actor has.
 const ACTOR_NAMES: [&str; 3] = ["Msg", "State", "Args"];
@@ -12,7 +12,7 @@ const HEADLESS: [&str; 6] = ["What", "Who", "Whose", "Of", "It", "That which"];
 /// Returns the lines of the product's code with their places.
 fn lines() -> Vec<(String, String)> {
     let mut lines = Vec::new();
-    for path in ["src", "actors/src"].into_iter().flat_map(|directory| files(directory, "rs")) {
+    for path in SOURCES.into_iter().flat_map(|directory| files(directory, "rs")) {
         for (at, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
             lines.push((format!("{}:{}", shown(&path), at + 1), line.to_owned()));
         }

@@ -8,6 +8,9 @@ mod language;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Directories of the product's code.
+const SOURCES: [&str; 3] = ["src", "actors/src", "crates"];
+
 /// The root directory of the repository.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -33,10 +33,10 @@ async fn a_stop_wins_over_a_restart_under_way() {
     fleet.runtime.restart(&id).await.unwrap();
     sleep(seconds(1.0)).await;
     fleet.runtime.stop(&id).await.unwrap();
-    assert_eq!(fleet.world.sim.alive(), 0, "a stop answers when the process is gone");
+    assert_eq!(fleet.world.sim.alive_count(), 0, "a stop answers when the process is gone");
     sleep(seconds(3600.0)).await;
     assert_eq!(fleet.world.openings(&id).len(), 1);
-    assert_eq!((fleet.view(&id).status, fleet.view(&id).want), (Status::Offline, RequestedState::Stopped));
+    assert_eq!((fleet.view(&id).status, fleet.view(&id).requested_state), (Status::Offline, RequestedState::Stopped));
     fleet.finish().await;
 }
 
@@ -59,7 +59,10 @@ async fn a_stop_ends_a_restarts_delay_a_queue_and_a_sleep() {
     for (id, openings) in [(&crashed, 1), (&asleep, 1), (&holding, 1), (&queued, 0)] {
         assert_eq!(fleet.world.openings(id).len(), openings, "{id}");
         let view = fleet.view(id);
-        assert_eq!((view.status, view.want, view.dormant), (Status::Offline, RequestedState::Stopped, false));
+        assert_eq!(
+            (view.status, view.requested_state, view.dormant),
+            (Status::Offline, RequestedState::Stopped, false)
+        );
         assert!(matches!(fleet.call(id, "echo", json!({})).await, Err(CallError::Refused { .. })));
     }
     fleet.finish().await;
@@ -186,7 +189,7 @@ async fn a_grandchild_that_ignores_sigterm_is_waited_for_and_killed() {
     let began = Instant::now();
     fleet.runtime.stop(&id).await.unwrap();
     assert_eq!(tenths(began.elapsed()), 10.0);
-    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.world.sim.alive_count(), 0);
     assert_eq!(fleet.told(&id, "mcp.server.stopped").await[0]["forced"], true);
     fleet.finish().await;
 }
@@ -199,7 +202,7 @@ async fn what_a_crash_leaves_behind_is_killed_before_the_restart() {
     let old = fleet.pid(&id);
     fleet.server(&id).exit(1);
     fleet.until_replaced(&id, old).await;
-    assert_eq!(fleet.world.sim.alive(), 1, "the new one, and no grandchild of the old");
+    assert_eq!(fleet.world.sim.alive_count(), 1, "the new one, and no grandchild of the old");
     fleet.finish().await;
 }
 
@@ -213,7 +216,7 @@ async fn fifty_stubborn_servers_are_stopped_in_one_grace() {
         stopped.unwrap();
     }
     assert_eq!(tenths(began.elapsed()), 10.0);
-    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.world.sim.alive_count(), 0);
     fleet.finish().await;
 }
 
@@ -238,7 +241,7 @@ async fn a_shutdown_ends_all_teams_in_parallel_and_says_so() {
     assert!(farewell.in_time);
     assert!(began.elapsed() <= seconds(1.0 + 10.0 + 5.0), "{:?}", began.elapsed());
     assert!(answers.iter().all(Result::is_err), "every caller was answered");
-    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.world.sim.alive_count(), 0);
     let refused = fleet.runtime.install(Server::new("late").spec).await;
     assert_eq!(refused, Err(ControlError::Closing));
     let told = sink.accepted();
@@ -260,7 +263,7 @@ async fn a_removal_is_told_once_of_what_was_at_rest_and_of_a_connection_too() {
     let remote = fleet.online(Server::remote("remote")).await;
     let away = fleet.online(Server::remote("away")).await;
     fleet.remote(&away).kill(FailureKind::Refused);
-    fleet.remote(&away).lose(FailureKind::Cut);
+    fleet.remote(&away).report_session_lost(FailureKind::Cut);
     fleet.until(&away, Status::Offline).await;
     let stopped = fleet.online(Server::new("stopped")).await;
     fleet.runtime.stop(&stopped).await.unwrap();
@@ -289,7 +292,7 @@ async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
         assert_eq!(fleet.runtime.uninstall(id).await, Err(ControlError::NotFound));
         assert_eq!(fleet.runtime.start(id).await, Err(ControlError::NotFound));
     }
-    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.world.sim.alive_count(), 0);
     assert!(fleet.runtime.snapshot().is_empty(), "who has removed something sees that it is gone");
     for (id, active, dormant) in [(&running, true, false), (&asleep, false, true), (&failed, false, false)] {
         assert_eq!(removals(&fleet, id).await, [(active, dormant)], "{id}");
@@ -360,7 +363,7 @@ async fn an_update_clears_the_catalogue_and_a_restart_keeps_it_until_the_new_one
     };
     fleet.runtime.restart(&id).await.unwrap();
     let view = fleet.until_view(&id, |view| view.message.as_deref() == Some("starting")).await;
-    assert_eq!((tools(&view), view.offered().is_none()), (Some(3), true));
+    assert_eq!((tools(&view), view.offered_catalogue().is_none()), (Some(3), true));
     assert_eq!(tools(&*fleet.until(&id, Status::Online).await), Some(5));
     let updated = fleet.told(&id, "mcp.tools.updated").await;
     assert_eq!(updated.len(), 1);
@@ -380,7 +383,7 @@ async fn an_announced_change_of_tools_is_read_after_the_debounce() {
     let script = SimScript { list_changed_after: Some(seconds(5.0)), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     let began = Instant::now();
-    fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 4)).await;
+    fleet.until_view(&id, |view| view.offered_catalogue().is_some_and(|catalogue| catalogue.tools.len() == 4)).await;
     let after = began.elapsed();
     assert!((Duration::from_millis(5250)..Duration::from_millis(5300)).contains(&after), "{after:?}");
     let updated = fleet.told(&id, "mcp.tools.updated").await;
@@ -395,12 +398,12 @@ async fn all_pages_of_the_tools_are_read_in_order_up_to_the_limit() {
     let script = SimScript { tools: 250, page_size: 20, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script.clone())).await;
     let view = fleet.view(&id);
-    let names: Vec<_> = view.offered().unwrap().tools.iter().map(|tool| tool.name.to_string()).collect();
+    let names: Vec<_> = view.offered_catalogue().unwrap().tools.iter().map(|tool| tool.name.to_string()).collect();
     assert_eq!(names.len(), 250);
     assert_eq!((&*names[2], &*names[3], &*names[249]), ("sleep", "tool_4", "tool_250"));
     let limited = Server::new("b").script(script).policy(|policy| policy.session.list_pages_max = 3);
     let id = fleet.online(limited).await;
-    assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 60);
+    assert_eq!(fleet.view(&id).offered_catalogue().unwrap().tools.len(), 60);
     fleet.finish().await;
 }
 
@@ -409,7 +412,7 @@ async fn a_server_without_tools_is_a_server() {
     let fleet = Fleet::start().await;
     let script = SimScript { no_tools_capability: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
-    assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 0);
+    assert_eq!(fleet.view(&id).offered_catalogue().unwrap().tools.len(), 0);
     fleet.finish().await;
 }
 
@@ -462,7 +465,7 @@ async fn a_policy_that_the_runtime_cannot_work_with_is_refused_and_ends_nothing(
         assert!(matches!(refused, Err(ControlError::Refused { .. })), "{refused:?}");
     }
     assert_eq!((fleet.view(&id).status, fleet.view(&id).restarts), (Status::Online, 0));
-    assert!(fleet.runtime.greeting(&id, Duration::MAX).await.is_ok());
+    assert!(fleet.runtime.server_info(&id, Duration::MAX).await.is_ok());
     fleet.finish().await;
 
     let (mut options, _, _) = options();

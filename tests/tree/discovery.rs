@@ -56,7 +56,7 @@ async fn a_server_without_tools_whose_resources_cannot_be_listed_is_not_said_to_
     let fleet = Fleet::start().await;
     let script = SimScript { no_tools_capability: true, resources: 1, resources_error: true, ..SimScript::default() };
     let read = catalogue(&fleet, script).await;
-    assert_eq!(read.unread, [ListKind::Resources]);
+    assert_eq!(read.unreadable, [ListKind::Resources]);
     fleet.finish().await;
 }
 

@@ -33,9 +33,9 @@ async fn a_server_that_nobody_calls_sleeps_at_the_sixth_sweep_with_its_tools_lis
     let pid = fleet.pid(&id);
     assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
     let view = fleet.view(&id);
-    assert_eq!((view.status, view.want, view.pid), (Status::Online, RequestedState::Running, None));
-    assert_eq!(view.offered().unwrap().tools.len(), 3);
-    assert_eq!(fleet.world.sim.alive(), 0, "its process is gone");
+    assert_eq!((view.status, view.requested_state, view.pid), (Status::Online, RequestedState::Running, None));
+    assert_eq!(view.offered_catalogue().unwrap().tools.len(), 3);
+    assert_eq!(fleet.world.sim.alive_count(), 0, "its process is gone");
     let exits = view.exits_in_window(Instant::now().into_std());
     assert_eq!((view.restarts, exits), (0, 0), "nothing is held against it");
 
@@ -164,7 +164,7 @@ async fn a_call_while_it_falls_asleep_waits_until_it_is_gone_and_wakes_it() {
     let old = fleet.view(&id).port.clone().unwrap();
     sleep(seconds(181.0)).await;
     assert!(!old.is_open(), "it takes no calls any more");
-    assert_eq!(fleet.world.sim.alive(), 1, "and is still there");
+    assert_eq!(fleet.world.sim.alive_count(), 1, "and is still there");
     let began = Instant::now();
     let answers = join_all((0..20).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
     for (nth, answer) in answers.into_iter().enumerate() {
@@ -184,7 +184,7 @@ async fn a_caller_without_much_time_is_not_kept_by_one_that_will_not_end() {
     let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(stubborn)).await;
     sleep(seconds(182.0)).await;
-    assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive()), (false, 1), "it is falling asleep");
+    assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive_count()), (false, 1), "it is falling asleep");
     let answer = fleet.call_within(&id, "echo", json!({"text": 1}), Some(seconds(5.0))).await;
     assert!(answer.is_ok(), "{answer:?}");
     assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0, "nothing is held against it");
@@ -250,12 +250,12 @@ async fn between_two_supervisors_one_that_falls_asleep_does_not_leave_online() {
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     fleet.until_view(&id, |view| view.restarts == 1 && view.status == Status::Online).await;
     sleep(seconds(181.0)).await;
-    assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive()), (false, 1));
+    assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive_count()), (false, 1));
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     sleep(seconds(0.5)).await;
     let view = fleet.view(&id);
     assert_eq!((view.status, view.dormant, view.pid), (Status::Online, true, None));
-    assert_eq!(view.offered().unwrap().tools.len(), 3);
+    assert_eq!(view.offered_catalogue().unwrap().tools.len(), 3);
     fleet.finish().await;
 }
 
@@ -358,7 +358,7 @@ async fn how_it_ends_when_it_is_put_to_sleep_is_no_crash() {
         assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
         assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0);
     }
-    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.world.sim.alive_count(), 0);
     fleet.finish().await;
 }
 
@@ -375,7 +375,7 @@ async fn while_it_sleeps(script: SimScript, seconds_after: f64, active: bool) {
     }
     let [stopped, restarted, updated, uninstalled, started] = &ids[..] else { unreachable!() };
     sleep(seconds(seconds_after)).await;
-    assert_eq!(fleet.world.sim.alive(), if active { 5 } else { 0 });
+    assert_eq!(fleet.world.sim.alive_count(), if active { 5 } else { 0 });
     for id in &ids {
         assert_eq!(fleet.view(id).port.as_ref().map(|_| ()), None, "it takes no calls");
     }
@@ -389,7 +389,7 @@ async fn while_it_sleeps(script: SimScript, seconds_after: f64, active: bool) {
     assert!(fleet.runtime.status(uninstalled).is_none());
     fleet.runtime.stop(stopped).await.unwrap();
     let view = fleet.view(stopped);
-    assert_eq!((view.status, view.want, view.dormant), (Status::Offline, RequestedState::Stopped, false));
+    assert_eq!((view.status, view.requested_state, view.dormant), (Status::Offline, RequestedState::Stopped, false));
     let refused = fleet.call(stopped, "echo", json!({})).await;
     assert!(matches!(refused, Err(CallError::Refused { .. })), "nothing but a start wakes it: {refused:?}");
 
@@ -422,7 +422,7 @@ async fn a_shutdown_ends_what_falls_asleep_and_what_sleeps() {
     fleet.online(Server::new("falling").script(unhurried(5.0))).await;
     sleep(seconds(181.0)).await;
     assert!(fleet.view(&asleep).dormant);
-    assert_eq!(fleet.world.sim.alive(), 1);
+    assert_eq!(fleet.world.sim.alive_count(), 1);
     fleet.finish().await;
 }
 
@@ -436,7 +436,7 @@ async fn one_that_sleeps_or_is_on_its_way_sleeps_on_when_its_supervisor_dies() {
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     for id in [&asleep, &falling] {
         let view = fleet.until_view(id, |view| view.dormant).await;
-        assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3));
+        assert_eq!((view.status, view.offered_catalogue().unwrap().tools.len()), (Status::Online, 3));
     }
     sleep(seconds(600.0)).await;
     assert_eq!(fleet.world.all_openings().len(), 2);

@@ -78,7 +78,7 @@ async fn embedded() -> (Embedded, InstanceId) {
             runtime.wait_for(&server.spec.id, |view| view.status == Status::Online).await.unwrap();
         }
     }
-    assert_eq!(world.sim.alive(), 4);
+    assert_eq!(world.sim.alive_count(), 4);
     let id = Server::new("a").spec.id;
     (Embedded { tasks_before, host, host_join, runtime, world, sink, ended: ends }, id)
 }
@@ -90,7 +90,7 @@ async fn a_host_that_does_its_duties_outlives_its_runtime() {
     assert_eq!(embedded.runtime.shutdown().await, ShutdownReport { events_lost: 0, in_time: true });
     assert_eq!(embedded.ended.recv().await, Some("ended"));
     assert_eq!(embedded.host.get_status(), ActorStatus::Running);
-    assert_eq!(embedded.world.sim.alive(), 0);
+    assert_eq!(embedded.world.sim.alive_count(), 0);
     let stopped = embedded.sink.accepted().iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
     assert_eq!(stopped, 4, "each with grace, and told");
     embedded.host.stop(None);

@@ -319,7 +319,7 @@ impl EventSink for Reserving {
         true
     }
 
-    fn numbers(&self) -> Option<Arc<dyn NumberStore>> {
+    fn number_store(&self) -> Option<Arc<dyn NumberStore>> {
         Some(Arc::new(self.clone()))
     }
 }

@@ -24,7 +24,7 @@ fn known() -> EarlierState {
 async fn add_known(fleet: &Fleet, server: Server) -> InstanceId {
     let id = server.spec.id.clone();
     fleet.world.plan(&server);
-    assert_eq!(fleet.runtime.install_known(server.spec, known()).await, Ok(InstallOutcome::New));
+    assert_eq!(fleet.runtime.install_with_state(server.spec, known()).await, Ok(InstallOutcome::New));
     id
 }
 
@@ -35,9 +35,9 @@ async fn a_lazy_server_is_started_once_to_be_discovered_and_sleeps_at_once() {
     let began = Instant::now();
     let view = fleet.until_view(&id, |view| view.dormant).await;
     assert_eq!(tenths(began.elapsed()), 0.0);
-    assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3));
+    assert_eq!((view.status, view.offered_catalogue().unwrap().tools.len()), (Status::Online, 3));
     sleep(seconds(3600.0)).await;
-    assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive()), (1, 0));
+    assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive_count()), (1, 0));
     let dormant = fleet.told(&id, "mcp.server.dormant").await;
     assert_eq!((dormant.len(), &dormant[0]["idle_duration_seconds"]), (1, &json!(0)));
     assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1);
@@ -68,7 +68,7 @@ async fn a_lazy_server_whose_tools_are_known_is_not_started_until_it_is_called()
     let fleet = Fleet::start().await;
     let id = add_known(&fleet, Server::new("a").lazy()).await;
     let view = fleet.until_view(&id, |view| view.dormant).await;
-    assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 2));
+    assert_eq!((view.status, view.offered_catalogue().unwrap().tools.len()), (Status::Online, 2));
     sleep(seconds(100.0)).await;
     assert!(fleet.world.openings(&id).is_empty());
     let statuses: Vec<_> = fleet.statuses(&id).await.into_iter().map(|(status, _)| status).collect();
@@ -78,7 +78,7 @@ async fn a_lazy_server_whose_tools_are_known_is_not_started_until_it_is_called()
     let respawned = fleet.told(&id, "mcp.server.respawned").await;
     assert_eq!(respawned[0]["dormant_duration_seconds"], 100);
     // Awake its tools are read again: they may have changed while the satellite was down.
-    fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
+    fleet.until_view(&id, |view| view.offered_catalogue().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
     let updated = fleet.told(&id, "mcp.tools.updated").await;
     assert_eq!(updated[0]["removed_tools"], json!(["echo", "old"]), "they were known by their names only");
     assert_eq!(fleet.statuses(&id).await.len(), 2);
@@ -94,7 +94,7 @@ async fn known_tools_say_nothing_to_a_server_that_is_not_lazy_or_not_configured(
     fleet.until(&missing, Status::AwaitingUserConfig).await;
     fleet.world.plan(&Server::new("missing"));
     let complete = Server::new("missing").lazy().env("KEY", "1").spec;
-    assert_eq!(fleet.runtime.install_known(complete, known()).await, Ok(InstallOutcome::Updated));
+    assert_eq!(fleet.runtime.install_with_state(complete, known()).await, Ok(InstallOutcome::Updated));
     fleet.until_view(&missing, |view| view.dormant).await;
     assert_eq!(fleet.world.openings(&missing).len(), 1, "an update is discovered");
     fleet.finish().await;
@@ -150,10 +150,10 @@ async fn what_is_known_survives_a_panic_of_the_team() {
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     sleep(seconds(60.0)).await;
     let view = fleet.view(&id);
-    assert_eq!((view.dormant, view.status, view.offered().unwrap().tools.len()), (true, Status::Online, 2));
+    assert_eq!((view.dormant, view.status, view.offered_catalogue().unwrap().tools.len()), (true, Status::Online, 2));
     assert!(fleet.world.openings(&id).is_empty());
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
-    fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
+    fleet.until_view(&id, |view| view.offered_catalogue().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
     fleet.finish().await;
 }
 
@@ -165,9 +165,9 @@ async fn known_tools_that_cannot_be_read_again_are_read_at_the_next_wake() {
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     let view = fleet.until_view(&id, |view| view.dormant).await;
     assert!(view.last_error.is_some());
-    assert_eq!(view.offered().unwrap().tools.len(), 2);
+    assert_eq!(view.offered_catalogue().unwrap().tools.len(), 2);
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
-    fleet.until_view(&id, |view| view.offered().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
+    fleet.until_view(&id, |view| view.offered_catalogue().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
     fleet.finish().await;
 }
 
@@ -181,13 +181,13 @@ async fn what_is_known_of_one_that_comes_after_one_that_is_leaving_is_not_forgot
     let openings = fleet.world.openings(&id).len();
     let installs = async {
         sleep(seconds(1.0)).await;
-        assert_eq!(fleet.runtime.install_known(server.spec.clone(), known()).await, Ok(InstallOutcome::New));
+        assert_eq!(fleet.runtime.install_with_state(server.spec.clone(), known()).await, Ok(InstallOutcome::New));
     };
     let (gone, ()) = futures::join!(fleet.runtime.uninstall(&id), installs);
     assert!(gone.is_ok());
     fleet.until_view(&id, |view| view.dormant).await;
     sleep(seconds(60.0)).await;
-    assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 2);
+    assert_eq!(fleet.view(&id).offered_catalogue().unwrap().tools.len(), 2);
     assert_eq!(fleet.world.openings(&id).len(), openings);
     fleet.finish().await;
 }

@@ -30,14 +30,14 @@ struct Kept {
 }
 
 impl StateStore for Kept {
-    fn remember(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo) {
+    fn save(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo) {
         self.written.lock().unwrap().push(spec.id.clone());
         // As JSON, as a journal has it.
         let memo = serde_json::from_str(&serde_json::to_string(&memo).unwrap()).unwrap();
         self.memos.lock().unwrap().insert(spec.id.clone(), memo);
     }
 
-    fn forget(&self, id: &InstanceId) {
+    fn delete(&self, id: &InstanceId) {
         self.memos.lock().unwrap().remove(id);
     }
 }
@@ -67,7 +67,7 @@ impl Kept {
 
     async fn satellite(&self) -> Fleet {
         Fleet::with(|options| {
-            options.memory = Arc::new(self.clone());
+            options.state_store = Arc::new(self.clone());
             let kept = self.clone();
             options.wall = Arc::new(move || {
                 let epoch: Timestamp = "2026-11-21T06:33:00Z".parse().unwrap();
@@ -91,7 +91,7 @@ impl Kept {
         let id = server.spec.id.clone();
         fleet.world.plan(&server);
         let known = EarlierState { memo: self.memo(&id), catalogue: self.tools.lock().unwrap().get(&id).cloned() };
-        assert_eq!(fleet.runtime.install_known(server.spec, known).await, Ok(InstallOutcome::New));
+        assert_eq!(fleet.runtime.install_with_state(server.spec, known).await, Ok(InstallOutcome::New));
         id
     }
 }
@@ -139,7 +139,7 @@ async fn one_that_was_stopped_stays_down_until_it_is_started() {
     kept.install(&second, Server::new("a")).await;
     sleep(seconds(60.0)).await;
     let view = second.view(&id);
-    assert_eq!((view.status, view.want), (Status::Offline, RequestedState::Stopped));
+    assert_eq!((view.status, view.requested_state), (Status::Offline, RequestedState::Stopped));
     assert!(second.call(&id, "echo", json!({})).await.is_err());
     assert_eq!(second.world.openings(&id).len(), 0);
     second.runtime.start(&id).await.unwrap();
@@ -161,7 +161,7 @@ async fn one_that_slept_sleeps_on_with_its_tools_listed_and_a_call_wakes_it() {
     let second = kept.satellite().await;
     kept.install(&second, Server::new("a")).await;
     let view = second.until_view(&id, |view| view.dormant).await;
-    assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3));
+    assert_eq!((view.status, view.offered_catalogue().unwrap().tools.len()), (Status::Online, 3));
     sleep(seconds(1000.0)).await;
     assert_eq!(second.world.openings(&id).len(), 0);
     assert!(second.call(&id, "echo", json!({"text": "hello"})).await.is_ok());
@@ -239,7 +239,7 @@ async fn a_clock_that_was_set_changes_no_more_than_what_is_counted_by_it() {
             kept.install(&second, Server::new(name)).await;
         }
         second.until(&failed, Status::PermanentlyFailed).await;
-        second.until_view(&stopped, |view| view.want == RequestedState::Stopped).await;
+        second.until_view(&stopped, |view| view.requested_state == RequestedState::Stopped).await;
         second.until_view(&asleep, |view| view.dormant).await;
         let view = second.until(&crashed, Status::Online).await;
         let counted = view.exits_in_window(Instant::now().into_std());

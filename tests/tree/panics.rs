@@ -58,7 +58,7 @@ async fn a_panic_of_a_worker_costs_that_instance_one_run() {
     let reason = crashed[0]["reason"].as_str().unwrap();
     assert!(reason.starts_with("worker panicked") && reason.contains("asked to panic"), "{reason}");
     assert_eq!((fleet.pid(&other), fleet.view(&other).restarts), (other_pid, 0));
-    assert_eq!(fleet.world.sim.alive(), 2, "the process of the worker that panicked is gone");
+    assert_eq!(fleet.world.sim.alive_count(), 2, "the process of the worker that panicked is gone");
     fleet.finish().await;
 }
 
@@ -94,10 +94,13 @@ async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_
     }
     let view = fleet.view(&failed);
     assert_eq!((view.status, view.message.clone()), (Status::PermanentlyFailed, message));
-    assert_eq!((fleet.view(&stopped).status, fleet.view(&stopped).want), (Status::Offline, RequestedState::Stopped));
+    assert_eq!(
+        (fleet.view(&stopped).status, fleet.view(&stopped).requested_state),
+        (Status::Offline, RequestedState::Stopped)
+    );
     assert_eq!(fleet.view(&unconfigured).status, Status::AwaitingUserConfig);
     let view = fleet.view(&asleep);
-    assert_eq!((view.status, view.dormant, view.offered().unwrap().tools.len()), (Status::Online, true, 3));
+    assert_eq!((view.status, view.dormant, view.offered_catalogue().unwrap().tools.len()), (Status::Online, true, 3));
     assert!(fleet.call(&asleep, "echo", json!({"text": 1})).await.is_ok(), "and a call wakes it");
     let runs: HashSet<_> = fleet.world.all_openings().iter().map(|opening| opening.run).collect();
     assert_eq!(runs.len(), fleet.world.all_openings().len(), "no number of a run is used twice");
@@ -155,7 +158,11 @@ async fn a_stop_just_before_a_panic_of_the_team_is_kept() {
     assert_eq!((stopped, also), (Ok(()), Ok(())));
     sleep(seconds(60.0)).await;
     for id in [&id, &other] {
-        assert_eq!((fleet.view(id).status, fleet.view(id).want), (Status::Offline, RequestedState::Stopped), "{id}");
+        assert_eq!(
+            (fleet.view(id).status, fleet.view(id).requested_state),
+            (Status::Offline, RequestedState::Stopped),
+            "{id}"
+        );
     }
     assert_eq!(fleet.world.openings(&other).len(), 1);
     fleet.finish().await;
@@ -189,7 +196,7 @@ async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() 
     let failed = fleet.add(failing.clone()).await;
     fleet.until(&failed, Status::PermanentlyFailed).await;
     without_supervisor(&fleet).await;
-    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.world.sim.alive_count(), 0);
 
     let began = Instant::now();
     let new = Server::new("new");
@@ -211,7 +218,7 @@ async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() 
     fleet.until(&new.spec.id, Status::Online).await;
     fleet.until(&restart, Status::Online).await;
     let view = fleet.view(&stop);
-    assert_eq!((view.status, view.want), (Status::Offline, RequestedState::Stopped));
+    assert_eq!((view.status, view.requested_state), (Status::Offline, RequestedState::Stopped));
     assert!(fleet.runtime.snapshot().get(&remove).is_none());
     assert_eq!(removals(&fleet, &remove).await, [(false, false)]);
     fleet.finish().await;
@@ -232,7 +239,7 @@ async fn an_uninstall_survives_a_panic_of_the_team() {
     fleet.until_replaced(&keeps, pid).await;
     sleep(seconds(60.0)).await;
     assert!(fleet.runtime.snapshot().get(&id).is_none());
-    assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive()), (1, 1));
+    assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive_count()), (1, 1));
     assert_eq!(removals(&fleet, &id).await, [(false, false)]);
     fleet.finish().await;
 }
@@ -378,37 +385,37 @@ async fn a_panic_of_the_sink_is_a_refusal_like_any_other() {
 struct Rude;
 
 impl StateStore for Rude {
-    fn remember(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {
+    fn save(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {
         panic!("the memory panics");
     }
 
-    fn forget(&self, _id: &InstanceId) {
+    fn delete(&self, _id: &InstanceId) {
         panic!("the memory panics");
     }
 }
 
 impl Audience for Rude {
-    fn heard(&self, _of: &SessionSource, _cause: MessageCause, _message: RpcMessage) {
+    fn on_notification(&self, _of: &SessionSource, _cause: MessageCause, _message: RpcMessage) {
         panic!("the audience panics");
     }
 
-    fn progress(&self, _origin: CallOrigin, _message: RpcMessage) {
+    fn on_progress(&self, _origin: CallOrigin, _message: RpcMessage) {
         panic!("the audience panics");
     }
 
-    fn asked(&self, _of: &SessionSource, _cause: MessageCause, _question: ClientQuestion) {
+    fn on_request(&self, _of: &SessionSource, _cause: MessageCause, _question: ClientQuestion) {
         panic!("the audience panics");
     }
 
-    fn withdrawn(&self, _of: &SessionSource, _question: u64, _message: RpcMessage) {
+    fn on_request_withdrawn(&self, _of: &SessionSource, _question: u64, _message: RpcMessage) {
         panic!("the audience panics");
     }
 
-    fn began(&self, _of: &SessionSource) {
+    fn on_session_started(&self, _of: &SessionSource) {
         panic!("the audience panics");
     }
 
-    fn ended(&self, _of: &SessionSource) {
+    fn on_session_ended(&self, _of: &SessionSource) {
         panic!("the audience panics");
     }
 }
@@ -416,7 +423,7 @@ impl Audience for Rude {
 #[tokio::test(start_paused = true)]
 async fn a_memory_an_audience_and_a_clock_that_panic_end_nothing() {
     let fleet = Fleet::with(|options| {
-        options.memory = Arc::new(Rude);
+        options.state_store = Arc::new(Rude);
         options.audience = Arc::new(Rude);
         options.wall = Arc::new(|| -> Timestamp { panic!("the clock panics") });
     })
@@ -442,8 +449,8 @@ async fn a_fault_of_the_root_supervisor_is_the_reason_of_the_end_and_nothing_sta
     let (waited, ()) = futures::join!(timeout(LONG, never), panic(&fleet.runtime, RuntimePart::Root));
     assert!(waited.unwrap().is_none(), "who waits is told that it is over");
     let end = RuntimeEnd::Failed("asked to panic".to_owned());
-    assert_eq!(fleet.runtime.ended().await, end);
-    assert_eq!(fleet.runtime.snapshot().ended(), Some(&end));
+    assert_eq!(fleet.runtime.wait_for_end().await, end);
+    assert_eq!(fleet.runtime.snapshot().end(), Some(&end));
     let view = fleet.view(&id);
     assert_eq!((view.status, view.pid, view.port.is_none()), (Status::Offline, None, true));
     assert!(view.message.as_ref().is_some_and(|message| message.contains("asked to panic")), "{:?}", view.message);
@@ -453,7 +460,7 @@ async fn a_fault_of_the_root_supervisor_is_the_reason_of_the_end_and_nothing_sta
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     fleet.runtime.kill();
-    assert_eq!(fleet.runtime.ended().await, RuntimeEnd::Killed);
+    assert_eq!(fleet.runtime.wait_for_end().await, RuntimeEnd::Killed);
     assert_eq!(fleet.view(&id).status, Status::Offline);
     assert_eq!(fleet.finish_after_shutdown().await, RuntimeEnd::Killed);
 }

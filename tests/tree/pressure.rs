@@ -21,7 +21,7 @@ async fn starts_wait_for_memory_one_goes_on_in_each_interval_and_callers_go_firs
     });
     sleep(seconds(9.0)).await;
     fleet.runtime.observe_memory(SHORT);
-    fleet.runtime.see().await;
+    fleet.runtime.sync_snapshot().await;
     assert!([&first, &second, &called].iter().all(|id| fleet.world.openings(id).is_empty()), "none is started");
     let status = fleet.runtime.memory();
     assert_eq!((status.is_short, status.starts_waiting, status.reading), (true, 3, Some(SHORT)));

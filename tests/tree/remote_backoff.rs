@@ -18,7 +18,7 @@ const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A server that is away from the beginning, after so many attempts.
 async fn tried(fleet: &Fleet, server: Server, attempts: usize) -> Vec<f64> {
     let remote = fleet.remote(&server.spec.id);
-    remote.down(REFUSED);
+    remote.take_down(REFUSED);
     fleet.add(server).await;
     until_attempts(&remote, attempts).await;
     waits(&remote)
@@ -70,7 +70,7 @@ async fn where_attempts_are_bounded_five_are_made_and_then_none_until_somebody_c
     let id = fleet.online(Server::remote("a").policy(|policy| policy.reconnect = bounded)).await;
     let remote = fleet.remote(&id);
     remote.kill(REFUSED);
-    remote.lose(FailureKind::Cut);
+    remote.report_session_lost(FailureKind::Cut);
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.message.as_deref(), Some("Connection failed after max retries"));
     assert_eq!((view.connection, view.next_retry_at), (Some(ConnectionState::Error), None));
@@ -82,7 +82,7 @@ async fn where_attempts_are_bounded_five_are_made_and_then_none_until_somebody_c
     let CallError::Reconnecting { next_retry_ms: None, last_error, .. } = &error else { panic!("{error:?}") };
     assert_eq!((&**last_error, remote.attempts().len()), ("connection refused", 7));
     assert_eq!(fleet.view(&id).status, Status::Error);
-    remote.up();
+    remote.bring_up();
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     until_back(&fleet, &id).await;
     fleet.finish().await;
@@ -106,7 +106,7 @@ async fn without_a_bound_it_is_tried_for_a_week_and_more_and_its_events_do_not_p
     let id = fleet.online(server).await;
     let remote = fleet.remote(&id);
     remote.kill(REFUSED);
-    remote.lose(REFUSED);
+    remote.report_session_lost(REFUSED);
     sleep(WEEK).await;
     let attempts = remote.attempts().len();
     assert!((3300..3420).contains(&attempts), "{attempts}");
@@ -117,7 +117,7 @@ async fn without_a_bound_it_is_tried_for_a_week_and_more_and_its_events_do_not_p
     let told = fleet.told(&id, "mcp.server.reconnecting").await;
     assert_eq!(told.len(), 14, "the first five and each doubling");
     assert_eq!(fleet.told(&id, "mcp.server.status_changed").await.len(), 7, "that it is offline is told once");
-    remote.up();
+    remote.bring_up();
     let began = Instant::now();
     until_back(&fleet, &id).await;
     assert!(began.elapsed() < seconds(198.0), "{:?}", began.elapsed());
@@ -133,13 +133,13 @@ async fn the_next_delay_is_counted_from_the_end_of_an_attempt_and_a_success_begi
     for round in 0..3 {
         let before = remote.attempts().len();
         remote.kill(timed_out.clone());
-        remote.lose(FailureKind::Cut);
+        remote.report_session_lost(FailureKind::Cut);
         let lost = Instant::now();
         until_attempts(&remote, before + 3).await;
         let attempts = &remote.attempts()[before..];
         let began: Vec<f64> = attempts.iter().map(|attempt| tenths(attempt.began - lost)).collect();
         assert_eq!(began, [1.0, 13.0, 27.0], "round {round}: each takes ten seconds");
-        remote.up();
+        remote.bring_up();
         until_back(&fleet, &id).await;
     }
     fleet.finish().await;

@@ -27,7 +27,7 @@ fn server(key: &str) -> Server {
 
 /// The server wants these from now on.
 fn wants(fleet: &Fleet, id: &InstanceId, key: &str) {
-    fleet.remote(id).change(|manner| manner.wants = Some((HEADER.to_owned(), key.into())));
+    fleet.remote(id).change(|manner| manner.required_header = Some((HEADER.to_owned(), key.into())));
 }
 
 async fn gives(fleet: &Fleet, key: &str) {
@@ -42,7 +42,7 @@ async fn calls_are_refused_with_what_to_do_until_there_are_other_credentials_and
         let id = fleet.online(server(OLD)).await;
         let remote = fleet.remote(&id);
         wants(&fleet, &id, NEW);
-        remote.change(|manner| manner.refuses = Some(kind));
+        remote.change(|manner| manner.refusal = Some(kind));
         let found_out = fleet.call(&id, "echo", json!({})).await;
         let view = fleet.until(&id, Status::RequiresReauth).await;
         assert_eq!((view.message.as_deref(), view.connection), (Some(why), Some(ConnectionState::Error)));
@@ -59,7 +59,7 @@ async fn calls_are_refused_with_what_to_do_until_there_are_other_credentials_and
             }
         }
         sleep(DAY).await;
-        assert_eq!((remote.attempts().len(), remote.tried("tools/call").len()), (1, 1), "nothing is retried");
+        assert_eq!((remote.attempts().len(), remote.tried_at("tools/call").len()), (1, 1), "nothing is retried");
         assert_eq!(fleet.view(&id).next_retry_at, None);
 
         gives(&fleet, NEW).await;
@@ -96,7 +96,7 @@ async fn a_healthy_connection_goes_on_with_the_new_credentials() {
     assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
     // And so does the next one.
     lose(&fleet, &id).await;
-    remote.up();
+    remote.bring_up();
     until_back(&fleet, &id).await;
     fleet.finish().await;
 }
@@ -131,7 +131,7 @@ async fn what_a_server_echoes_of_old_and_new_credentials_is_hidden_on_a_connecti
 async fn new_credentials_that_are_refused_as_well_leave_it_where_it_was() {
     let fleet = Fleet::start().await;
     let remote = fleet.remote(&server(OLD).spec.id);
-    remote.change(|manner| manner.wants = Some((HEADER.to_owned(), NEW.into())));
+    remote.change(|manner| manner.required_header = Some((HEADER.to_owned(), NEW.into())));
     let id = fleet.add(server(OLD)).await;
     fleet.until(&id, Status::RequiresReauth).await;
     gives(&fleet, "Bearer other").await;
@@ -149,7 +149,7 @@ async fn credentials_that_come_while_the_old_ones_are_being_refused_are_tried_at
     let fleet = Fleet::start().await;
     let remote = fleet.remote(&server(OLD).spec.id);
     remote.change(|manner| {
-        (manner.wants, manner.connect_delay) = (Some((HEADER.to_owned(), NEW.into())), seconds(5.0));
+        (manner.required_header, manner.connect_delay) = (Some((HEADER.to_owned(), NEW.into())), seconds(5.0));
     });
     let id = fleet.add(server(OLD)).await;
     until_attempting(&remote).await;
@@ -171,7 +171,7 @@ async fn while_it_is_away_new_credentials_change_no_schedule_and_are_used_by_the
     let next = fleet.until_view(&id, |view| view.attempt == Some(6)).await.next_retry_at;
     gives(&fleet, NEW).await;
     wants(&fleet, &id, NEW);
-    remote.up();
+    remote.bring_up();
     assert_eq!(fleet.view(&id).next_retry_at, next);
     assert_eq!(remote.attempts().len(), 6);
     until_back(&fleet, &id).await;
@@ -219,10 +219,10 @@ async fn a_check_that_is_refused_and_a_reconnect_that_is_refused_require_other_c
     let other = fleet.online(other).await;
     let remote = fleet.remote(&other);
     remote.kill(REFUSED);
-    remote.lose(REFUSED);
+    remote.report_session_lost(REFUSED);
     fleet.until(&other, Status::Offline).await;
     wants(&fleet, &other, NEW);
-    remote.up();
+    remote.bring_up();
     fleet.until(&other, Status::RequiresReauth).await;
     let attempts = remote.attempts().len();
     sleep(seconds(3600.0)).await;
@@ -244,7 +244,7 @@ async fn a_call_that_is_refused_for_the_credentials_of_before_is_sent_again_with
             sleep(seconds(1.0)).await;
             gives(&fleet, given).await;
         });
-        assert_eq!(remote.tried("tools/call").len(), 2);
+        assert_eq!(remote.tried_at("tools/call").len(), 2);
         if refused {
             assert!(matches!(answer, Err(CallError::Refused { status: Status::RequiresReauth, .. })), "{answer:?}");
             fleet.until(&id, Status::RequiresReauth).await;
@@ -268,6 +268,6 @@ async fn credentials_that_were_changed_long_ago_and_are_refused_now_are_not_trie
     assert!(matches!(refused, Err(CallError::Refused { status: Status::RequiresReauth, .. })), "{refused:?}");
     fleet.until(&id, Status::RequiresReauth).await;
     let remote = fleet.remote(&id);
-    assert_eq!((remote.attempts().len(), remote.tried("tools/call").len()), (1, 1));
+    assert_eq!((remote.attempts().len(), remote.tried_at("tools/call").len()), (1, 1));
     fleet.finish().await;
 }

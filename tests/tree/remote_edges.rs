@@ -23,10 +23,10 @@ async fn what_a_server_can_do_is_read_anew_after_a_reconnect_and_the_difference_
     let after = SimScript { tools: 2, resources: 3, prompts: 2, version: "2.0.0".to_owned(), ..SimScript::default() };
     lose(&fleet, &id).await;
     remote.change(|manner| manner.script = Some(after.into()));
-    remote.up();
+    remote.bring_up();
     until_back(&fleet, &id).await;
     let view = fleet.view(&id);
-    let catalogue = view.offered().unwrap();
+    let catalogue = view.offered_catalogue().unwrap();
     let counts = (catalogue.tools.len(), catalogue.resources.len(), catalogue.prompts.len());
     assert_eq!(counts, (2, 3, 2));
     let server = view.server.as_ref().unwrap();
@@ -46,13 +46,13 @@ async fn a_server_that_is_restarted_many_times_in_a_row_is_followed_each_time() 
     let remote = fleet.remote(&id);
     for nth in 1..=50 {
         remote.kill(REFUSED);
-        remote.up();
+        remote.bring_up();
         let answer = fleet.call(&id, "add", json!({"a": nth, "b": 0})).await;
         assert_eq!(answer.unwrap()["structuredContent"]["result"], nth);
     }
     until_back(&fleet, &id).await;
     let sessions = remote.sessions();
-    assert_eq!((sessions.opened, sessions.forgotten, sessions.open()), (51, 50, 1));
+    assert_eq!((sessions.opened, sessions.forgotten, sessions.open_count()), (51, 50, 1));
     assert_eq!((remote.attempts().len(), remote.overlaps()), (51, 0));
     assert_eq!(fleet.view(&id).restarts, 0, "that is no crash of it");
     fleet.finish().await;
@@ -67,11 +67,11 @@ async fn restarts_faster_than_it_can_be_discovered_leave_it_with_one_session() {
     for _ in 0..30 {
         sleep(seconds(0.3)).await;
         remote.kill(REFUSED);
-        remote.up();
+        remote.bring_up();
     }
     sleep(seconds(600.0)).await;
     until_back(&fleet, &id).await;
-    assert_eq!((remote.overlaps(), remote.sessions().open()), (0, 1));
+    assert_eq!((remote.overlaps(), remote.sessions().open_count()), (0, 1));
     assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
     fleet.finish().await;
 }
@@ -109,7 +109,7 @@ async fn a_stop_during_a_reconnect_ends_its_schedule_and_a_start_connects_at_onc
         let attempts = remote.attempts();
         assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "what was under way is over");
         let view = fleet.view(id);
-        assert_eq!((view.status, view.want), (Status::Offline, RequestedState::Stopped));
+        assert_eq!((view.status, view.requested_state), (Status::Offline, RequestedState::Stopped));
         assert_eq!((view.connection, view.next_retry_at), (Some(ConnectionState::Disconnected), None));
         remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
         sleep(DAY).await;
@@ -141,7 +141,7 @@ async fn a_removal_during_a_reconnect_leaves_nothing_of_it() {
         let remote = fleet.remote(id);
         let attempts = remote.attempts().len();
         sleep(DAY).await;
-        assert_eq!((remote.attempts().len(), remote.sessions().open()), (attempts, 0));
+        assert_eq!((remote.attempts().len(), remote.sessions().open_count()), (attempts, 0));
         let story = story_after_start(&fleet, id).await;
         assert!(
             story.ends_with(&["disconnected as intended".to_owned(), "mcp.server.stopped".to_owned()]),
@@ -149,7 +149,7 @@ async fn a_removal_during_a_reconnect_leaves_nothing_of_it() {
         );
         assert!(matches!(fleet.call(id, "echo", json!({})).await, Err(CallError::NotFound { .. })));
     }
-    assert_eq!(fleet.world.sim.lines(), 0);
+    assert_eq!(fleet.world.sim.line_count(), 0);
     fleet.finish().await;
 }
 
@@ -184,7 +184,7 @@ async fn calls_during_a_reconnect_share_one_attempt_and_its_failure_and_the_sche
     let rest = waits(&remote)[7..].to_vec();
     assert_eq!((tenths(remote.attempts()[7].began - began) > 2.0, rest), (true, vec![64.0]), "it doubles as before");
 
-    remote.up();
+    remote.bring_up();
     let answers = join_all((0..10).map(|_| fleet.call(&id, "echo", json!({"text": 1})))).await;
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
     assert_eq!(remote.attempts().len(), 10, "and one success for all");
@@ -212,13 +212,13 @@ async fn health_is_not_checked_while_there_is_no_connection() {
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
     lose(&fleet, &id).await;
-    let checks = remote.tried("ping").len();
+    let checks = remote.tried_at("ping").len();
     sleep(seconds(3600.0)).await;
-    assert_eq!((remote.tried("ping").len(), fleet.view(&id).health), (checks, ServerHealth::Unknown));
-    remote.up();
+    assert_eq!((remote.tried_at("ping").len(), fleet.view(&id).health), (checks, ServerHealth::Unknown));
+    remote.bring_up();
     until_back(&fleet, &id).await;
     let back = Instant::now();
-    until_seen(&remote, |remote| remote.served("ping").len() > checks).await;
+    until_seen(&remote, |remote| remote.served_at("ping").len() > checks).await;
     let waited = back.elapsed().as_secs_f64();
     assert!((108.0..=132.0).contains(&waited), "an interval after it is connected, not at once: {waited}");
     fleet.finish().await;
@@ -236,13 +236,13 @@ async fn an_attempt_that_became_due_while_the_machine_slept_is_made_when_it_wake
 
     // Not long enough: what is left of the delay is as much shorter.
     let next = fleet.view(&id).next_retry_at.unwrap();
-    fleet.runtime.woke(seconds(30.0));
+    fleet.runtime.resumed_after_suspend(seconds(30.0));
     let nearer = fleet.until_view(&id, |view| view.next_retry_at != Some(next)).await.next_retry_at;
     assert_eq!(nearer.map(|nearer| nearer + seconds(30.0)), Some(next));
     assert_eq!(remote.attempts().len(), before);
-    remote.up();
+    remote.bring_up();
     let woken = Instant::now();
-    fleet.runtime.woke(seconds(8.0 * 3600.0));
+    fleet.runtime.resumed_after_suspend(seconds(8.0 * 3600.0));
     until_back(&fleet, &id).await;
     assert_eq!(tenths(woken.elapsed()), 0.0);
     assert_eq!(remote.attempts().len(), before + 1);
@@ -254,11 +254,11 @@ async fn a_connection_that_died_while_the_machine_slept_is_found_out_when_it_wak
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    fleet.runtime.woke(seconds(3600.0));
-    until_seen(&remote, |remote| remote.served("ping").len() == 1).await;
+    fleet.runtime.resumed_after_suspend(seconds(3600.0));
+    until_seen(&remote, |remote| remote.served_at("ping").len() == 1).await;
     assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new(), "it is as it was");
     remote.expire(404);
-    fleet.runtime.woke(seconds(3600.0));
+    fleet.runtime.resumed_after_suspend(seconds(3600.0));
     fleet.until(&id, Status::Offline).await;
     until_back(&fleet, &id).await;
     fleet.finish().await;
@@ -285,7 +285,7 @@ async fn a_healthy_connection_that_is_made_anew_on_request_is_closed_first() {
     ];
     assert_eq!(story_after_start(&fleet, &id).await, expected);
     let back = Instant::now();
-    until_seen(&remote, |remote| remote.served("ping").len() == 1).await;
+    until_seen(&remote, |remote| remote.served_at("ping").len() == 1).await;
     assert!(back.elapsed() >= seconds(108.0), "health checks go on, an interval later");
     fleet.finish().await;
 }

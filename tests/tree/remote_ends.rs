@@ -117,7 +117,7 @@ async fn after_online(
     call: impl Fn(&'static str) -> tokio::task::JoinHandle<()>,
 ) {
     let remote = fleet.remote(id);
-    let received = |method: &'static str| until_seen(&remote, move |remote| !remote.received(method).is_empty());
+    let received = |method: &'static str| until_seen(&remote, move |remote| !remote.received_at(method).is_empty());
     match state {
         State::CallInFlight => {
             silent("tools/call");
@@ -125,9 +125,9 @@ async fn after_online(
             received("tools/call").await;
         }
         State::CallInItsPause => {
-            remote.down(REFUSED);
+            remote.take_down(REFUSED);
             call("echo");
-            until_seen(&remote, |remote| remote.tried("tools/call").len() == 2).await;
+            until_seen(&remote, |remote| remote.tried_at("tools/call").len() == 2).await;
         }
         State::CheckInFlight => {
             silent("ping");
@@ -135,30 +135,30 @@ async fn after_online(
         }
         State::Degraded => {
             silent("ping");
-            until_seen(&remote, |remote| remote.received("ping").len() == 4).await;
+            until_seen(&remote, |remote| remote.received_at("ping").len() == 4).await;
         }
         State::Reconnecting => lose(fleet, id).await,
         State::AttemptOfTheSchedule => {
             lose(fleet, id).await;
-            remote.up();
+            remote.bring_up();
             silent("initialize");
             until_attempting(&remote).await;
         }
         State::AttemptOfACall => {
             lose(fleet, id).await;
-            remote.up();
+            remote.bring_up();
             silent("initialize");
             call("echo");
             until_attempting(&remote).await;
         }
         State::Rediscovering => {
             lose(fleet, id).await;
-            remote.up();
+            remote.bring_up();
             silent("tools/list");
             fleet.until(id, Status::DiscoveringTools).await;
         }
         State::Reauth => {
-            remote.down(UNAUTHORIZED);
+            remote.take_down(UNAUTHORIZED);
             assert!(fleet.call(id, "echo", json!({})).await.is_err());
             fleet.until(id, Status::RequiresReauth).await;
         }
@@ -200,13 +200,17 @@ async fn a_removal_in_any_state_leaves_nothing() {
         assert!(began.elapsed() <= seconds(2.1), "{state:?}: {:?}", began.elapsed());
         assert!(fleet.runtime.snapshot().get(&id).is_none(), "{state:?}");
         let others = usize::from(state == State::WaitingForAPermit);
-        assert_eq!(fleet.world.sim.lines(), others, "{state:?}");
+        assert_eq!(fleet.world.sim.line_count(), others, "{state:?}");
         let attempts = remote.attempts();
         assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "{state:?}: {attempts:?}");
-        let tried = remote.tried("tools/call").len();
+        let tried = remote.tried_at("tools/call").len();
         sleep(seconds(600.0)).await;
-        assert_eq!((remote.attempts().len(), remote.tried("tools/call").len()), (attempts.len(), tried), "{state:?}");
-        assert_eq!(remote.sessions().open(), 0, "{state:?}: {:?}", remote.sessions());
+        assert_eq!(
+            (remote.attempts().len(), remote.tried_at("tools/call").len()),
+            (attempts.len(), tried),
+            "{state:?}"
+        );
+        assert_eq!(remote.sessions().open_count(), 0, "{state:?}: {:?}", remote.sessions());
         if says_goodbye(state) {
             assert_eq!(remote.sessions().dropped, 0, "{state:?}: {:?}", remote.sessions());
         }
@@ -226,7 +230,7 @@ async fn a_shutdown_in_any_state_leaves_nothing_and_does_not_wait_for_a_server()
         let began = Instant::now();
         fleet.finish().await;
         assert!(began.elapsed() <= seconds(2.1), "{state:?}: {:?}", began.elapsed());
-        assert_eq!(remote.sessions().open(), 0, "{state:?}: {:?}", remote.sessions());
+        assert_eq!(remote.sessions().open_count(), 0, "{state:?}: {:?}", remote.sessions());
         if says_goodbye(state) {
             assert_eq!(remote.sessions().dropped, 0, "{state:?}: {:?}", remote.sessions());
         }
@@ -246,7 +250,7 @@ async fn a_stop_in_any_state_is_kept_and_a_start_brings_it_back() {
         let down = if state == State::AwaitingConfig { Status::AwaitingUserConfig } else { Status::Offline };
         assert_eq!((view.status, view.next_retry_at), (down, None), "{state:?}");
         assert_eq!(remote.attempts().len(), attempts, "{state:?}");
-        assert_eq!(remote.sessions().open(), 0, "{state:?}");
+        assert_eq!(remote.sessions().open_count(), 0, "{state:?}");
         remote.change(|manner| {
             (manner.down, manner.silent_on, manner.script) = (None, [].into(), Some(SimScript::default().into()));
         });

@@ -28,7 +28,7 @@ fn script(speaks: SpokenEras) -> SimScript {
 
 /// How often each opening message was sent.
 fn opening(remote: &SimRemote) -> [usize; 5] {
-    METHODS.map(|method| remote.tried(method).len())
+    METHODS.map(|method| remote.tried_at(method).len())
 }
 
 fn era(fleet: &Fleet, id: &InstanceId) -> Era {
@@ -50,7 +50,7 @@ async fn relayed(fleet: &Fleet, id: &InstanceId, tool: &str) -> Result<Value, Ca
     });
     let params = json!({"name": tool, "arguments": {"text": "hi"}, "_meta": meta});
     let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
-    let message = RpcMessage::read(message.into()).unwrap();
+    let message = RpcMessage::parse(message.into()).unwrap();
     let origin = CallOrigin { client: 1, call: 1 };
     let relay =
         ClientRelay { message, origin, repeatable: false, tool: Some(tool.into()), era: Era::Stateless, client: None };
@@ -109,7 +109,7 @@ async fn what_was_found_out_is_where_the_next_connection_begins() {
     until_back(&fleet, &id).await;
     assert_eq!(opening(&remote), [1, 0, 2, 2, 2]);
     // It does not end anything that it has not: there are no sessions.
-    assert_eq!(remote.received("DELETE").len() + remote.received("ping").len(), 0);
+    assert_eq!(remote.received_at("DELETE").len() + remote.received_at("ping").len(), 0);
     fleet.finish().await;
 }
 
@@ -137,11 +137,11 @@ async fn what_is_lost_without_a_session_is_the_server() {
         (FailureKind::Dns, Status::Offline),
         (UNAUTHORIZED, Status::RequiresReauth),
         (FailureKind::Redirected { status: 307, to: None }, Status::Error),
-        (FailureKind::status(418), Status::Error),
+        (FailureKind::from_status(418), Status::Error),
         // It is asked whether it is there at all, and is.
         (FailureKind::Cut, Status::Online),
-        (FailureKind::status(404), Status::Online),
-        (FailureKind::status(400), Status::Online),
+        (FailureKind::from_status(404), Status::Online),
+        (FailureKind::from_status(400), Status::Online),
         (FailureKind::Throttled { retry_after: None }, Status::Online),
         (BROKEN_INSIDE, Status::Online),
     ];
@@ -149,7 +149,7 @@ async fn what_is_lost_without_a_session_is_the_server() {
         let id = fleet.online(Server::remote(&format!("a{nth}")).script(script(SpokenEras::Stateless))).await;
         let remote = fleet.remote(&id);
         if status == Status::Offline {
-            remote.down(kind.clone());
+            remote.take_down(kind.clone());
         } else {
             remote.fail_next([kind.clone()]);
         }
@@ -168,7 +168,7 @@ async fn a_server_without_sessions_is_asked_what_it_is_to_see_whether_it_is_ther
     let server = Server::remote("a").script(script(SpokenEras::Stateless));
     let id = fleet.online(server.policy(|policy| policy.health.interval = seconds(100.0))).await;
     let remote = fleet.remote(&id);
-    until_seen(&remote, |remote| remote.served("server/discover").len() == 4).await;
+    until_seen(&remote, |remote| remote.served_at("server/discover").len() == 4).await;
     remote.change(|manner| manner.silent_on = ["server/discover"].into());
     fleet.until_view(&id, |view| view.health == ServerHealth::Degraded).await;
     remote.change(|manner| manner.silent_on.clear());
@@ -177,7 +177,7 @@ async fn a_server_without_sessions_is_asked_what_it_is_to_see_whether_it_is_ther
     // One that does not know the question any more is not what it was.
     remote.change(|manner| {
         manner.script = Some(Arc::new(script(SpokenEras::Sessions)));
-        manner.unknown = ["server/discover"].into();
+        manner.unknown_methods = ["server/discover"].into();
     });
     fleet.until_view(&id, |view| view.server.as_ref().is_some_and(|server| server.era == Era::Sessions)).await;
     fleet.finish().await;
@@ -188,13 +188,13 @@ async fn the_loss_of_the_stream_is_not_the_loss_of_the_server() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Stateless))).await;
     let remote = fleet.remote(&id);
-    until_seen(&remote, |remote| remote.served("subscriptions/listen").len() == 1).await;
-    let checks = remote.served("server/discover").len();
+    until_seen(&remote, |remote| remote.served_at("subscriptions/listen").len() == 1).await;
+    let checks = remote.served_at("server/discover").len();
     remote.cut();
-    until_seen(&remote, |remote| remote.served("subscriptions/listen").len() == 2).await;
+    until_seen(&remote, |remote| remote.served_at("subscriptions/listen").len() == 2).await;
     assert_eq!(fleet.view(&id).status, Status::Online);
-    assert_eq!(remote.served("server/discover").len(), checks + 1, "it was looked whether it is there");
-    until_seen(&remote, |remote| remote.served("tools/list").len() == 2).await;
+    assert_eq!(remote.served_at("server/discover").len(), checks + 1, "it was looked whether it is there");
+    until_seen(&remote, |remote| remote.served_at("tools/list").len() == 2).await;
     // Where nobody is there that is found out by the same look.
     remote.kill(REFUSED);
     fleet.until_view(&id, |view| view.health == ServerHealth::Degraded || view.status == Status::Offline).await;
@@ -222,14 +222,16 @@ async fn a_server_of_both_eras_serves_clients_of_both_over_one_connection() {
     assert_eq!(info.era, Era::Stateless);
     assert!(Arc::ptr_eq(&info, &other.unwrap().unwrap()));
     fleet.runtime.discover(&id, limit).await.unwrap().unwrap();
-    assert_eq!(remote.received("server/discover").len(), 1, "it is asked once");
+    assert_eq!(remote.received_at("server/discover").len(), 1, "it is asked once");
 
     assert_eq!(relayed(&fleet, &id, "echo").await.unwrap()["result"]["content"][0]["text"], "\"hi\"");
     let asked = relayed(&fleet, &id, "ask").await.unwrap();
     assert_eq!(asked["result"]["resultType"], "input_required", "for its client to see to");
     assert_eq!(fleet.call(&id, "echo", json!({"text": "ho"})).await.unwrap()["content"][0]["text"], "\"ho\"");
     // What fails beside the session says nothing of it.
-    for kind in [FailureKind::status(404), FailureKind::status(418), FailureKind::NotMcp { content_type: None }] {
+    for kind in
+        [FailureKind::from_status(404), FailureKind::from_status(418), FailureKind::NotMcp { content_type: None }]
+    {
         remote.fail_next([kind]);
         assert!(relayed(&fleet, &id, "echo").await.is_err());
         assert_eq!(fleet.view(&id).status, Status::Online);
@@ -246,7 +248,7 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
     for _ in 0..3 {
         assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     }
-    assert_eq!(fleet.remote(&id).received("server/discover").len(), 1);
+    assert_eq!(fleet.remote(&id).received_at("server/discover").len(), 1);
     // One that leaves it unanswered counts as one that does not know it, after a short while.
     let id = fleet.online(Server::remote("b").script(script(SpokenEras::Both))).await;
     fleet.remote(&id).change(|manner| manner.silent_on = ["server/discover"].into());
@@ -268,7 +270,7 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
     // The older transport has sessions and nothing else.
     let id = fleet.online(Server::remote("d").sse().script(script(SpokenEras::Both))).await;
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
-    assert_eq!(fleet.remote(&id).received("server/discover").len(), 0);
+    assert_eq!(fleet.remote(&id).received_at("server/discover").len(), 0);
     fleet.finish().await;
 }
 
@@ -278,7 +280,7 @@ async fn a_server_that_is_configured_to_have_sessions_is_asked_for_nothing_else(
     let server = Server::remote("a").script(script(SpokenEras::Both));
     let id = fleet.online(server.policy(|policy| policy.session.protocol = Some(Era::Sessions))).await;
     assert!(fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().is_none());
-    assert_eq!(fleet.remote(&id).tried("server/discover").len(), 0);
+    assert_eq!(fleet.remote(&id).tried_at("server/discover").len(), 0);
     fleet.finish().await;
 }
 
@@ -289,14 +291,14 @@ async fn what_changes_beside_a_session_is_told_on_a_stream_beside_it() {
     let id = fleet.online(Server::remote("a").script(changing)).await;
     let remote = fleet.remote(&id);
     sleep(seconds(20.0)).await;
-    assert_eq!(remote.served("subscriptions/listen").len(), 0, "nobody needs it");
+    assert_eq!(remote.served_at("subscriptions/listen").len(), 0, "nobody needs it");
     fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
-    until_seen(&remote, |remote| remote.served("subscriptions/listen").len() == 1).await;
-    let lists = remote.served("tools/list").len();
+    until_seen(&remote, |remote| remote.served_at("subscriptions/listen").len() == 1).await;
+    let lists = remote.served_at("tools/list").len();
     // The session says so at 50 s, and the stream, which was asked for 20 s later, at 70 s.
-    until_seen(&remote, |remote| remote.served("tools/list").len() == lists + 2).await;
+    until_seen(&remote, |remote| remote.served_at("tools/list").len() == lists + 2).await;
     remote.cut();
-    until_seen(&remote, |remote| remote.served("subscriptions/listen").len() == 2).await;
+    until_seen(&remote, |remote| remote.served_at("subscriptions/listen").len() == 2).await;
     assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
     fleet.finish().await;
 }
@@ -310,7 +312,7 @@ async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() 
         fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
         let slow = fleet.call(&id, "echo", json!({"text": "slow", "after_ms": 3000}));
         let cut = async {
-            until_seen(&remote, |remote| remote.served("tools/call echo").len() == 1).await;
+            until_seen(&remote, |remote| remote.served_at("tools/call echo").len() == 1).await;
             remote.fail_next([FailureKind::Cut]);
             let error = relayed(&fleet, &id, "echo").await.unwrap_err();
             assert_eq!(error.fate(), Some(CallFate::MaybeExecuted), "{error}");
@@ -339,9 +341,9 @@ async fn an_error_with_a_number_of_the_other_era_is_the_servers_own() {
     }
     sleep(seconds(1.0)).await;
     let remote = fleet.remote(&id);
-    assert_eq!(remote.served("tools/call fail").len(), 3, "each was made once");
+    assert_eq!(remote.served_at("tools/call fail").len(), 3, "each was made once");
     assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
-    assert!(!remote.served("ping").is_empty(), "whether it still has sessions was found out");
+    assert!(!remote.served_at("ping").is_empty(), "whether it still has sessions was found out");
     fleet.finish().await;
 }
 

@@ -21,9 +21,9 @@ async fn what_was_answered_before_a_loss_is_answered_and_what_was_never_sent_is_
         futures::join!(fleet.call(&id, "echo", json!({"text": 1})), fleet.call(&id, "sleep", json!({"ms": 1})));
     assert!(matches!(lost, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{lost:?}");
     assert!(answered.is_ok(), "{answered:?}");
-    assert_eq!(remote.served("tools/call echo").len(), 1, "its answer was there already");
+    assert_eq!(remote.served_at("tools/call echo").len(), 1, "its answer was there already");
     assert!(unsent.is_ok(), "it harms nobody to send it on the next connection: {unsent:?}");
-    assert_eq!((remote.tried("tools/call sleep").len(), remote.attempts().len()), (1, 2));
+    assert_eq!((remote.tried_at("tools/call sleep").len(), remote.attempts().len()), (1, 2));
     fleet.finish().await;
 }
 
@@ -37,12 +37,12 @@ async fn a_call_that_may_have_been_carried_out_once_is_never_said_not_to_have_be
     let add = || CallerRequest::Tool { name: "add".to_owned(), arguments: None, repeatable: true };
     let port = fleet.view(&id).port.clone().unwrap();
     let (answer, ()) = futures::join!(port.request(add(), seconds(30.0)), async {
-        until_seen(&remote, |remote| remote.tried("tools/call").len() == 1).await;
-        remote.down(REFUSED);
+        until_seen(&remote, |remote| remote.tried_at("tools/call").len() == 1).await;
+        remote.take_down(REFUSED);
     });
     assert!(matches!(answer, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{answer:?}");
-    assert_eq!(remote.tried("tools/call add").len(), 3);
-    remote.up();
+    assert_eq!(remote.tried_at("tools/call add").len(), 3);
+    remote.bring_up();
     until_back(&fleet, &id).await;
 
     // The same where the deadline leaves no time for a third attempt, and where it is stopped before that.
@@ -71,10 +71,10 @@ async fn a_call_that_cannot_be_repeated_after_it_may_have_been_carried_out_says_
     remote.change(|manner| manner.script = Some(slow.into()));
     fleet.runtime.reconnect(&id).await.unwrap();
     let (read_only, ()) = futures::join!(fleet.call(&id, "add", json!({"a": 1, "b": 2})), async {
-        until_seen(&remote, |remote| remote.served("tools/call").len() == 1).await;
+        until_seen(&remote, |remote| remote.served_at("tools/call").len() == 1).await;
         remote.expire(404);
-        remote.lose(FailureKind::expired(404));
-        remote.down(REFUSED);
+        remote.report_session_lost(FailureKind::session_expired(404));
+        remote.take_down(REFUSED);
     });
     let Err(CallError::Terminated { fate: CallFate::MaybeExecuted, reason }) = read_only else {
         panic!("{read_only:?}")
@@ -93,7 +93,7 @@ async fn a_deadline_that_passes_before_a_call_could_be_sent_says_that_it_was_not
     let late = fleet.call_within(&id, "echo", json!({}), Some(seconds(5.0))).await.unwrap_err();
     assert_eq!((late.fate(), late.kind()), (Some(CallFate::NotSent), "timed_out"));
     assert_eq!(late.to_string(), "server not ready within 5 s; the request was not sent");
-    assert!(remote.tried("tools/call").is_empty());
+    assert!(remote.tried_at("tools/call").is_empty());
     remote.change(|manner| manner.silent_on.clear());
     until_back(&fleet, &id).await;
 
@@ -104,7 +104,7 @@ async fn a_deadline_that_passes_before_a_call_could_be_sent_says_that_it_was_not
     let (late, ()) = futures::join!(port.request(ping, seconds(0.7)), async {
         sleep(seconds(0.6)).await;
         // The next attempt is not made: it would come after the deadline.
-        assert_eq!(remote.tried("ping").len(), 2);
+        assert_eq!(remote.tried_at("ping").len(), 2);
     });
     assert_eq!(late.unwrap_err().fate(), Some(CallFate::NotSent));
     fleet.finish().await;
@@ -115,14 +115,14 @@ async fn a_call_that_was_refused_for_what_it_is_was_not_carried_out() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    let refusals = [413, 414, 415, 422, 431].map(FailureKind::status);
+    let refusals = [413, 414, 415, 422, 431].map(FailureKind::from_status);
     for refusal in refusals.into_iter().chain([FailureKind::Throttled { retry_after: None }]) {
         remote.fail_next([refusal.clone()]);
         let refused = fleet.call(&id, "echo", json!({})).await.unwrap_err();
         assert_eq!(refused, CallError::Remote { fate: CallFate::NotSent, failure: ExchangeFailure::sent(refusal) });
     }
     // It came too slowly: who knows how much of it was taken.
-    remote.fail_next([FailureKind::status(408)]);
+    remote.fail_next([FailureKind::from_status(408)]);
     let slow = fleet.call(&id, "echo", json!({})).await.unwrap_err();
     assert_eq!(slow.fate(), Some(CallFate::MaybeExecuted));
     fleet.finish().await;

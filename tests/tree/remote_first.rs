@@ -43,11 +43,11 @@ async fn a_remote_server_is_connected_discovered_and_online_without_a_process() 
         view.server.as_ref().map(|server| (&*server.name, &*server.protocol)),
         Some(("sim-server", "2025-11-25"))
     );
-    let catalogue = view.offered().unwrap();
+    let catalogue = view.offered_catalogue().unwrap();
     assert_eq!((catalogue.tools.len(), catalogue.resources.len(), catalogue.prompts.len()), (3, 2, 1));
     assert_eq!(remote.attempts().len(), 1);
     fleet.finish().await;
-    assert_eq!((remote.sessions().closed, remote.sessions().open()), (1, 0), "its end is told to the server");
+    assert_eq!((remote.sessions().closed, remote.sessions().open_count()), (1, 0), "its end is told to the server");
 }
 
 #[tokio::test(start_paused = true)]
@@ -71,8 +71,8 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
         (error(500), broken("the server failed (HTTP 500)")),
         (error(502), broken("the server failed (HTTP 502)")),
         (FailureKind::Redirected { status: 302, to }, broken(redirects)),
-        (FailureKind::status(404), broken("there is no MCP server at this address (HTTP 404)")),
-        (FailureKind::status(418), broken("the server refused the request (HTTP 418)")),
+        (FailureKind::from_status(404), broken("there is no MCP server at this address (HTTP 404)")),
+        (FailureKind::from_status(418), broken("the server refused the request (HTTP 418)")),
         (
             FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
             broken("the response is text/html, not MCP; check the address"),
@@ -85,7 +85,7 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
             ),
         ),
         (FailureKind::BadAddress("no host".to_owned()), broken("the address cannot be used: no host")),
-        (FailureKind::Unserved, broken("this host has no connector for the transport of the server")),
+        (FailureKind::UnsupportedTransport, broken("this host has no connector for the transport of the server")),
         (UNAUTHORIZED, (Status::RequiresReauth, "Authentication failed (HTTP 401)".to_owned())),
         (FORBIDDEN, (Status::RequiresReauth, "Access forbidden (HTTP 403)".to_owned())),
     ];
@@ -93,7 +93,7 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
     for (nth, (kind, (status, message))) in table.into_iter().enumerate() {
         let server = Server::remote(&format!("s{nth}"));
         let remote = fleet.remote(&server.spec.id);
-        remote.down(kind.clone());
+        remote.take_down(kind.clone());
         let id = fleet.add(server).await;
         let view = fleet.until(&id, status).await;
         let shown = view.message.as_deref().unwrap_or_default();
@@ -107,7 +107,7 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
         }
         assert_eq!(view.connection, Some(ConnectionState::Reconnecting), "{kind:?}");
         assert_eq!(view.attempt, Some(1), "{kind:?}");
-        remote.up();
+        remote.bring_up();
         until_back(&fleet, &id).await;
         assert_eq!(waits(&remote), [1.0], "{kind:?}");
         assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1, "it is there for the first time: {kind:?}");
@@ -145,7 +145,7 @@ async fn who_waits_for_the_first_connection_is_answered_with_it_or_told_why_ther
     let fleet = Fleet::start().await;
     let server = Server::remote("a");
     let (id, remote) = (server.spec.id.clone(), fleet.remote(&server.spec.id));
-    remote.down(FailureKind::ConnectTimeout(seconds(10.0)));
+    remote.take_down(FailureKind::ConnectTimeout(seconds(10.0)));
     fleet.add(server).await;
     fleet.until(&id, Status::Connecting).await;
     let began = Instant::now();

@@ -48,7 +48,7 @@ async fn while_it_waits_for_its_time_it_is_tried_now_and_the_delays_begin_anew()
     assert_eq!(fleet.view(&id).attempt, Some(1));
     until_attempts(&remote, 11).await;
     assert_eq!(waits(&remote)[7..], [1.0, 2.0, 4.0]);
-    remote.up();
+    remote.bring_up();
     let outcome = fleet.runtime.reconnect(&id).await.unwrap();
     assert_eq!((outcome.success, outcome.status), (true, Status::Online));
     assert_eq!(remote.attempts().len(), 12);
@@ -88,13 +88,13 @@ async fn what_was_given_up_is_tried_again() {
     let remote = fleet.remote(&given_up);
     assert_eq!(waits(&remote)[6..], [1.0, 2.0, 4.0, 8.0, 16.0]);
 
-    fleet.remote(&refused).down(UNAUTHORIZED);
+    fleet.remote(&refused).take_down(UNAUTHORIZED);
     assert!(fleet.call(&refused, "echo", json!({})).await.is_err());
     fleet.until(&refused, Status::RequiresReauth).await;
     let outcome = fleet.runtime.reconnect(&refused).await.unwrap();
     assert_eq!((outcome.success, outcome.status), (false, Status::RequiresReauth), "and is still refused");
     for id in [&given_up, &refused] {
-        fleet.remote(id).up();
+        fleet.remote(id).bring_up();
         assert!(fleet.runtime.reconnect(id).await.unwrap().success);
         until_back(&fleet, id).await;
     }
@@ -122,7 +122,7 @@ async fn what_is_stopped_is_started_by_it_and_what_cannot_be_is_refused() {
     let stopped = fleet.online(Server::remote("a")).await;
     fleet.runtime.stop(&stopped).await.unwrap();
     let outcome = fleet.runtime.reconnect(&stopped).await.unwrap();
-    assert_eq!((outcome.success, fleet.view(&stopped).want), (true, RequestedState::Running));
+    assert_eq!((outcome.success, fleet.view(&stopped).requested_state), (true, RequestedState::Running));
 
     let unconfigured = fleet.add(Server::remote("b").missing("Authorization")).await;
     let refused = fleet.runtime.reconnect(&unconfigured).await;
@@ -146,7 +146,7 @@ async fn while_the_old_connection_is_being_closed_one_new_one_is_made() {
     remote.change(|manner| manner.silent_on = ["DELETE"].into());
     let began = Instant::now();
     let (one, other) = futures::join!(fleet.runtime.reconnect(&id), async {
-        until_seen(&remote, |remote| !remote.received("DELETE").is_empty()).await;
+        until_seen(&remote, |remote| !remote.received_at("DELETE").is_empty()).await;
         fleet.runtime.reconnect(&id).await
     });
     assert_eq!((one.unwrap().success, other.unwrap().success), (true, true));
@@ -189,7 +189,7 @@ async fn a_restart_of_a_remote_server_is_a_new_connection() {
     until_back(&fleet, &id).await;
     assert_eq!(remote.sessions().closed, 1);
     remote.kill(REFUSED);
-    remote.lose(REFUSED);
+    remote.report_session_lost(REFUSED);
     fleet.until_view(&id, waits_for_its_time).await;
     fleet.finish().await;
 }

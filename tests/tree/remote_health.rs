@@ -45,9 +45,9 @@ async fn a_connected_server_is_asked_every_two_minutes_more_or_less() {
     for (check, method) in methods {
         let id = fleet.online(checked_by(method.trim_start_matches("tools/"), check)).await;
         let (remote, connected, first) = (fleet.remote(&id), Instant::now(), last_check(&fleet, &id));
-        let before = remote.received(method).len();
-        until_seen(&remote, |remote| remote.received(method).len() >= before + 20).await;
-        let intervals = intervals(connected, &remote.received(method)[before..]);
+        let before = remote.received_at(method).len();
+        until_seen(&remote, |remote| remote.received_at(method).len() >= before + 20).await;
+        let intervals = intervals(connected, &remote.received_at(method)[before..]);
         assert!(intervals.iter().all(|interval| (108.0..=132.1).contains(interval)), "{method}: {intervals:?}");
         assert!(intervals.iter().any(|interval| (interval - intervals[0]).abs() > 1.0), "spread: {intervals:?}");
         let view = fleet.view(&id);
@@ -63,12 +63,12 @@ async fn a_server_that_does_not_know_ping_is_asked_for_its_tools_and_is_none_the
     let fleet = Fleet::start().await;
     let server = Server::remote("a");
     let remote = fleet.remote(&server.spec.id);
-    remote.change(|manner| manner.unknown = ["ping"].into());
+    remote.change(|manner| manner.unknown_methods = ["ping"].into());
     let id = fleet.online(server).await;
-    let lists = remote.received("tools/list").len();
+    let lists = remote.received_at("tools/list").len();
     sleep(seconds(1300.0)).await;
-    assert_eq!(remote.received("ping").len(), 1, "it is asked once");
-    let more = remote.received("tools/list").len() - lists;
+    assert_eq!(remote.received_at("ping").len(), 1, "it is asked once");
+    let more = remote.received_at("tools/list").len() - lists;
     assert!((9..=12).contains(&more), "{more}");
     assert_eq!((fleet.view(&id).health, fleet.view(&id).status), (ServerHealth::Healthy, Status::Online));
     fleet.finish().await;
@@ -78,8 +78,8 @@ async fn a_server_that_does_not_know_ping_is_asked_for_its_tools_and_is_none_the
 async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_next_success_restores_it() {
     let ways: [fn(&SimRemote); 3] = [
         |remote| remote.change(|manner| manner.silent_on = ["ping"].into()),
-        |remote| remote.down(FailureKind::Refused),
-        |remote| remote.down(BROKEN_INSIDE),
+        |remote| remote.take_down(FailureKind::Refused),
+        |remote| remote.take_down(BROKEN_INSIDE),
     ];
     let reasons = ["no answer within 60 s", "connection refused", "the server failed (HTTP 500)"];
     for (hurt, reason) in ways.into_iter().zip(reasons) {
@@ -87,7 +87,7 @@ async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_n
         let id = fleet.online(Server::remote("a")).await;
         let remote = fleet.remote(&id);
         hurt(&remote);
-        let checks = |count: usize| until_seen(&remote, move |remote| remote.tried("ping").len() >= count);
+        let checks = |count: usize| until_seen(&remote, move |remote| remote.tried_at("ping").len() >= count);
         checks(2).await;
         sleep(seconds(61.0)).await;
         assert_eq!(fleet.view(&id).health, ServerHealth::Healthy, "two may be chance: {reason}");
@@ -100,7 +100,7 @@ async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_n
             (Status::Online, ServerHealth::Degraded),
             "it is told, and nothing else"
         );
-        assert!(view.offered().is_some());
+        assert!(view.offered_catalogue().is_some());
         assert_eq!(view.counters.failed_checks(), 6);
         assert_eq!(told_by_health(&fleet, &id).await, [format!("degraded after 3: {reason}")]);
         remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
@@ -118,17 +118,17 @@ async fn one_success_between_failures_begins_the_count_anew() {
     let fleet = Fleet::start().await;
     let id = fleet.online(checked_by("a", HealthCheck::Get)).await;
     let remote = fleet.remote(&id);
-    let ill = FailureKind::status(503);
+    let ill = FailureKind::from_status(503);
     for _ in 0..5 {
         remote.fail_next([ill.clone(), ill.clone()]);
-        let before = remote.received("GET").len();
-        until_seen(&remote, |remote| remote.received("GET").len() == before + 3).await;
+        let before = remote.received_at("GET").len();
+        until_seen(&remote, |remote| remote.received_at("GET").len() == before + 3).await;
     }
     assert_eq!(fleet.view(&id).health, ServerHealth::Healthy);
     assert_eq!(told_by_health(&fleet, &id).await, Vec::<String>::new());
-    remote.change(|manner| manner.unhealthy = Some(ill));
+    remote.change(|manner| manner.health_failure = Some(ill));
     until_health(&fleet, &id, ServerHealth::Degraded).await;
-    remote.change(|manner| manner.unhealthy = None);
+    remote.change(|manner| manner.health_failure = None);
     until_health(&fleet, &id, ServerHealth::Healthy).await;
     fleet.finish().await;
 }
@@ -148,9 +148,9 @@ async fn a_successful_call_restores_what_checks_had_found_degraded() {
     assert!(last_check(&fleet, &id) > checked);
     assert_eq!(told_by_health(&fleet, &id).await[1..], ["restored after 3: no answer within 60 s"]);
     // And three more must fail before it is degraded again.
-    let checks = remote.tried("ping").len();
+    let checks = remote.tried_at("ping").len();
     until_health(&fleet, &id, ServerHealth::Degraded).await;
-    assert_eq!(remote.tried("ping").len(), checks + 3);
+    assert_eq!(remote.tried_at("ping").len(), checks + 3);
     fleet.finish().await;
 }
 
@@ -203,7 +203,7 @@ async fn a_server_that_is_busy_with_one_call_is_checked_beside_it() {
     let id = fleet.online(closely.script(SimScript::default())).await;
     let answer = fleet.call(&id, "sleep", json!({"ms": 200_000})).await;
     assert!(answer.is_ok(), "{answer:?}");
-    assert!(fleet.remote(&id).received("ping").len() >= 5);
+    assert!(fleet.remote(&id).received_at("ping").len() >= 5);
     assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
     fleet.finish().await;
 }

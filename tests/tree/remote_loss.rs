@@ -14,7 +14,7 @@ use crate::remote_support::{
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
-const EXPIRED: FailureKind = FailureKind::expired(404);
+const EXPIRED: FailureKind = FailureKind::session_expired(404);
 
 #[tokio::test(start_paused = true)]
 async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
@@ -30,7 +30,7 @@ async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
     assert_eq!((view.health, view.attempt), (ServerHealth::Unknown, Some(1)));
     assert!(fleet.runtime.tools(&id).is_none() && view.catalogue.is_some(), "kept, and not offered");
     fleet.until_view(&id, |view| view.attempt == Some(3)).await;
-    remote.up();
+    remote.bring_up();
     until_back(&fleet, &id).await;
     let expected = [
         "disconnected",
@@ -132,7 +132,14 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
             MaybeExecuted,
             false,
         ),
-        lost(FailureKind::status(418), error, "the server refused the request (HTTP 418)", 1, MaybeExecuted, false),
+        lost(
+            FailureKind::from_status(418),
+            error,
+            "the server refused the request (HTTP 418)",
+            1,
+            MaybeExecuted,
+            false,
+        ),
         lost(
             FailureKind::NotMcp { content_type: Some("text/html".to_owned()) },
             error,
@@ -171,15 +178,15 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
         let Expected { kind, status, message, tried, fate, attempted } = expected;
         let id = fleet.online(Server::remote(&format!("s{nth}"))).await;
         let remote = fleet.remote(&id);
-        remote.down(kind.clone());
+        remote.take_down(kind.clone());
         let Err(found) = fleet.call(&id, "echo", json!({"text": 1})).await else { panic!("{kind:?}") };
         assert_eq!(found.fate(), Some(fate), "{kind:?}: {found:?}");
         assert_eq!(matches!(found, CallError::Reconnecting { .. }), attempted, "{kind:?}: {found:?}");
-        assert_eq!(remote.tried("tools/call").len(), tried, "{kind:?}");
+        assert_eq!(remote.tried_at("tools/call").len(), tried, "{kind:?}");
         let view = fleet.until(&id, status).await;
         assert_eq!(view.message.as_deref(), message, "{kind:?}");
-        assert!(remote.served("tools/call").is_empty());
-        remote.up();
+        assert!(remote.served_at("tools/call").is_empty());
+        remote.bring_up();
         if status == Status::RequiresReauth {
             assert!(matches!(found, CallError::Refused { status: Status::RequiresReauth, .. }), "{found:?}");
             continue;
@@ -206,7 +213,7 @@ async fn what_a_server_answers_is_no_loss_and_neither_is_a_call_that_takes_too_l
     remote.fail_next([throttled.clone()]);
     let busy = fleet.call(&id, "echo", json!({})).await;
     assert_eq!(busy, Err(CallError::Remote { fate: CallFate::NotSent, failure: ExchangeFailure::sent(throttled) }));
-    assert_eq!(remote.served("notifications/cancelled").len(), 1, "the late one is cancelled");
+    assert_eq!(remote.served_at("notifications/cancelled").len(), 1, "the late one is cancelled");
     assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
     assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
     assert_eq!(remote.attempts().len(), 1);
@@ -228,14 +235,14 @@ async fn three_calls_in_a_row_that_a_server_fails_are_a_loss_and_a_success_betwe
         assert_eq!(fleet.view(&id).status, Status::Online);
         assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
     }
-    remote.down(BROKEN_INSIDE);
+    remote.take_down(BROKEN_INSIDE);
     for _ in 0..3 {
         let failed = fleet.call(&id, "echo", json!({})).await;
         assert!(matches!(failed, Err(CallError::Remote { fate: CallFate::MaybeExecuted, .. })), "{failed:?}");
     }
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.message.as_deref(), Some("the server failed (HTTP 500)"));
-    remote.up();
+    remote.bring_up();
     until_back(&fleet, &id).await;
     fleet.finish().await;
 }
@@ -254,7 +261,7 @@ async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_i
             sleep(seconds(1.0)).await;
             // It crashes, and is there again at once.
             remote.kill(REFUSED);
-            remote.up();
+            remote.bring_up();
         }
     );
     for lost in [plain, other] {
@@ -262,8 +269,12 @@ async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_i
         assert_eq!(reason, "Server disconnected: the response ended before it was complete");
     }
     assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3);
-    assert_eq!(remote.served("tools/call add").len(), 2, "on the next connection, which it did not have to wait for");
-    assert_eq!(remote.served("tools/call").len(), 4);
+    assert_eq!(
+        remote.served_at("tools/call add").len(),
+        2,
+        "on the next connection, which it did not have to wait for"
+    );
+    assert_eq!(remote.served_at("tools/call").len(), 4);
     assert_eq!(remote.attempts().len(), 2);
     fleet.finish().await;
 }
@@ -276,14 +287,14 @@ async fn a_call_that_was_lost_twice_fails_although_it_may_be_repeated() {
     let remote = fleet.remote(&id);
     let (read_only, ()) = futures::join!(fleet.call(&id, "add", json!({"a": 1, "b": 2})), async {
         for nth in 1..=2 {
-            until_seen(&remote, |remote| remote.served("tools/call add").len() == nth).await;
+            until_seen(&remote, |remote| remote.served_at("tools/call add").len() == nth).await;
             remote.expire(404);
-            remote.lose(EXPIRED);
+            remote.report_session_lost(EXPIRED);
         }
     });
     let Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. }) = read_only else { panic!("{read_only:?}") };
     sleep(seconds(60.0)).await;
-    assert_eq!(remote.served("tools/call add").len(), 2);
+    assert_eq!(remote.served_at("tools/call add").len(), 2);
     fleet.finish().await;
 }
 
@@ -293,7 +304,7 @@ async fn what_may_be_repeated_is_tried_three_times_within_its_session() {
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
     let began = Instant::now();
-    let tried = |tool: &str| -> Vec<f64> { remote.tried(tool).iter().map(|at| tenths(*at - began)).collect() };
+    let tried = |tool: &str| -> Vec<f64> { remote.tried_at(tool).iter().map(|at| tenths(*at - began)).collect() };
     remote.fail_next([FailureKind::Cut, FailureKind::Broken("reset".to_owned())]);
     let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await;
     assert_eq!(answer.unwrap()["structuredContent"]["result"], 3, "read-only: a broken answer harms nobody");
@@ -302,13 +313,13 @@ async fn what_may_be_repeated_is_tried_three_times_within_its_session() {
     remote.fail_next([REFUSED, FailureKind::Dns]);
     assert!(fleet.call(&id, "echo", json!({})).await.is_ok(), "nothing was sent: it may be tried again");
     assert_eq!(tried("tools/call echo"), [10.0, 10.5, 11.5]);
-    assert_eq!(remote.served("tools/call").len(), 2);
+    assert_eq!(remote.served_at("tools/call").len(), 2);
     assert_eq!(remote.attempts().len(), 1, "and it was no loss");
     sleep(seconds(8.5)).await;
-    remote.down(REFUSED);
+    remote.take_down(REFUSED);
     let short = fleet.call_within(&id, "echo", json!({}), Some(seconds(1.2))).await;
     assert!(short.is_err());
-    assert_eq!(remote.tried("tools/call echo").len(), 5, "never beyond the caller's deadline");
+    assert_eq!(remote.tried_at("tools/call echo").len(), 5, "never beyond the caller's deadline");
     fleet.finish().await;
 }
 
@@ -321,7 +332,7 @@ async fn an_expired_session_is_made_anew_and_every_call_that_met_it_is_made_once
         remote.expire(status);
         let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await;
         assert_eq!(answer.unwrap()["structuredContent"]["result"], 3, "nobody has to do anything");
-        assert_eq!((remote.received("tools/call").len(), remote.served("tools/call").len()), (2, 1));
+        assert_eq!((remote.received_at("tools/call").len(), remote.served_at("tools/call").len()), (2, 1));
         until_back(&fleet, &id).await;
         remote.expire(status);
         let calls = (0..5).map(|nth| fleet.call(&id, "echo", json!({"text": nth})));
@@ -329,7 +340,7 @@ async fn an_expired_session_is_made_anew_and_every_call_that_met_it_is_made_once
             assert_eq!(answer.unwrap()["structuredContent"]["text"], nth, "none of them was carried out before");
         }
         // The first one meets the expired session; the others are not sent in it any more.
-        assert_eq!((remote.received("tools/call echo").len(), remote.served("tools/call echo").len()), (6, 5));
+        assert_eq!((remote.received_at("tools/call echo").len(), remote.served_at("tools/call echo").len()), (6, 5));
         until_back(&fleet, &id).await;
         let offline = format!("offline: Server disconnected: the session has expired (HTTP {status})");
         let story = story_after_start(&fleet, &id).await;
@@ -352,7 +363,7 @@ async fn the_older_transport_finds_out_at_once_that_its_stream_has_ended() {
     let id = fleet.online(Server::remote("a").sse()).await;
     let remote = fleet.remote(&id);
     let (lost, ()) = futures::join!(fleet.call(&id, "sleep", json!({"ms": 60_000})), async {
-        until_seen(&remote, |remote| remote.served("tools/call").len() == 1).await;
+        until_seen(&remote, |remote| remote.served_at("tools/call").len() == 1).await;
         remote.kill(REFUSED);
     });
     assert!(matches!(lost, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{lost:?}");
@@ -365,7 +376,7 @@ async fn the_older_transport_finds_out_at_once_that_its_stream_has_ended() {
         "nobody had to call"
     );
     for id in [&id, &idle] {
-        fleet.remote(id).up();
+        fleet.remote(id).bring_up();
         until_back(&fleet, id).await;
     }
     assert_eq!(fleet.told(&id, "mcp.server.started").await[0]["transport"], "sse");

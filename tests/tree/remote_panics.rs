@@ -58,7 +58,7 @@ async fn a_panic_of_a_team_that_reconnects_goes_on_with_the_schedule() {
     assert_eq!((view.connection, remote.attempts().len()), (Some(ConnectionState::Reconnecting), 7));
     until_attempts(&remote, 10).await;
     assert_eq!(waits(&remote)[6..], [64.0, 128.0, 180.0]);
-    remote.up();
+    remote.bring_up();
     until_back(&fleet, &id).await;
     assert!(fleet.view(&id).catalogue.is_some());
     assert_eq!(fleet.told(&id, "mcp.server.reconnected").await.len(), 1);
@@ -80,7 +80,7 @@ async fn an_attempt_that_a_panic_interrupts_is_made_again_and_the_delays_go_on()
     until_attempts(&remote, 8).await;
     let view = fleet.until_view(&id, |view| view.next_retry_at.is_some()).await;
     assert!(view.attempt.is_some_and(|attempt| attempt >= 6), "{:?}", view.attempt);
-    remote.up();
+    remote.bring_up();
     until_back(&fleet, &id).await;
     fleet.finish().await;
 }
@@ -109,7 +109,7 @@ async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_
     let other = fleet.online(Server::remote_of("other", "a")).await;
     let connected = fleet.online(Server::remote("connected")).await;
     let refused = fleet.online(Server::remote("refused")).await;
-    fleet.remote(&refused).down(UNAUTHORIZED);
+    fleet.remote(&refused).take_down(UNAUTHORIZED);
     assert!(fleet.call(&refused, "echo", json!({})).await.is_err());
     let blocked = fleet.until(&refused, Status::RequiresReauth).await.message.clone();
     let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
@@ -134,7 +134,7 @@ async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_
     assert_eq!(fleet.view(&stopped).status, Status::Offline);
     assert_eq!(story_after_start(&fleet, &other).await, Vec::<String>::new());
     for id in [&given_up, &refused] {
-        fleet.remote(id).up();
+        fleet.remote(id).bring_up();
         assert!(fleet.runtime.reconnect(id).await.unwrap().success, "{id}");
     }
     let blocked = fleet.call(&stopped, "echo", json!({})).await;
@@ -173,7 +173,7 @@ async fn a_panic_of_the_registry_loses_nothing_of_what_is_away_or_there() {
     let view = fleet.view(&away);
     assert_eq!((view.status, view.next_retry_at, view.attempt), (Status::Offline, Some(next), Some(6)));
     assert!(fleet.call(&there, "echo", json!({})).await.is_ok());
-    fleet.remote(&away).up();
+    fleet.remote(&away).bring_up();
     until_back(&fleet, &away).await;
     assert_eq!((fleet.remote(&there).attempts().len(), fleet.remote(&away).overlaps()), (1, 0));
     fleet.finish().await;

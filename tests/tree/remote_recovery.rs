@@ -29,18 +29,21 @@ async fn a_call_that_brings_a_server_back_is_answered_before_its_tools_are_read_
     let remote = fleet.remote(&id);
     lose(&fleet, &id).await;
     until_attempts(&remote, 8).await;
-    remote.up();
+    remote.bring_up();
     remote.change(|manner| manner.silent_on = ["tools/list"].into());
-    let lists = remote.received("tools/list").len();
+    let lists = remote.received_at("tools/list").len();
     let answers = join_all((0..10).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
     for (nth, answer) in answers.into_iter().enumerate() {
         assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
     }
     let view = fleet.view(&id);
     assert_eq!((view.status, view.connection), (Status::DiscoveringTools, Some(ConnectionState::Connected)));
-    assert!(view.catalogue.is_some() && view.offered().is_none(), "its old tools are kept, and not offered yet");
+    assert!(
+        view.catalogue.is_some() && view.offered_catalogue().is_none(),
+        "its old tools are kept, and not offered yet"
+    );
     assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_ok(), "also who comes meanwhile is answered");
-    assert_eq!(remote.received("tools/list").len(), lists + 1, "one discovery for all");
+    assert_eq!(remote.received_at("tools/list").len(), lists + 1, "one discovery for all");
     // It answers after all: the list timed out, and is read again on the schedule.
     remote.change(|manner| manner.silent_on.clear());
     until_back(&fleet, &id).await;
@@ -63,10 +66,10 @@ async fn a_discovery_that_fails_after_a_reconnect_keeps_the_tools_and_the_link_a
     let message = view.message.as_deref().unwrap();
     assert!(message.contains("cannot list the tools") && message.contains("next attempt in 1 s"), "{message}");
     assert_eq!(view.catalogue.as_ref().unwrap().tools.len(), 5, "what was known is known");
-    assert!(view.offered().is_none());
+    assert!(view.offered_catalogue().is_none());
     until_back(&fleet, &id).await;
-    assert_eq!(fleet.view(&id).offered().unwrap().tools.len(), 4);
-    let lists = remote.served("tools/list");
+    assert_eq!(fleet.view(&id).offered_catalogue().unwrap().tools.len(), 4);
+    let lists = remote.served_at("tools/list");
     let gaps: Vec<f64> = lists.windows(2).map(|pair| tenths(pair[1] - pair[0])).collect();
     assert_eq!(gaps[gaps.len() - 3..], [1.0, 2.0, 4.0], "on the schedule of a reconnect");
     assert_eq!((remote.sessions().opened, remote.attempts().len()), (2, 3));
@@ -86,8 +89,8 @@ async fn a_call_that_succeeds_where_the_tools_could_not_be_read_has_them_read_at
         (manner.down, manner.script) = (None, Some(script.into()));
     });
     fleet.until(&id, Status::Error).await;
-    let lists = remote.received("tools/list").len();
-    until_seen(&remote, |remote| remote.received("tools/list").len() == lists + 5).await;
+    let lists = remote.received_at("tools/list").len();
+    until_seen(&remote, |remote| remote.received_at("tools/list").len() == lists + 5).await;
     let view = fleet.until_view(&id, |view| view.attempt == Some(6)).await;
     assert_eq!(view.status, Status::Error);
     let began = Instant::now();
@@ -95,7 +98,7 @@ async fn a_call_that_succeeds_where_the_tools_could_not_be_read_has_them_read_at
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
     until_back(&fleet, &id).await;
     assert_eq!(tenths(began.elapsed()), 0.0, "not after half a minute");
-    assert_eq!(remote.received("tools/list").len(), lists + 6);
+    assert_eq!(remote.received_at("tools/list").len(), lists + 6);
     let story = story_after_start(&fleet, &id).await;
     let recovered = "connecting: Server recovered, re-discovering tools";
     assert_eq!(story.iter().filter(|line| *line == recovered).count(), 2, "{story:#?}");
@@ -121,8 +124,8 @@ async fn a_server_that_is_busy_while_its_tools_are_read_keeps_its_connection_and
 
     lose(&fleet, &id).await;
     remote.change(|manner| (manner.down, manner.silent_on) = (None, ["tools/list"].into()));
-    let lists = remote.received("tools/list").len();
-    until_seen(&remote, |remote| remote.received("tools/list").len() > lists).await;
+    let lists = remote.received_at("tools/list").len();
+    until_seen(&remote, |remote| remote.received_at("tools/list").len() > lists).await;
     remote.kill(FailureKind::Dns);
     let view = fleet.until(&id, Status::Offline).await;
     assert_eq!(view.message.as_deref(), Some("Server unreachable: the response ended before it was complete"));
@@ -137,12 +140,12 @@ async fn tools_that_change_in_a_session_are_read_again_once_however_often_that_i
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    let lists = remote.received("tools/list").len();
+    let lists = remote.received_at("tools/list").len();
     for what in ["tools", "resources", "prompts", "tools"] {
         remote.say(json!({"jsonrpc": "2.0", "method": format!("notifications/{what}/list_changed")}).to_string());
     }
     sleep(seconds(1.0)).await;
-    assert_eq!(remote.received("tools/list").len(), lists + 1);
+    assert_eq!(remote.received_at("tools/list").len(), lists + 1);
     assert_eq!(fleet.view(&id).status, Status::Online);
     fleet.finish().await;
 }
@@ -153,11 +156,11 @@ async fn calls_in_flight_while_the_tools_are_read_again_learn_their_fate_like_an
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
     lose(&fleet, &id).await;
-    remote.up();
+    remote.bring_up();
     remote.change(|manner| manner.silent_on = ["tools/list", "tools/call"].into());
-    let calls = remote.received("tools/call").len();
+    let calls = remote.received_at("tools/call").len();
     let (lost, ()) = futures::join!(fleet.call(&id, "echo", json!({})), async {
-        until_seen(&remote, |remote| remote.received("tools/call").len() > calls).await;
+        until_seen(&remote, |remote| remote.received_at("tools/call").len() > calls).await;
         remote.kill(REFUSED);
     });
     assert!(matches!(lost, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{lost:?}");
@@ -171,24 +174,28 @@ async fn a_change_that_cannot_be_read_while_it_is_online_is_read_again_until_it_
         let fleet = Fleet::start().await;
         let id = fleet.online(Server::remote("a")).await;
         let remote = fleet.remote(&id);
-        let before = remote.tried("tools/list").len();
+        let before = remote.tried_at("tools/list").len();
         remote.fail_next(vec![failure; 4]);
         remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
-        until_seen(&remote, |remote| remote.tried("tools/list").len() == before + 5).await;
-        let lists = remote.tried("tools/list");
+        until_seen(&remote, |remote| remote.tried_at("tools/list").len() == before + 5).await;
+        let lists = remote.tried_at("tools/list");
         let gaps: Vec<f64> = lists[before..].windows(2).map(|pair| tenths(pair[1] - pair[0])).collect();
         assert_eq!(gaps, [1.0, 2.0, 4.0, 8.0]);
         let view = fleet.view(&id);
-        assert_eq!((view.status, view.offered().unwrap().tools.len()), (Status::Online, 3), "kept, and offered");
+        assert_eq!(
+            (view.status, view.offered_catalogue().unwrap().tools.len()),
+            (Status::Online, 3),
+            "kept, and offered"
+        );
         sleep(seconds(1000.0)).await;
-        assert_eq!(remote.tried("tools/list").len(), before + 5, "it has succeeded");
+        assert_eq!(remote.tried_at("tools/list").len(), before + 5, "it has succeeded");
         // The next change is read at once, whatever was before.
         remote.fail_next([BROKEN_INSIDE]);
         for _ in 0..2 {
             remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
             sleep(seconds(0.5)).await;
         }
-        assert_eq!(remote.tried("tools/list").len(), before + 7);
+        assert_eq!(remote.tried_at("tools/list").len(), before + 7);
         fleet.finish().await;
     }
 }
@@ -200,23 +207,23 @@ async fn a_list_beside_the_tools_that_cannot_be_read_after_a_reconnect_stays_as_
     let remote = fleet.remote(&id);
     let known = |view: &InstanceView| {
         let catalogue = view.catalogue.clone().unwrap();
-        (catalogue.tools.len(), catalogue.resources.len(), catalogue.unread.clone())
+        (catalogue.tools.len(), catalogue.resources.len(), catalogue.unreadable.clone())
     };
     lose(&fleet, &id).await;
     remote.change(|manner| manner.silent_on = ["resources/list"].into());
-    remote.up();
+    remote.bring_up();
     until_back(&fleet, &id).await;
     assert_eq!(known(&fleet.view(&id)), (3, 2, vec![ListKind::Resources]));
     let told = &fleet.told(&id, "mcp.server.reconnected").await[0];
     assert_eq!(told["changed"], json!([]), "nothing is known to have changed");
-    let before = remote.tried("resources/list").len();
-    until_seen(&remote, |remote| remote.tried("resources/list").len() == before + 3).await;
+    let before = remote.tried_at("resources/list").len();
+    until_seen(&remote, |remote| remote.tried_at("resources/list").len() == before + 3).await;
     remote.change(|manner| manner.silent_on = [].into());
-    let view = fleet.until_view(&id, |view| view.catalogue.as_ref().unwrap().unread.is_empty()).await;
+    let view = fleet.until_view(&id, |view| view.catalogue.as_ref().unwrap().unreadable.is_empty()).await;
     assert_eq!((view.status, known(&view)), (Status::Online, (3, 2, vec![])));
-    let asked = remote.tried("resources/list").len();
+    let asked = remote.tried_at("resources/list").len();
     sleep(DAY).await;
-    assert_eq!(remote.tried("resources/list").len(), asked, "it has succeeded");
+    assert_eq!(remote.tried_at("resources/list").len(), asked, "it has succeeded");
     fleet.finish().await;
 }
 
@@ -229,8 +236,8 @@ async fn a_list_beside_the_tools_that_is_refused_for_good_is_asked_for_at_jitter
     let jittered = |policy: &mut Policy| policy.reconnect = ReconnectPolicy::persistent();
     let id = fleet.online(Server::remote("a").script(script).policy(jittered)).await;
     let remote = fleet.remote(&id);
-    until_seen(&remote, |remote| remote.tried("resources/list").len() == 15).await;
-    let lists = remote.tried("resources/list");
+    until_seen(&remote, |remote| remote.tried_at("resources/list").len() == 15).await;
+    let lists = remote.tried_at("resources/list");
     let gaps: Vec<f64> = lists.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
     assert!((0.9..=1.1).contains(&gaps[0]) && (1.8..=2.2).contains(&gaps[1]), "{gaps:?}");
     assert!(gaps[8..].iter().all(|gap| (162.0..=198.0).contains(gap)), "{gaps:?}");
@@ -246,21 +253,21 @@ async fn a_server_that_asks_to_be_left_alone_is_not_asked_for_its_lists_before_t
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    let before = remote.tried("tools/list").len();
+    let before = remote.tried_at("tools/list").len();
     remote.fail_next([LATER, LATER]);
     remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
-    until_seen(&remote, |remote| remote.tried("tools/list").len() == before + 3).await;
-    assert_eq!(gaps(remote.tried("tools/list")[before..].to_vec()), [10.0, 10.0]);
+    until_seen(&remote, |remote| remote.tried_at("tools/list").len() == before + 3).await;
+    assert_eq!(gaps(remote.tried_at("tools/list")[before..].to_vec()), [10.0, 10.0]);
     // That was while it was online, and this is before that.
     lose(&fleet, &id).await;
     remote.change(|manner| (manner.down, manner.delay) = (None, seconds(1.0)));
     until_attempting(&remote).await;
-    let before = remote.tried("tools/list").len();
+    let before = remote.tried_at("tools/list").len();
     remote.fail_next([LATER, LATER]);
     let view = fleet.until(&id, Status::Error).await;
     assert!(view.message.as_deref().unwrap().ends_with("next attempt in 10 s"), "{:?}", view.message);
     until_back(&fleet, &id).await;
-    assert_eq!(gaps(remote.tried("tools/list")[before..].to_vec()), [11.0, 11.0], "a second of it is the way there");
+    assert_eq!(gaps(remote.tried_at("tools/list")[before..].to_vec()), [11.0, 11.0], "a second of it is the way there");
     fleet.finish().await;
 }
 

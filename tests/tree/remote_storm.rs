@@ -48,12 +48,12 @@ async fn a_thousand_come_back_from_a_server_that_died_spread_over_time_and_one_a
     assert_eq!(fleet.world.sim.handshakes_max(), PERMITS, "no more than so many at once, and no fewer");
     for id in &ids {
         fleet.remote(id).kill(REFUSED);
-        fleet.remote(id).lose(REFUSED);
+        fleet.remote(id).report_session_lost(REFUSED);
     }
     let died = Instant::now();
     sleep(seconds(600.0)).await;
     for id in &ids {
-        fleet.remote(id).up();
+        fleet.remote(id).bring_up();
     }
     let returned = Instant::now();
     all_back(&fleet).await;
@@ -70,7 +70,7 @@ async fn a_thousand_come_back_from_a_server_that_died_spread_over_time_and_one_a
         for attempt in attempts.iter().filter(|attempt| attempt.began >= returned) {
             *by_second.entry((attempt.began - returned).as_secs()).or_default() += 1;
         }
-        assert_eq!(remote.sessions().open(), 1, "{id}");
+        assert_eq!(remote.sessions().open_count(), 1, "{id}");
         assert!(attempts[1].began - died >= seconds(0.9), "the first delay is jittered, too");
     }
     assert_eq!(overlaps, 0);
@@ -89,12 +89,12 @@ async fn calls_for_a_thousand_that_are_away_are_all_answered_as_soon_as_permits_
     let ids = thousand(&fleet).await;
     for id in &ids {
         fleet.remote(id).kill(REFUSED);
-        fleet.remote(id).lose(REFUSED);
+        fleet.remote(id).report_session_lost(REFUSED);
     }
     sleep(seconds(600.0)).await;
     let waiting: Vec<usize> = ids.iter().map(|id| fleet.remote(id).attempts().len()).collect();
     for id in &ids {
-        fleet.remote(id).up();
+        fleet.remote(id).bring_up();
     }
     let began = Instant::now();
     let calls = ids.iter().flat_map(|id| (0..2).map(|_| fleet.call(id, "echo", json!({"text": 1}))));
@@ -118,7 +118,7 @@ async fn a_thousand_that_are_reconnected_and_removed_at_once_leave_nothing() {
     for (nth, id) in ids.iter().enumerate() {
         if nth % 2 == 0 {
             fleet.remote(id).kill(REFUSED);
-            fleet.remote(id).lose(REFUSED);
+            fleet.remote(id).report_session_lost(REFUSED);
         }
     }
     let outcomes = join_all(ids.iter().map(|id| fleet.runtime.reconnect(id)));
@@ -126,6 +126,6 @@ async fn a_thousand_that_are_reconnected_and_removed_at_once_leave_nothing() {
     let (outcomes, removed) = futures::join!(outcomes, removed);
     assert!(removed.iter().all(Result::is_ok));
     assert_eq!(outcomes.len(), INSTANCES, "each is answered");
-    assert_eq!((fleet.runtime.snapshot().len(), fleet.world.sim.lines()), (0, 0));
+    assert_eq!((fleet.runtime.snapshot().len(), fleet.world.sim.line_count()), (0, 0));
     fleet.finish().await;
 }

@@ -30,7 +30,7 @@ pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Waits until the endpoint has seen what is wanted.
 pub(crate) async fn until_seen(remote: &SimRemote, wanted: impl FnMut(&SimRemote) -> bool) {
-    assert!(timeout(DAY, remote.until(wanted)).await.is_ok(), "{:?}", remote.attempts());
+    assert!(timeout(DAY, remote.wait_until(wanted)).await.is_ok(), "{:?}", remote.attempts());
 }
 
 /// Waits until so many attempts have begun, and the last of them is over.
@@ -101,7 +101,7 @@ pub(crate) async fn lose(fleet: &Fleet, id: &InstanceId) {
     let remote = fleet.remote(id);
     let attempts = remote.attempts().len();
     remote.kill(REFUSED);
-    remote.lose(REFUSED);
+    remote.report_session_lost(REFUSED);
     fleet.until(id, Status::Offline).await;
     until_attempts(&remote, attempts + 1).await;
     fleet.until_view(id, |view| view.attempt == Some(2)).await;

@@ -146,7 +146,7 @@ async fn a_listed_server_that_exits_cleanly_sleeps_with_its_tools_until_a_call_w
     let id = fleet.add(Server::new("a").plans([exits(5.0, 0).into(), SimScript::default().into()])).await;
     let view = fleet.until_view(&id, |view| view.dormant).await;
     assert_eq!((view.status, view.pid), (Status::Online, None));
-    assert_eq!(view.offered().unwrap().tools.len(), 3, "its tools stay listed");
+    assert_eq!(view.offered_catalogue().unwrap().tools.len(), 3, "its tools stay listed");
     sleep(seconds(3600.0)).await;
     assert_eq!(fleet.world.openings(&id).len(), 1, "nobody called");
 
@@ -269,7 +269,7 @@ async fn a_server_that_never_shakes_hands_is_killed_after_thirty_seconds() {
     let script = SimScript { handshake_never: true, ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let id = failed(&fleet, Server::new("a").script(script)).await;
     assert_eq!(fleet.world.gaps(&id), [31.0, 35.0]);
-    assert_eq!(fleet.world.sim.alive(), 0, "the process does not outlive its handshake");
+    assert_eq!(fleet.world.sim.alive_count(), 0, "the process does not outlive its handshake");
     let crashes = fleet.told(&id, "mcp.server.crashed").await;
     assert_eq!(crashes[0]["reason"], "handshake failed: no answer to initialize within 30 s");
     assert_eq!((&crashes[0]["signal"], &crashes[0]["uptime_seconds"]), (&json!(9), &json!(0)));
@@ -306,7 +306,7 @@ async fn a_refused_handshake_and_an_unknown_version_are_crashes_that_say_why() {
 async fn a_server_that_cannot_be_started_says_what_the_system_said_and_is_charged() {
     let fleet = Fleet::start().await;
     let why = "cannot start `nope`: No such file or directory (os error 2)";
-    let id = fleet.add(Server::new("a").plans([SimPlan::fails(why)])).await;
+    let id = fleet.add(Server::new("a").plans([SimPlan::with_open_error(why)])).await;
     let view = fleet.until_view(&id, |view| view.attempt == Some(1)).await;
     assert_eq!(view.status, Status::Connecting);
     assert_eq!(view.message.as_deref(), Some(&*format!("restarting in 1 s (attempt 1): {why}")));

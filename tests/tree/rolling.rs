@@ -70,7 +70,7 @@ async fn calls_move_over_when_the_new_one_is_up_and_not_a_moment_is_missed() {
     let (old_ones, new_ones) = (["1"; 8].as_slice(), ["2"; 5].as_slice());
     assert_eq!(answered, [old_ones, new_ones].concat());
     fleet.until_view(&id, |view| view.pid != old).await;
-    assert_eq!(fleet.world.sim.alive(), 1, "the old one is gone");
+    assert_eq!(fleet.world.sim.alive_count(), 1, "the old one is gone");
 
     let view = fleet.view(&id);
     assert_eq!((view.restarts, view.message.clone(), view.last_error.clone()), (1, None, None));
@@ -142,7 +142,7 @@ async fn calls_in_flight_on_the_old_one_finish_on_it() {
         roll_out(&fleet, &server, 2).await;
         until_settled(&fleet, &id, 2).await;
         assert_eq!(answers(&fleet, &id).await, "2");
-        assert_eq!(fleet.world.sim.alive(), 2, "the old one drains");
+        assert_eq!(fleet.world.sim.alive_count(), 2, "the old one drains");
         assert!(!old_door.is_open(), "and takes no more");
         let view = fleet.view(&id);
         assert_eq!(view.calls_in_flight(), 1, "and is counted");
@@ -150,7 +150,7 @@ async fn calls_in_flight_on_the_old_one_finish_on_it() {
     let (answer, ()) = futures::join!(long, meanwhile);
     assert!(answer.is_ok(), "{answer:?}");
     sleep(seconds(1.0)).await;
-    assert_eq!(fleet.world.sim.alive(), 1);
+    assert_eq!(fleet.world.sim.alive_count(), 1);
     assert_eq!(fleet.told(&id, "mcp.server.stopped").await[0]["kind"], "config");
     assert_eq!(fleet.view(&id).last_exit.as_deref(), None, "the current run has not ended");
     fleet.world.rolls_out(1);
@@ -198,7 +198,7 @@ async fn calls_in_flight_have_the_time_that_they_asked_for_and_no_more() {
     assert!(matches!(endless, Err(CallError::TimedOut { .. })), "{endless:?}");
     assert_eq!(tenths(began.elapsed()), 3000.0);
     sleep(seconds(1.0)).await;
-    assert_eq!(fleet.world.sim.alive(), 1, "the old one ends after the last of its calls");
+    assert_eq!(fleet.world.sim.alive_count(), 1, "the old one ends after the last of its calls");
     fleet.world.rolls_out(1);
     fleet.finish().await;
 }
@@ -218,7 +218,7 @@ async fn a_run_that_still_drains_after_the_drain_timeout_is_ended() {
     assert!(matches!(long, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{long:?}");
     assert_eq!(tenths(moved.elapsed()), 300.0);
     sleep(seconds(1.0)).await;
-    assert_eq!(fleet.world.sim.alive(), 1);
+    assert_eq!(fleet.world.sim.alive_count(), 1);
     fleet.world.rolls_out(1);
     fleet.finish().await;
 }
@@ -231,7 +231,7 @@ async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_s
     let mute = SimScript { handshake_never: true, ..SimScript::default() };
     let listless = SimScript { list_error: true, ..SimScript::default() };
     for (plan, why) in [
-        (SimPlan::fails("cannot start `files`: not found"), "cannot start `files`: not found"),
+        (SimPlan::with_open_error("cannot start `files`: not found"), "cannot start `files`: not found"),
         (broken(exit), "exited with code 3"),
         (broken(refuses), "handshake failed: server error -32603: no licence"),
         (broken(mute), "handshake failed: no answer to initialize within 30 s"),
@@ -256,7 +256,7 @@ async fn if_the_new_one_does_not_come_up_the_old_one_stays_and_the_status_says_s
         assert_eq!(answers(&fleet, &id).await, "1");
         sleep(seconds(170.0)).await;
         assert_eq!(fleet.world.openings(&id).len(), 2, "it is not tried again by itself");
-        assert_eq!(fleet.world.sim.alive(), 1);
+        assert_eq!(fleet.world.sim.alive_count(), 1);
 
         fleet.runtime.restart(&id).await.unwrap();
         fleet.until_replaced(&id, old).await;
@@ -377,7 +377,7 @@ async fn back_to_what_sleeps_starts_nothing() {
     fleet.until_view(&id, |view| view.dormant).await;
     roll_out(&fleet, &server, 1).await;
     let view = fleet.until_view(&id, |view| view.message.is_none()).await;
-    assert_eq!((view.dormant, view.offered().unwrap().tools.len()), (true, 3));
+    assert_eq!((view.dormant, view.offered_catalogue().unwrap().tools.len()), (true, 3));
     sleep(seconds(60.0)).await;
     assert_eq!(fleet.world.openings(&id).len(), 2);
     fleet.world.rolls_out(1);
@@ -411,7 +411,7 @@ async fn back_to_what_runs_is_back_at_once() {
     roll_out(&fleet, &server, 1).await;
     fleet.until_view(&id, |view| view.message.is_none()).await;
     sleep(seconds(60.0)).await;
-    assert_eq!((fleet.pid(&id), fleet.world.openings(&id).len(), fleet.world.sim.alive()), (old, 2, 1));
+    assert_eq!((fleet.pid(&id), fleet.world.openings(&id).len(), fleet.world.sim.alive_count()), (old, 2, 1));
     assert_eq!(answers(&fleet, &id).await, "1");
     fleet.world.rolls_out(1);
     fleet.finish().await;
@@ -473,7 +473,7 @@ async fn ends_both(end: impl AsyncFnOnce(&Fleet, &InstanceId, &Server), drains: 
         roll_out(&fleet, &server, 2).await;
         fleet.world.until_openings(&id, 2).await;
         sleep(seconds(1.0)).await;
-        assert_eq!(fleet.world.sim.alive(), 2);
+        assert_eq!(fleet.world.sim.alive_count(), 2);
         end(&fleet, &id, &server).await;
     };
     let (answer, ()) = futures::join!(busy, under_way);
@@ -488,7 +488,7 @@ async fn a_stop_is_done_when_both_are_gone() {
         let stop = async |fleet: &Fleet, id: &InstanceId, _: &Server| {
             let began = Instant::now();
             fleet.runtime.stop(id).await.unwrap();
-            assert_eq!((tenths(began.elapsed()), fleet.world.sim.alive()), (takes, 0));
+            assert_eq!((tenths(began.elapsed()), fleet.world.sim.alive_count()), (takes, 0));
             sleep(seconds(600.0)).await;
             assert_eq!(fleet.view(id).status, Status::Offline);
             fleet.runtime.start(id).await.unwrap();
@@ -505,7 +505,7 @@ async fn an_uninstall_is_done_when_both_are_gone() {
         let uninstall = async |fleet: &Fleet, id: &InstanceId, _: &Server| {
             let found = fleet.runtime.uninstall(id).await;
             assert_eq!(found, Ok(UninstallOutcome { active: true, dormant: false }));
-            assert_eq!((fleet.world.sim.alive(), fleet.runtime.status(id).is_none()), (0, true));
+            assert_eq!((fleet.world.sim.alive_count(), fleet.runtime.status(id).is_none()), (0, true));
         };
         ends_both(uninstall, drains).await.finish().await;
     }
@@ -518,7 +518,7 @@ async fn a_restart_ends_both_and_starts_what_is_configured() {
             fleet.runtime.restart(id).await.unwrap();
             fleet.until(id, Status::Connecting).await;
             fleet.until(id, Status::Online).await;
-            assert_eq!((answers(fleet, id).await, fleet.world.sim.alive()), ("2".to_owned(), 1));
+            assert_eq!((answers(fleet, id).await, fleet.world.sim.alive_count()), ("2".to_owned(), 1));
             assert_eq!(fleet.world.openings(id).len(), 3);
         };
         ends_both(restart, drains).await.finish().await;
@@ -530,11 +530,11 @@ async fn an_update_that_is_not_rolled_out_ends_both() {
     for drains in [false, true] {
         let update = async |fleet: &Fleet, id: &InstanceId, server: &Server| {
             let mut spec = version(server, 3).spec;
-            spec.on_update = mcp_satellite_actors::model::spec::UpdateMethod::Restart;
+            spec.update_method = mcp_satellite_actors::model::spec::UpdateMethod::Restart;
             assert_eq!(fleet.runtime.install(spec).await, Ok(InstallOutcome::Updated));
             fleet.until(id, Status::Restarting).await;
             fleet.until(id, Status::Online).await;
-            assert_eq!((answers(fleet, id).await, fleet.world.sim.alive()), ("3".to_owned(), 1));
+            assert_eq!((answers(fleet, id).await, fleet.world.sim.alive_count()), ("3".to_owned(), 1));
         };
         ends_both(update, drains).await.finish().await;
     }
@@ -545,7 +545,7 @@ async fn a_shutdown_ends_both() {
     for drains in [false, true] {
         let shut_down = async |fleet: &Fleet, _: &InstanceId, _: &Server| {
             assert!(fleet.runtime.shutdown().await.in_time);
-            assert_eq!(fleet.world.sim.alive(), 0);
+            assert_eq!(fleet.world.sim.alive_count(), 0);
             let told = fleet.sink.accepted();
             let stopped = told.iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
             assert_eq!(stopped, 2, "each end is told");
@@ -569,7 +569,7 @@ async fn another_update_ends_the_new_one_that_is_not_up_and_waits_for_the_old_on
         assert_eq!(tenths(began.elapsed()), 0.0, "version 2 is not waited for");
         roll_out(&fleet, &server, 4).await;
         sleep(seconds(1.0)).await;
-        assert_eq!((answers(&fleet, &id).await, fleet.world.sim.alive()), ("3".to_owned(), 2));
+        assert_eq!((answers(&fleet, &id).await, fleet.world.sim.alive_count()), ("3".to_owned(), 2));
         fleet.until_view(&id, |view| view.spec.env["VERSION"].expose() == "4").await;
         assert_eq!(tenths(began.elapsed()), 20.0, "two at most: version 4 starts when version 1 is gone");
     };
@@ -609,11 +609,11 @@ async fn a_panic_of_the_team_ends_both_and_starts_what_is_configured() {
             roll_out(&fleet, &server, 2).await;
             fleet.world.until_openings(&id, 2).await;
             sleep(seconds(1.0)).await;
-            assert_eq!(fleet.world.sim.alive(), 2, "{drains}");
+            assert_eq!(fleet.world.sim.alive_count(), 2, "{drains}");
             fleet.runtime.panic(RuntimePart::Team("acme".into()));
             fleet.world.until_openings(&id, 3).await;
             fleet.until(&id, Status::Online).await;
-            assert_eq!((answers(&fleet, &id).await, fleet.world.sim.alive()), ("2".to_owned(), 1));
+            assert_eq!((answers(&fleet, &id).await, fleet.world.sim.alive_count()), ("2".to_owned(), 1));
         };
         let (busy, ()) = futures::join!(busy, panics);
         assert!(busy.is_err());

@@ -135,7 +135,7 @@ async fn a_value_that_is_taken_away_ends_the_process_and_is_waited_for() {
     fleet.runtime.install(server.missing("API_KEY").spec).await.unwrap();
     fleet.until(&id, Status::AwaitingUserConfig).await;
     fleet.until_view(&id, |view| view.pid.is_none()).await;
-    assert_eq!(fleet.world.sim.alive(), 0);
+    assert_eq!(fleet.world.sim.alive_count(), 0);
     assert_eq!(fleet.told(&id, "mcp.server.stopped").await[0]["kind"], "config");
     fleet.finish().await;
 }
@@ -145,10 +145,10 @@ async fn tools_are_offered_only_while_online() {
     let fleet = Fleet::start().await;
     let slow = SimScript { handshake_delay: crate::support::seconds(5.0), ..SimScript::default() };
     let id = fleet.add(Server::new("a").plans([SimScript::default().into(), slow.into()])).await;
-    assert!(fleet.until(&id, Status::Online).await.offered().is_some());
+    assert!(fleet.until(&id, Status::Online).await.offered_catalogue().is_some());
     fleet.server(&id).exit(1);
     let view = fleet.until(&id, Status::Connecting).await;
-    assert!(view.offered().is_none());
+    assert!(view.offered_catalogue().is_none());
     assert_eq!(view.catalogue.as_ref().unwrap().tools.len(), 3, "kept, and not offered");
     fleet.until(&id, Status::Online).await;
     fleet.finish().await;

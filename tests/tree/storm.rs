@@ -53,7 +53,7 @@ async fn three_thousand_servers_that_crash_at_once_come_back_under_the_permits()
     until_all_online(&fleet, &ids, 1).await;
     assert_eq!(fleet.world.take_starting_max("team0").0, 16, "as many as allowed, and never more");
     assert!(ids.iter().all(|id| fleet.world.openings(id).len() == 2));
-    assert_eq!(fleet.world.sim.alive(), 3000);
+    assert_eq!(fleet.world.sim.alive_count(), 3000);
     let answers = join_all(ids.iter().step_by(100).map(|id| fleet.call(id, "add", json!({"a": 1, "b": 1})))).await;
     assert!(answers.iter().all(Result::is_ok));
     fleet.finish().await;

@@ -64,8 +64,8 @@ impl Server {
             headers: BTreeMap::new(),
             query: BTreeMap::new(),
             missing: Vec::new(),
-            keep: ProcessLifetime::Listed,
-            on_update: UpdateMethod::default(),
+            lifetime: ProcessLifetime::Listed,
+            update_method: UpdateMethod::default(),
             request_logging: true,
             mask: SecretMask::default(),
             policy: Arc::new(Policy::default()),
@@ -120,17 +120,17 @@ impl Server {
     }
 
     pub(crate) fn always_on(mut self) -> Self {
-        self.spec.keep = ProcessLifetime::AlwaysOn;
+        self.spec.lifetime = ProcessLifetime::AlwaysOn;
         self
     }
 
     pub(crate) fn lazy(mut self) -> Self {
-        self.spec.keep = ProcessLifetime::Lazy;
+        self.spec.lifetime = ProcessLifetime::Lazy;
         self
     }
 
     pub(crate) fn rolling(mut self) -> Self {
-        self.spec.on_update = UpdateMethod::Rolling;
+        self.spec.update_method = UpdateMethod::Rolling;
         self
     }
 
@@ -183,7 +183,7 @@ impl World {
     fn new() -> Self {
         let books = Arc::<Mutex<Books>>::default();
         let planned = books.clone();
-        let sim = SimConnector::with(move |spec, run| {
+        let sim = SimConnector::with_plan(move |spec, run| {
             let books = planned.lock().unwrap();
             let nth = books.openings[&spec.id].iter().position(|opening| opening.run == run).unwrap();
             let plans = &books.plans[&spec.id];
@@ -534,7 +534,7 @@ pub(crate) fn alive_tasks() -> usize {
 /// No server, no line to one, and no task beyond those that were there before.
 pub(crate) async fn nothing_is_left(world: &World, tasks_before: usize) {
     let clear = async {
-        while alive_tasks() > tasks_before || world.sim.alive() + world.sim.lines() > 0 {
+        while alive_tasks() > tasks_before || world.sim.alive_count() + world.sim.line_count() > 0 {
             sleep(Duration::from_millis(1)).await;
         }
     };
@@ -542,8 +542,8 @@ pub(crate) async fn nothing_is_left(world: &World, tasks_before: usize) {
     assert!(
         cleared.is_ok(),
         "left over: {} servers, {} lines, {} tasks beyond {tasks_before}",
-        world.sim.alive(),
-        world.sim.lines(),
+        world.sim.alive_count(),
+        world.sim.line_count(),
         alive_tasks().saturating_sub(tasks_before)
     );
     let rolled_out = world.books.lock().unwrap().rolled_out;

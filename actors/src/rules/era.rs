@@ -41,14 +41,14 @@ const MISSING_CLIENT_CAPABILITY: i64 = -32021;
 const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Returns the era of the first request to a server.
-pub fn first(configured: Option<Era>, remembered: Option<Era>) -> Era {
+pub fn first_era(configured: Option<Era>, remembered: Option<Era>) -> Era {
     configured.or(remembered).unwrap_or(Era::Sessions)
 }
 
 /// Returns the maximum time for the answer to the first request of an era, out of `left`, the rest of the handshake
 /// timeout. A server remembered as stateless may still be starting, so it gets half of that; the other half is left for
 /// the other era.
-pub fn patience(configured: Option<Era>, opening: Era, is_second: bool, left: Duration) -> Duration {
+pub fn opening_timeout(configured: Option<Era>, opening: Era, is_second: bool, left: Duration) -> Duration {
     match (configured, opening, is_second) {
         (Some(_), _, _) | (None, Era::Sessions, _) => left,
         (None, Era::Stateless, true) => left.min(DISCOVER_WAIT_MAX),
@@ -65,7 +65,7 @@ pub fn may_be_other(opened: Era, error: &CallError) -> bool {
         // of its era.
         Era::Sessions => {
             matches!(*code, INVALID_REQUEST | METHOD_NOT_FOUND | INVALID_PARAMS | MISSING_CLIENT_CAPABILITY)
-                || is_of_stateless(*code)
+                || is_stateless_error(*code)
         }
         // Servers with sessions may answer a request before `initialize` with any error.
         Era::Stateless => true,
@@ -80,17 +80,17 @@ pub fn is_refusal(kind: &FailureKind) -> bool {
 /// Returns true if an HTTP status may be the refusal of `initialize` by a stateless server, which gives a reason as
 /// JSON-RPC.
 pub fn may_be_stateless(kind: &FailureKind) -> bool {
-    matches!(kind, FailureKind::Status { status: 400 | 404, said: Some(_) })
+    matches!(kind, FailureKind::Status { status: 400 | 404, message: Some(_) })
 }
 
 /// Returns true for error codes with which a stateless server rejects a request of a session. Servers with sessions may
 /// use them with another meaning.
-pub fn is_of_stateless(code: i64) -> bool {
+pub fn is_stateless_error(code: i64) -> bool {
     matches!(code, HEADER_MISMATCH | UNSUPPORTED_VERSION)
 }
 
 /// Returns true if an error lists the stateless version as supported.
-pub fn names_stateless(code: i64, data: Option<&str>) -> bool {
+pub fn has_stateless_support(code: i64, data: Option<&str>) -> bool {
     let supported = || {
         let supported = member(data?, "supported")?;
         serde_json::from_str::<Vec<String>>(supported).ok()
@@ -101,10 +101,10 @@ pub fn names_stateless(code: i64, data: Option<&str>) -> bool {
 
 /// Returns true if this answer to a check means that the server no longer belongs to the era: every server of the era
 /// supports the request, and the request has no effect.
-pub fn refuses_check(era: Era, error: &CallError) -> bool {
+pub fn is_era_refused(era: Era, error: &CallError) -> bool {
     let CallError::Server { code, .. } = error else { return false };
     match era {
-        Era::Sessions => is_of_stateless(*code),
+        Era::Sessions => is_stateless_error(*code),
         Era::Stateless => {
             matches!(*code, INVALID_REQUEST | METHOD_NOT_FOUND | INVALID_PARAMS | UNSUPPORTED_VERSION)
         }
@@ -113,7 +113,7 @@ pub fn refuses_check(era: Era, error: &CallError) -> bool {
 
 /// Returns true if an HTTP status means that the server no longer belongs to the era: an address without
 /// `server/discover`, or a server that requires a session.
-pub fn refuses_check_by_status(kind: &FailureKind) -> bool {
+pub fn is_era_refused_by_status(kind: &FailureKind) -> bool {
     matches!(kind, FailureKind::Status { status: 400 | 404 | 405, .. })
 }
 
@@ -127,21 +127,21 @@ mod tests {
 
     #[test]
     fn initialize_comes_first_unless_something_else_is_known() {
-        assert_eq!(first(None, None), Era::Sessions);
-        assert_eq!(first(None, Some(Era::Stateless)), Era::Stateless);
-        assert_eq!(first(Some(Era::Sessions), Some(Era::Stateless)), Era::Sessions);
-        assert_eq!(first(Some(Era::Stateless), Some(Era::Sessions)), Era::Stateless);
+        assert_eq!(first_era(None, None), Era::Sessions);
+        assert_eq!(first_era(None, Some(Era::Stateless)), Era::Stateless);
+        assert_eq!(first_era(Some(Era::Sessions), Some(Era::Stateless)), Era::Sessions);
+        assert_eq!(first_era(Some(Era::Stateless), Some(Era::Sessions)), Era::Stateless);
     }
 
     #[test]
     fn a_discover_that_may_hang_leaves_time_for_the_other_opening() {
         let (left, half) = (Duration::from_secs(30), Duration::from_secs(15));
-        assert_eq!(patience(None, Era::Sessions, false, left), left);
-        assert_eq!(patience(None, Era::Sessions, true, half), half);
-        assert_eq!(patience(None, Era::Stateless, false, left), half);
-        assert_eq!(patience(None, Era::Stateless, true, left), DISCOVER_WAIT_MAX);
-        assert_eq!(patience(None, Era::Stateless, true, Duration::from_secs(1)), Duration::from_secs(1));
-        assert_eq!(patience(Some(Era::Stateless), Era::Stateless, false, left), left);
+        assert_eq!(opening_timeout(None, Era::Sessions, false, left), left);
+        assert_eq!(opening_timeout(None, Era::Sessions, true, half), half);
+        assert_eq!(opening_timeout(None, Era::Stateless, false, left), half);
+        assert_eq!(opening_timeout(None, Era::Stateless, true, left), DISCOVER_WAIT_MAX);
+        assert_eq!(opening_timeout(None, Era::Stateless, true, Duration::from_secs(1)), Duration::from_secs(1));
+        assert_eq!(opening_timeout(Some(Era::Stateless), Era::Stateless, false, left), left);
     }
 
     #[test]
@@ -155,10 +155,10 @@ mod tests {
         }
         let said = Some("no".to_owned());
         for (kind, stateless, refusal) in [
-            (FailureKind::Status { status: 400, said: said.clone() }, true, true),
-            (FailureKind::Status { status: 404, said: said.clone() }, true, true),
-            (FailureKind::status(404), false, true),
-            (FailureKind::Status { status: 418, said }, false, false),
+            (FailureKind::Status { status: 400, message: said.clone() }, true, true),
+            (FailureKind::Status { status: 404, message: said.clone() }, true, true),
+            (FailureKind::from_status(404), false, true),
+            (FailureKind::Status { status: 418, message: said }, false, false),
             (FailureKind::ServerError { status: 500, retry_after: None }, false, false),
             (FailureKind::Refused, false, false),
             (FailureKind::Unauthorized { challenge: None }, false, false),
@@ -172,14 +172,14 @@ mod tests {
     #[test]
     fn an_error_of_a_tool_is_believed_only_if_it_names_the_version() {
         let data = |supported: &str| Some(format!(r#"{{"supported":{supported},"requested":"2025-11-25"}}"#));
-        assert!(names_stateless(-32022, data(r#"["2026-07-28"]"#).as_deref()));
+        assert!(has_stateless_support(-32022, data(r#"["2026-07-28"]"#).as_deref()));
         for (code, data) in [
             (-32022, None),
             (-32022, data(r#"["2025-11-25"]"#)),
             (-32022, data("7")),
             (-32020, data(r#"["2026-07-28"]"#)),
         ] {
-            assert!(!names_stateless(code, data.as_deref()), "{code} {data:?}");
+            assert!(!has_stateless_support(code, data.as_deref()), "{code} {data:?}");
         }
     }
 
@@ -194,7 +194,7 @@ mod tests {
             (-32603, false, false),
             (-32000, false, false),
         ] {
-            let refused = |era| refuses_check(era, &error(code));
+            let refused = |era| is_era_refused(era, &error(code));
             assert_eq!((refused(Era::Sessions), refused(Era::Stateless)), (sessions, stateless), "{code}");
         }
     }

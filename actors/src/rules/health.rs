@@ -10,13 +10,13 @@ const SPREAD_PERCENT: u8 = 10;
 /// Health checks of one session.
 #[derive(Debug, Clone)]
 pub struct HealthChecks {
-    dice: JitterRng,
+    rng: JitterRng,
     failures: u32,
     degraded: bool,
     last_error: Option<String>,
-    asked: HealthCheck,
+    last_request: HealthCheck,
     // The server does not support `ping`.
-    no_ping: bool,
+    ping_unsupported: bool,
     // The next check is due at once and must use the session, not a GET.
     in_doubt: bool,
     next_at: Option<Instant>,
@@ -37,12 +37,12 @@ impl HealthChecks {
     /// Creates the checks of a session connected at `now`. The first one is due after one interval.
     pub fn new(policy: &HealthPolicy, dice: JitterRng, now: Instant) -> Self {
         let mut checks = Self {
-            dice,
+            rng: dice,
             failures: 0,
             degraded: false,
             last_error: None,
-            asked: policy.check,
-            no_ping: false,
+            last_request: policy.check,
+            ping_unsupported: false,
             in_doubt: false,
             next_at: None,
         };
@@ -51,7 +51,7 @@ impl HealthChecks {
     }
 
     fn schedule(&mut self, policy: &HealthPolicy, now: Instant) {
-        let pause = if self.in_doubt { Duration::ZERO } else { self.dice.spread(policy.interval, SPREAD_PERCENT) };
+        let pause = if self.in_doubt { Duration::ZERO } else { self.rng.jitter(policy.interval, SPREAD_PERCENT) };
         self.next_at = now.checked_add(pause);
     }
 
@@ -69,7 +69,7 @@ impl HealthChecks {
     }
 
     /// Makes the next check due at once, unless one is in progress.
-    pub fn hurry(&mut self, now: Instant) {
+    pub fn schedule_now(&mut self, now: Instant) {
         if let Some(at) = &mut self.next_at {
             *at = now;
         }
@@ -77,42 +77,42 @@ impl HealthChecks {
 
     /// Requests a check within the session, at once or after the check in progress, because the server may have lost
     /// the session.
-    pub fn doubt(&mut self, now: Instant) {
+    pub fn request_session_check(&mut self, now: Instant) {
         self.in_doubt = true;
-        self.hurry(now);
+        self.schedule_now(now);
     }
 
     /// Begins a check and returns the request to send.
     pub fn begin(&mut self, policy: &HealthPolicy) -> HealthCheck {
         self.next_at = None;
         let in_doubt = std::mem::take(&mut self.in_doubt);
-        self.asked = match policy.check {
+        self.last_request = match policy.check {
             HealthCheck::Get if !in_doubt => HealthCheck::Get,
-            HealthCheck::Get | HealthCheck::Ping if !self.no_ping => HealthCheck::Ping,
+            HealthCheck::Get | HealthCheck::Ping if !self.ping_unsupported => HealthCheck::Ping,
             HealthCheck::Get | HealthCheck::Ping | HealthCheck::ToolsList => HealthCheck::ToolsList,
         };
-        self.asked
+        self.last_request
     }
 
     /// Processes an error answer to a check. If the request was `ping`, which is not supported by all servers, later
     /// checks use `tools/list`, and the next one is due at once. Returns true in this case.
     #[must_use]
-    pub fn no_ping(&mut self, now: Instant) -> bool {
-        let was_ping = self.asked == HealthCheck::Ping;
+    pub fn fall_back_from_ping(&mut self, now: Instant) -> bool {
+        let was_ping = self.last_request == HealthCheck::Ping;
         if was_ping {
             // The check that replaces `ping` must use the session too.
-            (self.no_ping, self.in_doubt, self.next_at) = (true, true, Some(now));
+            (self.ping_unsupported, self.in_doubt, self.next_at) = (true, true, Some(now));
         }
         was_ping
     }
 
     /// Returns the request of the last check.
-    pub fn asked(&self) -> HealthCheck {
-        self.asked
+    pub fn last_request(&self) -> HealthCheck {
+        self.last_request
     }
 
     /// Processes a check that failed or was not answered.
-    pub fn failed(&mut self, policy: &HealthPolicy, why: String, now: Instant) -> HealthVerdict {
+    pub fn record_failure(&mut self, policy: &HealthPolicy, why: String, now: Instant) -> HealthVerdict {
         self.schedule(policy, now);
         self.failures += 1;
         self.last_error = Some(why);
@@ -127,14 +127,14 @@ impl HealthChecks {
     }
 
     /// Processes a successful check. Returns the number of failures and the last error if the server was degraded.
-    pub fn succeeded(&mut self, policy: &HealthPolicy, now: Instant) -> Option<(u32, Option<String>)> {
+    pub fn record_success(&mut self, policy: &HealthPolicy, now: Instant) -> Option<(u32, Option<String>)> {
         self.schedule(policy, now);
-        self.is_well()
+        self.record_answer()
     }
 
     /// Processes any answer of the server: a successful call counts like a check. Returns the number of failures and
     /// the last error if the server was degraded.
-    pub fn is_well(&mut self) -> Option<(u32, Option<String>)> {
+    pub fn record_answer(&mut self) -> Option<(u32, Option<String>)> {
         let failures = std::mem::take(&mut self.failures);
         let last_error = self.last_error.take();
         std::mem::take(&mut self.degraded).then_some((failures, last_error))
@@ -163,11 +163,11 @@ mod tests {
         assert!(near(policy.interval, now, checks.due_at()));
         assert_eq!(checks.begin(&policy), HealthCheck::Ping);
         assert_eq!(checks.due_at(), None);
-        checks.hurry(now);
+        checks.schedule_now(now);
         assert_eq!(checks.due_at(), None);
-        assert_eq!(checks.succeeded(&policy, now), None);
+        assert_eq!(checks.record_success(&policy, now), None);
         assert!(near(policy.interval, now, checks.due_at()));
-        checks.hurry(now);
+        checks.schedule_now(now);
         assert_eq!(checks.due_at(), Some(now));
     }
 
@@ -175,15 +175,15 @@ mod tests {
     fn a_doubt_is_settled_in_the_session_and_at_once_even_behind_a_check_that_is_under_way() {
         let (policy, now) = (HealthPolicy { check: HealthCheck::Get, ..HealthPolicy::default() }, Instant::now());
         let mut checks = checks(&policy, now);
-        checks.doubt(now);
+        checks.request_session_check(now);
         assert_eq!((checks.due_at(), checks.begin(&policy)), (Some(now), HealthCheck::Ping));
-        checks.doubt(now);
+        checks.request_session_check(now);
         assert_eq!(checks.due_at(), None, "one at a time");
-        assert_eq!(checks.succeeded(&policy, now), None);
+        assert_eq!(checks.record_success(&policy, now), None);
         assert_eq!((checks.due_at(), checks.begin(&policy)), (Some(now), HealthCheck::Ping));
-        assert!(checks.no_ping(now));
+        assert!(checks.fall_back_from_ping(now));
         assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
-        assert_eq!(checks.succeeded(&policy, now), None);
+        assert_eq!(checks.record_success(&policy, now), None);
         assert!(near(policy.interval, now, checks.due_at()));
         assert_eq!(checks.begin(&policy), HealthCheck::Get);
     }
@@ -192,21 +192,21 @@ mod tests {
     fn the_third_failure_in_a_row_is_degraded_once_and_a_success_restores() {
         let (policy, now) = (HealthPolicy::default(), Instant::now());
         let mut checks = checks(&policy, now);
-        let fail = |checks: &mut HealthChecks| checks.failed(&policy, "no answer".to_owned(), now);
+        let fail = |checks: &mut HealthChecks| checks.record_failure(&policy, "no answer".to_owned(), now);
         assert_eq!([fail(&mut checks), fail(&mut checks)], [HealthVerdict::Wait, HealthVerdict::Wait]);
-        assert_eq!(checks.is_well(), None, "it was never degraded");
+        assert_eq!(checks.record_answer(), None, "it was never degraded");
         assert_eq!([fail(&mut checks), fail(&mut checks)], [HealthVerdict::Wait, HealthVerdict::Wait]);
         assert_eq!(fail(&mut checks), HealthVerdict::Degraded(3));
         assert_eq!(fail(&mut checks), HealthVerdict::Wait, "the degradation is reported once");
-        assert_eq!(checks.is_well(), Some((4, Some("no answer".to_owned()))));
-        assert_eq!(checks.is_well(), None);
+        assert_eq!(checks.record_answer(), Some((4, Some("no answer".to_owned()))));
+        assert_eq!(checks.record_answer(), None);
     }
 
     #[test]
     fn where_degraded_means_reconnect_the_connection_is_given_up() {
         let (policy, now) = (HealthPolicy { threshold: 1, ..HealthPolicy::bounded() }, Instant::now());
         let mut checks = checks(&policy, now);
-        assert_eq!(checks.failed(&policy, "no answer".to_owned(), now), HealthVerdict::GiveUp(1));
+        assert_eq!(checks.record_failure(&policy, "no answer".to_owned(), now), HealthVerdict::GiveUp(1));
     }
 
     #[test]
@@ -214,11 +214,11 @@ mod tests {
         let (policy, now) = (HealthPolicy::default(), Instant::now());
         let mut checks = checks(&policy, now);
         assert_eq!(checks.begin(&policy), HealthCheck::Ping);
-        assert!(checks.no_ping(now));
+        assert!(checks.fall_back_from_ping(now));
         assert_eq!(checks.due_at(), Some(now));
         assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
-        assert!(!checks.no_ping(now), "it knows neither, and is not asked without a pause");
-        assert_eq!(checks.succeeded(&policy, now), None);
+        assert!(!checks.fall_back_from_ping(now), "it knows neither, and is not asked without a pause");
+        assert_eq!(checks.record_success(&policy, now), None);
         assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
     }
 }

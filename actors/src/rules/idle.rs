@@ -10,7 +10,7 @@ use crate::model::policy::IdlePolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunActivity {
     /// Number of unanswered calls, and of clients that wait for messages of the server.
-    pub needed_by: usize,
+    pub user_count: usize,
     /// Time of the last message of the server, or of the last begin or end of a call.
     pub last: Instant,
 }
@@ -22,46 +22,46 @@ pub enum IdleVerdict {
     Idle(Duration),
     /// The server is in use or too young. Contains the time of the next check; `None` for no further check, because the
     /// times of the policy exceed the range of the clock.
-    LookAgain(Option<Instant>),
+    CheckAgain(Option<Instant>),
 }
 
 /// Returns the time of the first check of a run that became ready at `ready`.
-pub fn first_look(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
-    on_the_grid(policy, ready, ready.checked_add(policy.idle)?.max(grown(policy, ready)?))
+pub fn first_check(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
+    align_to_sweep(policy, ready, ready.checked_add(policy.idle)?.max(end_of_grace(policy, ready)?))
 }
 
 /// Checks a run that became ready at `ready`.
-pub fn look(policy: &IdlePolicy, ready: Instant, activity: RunActivity, now: Instant) -> IdleVerdict {
+pub fn check(policy: &IdlePolicy, ready: Instant, activity: RunActivity, now: Instant) -> IdleVerdict {
     let quiet = now.saturating_duration_since(activity.last);
     let age = now.saturating_duration_since(ready);
-    if activity.needed_by == 0 && quiet >= policy.idle && age > policy.grace {
+    if activity.user_count == 0 && quiet >= policy.idle && age > policy.grace {
         return IdleVerdict::Idle(quiet);
     }
     // An open call may end right after this check: its idle time begins then.
-    let last = if activity.needed_by == 0 { activity.last } else { now };
-    let possible = last.checked_add(policy.idle).zip(grown(policy, ready)).zip(after(now));
-    IdleVerdict::LookAgain(
-        possible.and_then(|((idle, grown), later)| on_the_grid(policy, ready, idle.max(grown).max(later))),
+    let last = if activity.user_count == 0 { activity.last } else { now };
+    let possible = last.checked_add(policy.idle).zip(end_of_grace(policy, ready)).zip(just_after(now));
+    IdleVerdict::CheckAgain(
+        possible.and_then(|((idle, grown), later)| align_to_sweep(policy, ready, idle.max(grown).max(later))),
     )
 }
 
 /// Returns the time of the check after one at which the server was idle but could not be put to sleep, because a call
 /// arrived.
-pub fn next_look(policy: &IdlePolicy, ready: Instant, now: Instant) -> Option<Instant> {
-    on_the_grid(policy, ready, after(now)?)
+pub fn next_check(policy: &IdlePolicy, ready: Instant, now: Instant) -> Option<Instant> {
+    align_to_sweep(policy, ready, just_after(now)?)
 }
 
 // First time at which the run is older than its grace period.
-fn grown(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
-    after(ready.checked_add(policy.grace)?)
+fn end_of_grace(policy: &IdlePolicy, ready: Instant) -> Option<Instant> {
+    just_after(ready.checked_add(policy.grace)?)
 }
 
-fn after(time: Instant) -> Option<Instant> {
+fn just_after(time: Instant) -> Option<Instant> {
     time.checked_add(Duration::from_nanos(1))
 }
 
 // First check that is not before `earliest`, and always after `ready`.
-fn on_the_grid(policy: &IdlePolicy, ready: Instant, earliest: Instant) -> Option<Instant> {
+fn align_to_sweep(policy: &IdlePolicy, ready: Instant, earliest: Instant) -> Option<Instant> {
     // An interval of zero would cause a busy loop.
     let sweep = policy.sweep.max(Duration::from_millis(1)).as_nanos();
     let sweeps = earliest.saturating_duration_since(ready).as_nanos().div_ceil(sweep).max(1);
@@ -78,15 +78,15 @@ mod tests {
     }
 
     fn at(needed_by: usize, last: Instant) -> RunActivity {
-        RunActivity { needed_by, last }
+        RunActivity { user_count: needed_by, last }
     }
 
     #[test]
     fn a_server_that_is_never_called_is_looked_at_once_and_sleeps_at_the_sixth_sweep() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
-        let first = first_look(&policy, ready);
+        let first = first_check(&policy, ready);
         assert_eq!(first, Some(ready + seconds(180)));
-        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(180)), IdleVerdict::Idle(seconds(180)));
+        assert_eq!(check(&policy, ready, at(0, ready), ready + seconds(180)), IdleVerdict::Idle(seconds(180)));
     }
 
     #[test]
@@ -94,8 +94,8 @@ mod tests {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         let now = ready + seconds(180);
         for (last, next) in [(1, 210), (29, 210), (30, 210), (31, 240), (180, 360)] {
-            let verdict = look(&policy, ready, at(0, ready + seconds(last)), now);
-            assert_eq!(verdict, IdleVerdict::LookAgain(Some(ready + seconds(next))), "last active after {last} s");
+            let verdict = check(&policy, ready, at(0, ready + seconds(last)), now);
+            assert_eq!(verdict, IdleVerdict::CheckAgain(Some(ready + seconds(next))), "last active after {last} s");
         }
     }
 
@@ -103,41 +103,41 @@ mod tests {
     fn an_open_call_keeps_it_awake_however_old_it_is() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         let now = ready + seconds(600);
-        assert_eq!(look(&policy, ready, at(1, ready), now), IdleVerdict::LookAgain(Some(ready + seconds(780))));
+        assert_eq!(check(&policy, ready, at(1, ready), now), IdleVerdict::CheckAgain(Some(ready + seconds(780))));
     }
 
     #[test]
     fn it_is_not_put_to_sleep_before_it_is_older_than_a_minute() {
         let policy = IdlePolicy { idle: seconds(1), ..IdlePolicy::default() };
         let ready = Instant::now();
-        assert_eq!(first_look(&policy, ready), Some(ready + seconds(90)));
-        let young = look(&policy, ready, at(0, ready), ready + seconds(60));
-        assert_eq!(young, IdleVerdict::LookAgain(Some(ready + seconds(90))));
-        assert_eq!(look(&policy, ready, at(0, ready), ready + seconds(61)), IdleVerdict::Idle(seconds(61)));
+        assert_eq!(first_check(&policy, ready), Some(ready + seconds(90)));
+        let young = check(&policy, ready, at(0, ready), ready + seconds(60));
+        assert_eq!(young, IdleVerdict::CheckAgain(Some(ready + seconds(90))));
+        assert_eq!(check(&policy, ready, at(0, ready), ready + seconds(61)), IdleVerdict::Idle(seconds(61)));
     }
 
     #[test]
     fn a_call_that_is_open_at_a_look_is_looked_at_again_later_than_now() {
         let policy = IdlePolicy { idle: Duration::ZERO, ..IdlePolicy::default() };
         let ready = Instant::now();
-        let busy = look(&policy, ready, at(1, ready), ready + seconds(90));
-        assert_eq!(busy, IdleVerdict::LookAgain(Some(ready + seconds(120))));
+        let busy = check(&policy, ready, at(1, ready), ready + seconds(90));
+        assert_eq!(busy, IdleVerdict::CheckAgain(Some(ready + seconds(120))));
     }
 
     #[test]
     fn a_call_that_slips_in_costs_one_sweep() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
-        assert_eq!(next_look(&policy, ready, ready + seconds(180)), Some(ready + seconds(210)));
-        assert_eq!(next_look(&policy, ready, ready + seconds(181)), Some(ready + seconds(210)));
+        assert_eq!(next_check(&policy, ready, ready + seconds(180)), Some(ready + seconds(210)));
+        assert_eq!(next_check(&policy, ready, ready + seconds(181)), Some(ready + seconds(210)));
     }
 
     #[test]
     fn times_beyond_the_clock_are_never_and_a_sweep_of_nothing_does_not_spin() {
         let ready = Instant::now();
         let never = IdlePolicy { idle: Duration::MAX, ..IdlePolicy::default() };
-        assert_eq!(first_look(&never, ready), None);
-        assert_eq!(look(&never, ready, at(0, ready), ready + seconds(1)), IdleVerdict::LookAgain(None));
+        assert_eq!(first_check(&never, ready), None);
+        assert_eq!(check(&never, ready, at(0, ready), ready + seconds(1)), IdleVerdict::CheckAgain(None));
         let zero = IdlePolicy { idle: Duration::ZERO, grace: Duration::ZERO, sweep: Duration::ZERO };
-        assert_eq!(first_look(&zero, ready), Some(ready + Duration::from_millis(1)));
+        assert_eq!(first_check(&zero, ready), Some(ready + Duration::from_millis(1)));
     }
 }

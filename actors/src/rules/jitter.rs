@@ -26,7 +26,7 @@ impl JitterRng {
     }
 
     /// Returns `delay`, made up to `percent` percent longer or shorter. At most 100 percent.
-    pub fn spread(&mut self, delay: Duration, percent: u8) -> Duration {
+    pub fn jitter(&mut self, delay: Duration, percent: u8) -> Duration {
         let delay_nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         let reach = delay_nanos / 100 * u64::from(percent.min(100));
         if reach == 0 {
@@ -45,7 +45,7 @@ mod tests {
     fn a_delay_is_spread_within_its_bounds_and_over_all_of_them() {
         let mut dice = JitterRng::new(7, "files-acme-alice-a");
         let delay = Duration::from_secs(180);
-        let spread: Vec<f64> = (0..1000).map(|_| dice.spread(delay, 10).as_secs_f64()).collect();
+        let spread: Vec<f64> = (0..1000).map(|_| dice.jitter(delay, 10).as_secs_f64()).collect();
         assert!(spread.iter().all(|seconds| (162.0..=198.0).contains(seconds)));
         assert!(spread.iter().any(|seconds| *seconds < 165.0) && spread.iter().any(|seconds| *seconds > 195.0));
     }
@@ -54,7 +54,7 @@ mod tests {
     fn the_same_seed_gives_the_same_delays_and_another_holder_others() {
         let draw = |seed, holder| {
             let mut dice = JitterRng::new(seed, holder);
-            [(); 5].map(|()| dice.spread(Duration::from_secs(1), 10))
+            [(); 5].map(|()| dice.jitter(Duration::from_secs(1), 10))
         };
         assert_eq!(draw(1, "a"), draw(1, "a"));
         assert_ne!(draw(1, "a"), draw(1, "b"));
@@ -64,8 +64,8 @@ mod tests {
     #[test]
     fn no_jitter_is_no_jitter() {
         let mut dice = JitterRng::new(1, "a");
-        assert_eq!(dice.spread(Duration::from_secs(2), 0), Duration::from_secs(2));
-        assert_eq!(dice.spread(Duration::ZERO, 10), Duration::ZERO);
-        assert!(dice.spread(Duration::MAX, 10) <= Duration::from_nanos(u64::MAX));
+        assert_eq!(dice.jitter(Duration::from_secs(2), 0), Duration::from_secs(2));
+        assert_eq!(dice.jitter(Duration::ZERO, 10), Duration::ZERO);
+        assert!(dice.jitter(Duration::MAX, 10) <= Duration::from_nanos(u64::MAX));
     }
 }

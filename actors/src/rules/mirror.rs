@@ -22,7 +22,7 @@ pub struct HeaderParam {
 ///
 /// # Errors
 /// Returns the reason if the definition is invalid and the tool must not be used.
-pub fn of_tool(definition: &str) -> Result<Vec<HeaderParam>, String> {
+pub fn header_params(definition: &str) -> Result<Vec<HeaderParam>, String> {
     // A property name may contain escapes, so definitions with escapes are parsed too.
     let may_have = |part: &str| memchr::memmem::find(definition.as_bytes(), part.as_bytes()).is_some();
     if !may_have(MARK) && !may_have("\\u") {
@@ -44,7 +44,7 @@ fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<
     match schema {
         Value::Object(members) => {
             if let Some(mark) = members.get(MARK) {
-                out.push(mirror(mark, members.get("type"), reached, path)?);
+                out.push(parse_mark(mark, members.get("type"), reached, path)?);
             }
             for (keyword, inner) in members {
                 match (&**keyword, inner) {
@@ -72,7 +72,7 @@ fn collect(schema: &Value, reached: bool, path: &mut Vec<String>, out: &mut Vec<
     }
 }
 
-fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) -> Result<HeaderParam, String> {
+fn parse_mark(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) -> Result<HeaderParam, String> {
     let place = if path.is_empty() { "the root of the schema".to_owned() } else { format!("`{}`", path.join(".")) };
     let bad = |why: &str| Err(format!("the mark `{MARK}` of {place} {why}"));
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
@@ -92,16 +92,16 @@ fn mirror(mark: &Value, kind: Option<&Value>, reached: bool, path: &[String]) ->
 impl HeaderParam {
     /// Returns true if the parameter is a number, which has several spellings.
     pub fn is_number(&self, arguments: &str) -> bool {
-        self.value_in(arguments).is_some_and(|value| value.starts_with(|c: char| c == '-' || c.is_ascii_digit()))
+        self.raw_value(arguments).is_some_and(|value| value.starts_with(|c: char| c == '-' || c.is_ascii_digit()))
     }
 
-    fn value_in<'a>(&self, arguments: &'a str) -> Option<&'a str> {
+    fn raw_value<'a>(&self, arguments: &'a str) -> Option<&'a str> {
         self.path.iter().try_fold(arguments, |value, name| member(value, name))
     }
 
     /// Returns the value of the header for these arguments, a JSON object; `None` if they do not contain the parameter.
     pub fn value(&self, arguments: &str) -> Option<String> {
-        let value = self.value_in(arguments)?;
+        let value = self.raw_value(arguments)?;
         match value.as_bytes().first()? {
             b'"' => serde_json::from_str(value).ok(),
             b't' | b'f' | b'-' | b'0'..=b'9' => Some(value.to_owned()),
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn tool(schema: &str) -> Result<Vec<HeaderParam>, String> {
-        of_tool(&format!(r#"{{"name":"t","inputSchema":{schema}}}"#))
+        header_params(&format!(r#"{{"name":"t","inputSchema":{schema}}}"#))
     }
 
     #[test]
@@ -159,6 +159,6 @@ mod tests {
         ] {
             assert_eq!(tool(schema), Ok(Vec::new()), "{schema}");
         }
-        assert_eq!(of_tool(r#"{"name":"x-mcp-header"}"#), Ok(Vec::new()));
+        assert_eq!(header_params(r#"{"name":"x-mcp-header"}"#), Ok(Vec::new()));
     }
 }

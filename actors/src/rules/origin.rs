@@ -5,10 +5,13 @@ use crate::audience::{CallOrigin, MessageCause};
 
 /// Returns the cause of a message. `of` is the call on whose stream the message arrived, with its client if it has one.
 /// `in_flight` are all unanswered calls.
-pub fn cause(of: Option<Option<CallOrigin>>, in_flight: impl IntoIterator<Item = Option<CallOrigin>>) -> MessageCause {
+pub fn message_cause(
+    of: Option<Option<CallOrigin>>,
+    in_flight: impl IntoIterator<Item = Option<CallOrigin>>,
+) -> MessageCause {
     match of {
         Some(Some(origin)) => return MessageCause::Call(origin),
-        Some(None) => return MessageCause::Stranger,
+        Some(None) => return MessageCause::NoClient,
         None => {}
     }
     let (mut strangers, mut calls, mut clients) = (false, Vec::new(), Vec::new());
@@ -24,11 +27,11 @@ pub fn cause(of: Option<Option<CallOrigin>>, in_flight: impl IntoIterator<Item =
         }
     }
     match (&calls[..], &clients[..], strangers) {
-        ([], [], false) => MessageCause::Nobody,
-        ([], [], true) => MessageCause::Stranger,
+        ([], [], false) => MessageCause::NoCall,
+        ([], [], true) => MessageCause::NoClient,
         ([call], _, false) => MessageCause::Call(*call),
         (_, [client], false) => MessageCause::Client(*client),
-        (_, clients, strangers) => MessageCause::Several(clients.len() + usize::from(strangers)),
+        (_, clients, strangers) => MessageCause::SeveralClients(clients.len() + usize::from(strangers)),
     }
 }
 
@@ -44,18 +47,18 @@ mod tests {
     fn a_server_speaks_for_whom_it_can_only_mean() {
         let call = origin(1, 1);
         for (of, in_flight, expected) in [
-            (None, vec![], MessageCause::Nobody),
-            (None, vec![None], MessageCause::Stranger),
-            (None, vec![None, None], MessageCause::Stranger),
+            (None, vec![], MessageCause::NoCall),
+            (None, vec![None], MessageCause::NoClient),
+            (None, vec![None, None], MessageCause::NoClient),
             (None, vec![Some(origin(1, 1))], MessageCause::Call(call)),
             (None, vec![Some(origin(1, 1)), Some(origin(1, 2))], MessageCause::Client(1)),
-            (None, vec![Some(origin(1, 1)), Some(origin(2, 2))], MessageCause::Several(2)),
-            (None, vec![Some(origin(1, 1)), Some(origin(1, 2)), Some(origin(2, 3))], MessageCause::Several(2)),
-            (None, vec![Some(origin(1, 1)), None], MessageCause::Several(2)),
+            (None, vec![Some(origin(1, 1)), Some(origin(2, 2))], MessageCause::SeveralClients(2)),
+            (None, vec![Some(origin(1, 1)), Some(origin(1, 2)), Some(origin(2, 3))], MessageCause::SeveralClients(2)),
+            (None, vec![Some(origin(1, 1)), None], MessageCause::SeveralClients(2)),
             (Some(Some(origin(1, 1))), vec![Some(origin(1, 1)), Some(origin(2, 2)), None], MessageCause::Call(call)),
-            (Some(None), vec![Some(origin(1, 1)), None], MessageCause::Stranger),
+            (Some(None), vec![Some(origin(1, 1)), None], MessageCause::NoClient),
         ] {
-            assert_eq!(cause(of, in_flight.clone()), expected, "on the stream of {of:?}, with {in_flight:?}");
+            assert_eq!(message_cause(of, in_flight.clone()), expected, "on the stream of {of:?}, with {in_flight:?}");
         }
     }
 }

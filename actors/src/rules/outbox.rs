@@ -83,7 +83,7 @@ pub struct Outbox {
     next_batch: u64,
     queue: VecDeque<Envelope>,
     // True if an event gets its number only after the number is reserved; see `number`.
-    reserves: bool,
+    needs_reservation: bool,
     // Events without a number, newer than all in `queue`.
     unnumbered: VecDeque<(Timestamp, Event)>,
     // Events dropped before they had a number. They are older than `unnumbered` and take the next numbers, so that the
@@ -93,7 +93,7 @@ pub struct Outbox {
     // True while the sink processes the batch in flight; false if the batch waits for the next cycle.
     sending: bool,
     // Number of events at the front among which the sink reported an invalid one.
-    suspect: usize,
+    suspect_count: usize,
     // Maximum size of the next batch: halved by 413, restored by a success.
     batch_max: usize,
     // Pause after the next 429, counted from the start of the rejected send; doubled by each one.
@@ -106,7 +106,7 @@ pub struct Outbox {
     // was itself dropped after events outside its range had been sent.
     gaps: BTreeMap<u64, u64>,
     // Announcements not yet passed to the listeners.
-    announced: Vec<Envelope>,
+    gap_announcements: Vec<Envelope>,
     reconnecting: HashMap<Arc<str>, u64>,
     requests: RequestLog,
     statistics: OutboxStatistics,
@@ -122,19 +122,19 @@ impl Outbox {
             next_seq,
             next_batch: first_batch,
             queue: VecDeque::new(),
-            reserves: false,
+            needs_reservation: false,
             unnumbered: VecDeque::new(),
             unnumbered_dropped: 0,
             in_flight: None,
             sending: false,
-            suspect: 0,
+            suspect_count: 0,
             batch_max: policy.batch_max,
             backoff: policy.interval.min(policy.backoff_max),
             sent_at: None,
             not_before: None,
             cycle_end: 0,
             gaps: BTreeMap::new(),
-            announced: Vec::new(),
+            gap_announcements: Vec::new(),
             reconnecting: HashMap::new(),
             requests: RequestLog::new(&policy),
             statistics: OutboxStatistics::default(),
@@ -142,42 +142,42 @@ impl Outbox {
         }
     }
 
-    /// Makes new events wait without a number until [`Outbox::number`].
+    /// Makes new events wait without a assign_numbers until [`Outbox::assign_numbers`].
     pub fn reserve_numbers(&mut self) {
-        self.reserves = true;
+        self.needs_reservation = true;
     }
 
     /// Queues an event. It is numbered unless numbers must be reserved first. Returns the envelope if it has a number
     /// and was not thinned out. If the queue exceeds its limit, the oldest event is dropped.
     pub fn push(&mut self, timestamp: Timestamp, event: Event) -> Option<&Envelope> {
-        if self.is_thinned(&event) {
+        if self.should_thin_out(&event) {
             return None;
         }
         self.statistics.emitted += 1;
-        if self.reserves {
+        if self.needs_reservation {
             self.unnumbered.push_back((timestamp, event));
         } else {
-            self.number_one(timestamp, event);
+            self.assign_number(timestamp, event);
         }
-        while self.waiting() > self.policy.queue_max {
+        while self.waiting_len() > self.policy.queue_max {
             if let Some(oldest) = self.queue.pop_front() {
                 self.drop_oldest(&oldest);
             } else if let Some((_, oldest)) = self.unnumbered.pop_front() {
                 self.drop_unnumbered(&oldest);
             }
         }
-        if self.reserves { None } else { self.queue.back() }
+        if self.needs_reservation { None } else { self.queue.back() }
     }
 
-    /// Returns the last number that the waiting events need, to be reserved before [`Outbox::number`]; `None` if no
+    /// Returns the last assign_numbers that the waiting events need, to be reserved before [`Outbox::assign_numbers`]; `None` if no
     /// event waits for a number.
-    pub fn wanted(&self) -> Option<u64> {
+    pub fn last_needed_number(&self) -> Option<u64> {
         let count = self.unnumbered_dropped + self.unnumbered.len() as u64;
         (count > 0).then(|| self.next_seq + count - 1)
     }
 
     /// Numbers the waiting events up to and including the reserved number `through`. Returns them in order.
-    pub fn number(&mut self, through: u64) -> impl Iterator<Item = &Envelope> {
+    pub fn assign_numbers(&mut self, through: u64) -> impl Iterator<Item = &Envelope> {
         let dropped = self.unnumbered_dropped.min((through + 1).saturating_sub(self.next_seq));
         if dropped > 0 {
             self.unnumbered_dropped -= dropped;
@@ -188,24 +188,24 @@ impl Outbox {
         while self.next_seq <= through
             && let Some((timestamp, event)) = self.unnumbered.pop_front()
         {
-            self.number_one(timestamp, event);
+            self.assign_number(timestamp, event);
         }
         self.queue.range(first..)
     }
 
     /// Records that numbers could not be reserved. The events keep waiting.
-    pub fn unreserved(&mut self, reason: String) {
+    pub fn record_reservation_failure(&mut self, reason: String) {
         self.statistics.last_error = Some(reason);
     }
 
-    fn number_one(&mut self, timestamp: Timestamp, event: Event) {
+    fn assign_number(&mut self, timestamp: Timestamp, event: Event) {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.queue.push_back(Envelope { seq, timestamp, event });
     }
 
     // Waiting events, numbered or not, without the batch in flight.
-    fn waiting(&self) -> usize {
+    fn waiting_len(&self) -> usize {
         self.queue.len() + self.unnumbered.len()
     }
 
@@ -235,24 +235,24 @@ impl Outbox {
 
     /// Returns the number of the first unsettled event; `None` if there is none. All earlier events were accepted,
     /// rejected for good or dropped.
-    pub fn settled_before(&self) -> Option<u64> {
+    pub fn first_unsettled(&self) -> Option<u64> {
         let in_flight = self.in_flight.as_ref().and_then(|batch| batch.events.first());
         in_flight.or(self.queue.front()).map(|first| first.seq)
     }
 
     /// Returns true if no batch is in flight, neither sent nor kept.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.in_flight.is_none()
     }
 
     /// Returns true if a batch was not accepted and waits for the next cycle.
-    pub fn is_kept(&self) -> bool {
+    pub fn has_kept_batch(&self) -> bool {
         !self.sending && self.in_flight.is_some()
     }
 
     /// Records `count` events that were lost before they could be queued. They get numbers, so that the gap is visible.
     /// They are newer than all waiting events, so those are dropped as well.
-    pub fn lost_at_the_door(&mut self, count: u64) {
+    pub fn record_lost(&mut self, count: u64) {
         if count == 0 {
             return;
         }
@@ -264,7 +264,7 @@ impl Outbox {
         }
         self.statistics.emitted += count;
         self.statistics.dropped += count;
-        if self.reserves {
+        if self.needs_reservation {
             self.unnumbered_dropped += count;
             return;
         }
@@ -274,7 +274,7 @@ impl Outbox {
     }
 
     /// Returns the calls that are not yet part of an event.
-    pub fn requests(&mut self) -> &mut RequestLog {
+    pub fn request_log(&mut self) -> &mut RequestLog {
         &mut self.requests
     }
 
@@ -300,10 +300,10 @@ impl Outbox {
             return None;
         }
         if self.in_flight.is_none() {
-            let wanted = if self.suspect > 1 { self.suspect / 2 } else { self.suspect };
+            let wanted = if self.suspect_count > 1 { self.suspect_count / 2 } else { self.suspect_count };
             let size = if wanted > 0 { wanted } else { self.batch_max }.min(self.batch_max).min(self.queue.len());
             let events: Vec<Envelope> = self.queue.drain(..size).collect();
-            self.give_back_room();
+            self.shrink_queue();
             let id = self.next_batch;
             self.next_batch += 1;
             self.in_flight = Some(Arc::new(SinkBatch { id, events }));
@@ -315,7 +315,7 @@ impl Outbox {
     }
 
     // Releases capacity after an outage. It is halved, so that a queue of varying length is not copied each time.
-    fn give_back_room(&mut self) {
+    fn shrink_queue(&mut self) {
         let room = self.queue.capacity();
         if room > ROOM_KEPT && self.queue.len() < room / 4 {
             self.queue.shrink_to(room / 2);
@@ -324,44 +324,45 @@ impl Outbox {
 
     /// Applies the answer of the sink to the batch in flight. Returns the events that were rejected for good, with the
     /// reasons, to be logged.
-    pub fn answered(&mut self, now: Instant, wall: Timestamp, answer: SinkAnswer) -> Vec<(Envelope, String)> {
+    pub fn apply_answer(&mut self, now: Instant, wall: Timestamp, answer: SinkAnswer) -> Vec<(Envelope, String)> {
         self.sending = false;
         let Some(batch) = self.in_flight.take() else { return Vec::new() };
         let count = batch.events.len();
         match answer {
             SinkAnswer::Accepted => {
-                self.succeeded(wall, count, 0);
+                self.record_success(wall, count, 0);
                 Vec::new()
             }
             SinkAnswer::Partial(failures) => {
-                let refused = pick(&batch, failures);
-                self.succeeded(wall, count - refused.len(), refused.len());
+                let refused = rejected_events(&batch, failures);
+                self.record_success(wall, count - refused.len(), refused.len());
                 refused
             }
             SinkAnswer::Invalid(Some(index), reason) if index < count => {
-                let refused = pick(&batch, vec![(index, reason)]);
-                self.suspect = 0;
-                self.refused(&refused);
+                let refused = rejected_events(&batch, vec![(index, reason)]);
+                self.suspect_count = 0;
+                self.record_rejections(&refused);
                 let rest = batch.events.iter().enumerate().filter(|(at, _)| *at != index);
                 self.put_back(rest.map(|(_, event)| event.clone()).collect());
                 refused
             }
             SinkAnswer::Invalid(_, reason) if count == 1 => {
-                self.suspect = 0;
-                let refused = pick(&batch, vec![(0, reason)]);
-                self.refused(&refused);
+                self.suspect_count = 0;
+                let refused = rejected_events(&batch, vec![(0, reason)]);
+                self.record_rejections(&refused);
                 refused
             }
             SinkAnswer::Invalid(_, reason) => {
-                self.suspect = count;
+                self.suspect_count = count;
                 self.statistics.last_error = Some(reason);
                 self.put_back(batch.events.clone());
                 Vec::new()
             }
             SinkAnswer::TooLarge if count == 1 => {
                 self.batch_max = self.policy.batch_max;
-                let refused = pick(&batch, vec![(0, "the event alone is too large for the sink".to_owned())]);
-                self.refused(&refused);
+                let refused =
+                    rejected_events(&batch, vec![(0, "the event alone is too large for the sink".to_owned())]);
+                self.record_rejections(&refused);
                 refused
             }
             SinkAnswer::TooLarge => {
@@ -370,14 +371,14 @@ impl Outbox {
                 self.put_back(batch.events.clone());
                 Vec::new()
             }
-            SinkAnswer::Unauthorized => self.keep(batch, "the sink rejected the credentials".to_owned()),
+            SinkAnswer::Unauthorized => self.keep_batch(batch, "the sink rejected the credentials".to_owned()),
             SinkAnswer::Throttled(retry_after) => {
                 let paused = self.sent_at.unwrap_or(now) + self.backoff;
                 self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
                 self.not_before = Some(paused.max(now + retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)));
-                self.keep(batch, "the sink asked for a pause".to_owned())
+                self.keep_batch(batch, "the sink asked for a pause".to_owned())
             }
-            SinkAnswer::Unavailable(reason) => self.keep(batch, reason),
+            SinkAnswer::Unavailable(reason) => self.keep_batch(batch, reason),
         }
     }
 
@@ -387,13 +388,13 @@ impl Outbox {
     }
 
     /// Removes and returns the announcements of gaps, which the queue creates itself.
-    pub fn take_announced(&mut self) -> Vec<Envelope> {
-        std::mem::take(&mut self.announced)
+    pub fn take_gap_announcements(&mut self) -> Vec<Envelope> {
+        std::mem::take(&mut self.gap_announcements)
     }
 
     /// Returns true if every event is settled.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty() && self.wanted().is_none()
+        self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty() && self.last_needed_number().is_none()
     }
 
     /// Returns true if the sink is processing a batch.
@@ -403,16 +404,16 @@ impl Outbox {
 
     /// Returns the number of events that are waiting or in flight.
     pub fn unsent(&self) -> usize {
-        self.waiting() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
+        self.waiting_len() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
     }
 
     /// Prepares the batch in flight to be sent again with its ID, after its batcher died.
-    pub fn resume(&mut self) {
+    pub fn prepare_resend(&mut self) {
         self.sending = false;
     }
 
     /// Ends the pause requested by the sink and includes all events in the cycle, for a shutdown.
-    pub fn hurry(&mut self) {
+    pub fn begin_final_cycle(&mut self) {
         self.not_before = None;
         self.cycle_end = u64::MAX;
     }
@@ -425,27 +426,27 @@ impl Outbox {
             (Some(_), None) => BatcherState::Retrying,
             (None, None) => BatcherState::Idle,
         };
-        OutboxStatistics { queue_size: self.waiting(), state, ..self.statistics.clone() }
+        OutboxStatistics { queue_size: self.waiting_len(), state, ..self.statistics.clone() }
     }
 
-    fn succeeded(&mut self, wall: Timestamp, sent: usize, failed: usize) {
+    fn record_success(&mut self, wall: Timestamp, sent: usize, failed: usize) {
         let settled = sent + failed;
         self.statistics.sent += sent as u64;
         self.statistics.failed += failed as u64;
         self.statistics.last_sent = Some(wall);
         self.statistics.last_error = None;
-        self.suspect = self.suspect.saturating_sub(settled);
+        self.suspect_count = self.suspect_count.saturating_sub(settled);
         self.batch_max = self.policy.batch_max;
         self.backoff = self.policy.interval.min(self.policy.backoff_max);
         self.not_before = None;
     }
 
-    fn refused(&mut self, refused: &[(Envelope, String)]) {
+    fn record_rejections(&mut self, refused: &[(Envelope, String)]) {
         self.statistics.failed += refused.len() as u64;
         self.statistics.last_error = refused.last().map(|(_, reason)| reason.clone());
     }
 
-    fn keep(&mut self, batch: Arc<SinkBatch>, reason: String) -> Vec<(Envelope, String)> {
+    fn keep_batch(&mut self, batch: Arc<SinkBatch>, reason: String) -> Vec<(Envelope, String)> {
         self.statistics.last_error = Some(reason);
         self.in_flight = Some(batch);
         self.cycle_end = 0;
@@ -460,7 +461,7 @@ impl Outbox {
 
     fn drop_oldest(&mut self, oldest: &Envelope) {
         self.statistics.dropped += 1;
-        self.suspect = self.suspect.saturating_sub(1);
+        self.suspect_count = self.suspect_count.saturating_sub(1);
         if let Event::EventsDropped { from_seq, to_seq } = oldest.event {
             // The range of the dropped announcement is still unknown to the readers.
             self.widen_gap(from_seq, to_seq);
@@ -493,16 +494,16 @@ impl Outbox {
 
     // Queues the announcements of gaps for this cycle, as far as the limit permits.
     fn announce_gaps(&mut self, wall: Timestamp) {
-        while self.waiting() < self.policy.queue_max
+        while self.waiting_len() < self.policy.queue_max
             && let Some((from_seq, to_seq)) = self.gaps.pop_first()
         {
             let announcement = self.push(wall, Event::EventsDropped { from_seq, to_seq }).cloned();
-            self.announced.extend(announcement);
+            self.gap_announcements.extend(announcement);
             self.cycle_end = self.cycle_end.max(self.next_seq);
         }
     }
 
-    fn is_thinned(&mut self, event: &Event) -> bool {
+    fn should_thin_out(&mut self, event: &Event) -> bool {
         match event {
             Event::Reconnecting { of, .. } => {
                 let count = self.reconnecting.entry(of.process_id.clone()).or_default();
@@ -520,7 +521,7 @@ impl Outbox {
     }
 }
 
-fn pick(batch: &SinkBatch, failures: Vec<(usize, String)>) -> Vec<(Envelope, String)> {
+fn rejected_events(batch: &SinkBatch, failures: Vec<(usize, String)>) -> Vec<(Envelope, String)> {
     let mut seen = std::collections::BTreeSet::new();
     let first_mention = |(index, reason): (usize, String)| {
         let event = batch.events.get(index)?;
@@ -550,7 +551,7 @@ mod tests {
         assert!(outbox.queue.capacity() >= 10_000);
         outbox.begin_cycle(now);
         while outbox.next_batch(now, Timestamp::UNIX_EPOCH).is_some() {
-            outbox.answered(now, Timestamp::UNIX_EPOCH, SinkAnswer::Accepted);
+            outbox.apply_answer(now, Timestamp::UNIX_EPOCH, SinkAnswer::Accepted);
         }
         assert_eq!(outbox.queue.len(), 0);
         assert!(outbox.queue.capacity() <= ROOM_KEPT, "{}", outbox.queue.capacity());

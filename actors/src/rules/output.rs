@@ -7,14 +7,14 @@ const EXCERPT_MAX: usize = 200;
 /// Returns a line without terminal sequences, control characters and bidirectional marks, with secrets masked, cut at 200
 /// characters. `None` if nothing is left.
 pub fn excerpt(line: &str, mask: &SecretMask) -> Option<String> {
-    let plain = plain(line);
+    let plain = strip_controls(line);
     // Control characters are removed before masking, because they may split a secret. The text is cut after masking, so
     // that no part of a secret remains.
     let text: String = mask.apply(plain.trim()).chars().take(EXCERPT_MAX).collect();
     (!text.is_empty()).then_some(text)
 }
 
-fn plain(line: &str) -> String {
+fn strip_controls(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut letters = line.chars();
     while let Some(letter) = letters.next() {

@@ -25,7 +25,7 @@ pub struct StartPermits {
     waiting: HashMap<InstanceId, StartPriority>,
     urgent: PermitLane,
     normal: PermitLane,
-    one_at_a_time: HashSet<TeamId>,
+    throttled_teams: HashSet<TeamId>,
     // Remaining starts while memory is short; `None` for no limit.
     allowance: Option<usize>,
 }
@@ -146,7 +146,7 @@ impl StartPermits {
             waiting: HashMap::new(),
             urgent: PermitLane::default(),
             normal: PermitLane::default(),
-            one_at_a_time: HashSet::new(),
+            throttled_teams: HashSet::new(),
             allowance: None,
         }
     }
@@ -185,15 +185,15 @@ impl StartPermits {
         self.waiting.retain(|instance, _| instance.team != *team);
         self.held.retain(|_, holder| holder != team);
         self.held_by_team.remove(team);
-        self.one_at_a_time.remove(team);
+        self.throttled_teams.remove(team);
     }
 
     /// Sets whether the instances of a team start one at a time.
     pub fn throttle(&mut self, team: TeamId, one_at_a_time: bool) {
         if one_at_a_time {
-            self.one_at_a_time.insert(team);
+            self.throttled_teams.insert(team);
         } else {
-            self.one_at_a_time.remove(&team);
+            self.throttled_teams.remove(&team);
         }
     }
 
@@ -208,7 +208,7 @@ impl StartPermits {
         if self.held.len() >= self.limit || self.waiting.is_empty() || self.allowance == Some(0) {
             return None;
         }
-        let may = |team: &TeamId| !self.one_at_a_time.contains(team) || !self.held_by_team.contains_key(team);
+        let may = |team: &TeamId| !self.throttled_teams.contains(team) || !self.held_by_team.contains_key(team);
         let waits = |instance: &InstanceId, urgency| self.waiting.get(instance) == Some(&urgency);
         let instance = self
             .urgent

@@ -21,7 +21,7 @@ const ESCAPE_MAX: usize = 6;
 #[derive(Clone)]
 pub struct LoggedCall {
     /// Instance that executed the call.
-    pub of: Arc<EventSubject>,
+    pub subject: Arc<EventSubject>,
     /// Mask for the secrets of the instance.
     pub mask: SecretMask,
     /// Name of the tool.
@@ -31,7 +31,7 @@ pub struct LoggedCall {
     /// Result, or error of the server.
     pub response: Option<LoggedPayload>,
     /// Time from the request to the answer.
-    pub took: Duration,
+    pub duration: Duration,
     /// Error of the call, already masked.
     pub error: Option<String>,
     /// Time of the request.
@@ -50,15 +50,15 @@ pub enum LoggedPayload {
 impl LoggedPayload {
     /// Copies at most `max` bytes of `json`. A payload is masked before it is cut: a secret across the cut must not
     /// leave its beginning.
-    pub fn of(json: &str, max: usize, mask: &SecretMask) -> Self {
+    pub fn from_json(json: &str, max: usize, mask: &SecretMask) -> Self {
         if json.len() <= max {
             return Self::Whole(json.into());
         }
-        let enough = max.saturating_add(ESCAPE_MAX * (mask.longest() + 1));
+        let enough = max.saturating_add(ESCAPE_MAX * (mask.max_len() + 1));
         let end = json.floor_char_boundary(enough);
-        let mut text = mask.apply(&plain(&json[..end]));
+        let mut text = mask.apply(&normalize_escapes(&json[..end]));
         if end < json.len() {
-            let whole = text.floor_char_boundary(text.len().saturating_sub(mask.longest()));
+            let whole = text.floor_char_boundary(text.len().saturating_sub(mask.max_len()));
             text.truncate(whole);
         }
         text.truncate(text.floor_char_boundary(max));
@@ -66,33 +66,33 @@ impl LoggedPayload {
         Self::Cut(text.into())
     }
 
-    fn shown(self, mask: &SecretMask) -> Value {
+    fn into_value(self, mask: &SecretMask) -> Value {
         let text = match self {
             Self::Cut(text) => return Value::String(text.into()),
             Self::Whole(text) => text,
         };
         let Ok(value) = serde_json::from_str(&text) else {
             // `serde_json` rejects some JSON texts: a number of five hundred digits, an unpaired surrogate.
-            return Value::String(mask.apply(&plain(&text)));
+            return Value::String(mask.apply(&normalize_escapes(&text)));
         };
         // Without escapes every string appears literally. A text that contains no secret then needs no mask, and most
         // payloads are not rebuilt.
-        if !mask.hides(&text) && memchr::memchr(b'\\', text.as_bytes()).is_none() {
+        if !mask.has_match_in(&text) && memchr::memchr(b'\\', text.as_bytes()).is_none() {
             return value;
         }
         let masked = mask.apply_json(value);
-        if !mask.hides(&text) {
+        if !mask.has_match_in(&text) {
             return masked;
         }
         // A secret that is a number is not part of any string.
         let text = masked.to_string();
-        if mask.hides(&text) { Value::String(mask.apply(&text)) } else { masked }
+        if mask.has_match_in(&text) { Value::String(mask.apply(&text)) } else { masked }
     }
 }
 
 /// Returns a JSON text, or its beginning, with the escapes that `serde_json` writes, so that a mask finds secrets in
 /// it.
-pub(crate) fn plain(json: &str) -> String {
+pub(crate) fn normalize_escapes(json: &str) -> String {
     let mut written = String::with_capacity(json.len());
     let mut rest = json;
     while let Some(at) = memchr::memchr(b'\\', rest.as_bytes()) {
@@ -104,7 +104,7 @@ pub(crate) fn plain(json: &str) -> String {
                 rest = &rest[2..];
             }
             Some(b'u') => {
-                let Some((letter, length)) = unicode(rest) else {
+                let Some((letter, length)) = decode_unicode_escape(rest) else {
                     written.push_str("\\u");
                     rest = &rest[2..];
                     continue;
@@ -129,7 +129,7 @@ pub(crate) fn plain(json: &str) -> String {
 
 /// Decodes the escape `\uXXXX`, or a pair of them, at the beginning of `text`. Returns the character and the length of
 /// the escape in bytes.
-fn unicode(text: &str) -> Option<(char, usize)> {
+fn decode_unicode_escape(text: &str) -> Option<(char, usize)> {
     let unit = |at: usize| {
         let digits = text.get(at..at + ESCAPE_MAX)?.strip_prefix("\\u")?;
         u16::from_str_radix(digits, 16).ok()
@@ -154,7 +154,7 @@ pub struct RequestLog {
 
 #[derive(Debug)]
 struct CallGroup {
-    of: Arc<EventSubject>,
+    subject: Arc<EventSubject>,
     lines: Vec<RequestLine>,
     due: Instant,
 }
@@ -167,9 +167,9 @@ impl RequestLog {
     }
 
     /// Adds a call. Returns the event of its instance if the maximum number of calls is reached.
-    pub fn take(&mut self, now: Instant, request: LoggedCall) -> Option<Event> {
-        let LoggedCall { of, mask, tool, params, response, took, error, at } = request;
-        let shown = |payload: Option<LoggedPayload>| payload.map_or(Value::Null, |payload| payload.shown(&mask));
+    pub fn add(&mut self, now: Instant, request: LoggedCall) -> Option<Event> {
+        let LoggedCall { subject: of, mask, tool, params, response, duration: took, error, at } = request;
+        let shown = |payload: Option<LoggedPayload>| payload.map_or(Value::Null, |payload| payload.into_value(&mask));
         let line = RequestLine {
             tool_name: tool,
             tool_params: shown(params),
@@ -183,14 +183,14 @@ impl RequestLog {
         let group = self.open.entry(Arc::clone(&name)).or_insert_with(|| {
             let due = now + self.delay;
             self.due.insert((due, Arc::clone(&name)));
-            CallGroup { of, lines: Vec::new(), due }
+            CallGroup { subject: of, lines: Vec::new(), due }
         });
         group.lines.push(line);
-        (group.lines.len() >= self.lines_max).then(|| self.close(&name)).flatten()
+        (group.lines.len() >= self.lines_max).then(|| self.close_group(&name)).flatten()
     }
 
     /// Returns the time at which the next event is due.
-    pub fn due(&self) -> Option<Instant> {
+    pub fn due_at(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
@@ -209,13 +209,13 @@ impl RequestLog {
         while let Some((at, name)) = self.due.first().cloned()
             && is_due(at)
         {
-            told.extend(self.close(&name));
+            told.extend(self.close_group(&name));
         }
         told
     }
 
-    fn close(&mut self, name: &Arc<str>) -> Option<Event> {
-        let CallGroup { of, lines, due } = self.open.remove(name)?;
+    fn close_group(&mut self, name: &Arc<str>) -> Option<Event> {
+        let CallGroup { subject: of, lines, due } = self.open.remove(name)?;
         self.due.remove(&(due, Arc::clone(name)));
         Some(Event::RequestLogs { of, requests: lines })
     }

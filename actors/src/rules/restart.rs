@@ -20,7 +20,7 @@ struct ChargedExit {
 pub struct ExitHistory {
     charges: VecDeque<ChargedExit>,
     // Number of consecutive quick exits.
-    quick: usize,
+    quick_exits: usize,
 }
 
 /// Decision after an unwanted exit.
@@ -50,14 +50,14 @@ impl ExitHistory {
         self.charges.push_back(ChargedExit { at: now, crash });
         let exits = self.charges.len();
         if ran > policy.quick {
-            self.quick = 0;
+            self.quick_exits = 0;
         } else {
-            self.quick += 1;
+            self.quick_exits += 1;
         }
         if exits >= policy.max_crashes {
             return RestartVerdict::GiveUp { exits, crashed: self.charges.iter().any(|charge| charge.crash) };
         }
-        let delay = match self.quick {
+        let delay = match self.quick_exits {
             0 => Duration::ZERO,
             nth => policy.delays.get(nth - 1).or(policy.delays.last()).copied().unwrap_or_default(),
         };
@@ -65,14 +65,14 @@ impl ExitHistory {
     }
 
     /// Returns the number of unwanted exits in the window at `now`.
-    pub fn in_window(&self, policy: &RestartPolicy, now: Instant) -> usize {
-        self.charges.iter().filter(|charge| counts(policy, now, charge)).count()
+    pub fn exits_in_window(&self, policy: &RestartPolicy, now: Instant) -> usize {
+        self.charges.iter().filter(|charge| is_in_window(policy, now, charge)).count()
     }
 
     /// Restores a stored history from its exits, oldest first, each with its time and true for a crash, and the number
     /// of consecutive quick exits.
-    pub fn restored(exits: impl IntoIterator<Item = (Instant, bool)>, quick: usize) -> Self {
-        Self { charges: exits.into_iter().map(|(at, crash)| ChargedExit { at, crash }).collect(), quick }
+    pub fn from_exits(exits: impl IntoIterator<Item = (Instant, bool)>, quick_exits: usize) -> Self {
+        Self { charges: exits.into_iter().map(|(at, crash)| ChargedExit { at, crash }).collect(), quick_exits }
     }
 
     /// Returns the exits, oldest first, each with its time and true for a crash.
@@ -81,8 +81,8 @@ impl ExitHistory {
     }
 
     /// Returns the number of consecutive quick exits.
-    pub fn quick(&self) -> usize {
-        self.quick
+    pub fn quick_exits(&self) -> usize {
+        self.quick_exits
     }
 
     /// Clears the history, after a manual restart or a change of the configuration.
@@ -91,11 +91,11 @@ impl ExitHistory {
     }
 
     fn forget_old(&mut self, policy: &RestartPolicy, now: Instant) {
-        self.charges.retain(|charge| counts(policy, now, charge));
+        self.charges.retain(|charge| is_in_window(policy, now, charge));
     }
 }
 
-fn counts(policy: &RestartPolicy, now: Instant, charge: &ChargedExit) -> bool {
+fn is_in_window(policy: &RestartPolicy, now: Instant, charge: &ChargedExit) -> bool {
     now.duration_since(charge.at) < policy.window
 }
 
@@ -110,12 +110,12 @@ pub fn machine_fault_delay(failures: u32) -> Duration {
 /// no such table. Manual restart required.`
 pub fn give_up_message(policy: &RestartPolicy, exits: usize, crashed: bool, last: &str) -> String {
     let verb = if crashed { "crashed" } else { "exited" };
-    let (window, last) = (in_words(policy.window), last.trim_end_matches('.'));
+    let (window, last) = (format_window(policy.window), last.trim_end_matches('.'));
     format!("Process {verb} {exits} times in {window}; last: {last}. Manual restart required.")
 }
 
 /// Formats a duration for messages: `5 s`, `1.5 s`, `250 ms`.
-pub fn in_seconds(duration: Duration) -> String {
+pub fn format_seconds(duration: Duration) -> String {
     if duration < Duration::from_secs(1) {
         format!("{} ms", duration.as_millis())
     } else {
@@ -123,7 +123,7 @@ pub fn in_seconds(duration: Duration) -> String {
     }
 }
 
-fn in_words(duration: Duration) -> String {
+fn format_window(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (count, unit) =
         if seconds >= 60 && seconds.is_multiple_of(60) { (seconds / 60, "minute") } else { (seconds, "second") };
@@ -189,7 +189,7 @@ mod tests {
         let _ = history.charge(&policy, start + seconds(1), true, QUICK);
         let verdict = history.charge(&policy, start + seconds(300), true, QUICK);
         assert_eq!(verdict, RestartVerdict::Restart { delay: seconds(15), attempt: 2 });
-        assert_eq!(history.in_window(&policy, start + seconds(302)), 1);
+        assert_eq!(history.exits_in_window(&policy, start + seconds(302)), 1);
     }
 
     #[test]

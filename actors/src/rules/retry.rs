@@ -26,7 +26,7 @@ pub enum FailureClass {
 }
 
 /// Returns the class of a failure.
-pub fn class(kind: &FailureKind) -> FailureClass {
+pub fn classify(kind: &FailureKind) -> FailureClass {
     match kind {
         FailureKind::Dns
         | FailureKind::Refused
@@ -60,19 +60,19 @@ pub fn class(kind: &FailureKind) -> FailureClass {
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
         | FailureKind::Flooded
-        | FailureKind::Unserved
+        | FailureKind::UnsupportedTransport
         | FailureKind::Handshake(_)
         | FailureKind::Panicked(_) => FailureClass::Other,
     }
 }
 
 /// Returns true if the failure may also mean that the session has expired: a proxy can report that only by this status.
-pub fn doubts_session(kind: &FailureKind) -> bool {
+pub fn is_session_doubtful(kind: &FailureKind) -> bool {
     matches!(kind, FailureKind::Status { status: 400, .. })
 }
 
 // True if the same request may succeed a moment later.
-fn may_heal(kind: &FailureKind) -> bool {
+fn is_transient(kind: &FailureKind) -> bool {
     match kind {
         FailureKind::Dns
         | FailureKind::Refused
@@ -100,7 +100,7 @@ fn may_heal(kind: &FailureKind) -> bool {
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
         | FailureKind::Flooded
-        | FailureKind::Unserved
+        | FailureKind::UnsupportedTransport
         | FailureKind::Handshake(_)
         | FailureKind::Unhealthy(_)
         | FailureKind::Panicked(_) => false,
@@ -110,7 +110,7 @@ fn may_heal(kind: &FailureKind) -> bool {
 /// Returns the delay before attempt number `attempts + 1` of a call that has failed `attempts` times and has the time
 /// `left` until its deadline; `None` if it must not be repeated. A call that may have reached the server is repeated
 /// only if it is `repeatable`.
-pub fn again_after(
+pub fn retry_delay(
     policy: &RetryPolicy,
     failure: &ExchangeFailure,
     attempts: u32,
@@ -118,7 +118,7 @@ pub fn again_after(
     left: Duration,
 ) -> Option<Duration> {
     let safe = !failure.sent || repeatable;
-    if !safe || !may_heal(&failure.kind) || attempts >= policy.attempts_max {
+    if !safe || !is_transient(&failure.kind) || attempts >= policy.attempts_max {
         return None;
     }
     let at = usize::try_from(attempts.saturating_sub(1)).unwrap_or(usize::MAX);
@@ -127,7 +127,7 @@ pub fn again_after(
 }
 
 /// Returns true if the failure means that the server does not support the requested path or method.
-pub fn is_unknown(kind: &FailureKind) -> bool {
+pub fn is_unsupported(kind: &FailureKind) -> bool {
     matches!(
         kind,
         FailureKind::SessionExpired { status: 404, .. }
@@ -137,7 +137,7 @@ pub fn is_unknown(kind: &FailureKind) -> bool {
 }
 
 /// Returns the pause that a server requests, at most one hour.
-pub fn asked_pause(kind: &FailureKind) -> Duration {
+pub fn requested_pause(kind: &FailureKind) -> Duration {
     match kind {
         FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => {
             retry_after.unwrap_or_default().min(PAUSE_MAX)
@@ -156,10 +156,10 @@ mod tests {
     fn a_call_that_was_not_sent_is_tried_three_times() {
         let policy = RetryPolicy::default();
         let refused = ExchangeFailure::unsent(FailureKind::Refused);
-        let delays: Vec<_> = (1..=3).map(|attempts| again_after(&policy, &refused, attempts, false, PLENTY)).collect();
+        let delays: Vec<_> = (1..=3).map(|attempts| retry_delay(&policy, &refused, attempts, false, PLENTY)).collect();
         assert_eq!(delays, [Some(Duration::from_millis(500)), Some(Duration::from_secs(1)), None]);
         let more = RetryPolicy { attempts_max: 5, ..policy };
-        let last = again_after(&more, &refused, 4, false, PLENTY);
+        let last = retry_delay(&more, &refused, 4, false, PLENTY);
         assert_eq!(last, Some(Duration::from_secs(2)), "the last delay repeats");
     }
 
@@ -167,8 +167,8 @@ mod tests {
     fn what_may_have_reached_the_server_is_repeated_only_where_the_tool_says_so() {
         let policy = RetryPolicy::default();
         let cut = ExchangeFailure::sent(FailureKind::Cut);
-        assert_eq!(again_after(&policy, &cut, 1, false, PLENTY), None);
-        assert!(again_after(&policy, &cut, 1, true, PLENTY).is_some());
+        assert_eq!(retry_delay(&policy, &cut, 1, false, PLENTY), None);
+        assert!(retry_delay(&policy, &cut, 1, true, PLENTY).is_some());
     }
 
     #[test]
@@ -179,32 +179,32 @@ mod tests {
             FailureKind::Ungranted { why: String::new() },
             FailureKind::InsufficientScope { scopes: String::new() },
             FailureKind::NotRenewed(String::new()),
-            FailureKind::expired(404),
+            FailureKind::session_expired(404),
             FailureKind::Throttled { retry_after: None },
             FailureKind::ServerError { status: 500, retry_after: None },
             FailureKind::Tls("expired".to_owned()),
-            FailureKind::status(404),
+            FailureKind::from_status(404),
         ] {
             let failure = ExchangeFailure::unsent(kind);
-            assert_eq!(again_after(&RetryPolicy::default(), &failure, 1, true, PLENTY), None, "{failure}");
+            assert_eq!(retry_delay(&RetryPolicy::default(), &failure, 1, true, PLENTY), None, "{failure}");
         }
     }
 
     #[test]
     fn a_request_that_is_refused_for_what_it_is_says_nothing_about_its_server() {
         for status in [400, 408, 413, 414, 415, 422, 431] {
-            let refused = ExchangeFailure::sent(FailureKind::status(status));
-            assert_eq!(class(&refused.kind), FailureClass::Busy, "{status}");
-            assert_eq!(doubts_session(&refused.kind), status == 400, "{status}");
-            assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, true, PLENTY), None, "{status}");
+            let refused = ExchangeFailure::sent(FailureKind::from_status(status));
+            assert_eq!(classify(&refused.kind), FailureClass::Busy, "{status}");
+            assert_eq!(is_session_doubtful(&refused.kind), status == 400, "{status}");
+            assert_eq!(retry_delay(&RetryPolicy::default(), &refused, 1, true, PLENTY), None, "{status}");
         }
-        assert_eq!(class(&FailureKind::status(418)), FailureClass::Other);
+        assert_eq!(classify(&FailureKind::from_status(418)), FailureClass::Other);
     }
 
     #[test]
     fn nothing_is_repeated_beyond_the_deadline() {
         let refused = ExchangeFailure::unsent(FailureKind::Refused);
         let short = Duration::from_millis(500);
-        assert_eq!(again_after(&RetryPolicy::default(), &refused, 1, false, short), None);
+        assert_eq!(retry_delay(&RetryPolicy::default(), &refused, 1, false, short), None);
     }
 }

@@ -15,8 +15,8 @@ pub struct Watchdog {
     last_byte: Instant,
     call_timed_out: bool,
     // Requests with this number or a higher one were made after the silence had become too long.
-    silent_from: Option<u64>,
-    pinged: Option<Instant>,
+    first_silent_request: Option<u64>,
+    pinged_at: Option<Instant>,
 }
 
 /// Decision of the watchdog.
@@ -33,18 +33,18 @@ pub enum WatchdogVerdict {
 impl Watchdog {
     /// Creates the watchdog of a session that begins at `now`.
     pub fn new(now: Instant) -> Self {
-        Self { last_byte: now, call_timed_out: false, silent_from: None, pinged: None }
+        Self { last_byte: now, call_timed_out: false, first_silent_request: None, pinged_at: None }
     }
 
     /// Records the time of the last received bytes. If they are newer than the last known ones, the suspicion ends.
-    pub fn heard(&mut self, at: Instant) {
+    pub fn record_activity(&mut self, at: Instant) {
         if at > self.last_byte {
             *self = Self::new(at);
         }
     }
 
     /// Records that the deadline of a call passed.
-    pub fn call_timed_out(&mut self) {
+    pub fn record_call_timeout(&mut self) {
         self.call_timed_out = true;
     }
 
@@ -65,11 +65,11 @@ impl Watchdog {
         if now < silent_at {
             return WatchdogVerdict::Wait(Some(silent_at));
         }
-        if calls_below(*self.silent_from.get_or_insert(next)) > 0 {
+        if calls_below(*self.first_silent_request.get_or_insert(next)) > 0 {
             return WatchdogVerdict::Wait(None);
         }
-        let Some(pinged) = self.pinged else {
-            self.pinged = Some(now);
+        let Some(pinged) = self.pinged_at else {
+            self.pinged_at = Some(now);
             return WatchdogVerdict::Ping;
         };
         let answer_by = pinged + policy.ping_timeout;
@@ -93,7 +93,7 @@ mod tests {
         let mut dog = Watchdog::new(start);
         let check = |dog: &mut Watchdog, seconds| dog.check(&policy, at(start, seconds), 2, |_| 0);
         assert_eq!(check(&mut dog, 600), WatchdogVerdict::Wait(None), "idle is not dead");
-        dog.call_timed_out();
+        dog.record_call_timeout();
         assert_eq!(check(&mut dog, 30), WatchdogVerdict::Wait(Some(at(start, 60))));
         assert_eq!(check(&mut dog, 61), WatchdogVerdict::Ping);
         assert_eq!(check(&mut dog, 62), WatchdogVerdict::Wait(Some(at(start, 71))), "one ping at a time");
@@ -104,7 +104,7 @@ mod tests {
     fn a_call_inside_its_deadline_speaks_for_a_server_unless_it_was_made_after_all_else_had_come_together() {
         let (policy, start) = (WatchdogPolicy::default(), Instant::now());
         let mut dog = Watchdog::new(start);
-        dog.call_timed_out();
+        dog.record_call_timeout();
         let open = |number: u64| move |end: u64| usize::from(number < end);
         assert_eq!(dog.check(&policy, at(start, 60), 7, open(6)), WatchdogVerdict::Wait(None));
         assert_eq!(dog.check(&policy, at(start, 80), 8, open(6)), WatchdogVerdict::Wait(None));
@@ -115,9 +115,9 @@ mod tests {
     fn one_byte_clears_a_suspect() {
         let (policy, start) = (WatchdogPolicy::default(), Instant::now());
         let mut dog = Watchdog::new(start);
-        dog.call_timed_out();
+        dog.record_call_timeout();
         assert_eq!(dog.check(&policy, at(start, 60), 2, |_| 0), WatchdogVerdict::Ping);
-        dog.heard(at(start, 65));
+        dog.record_activity(at(start, 65));
         assert_eq!(dog.check(&policy, at(start, 600), 3, |_| 0), WatchdogVerdict::Wait(None));
     }
 }

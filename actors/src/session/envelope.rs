@@ -34,20 +34,20 @@ pub(super) enum RequestIdentity<'a> {
 /// Additions to the params of a request: the client, the progress token and the minimum log level as JSON text, and
 /// `inputResponses` and `requestState` of a request that is sent again.
 pub(super) struct RequestMeta<'a> {
-    pub(super) who: RequestIdentity<'a>,
+    pub(super) identity: RequestIdentity<'a>,
     pub(super) token: Option<&'a str>,
     pub(super) level: Option<&'a str>,
     pub(super) input: &'a [(&'a str, &'a str)],
 }
 
 impl<'a> RequestMeta<'a> {
-    pub(super) fn of(who: RequestIdentity<'a>) -> Self {
-        Self { who, token: None, level: None, input: &[] }
+    pub(super) fn new(identity: RequestIdentity<'a>) -> Self {
+        Self { identity, token: None, level: None, input: &[] }
     }
 
-    pub(super) fn around(&self, params: Option<&str>) -> String {
+    pub(super) fn wrap_params(&self, params: Option<&str>) -> String {
         let params = params.filter(|params| params.starts_with('{')).unwrap_or("{}");
-        let (capabilities, info) = match self.who {
+        let (capabilities, info) = match self.identity {
             RequestIdentity::Satellite | RequestIdentity::Client(None) => (&*OURS.capabilities, &*OURS.info),
             RequestIdentity::Caller => ("{}", &*OURS.info),
             RequestIdentity::Client(Some(client)) => (&*client.capabilities, &*client.info),
@@ -63,7 +63,7 @@ impl<'a> RequestMeta<'a> {
     }
 }
 
-pub(super) fn parts_of(request: &CallerRequest) -> (&str, Option<String>) {
+pub(super) fn method_and_params(request: &CallerRequest) -> (&str, Option<String>) {
     match request {
         CallerRequest::Tool { name, arguments, repeatable: _ } => {
             let name = serde_json::Value::from(name.as_str()).to_string();
@@ -74,7 +74,7 @@ pub(super) fn parts_of(request: &CallerRequest) -> (&str, Option<String>) {
     }
 }
 
-pub(super) fn routing(
+pub(super) fn routing_headers(
     method: &str,
     params: Option<&str>,
     marked: impl FnOnce(&str) -> Vec<HeaderParam>,
@@ -103,9 +103,9 @@ mod tests {
     #[test]
     fn an_envelope_is_put_around_what_is_asked_and_takes_nothing_from_it() {
         let envelope =
-            RequestMeta { token: Some("7"), level: Some("\"info\""), ..RequestMeta::of(RequestIdentity::Caller) };
+            RequestMeta { token: Some("7"), level: Some("\"info\""), ..RequestMeta::new(RequestIdentity::Caller) };
         let params = r#"{"name":"x","_meta":{"progressToken":"theirs","a/b":1e400,"io.modelcontextprotocol/protocolVersion":"1"},"big":98765432109876543210}"#;
-        let around = envelope.around(Some(params));
+        let around = envelope.wrap_params(Some(params));
         assert!(around.contains("1e400") && around.contains("98765432109876543210"), "{around}");
         assert_eq!(around.matches("protocolVersion").count(), 1, "{around}");
         let meta: serde_json::Value =
@@ -117,18 +117,18 @@ mod tests {
                 INFO: {"name": "mcp-satellite", "version": env!("CARGO_PKG_VERSION")},
             })
         );
-        let bare = RequestMeta::of(RequestIdentity::Satellite).around(None);
+        let bare = RequestMeta::new(RequestIdentity::Satellite).wrap_params(None);
         assert_eq!(member(&bare, "_meta").and_then(|meta| member(meta, VERSION)), Some("\"2026-07-28\""));
         let client = ClientFacts { capabilities: r#"{"roots":{}}"#.to_owned(), info: r#"{"name":"c"}"#.to_owned() };
-        let theirs = RequestMeta::of(RequestIdentity::Client(Some(&client))).around(Some("[1]"));
+        let theirs = RequestMeta::new(RequestIdentity::Client(Some(&client))).wrap_params(Some("[1]"));
         assert!(theirs.contains(r#"clientCapabilities":{"roots":{}}"#) && theirs.contains(r#"{"name":"c"}"#));
     }
 
     #[test]
     fn headers_name_what_a_request_is_about() {
         let marked = r#"{"inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}"#;
-        let marked = |_: &str| crate::rules::mirror::of_tool(marked).unwrap();
-        let of = |method: &str, params: &str| routing(method, Some(params), marked);
+        let marked = |_: &str| crate::rules::mirror::header_params(marked).unwrap();
+        let of = |method: &str, params: &str| routing_headers(method, Some(params), marked);
         let call = of("tools/call", r#"{"name":"sql","arguments":{"region":"eu"}}"#);
         assert_eq!((&*call.method, call.name.as_deref()), ("tools/call", Some("sql")));
         assert_eq!(call.params, [("Region".into(), "eu".to_owned())]);

@@ -13,7 +13,7 @@ use tokio::time::{Duration, Instant};
 
 use super::lists::OfferedLists;
 use super::pending::{PendingPurpose, PendingRequest};
-use super::{MessageOutcome, Outlet, PassedDeadline, SessionCore, SessionEvent, quoted};
+use super::{MessageOutcome, Outlet, PassedDeadline, SessionCore, SessionEvent, masked_excerpt};
 use crate::model::era::{Era, STATELESS_VERSION};
 use crate::model::exit::CallError;
 use crate::model::failure::{ExchangeFailure, FailureKind};
@@ -36,16 +36,16 @@ const VERSIONS: [ProtocolVersion; 4] = [
 /// still be open: `late` is its id, and `meanwhile` the refusal of the current era while it is open.
 #[derive(Debug, Default)]
 pub(super) struct HandshakeProgress {
-    until: Option<Instant>,
-    other: Option<HandshakeRefusal>,
-    late: Option<u64>,
-    meanwhile: Option<HandshakeRefusal>,
+    deadline: Option<Instant>,
+    first_refusal: Option<HandshakeRefusal>,
+    late_request: Option<u64>,
+    second_refusal: Option<HandshakeRefusal>,
 }
 
 /// Refusal of a handshake: an error or an invalid answer of the server (`Said`), or a failed exchange (`Failed`).
 #[derive(Debug, Clone)]
 pub(super) enum HandshakeRefusal {
-    Said(String),
+    Rejected(String),
     Failed(ExchangeFailure),
 }
 
@@ -73,18 +73,18 @@ pub(super) fn our_name() -> Implementation {
 }
 
 impl<O: Outlet> SessionCore<O> {
-    pub(super) fn greet(&mut self, since: Instant, remembered: Option<Era>) {
-        self.opening.until = Some(since + self.spec.policy.session.handshake_timeout);
+    pub(super) fn begin_handshake(&mut self, since: Instant, remembered: Option<Era>) {
+        self.handshake.deadline = Some(since + self.spec.policy.session.handshake_timeout);
         let first = if self.may_be_stateless() { remembered } else { None };
-        self.open(era::first(self.spec.policy.session.protocol, first));
+        self.send_opening_request(era::first_era(self.spec.policy.session.protocol, first));
     }
 
-    fn open(&mut self, as_era: Era) {
+    fn send_opening_request(&mut self, as_era: Era) {
         self.era = as_era;
         let now = Instant::now();
-        let left = self.opening.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
-        let is_second = self.opening.other.is_some();
-        let deadline = now + era::patience(self.spec.policy.session.protocol, as_era, is_second, left);
+        let left = self.handshake.deadline.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        let is_second = self.handshake.first_refusal.is_some();
+        let deadline = now + era::opening_timeout(self.spec.policy.session.protocol, as_era, is_second, left);
         let params = match as_era {
             Era::Sessions => {
                 let params = InitializeRequestParams::new(our_capabilities(), our_name())
@@ -93,7 +93,7 @@ impl<O: Outlet> SessionCore<O> {
             }
             Era::Stateless => None,
         };
-        self.ask(as_era.opening(), params.as_deref(), PendingPurpose::Handshake, deadline);
+        self.send_own_request(as_era.opening_method(), params.as_deref(), PendingPurpose::Handshake, deadline);
     }
 
     pub(super) fn may_be_stateless(&self) -> bool {
@@ -102,45 +102,45 @@ impl<O: Outlet> SessionCore<O> {
             && self.spec.policy.session.protocol != Some(Era::Sessions)
     }
 
-    fn opens_other(&mut self, refused: &HandshakeRefusal) -> bool {
-        let may = self.opening.other.is_none()
+    fn try_other_era(&mut self, refused: &HandshakeRefusal) -> bool {
+        let may = self.handshake.first_refusal.is_none()
             && self.spec.policy.session.protocol.is_none()
             && self.may_be_stateless()
-            && self.opening.until.is_some_and(|until| Instant::now() < until);
+            && self.handshake.deadline.is_some_and(|until| Instant::now() < until);
         if may {
             let other = self.era.other();
             tracing::debug!(
-                instance = %self.spec.name, refused = self.era.opening(), next = other.opening(),
+                instance = %self.spec.name, refused = self.era.opening_method(), next = other.opening_method(),
                 "handshake refused; trying the other era of the protocol"
             );
-            self.opening.other = Some(refused.clone());
-            (self.news)(SessionEvent::Leans(other));
-            self.open(other);
+            self.handshake.first_refusal = Some(refused.clone());
+            (self.report_event)(SessionEvent::EraChanged(other));
+            self.send_opening_request(other);
         }
         may
     }
 
-    fn refused_for_good(&mut self, refused: HandshakeRefusal) -> MessageOutcome {
+    fn fail_handshake(&mut self, refused: HandshakeRefusal) -> MessageOutcome {
         // The error reports the refusal of `initialize`, which users know. The next start assumes nothing about the
         // era.
-        let other = self.opening.other.take();
+        let other = self.handshake.first_refusal.take();
         if other.is_some() {
-            (self.news)(SessionEvent::Leans(Era::Sessions));
+            (self.report_event)(SessionEvent::EraChanged(Era::Sessions));
         }
         match (self.era, other) {
-            (Era::Stateless, Some(other)) => MessageOutcome::Refused(other),
-            (Era::Sessions | Era::Stateless, _) => MessageOutcome::Refused(refused),
+            (Era::Stateless, Some(other)) => MessageOutcome::HandshakeRefused(other),
+            (Era::Sessions | Era::Stateless, _) => MessageOutcome::HandshakeRefused(refused),
         }
     }
 
     pub(super) fn on_handshake(&mut self, id: u64, answer: Result<&RawValue, CallError>) -> MessageOutcome {
-        if self.opening.late.take_if(|late| *late == id).is_some() {
+        if self.handshake.late_request.take_if(|late| *late == id).is_some() {
             return self.on_late_answer(answer);
         }
         let opened = match answer {
             Ok(result) => match self.era {
-                Era::Sessions => greeting(result),
-                Era::Stateless => discovered(result),
+                Era::Sessions => parse_initialize_result(result),
+                Era::Stateless => parse_discover_result(result),
             },
             Err(error) => {
                 Err(HandshakeMismatch { may_be_other: era::may_be_other(self.era, &error), why: error.to_string() })
@@ -148,34 +148,35 @@ impl<O: Outlet> SessionCore<O> {
         };
         match opened {
             Ok((server, offers)) => {
-                self.begin(server, offers);
+                self.complete_handshake(server, offers);
                 MessageOutcome::Initialized
             }
             Err(HandshakeMismatch { why, may_be_other }) => {
-                let refused = HandshakeRefusal::Said(quoted(&self.spec.mask, &why));
-                if may_be_other && self.opens_other(&refused) {
+                let refused = HandshakeRefusal::Rejected(masked_excerpt(&self.spec.mask, &why));
+                if may_be_other && self.try_other_era(&refused) {
                     return MessageOutcome::Nothing;
                 }
-                if self.opening.late.is_some() {
-                    self.opening.meanwhile = Some(refused);
+                if self.handshake.late_request.is_some() {
+                    self.handshake.second_refusal = Some(refused);
                     return MessageOutcome::Nothing;
                 }
-                self.refused_for_good(refused)
+                self.fail_handshake(refused)
             }
         }
     }
 
     fn on_late_answer(&mut self, answer: Result<&RawValue, CallError>) -> MessageOutcome {
         // The first message on a pipe fixes its era, so the server refuses the other request, or will.
-        let opened =
-            answer.map_err(|error| error.to_string()).and_then(|result| discovered(result).map_err(|no| no.why));
-        match (opened, self.opening.meanwhile.take()) {
+        let opened = answer
+            .map_err(|error| error.to_string())
+            .and_then(|result| parse_discover_result(result).map_err(|no| no.why));
+        match (opened, self.handshake.second_refusal.take()) {
             (Ok((server, offers)), _) => {
                 self.era = Era::Stateless;
-                self.begin(server, offers);
+                self.complete_handshake(server, offers);
                 MessageOutcome::Initialized
             }
-            (Err(_), Some(refused)) => self.refused_for_good(refused),
+            (Err(_), Some(refused)) => self.fail_handshake(refused),
             (Err(_), None) => MessageOutcome::Nothing,
         }
     }
@@ -187,64 +188,64 @@ impl<O: Outlet> SessionCore<O> {
             Era::Stateless => era::is_refusal(&failure.kind) || matches!(failure.kind, FailureKind::ServerError { .. }),
         };
         let refused = HandshakeRefusal::Failed(failure);
-        if may_be_other && self.opens_other(&refused) {
+        if may_be_other && self.try_other_era(&refused) {
             return MessageOutcome::Nothing;
         }
-        if may_be_other { self.refused_for_good(refused) } else { MessageOutcome::Refused(refused) }
+        if may_be_other { self.fail_handshake(refused) } else { MessageOutcome::HandshakeRefused(refused) }
     }
 
-    pub(super) fn on_handshake_late(&mut self, id: u64, pending: PendingRequest) -> Option<PassedDeadline> {
+    pub(super) fn on_handshake_timeout(&mut self, id: u64, pending: PendingRequest) -> Option<PassedDeadline> {
         // Returns `None` if the other era is tried instead.
-        if self.opening.late.take_if(|late| *late == id).is_some() {
-            return self.opening.meanwhile.take().map(PassedDeadline::Refused);
+        if self.handshake.late_request.take_if(|late| *late == id).is_some() {
+            return self.handshake.second_refusal.take().map(PassedDeadline::HandshakeRefused);
         }
         if self.era == Era::Stateless {
-            let silent = HandshakeRefusal::Said("no answer to server/discover".to_owned());
-            let until = self.opening.until;
-            if self.opens_other(&silent) {
+            let silent = HandshakeRefusal::Rejected("no answer to server/discover".to_owned());
+            let until = self.handshake.deadline;
+            if self.try_other_era(&silent) {
                 if let Some(deadline) = until.filter(|_| !O::REPEATS) {
                     self.calls.insert(id, PendingRequest { deadline, ..pending });
-                    self.opening.late = Some(id);
+                    self.handshake.late_request = Some(id);
                 }
                 return None;
             }
             // The server is reachable and has already refused the other era; that explains more than a timeout.
-            if let Some(other) = self.opening.other.take() {
-                return Some(PassedDeadline::Refused(other));
+            if let Some(other) = self.handshake.first_refusal.take() {
+                return Some(PassedDeadline::HandshakeRefused(other));
             }
         }
         Some(PassedDeadline::Handshake)
     }
 
-    fn begin(&mut self, server: ServerInfo, offers: OfferedLists) {
+    fn complete_handshake(&mut self, server: ServerInfo, offers: OfferedLists) {
         let ServerInfo { name, version, protocol, .. } = &server;
         tracing::debug!(
-            instance = %self.spec.name, server = quoted(&self.spec.mask, name),
-            version = quoted(&self.spec.mask, version), %protocol, "initialized"
+            instance = %self.spec.name, server = masked_excerpt(&self.spec.mask, name),
+            version = masked_excerpt(&self.spec.mask, version), %protocol, "initialized"
         );
-        self.opening = HandshakeProgress::default();
+        self.handshake = HandshakeProgress::default();
         // The request of the other era may still be open.
         self.calls.forget_handshakes();
         if self.era == Era::Sessions {
             let words = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
-            self.outlet.initialized(protocol, &[words]);
+            self.outlet.send_initialized(protocol, &[words]);
         }
         let server = Arc::new(server);
-        self.initialized = Some(Instant::now());
+        self.initialized_at = Some(Instant::now());
         self.lists.offers = offers;
-        self.counters.checked((self.wall)());
-        self.met(&server);
-        (self.news)(SessionEvent::Initialized(server));
-        self.stage.began();
+        self.counters.record_check((self.wall)());
+        self.record_server(&server);
+        (self.report_event)(SessionEvent::Initialized(server));
+        self.audience.on_session_started();
         // Listens before it reads the lists, so that changes during the read are reported.
         self.listen();
         if self.discover {
-            self.list();
+            self.read_lists();
         }
     }
 }
 
-fn greeting(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMismatch> {
+fn parse_initialize_result(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMismatch> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct InitializeResult {
@@ -266,7 +267,7 @@ fn greeting(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMi
         .map_err(|error| no_answer(format!("invalid response to initialize: capabilities: {error}")))?;
     let ServerIdentity { name, version } = server_info;
     let (era, greeting) = (Era::Sessions, result.to_owned());
-    Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
+    Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, handshake_result: greeting }, offers))
 }
 
 #[derive(Default, Deserialize)]
@@ -275,7 +276,7 @@ struct ServerIdentity {
     version: String,
 }
 
-fn discovered(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMismatch> {
+fn parse_discover_result(result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMismatch> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct DiscoverResult {
@@ -302,9 +303,9 @@ fn discovered(result: &RawValue) -> Result<(ServerInfo, OfferedLists), Handshake
     let info = info.and_then(|info| serde_json::from_str(info).ok());
     let ServerIdentity { name, version } = info.unwrap_or_default();
     let (era, protocol, greeting) = (Era::Stateless, STATELESS_VERSION.to_owned(), result.to_owned());
-    Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, greeting }, offers))
+    Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, handshake_result: greeting }, offers))
 }
 
-pub(super) fn introduction(result: &RawValue) -> Option<Arc<ServerInfo>> {
-    discovered(result).ok().map(|(server, _)| Arc::new(server))
+pub(super) fn discovered_server(result: &RawValue) -> Option<Arc<ServerInfo>> {
+    parse_discover_result(result).ok().map(|(server, _)| Arc::new(server))
 }

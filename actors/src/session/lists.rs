@@ -20,15 +20,15 @@ use crate::rules::mirror;
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct OfferedLists {
-    #[serde(deserialize_with = "is_there")]
+    #[serde(deserialize_with = "deserialize_presence")]
     pub(super) tools: bool,
-    #[serde(deserialize_with = "is_there")]
+    #[serde(deserialize_with = "deserialize_presence")]
     pub(super) resources: bool,
-    #[serde(deserialize_with = "is_there")]
+    #[serde(deserialize_with = "deserialize_presence")]
     pub(super) prompts: bool,
 }
 
-fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+fn deserialize_presence<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Option::<IgnoredAny>::deserialize(deserializer).map(|there| there.is_some())
 }
 
@@ -40,43 +40,52 @@ fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error
 pub(super) struct ServerLists {
     pub(super) offers: OfferedLists,
     pub(super) reading: Option<Box<ListRead>>,
-    pub(super) again_at: Option<Instant>,
+    pub(super) next_read_at: Option<Instant>,
     pub(super) failed: bool,
     pub(super) failures: u32,
     pub(super) known: bool,
-    told: Option<Arc<Catalogue>>,
+    last_reported: Option<Arc<Catalogue>>,
     pub(super) memory: Arc<ByteBudget>,
 }
 
 impl ServerLists {
     pub(super) fn new(known: bool, memory: Arc<ByteBudget>) -> Self {
         let offers = OfferedLists::default();
-        Self { offers, reading: None, again_at: None, failed: false, failures: 0, known, told: None, memory }
+        Self {
+            offers,
+            reading: None,
+            next_read_at: None,
+            failed: false,
+            failures: 0,
+            known,
+            last_reported: None,
+            memory,
+        }
     }
 
-    pub(super) fn is_beside(&self) -> bool {
+    pub(super) fn is_reading_optional_list(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| reading.kind != Kind::Tools)
     }
 
-    pub(super) fn news(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
+    pub(super) fn record_if_changed(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
         // A repeated read with the same result and the same unreadable lists is no news.
-        if self.told.as_deref().is_some_and(|told| is_same(told, &catalogue)) {
+        if self.last_reported.as_deref().is_some_and(|told| is_same(told, &catalogue)) {
             return None;
         }
         let catalogue = Arc::new(catalogue);
-        self.told = (!catalogue.unread.is_empty()).then(|| catalogue.clone());
+        self.last_reported = (!catalogue.unreadable.is_empty()).then(|| catalogue.clone());
         Some(catalogue)
     }
 
-    pub(super) fn again_by(&mut self, at: Instant) {
-        self.again_at = Some(self.again_at.map_or(at, |sooner| sooner.min(at)));
+    pub(super) fn schedule_read(&mut self, at: Instant) {
+        self.next_read_at = Some(self.next_read_at.map_or(at, |sooner| sooner.min(at)));
     }
 }
 
 fn is_same(one: &Catalogue, other: &Catalogue) -> bool {
     let mut changes = Revisions::default();
-    changes.read(Some(one), other);
-    changes == Revisions::default() && one.unread == other.unread
+    changes.count_changes(Some(one), other);
+    changes == Revisions::default() && one.unreadable == other.unreadable
 }
 
 /// Progress of one read of all lists. `began`, `entries` and `bytes` refer to the current list; the counts include
@@ -87,26 +96,26 @@ pub(super) struct ListRead {
     keys: HashSet<Box<str>>,
     pages: usize,
     cursor: Option<String>,
-    pub(super) began: Instant,
+    pub(super) began_at: Instant,
     entries: usize,
     bytes: usize,
     share: ByteShare,
     memory: Arc<ByteBudget>,
-    unread: UnreadableLists,
+    unreadable: UnreadableLists,
     strict: bool,
 }
 
 /// Unreadable lists: a reason for each entry of `Catalogue::unread`, and the longest pause that the server requested.
 #[derive(Default)]
 pub(super) struct UnreadableLists {
-    pub(super) whys: Vec<String>,
+    pub(super) reasons: Vec<String>,
     pub(super) pause: Duration,
 }
 
 /// Next step after a page: the page at a cursor (JSON text), the end at the limit of pages, or the regular end.
 pub(super) enum PageStep {
-    Page(String),
-    Enough(usize),
+    NextPage(String),
+    PageLimit(usize),
     End,
 }
 
@@ -158,19 +167,19 @@ impl ListRead {
             keys: HashSet::new(),
             pages: 0,
             cursor: None,
-            began: now,
+            began_at: now,
             entries: 0,
             bytes: 0,
             share: memory.share(),
             memory: memory.clone(),
-            unread: UnreadableLists::default(),
+            unreadable: UnreadableLists::default(),
             strict,
         }
     }
 
-    pub(super) fn late(&self, policy: &SessionPolicy, now: Instant) -> Option<PageError> {
+    pub(super) fn timeout_error(&self, policy: &SessionPolicy, now: Instant) -> Option<PageError> {
         let limit = policy.list_timeout;
-        let is_late = now.saturating_duration_since(self.began) >= limit;
+        let is_late = now.saturating_duration_since(self.began_at) >= limit;
         is_late.then(|| self.out_of_bounds(&format!("takes longer than {} s (`list_timeout`)", limit.as_secs_f64())))
     }
 
@@ -178,7 +187,7 @@ impl ListRead {
         PageError::OutOfBounds(format!("{} {what}, so it is not used", self.kind.method()))
     }
 
-    pub(super) fn page(
+    pub(super) fn add_page(
         &mut self,
         answer: &RawValue,
         policy: &SessionPolicy,
@@ -188,7 +197,7 @@ impl ListRead {
         let (list, key) = self.kind.fields();
         let method = self.kind.method();
         let no_page = |why: String| PageError::Unreadable(format!("invalid response to {method}: {why}"));
-        if let Some(late) = self.late(policy, now) {
+        if let Some(late) = self.timeout_error(policy, now) {
             return Err(late);
         }
         let answer = answer.get();
@@ -212,7 +221,7 @@ impl ListRead {
         }
         self.entries += entries.len();
         for raw in entries {
-            if let Err(error) = self.take(raw.to_owned(), key) {
+            if let Err(error) = self.add_entry(raw.to_owned(), key) {
                 skipped(error);
             }
         }
@@ -223,18 +232,18 @@ impl ListRead {
             return Ok(PageStep::End);
         };
         if self.pages >= policy.list_pages_max {
-            return Ok(PageStep::Enough(self.pages));
+            return Ok(PageStep::PageLimit(self.pages));
         }
         self.cursor = Some(cursor.to_owned());
-        Ok(PageStep::Page(cursor.to_owned()))
+        Ok(PageStep::NextPage(cursor.to_owned()))
     }
 
-    fn take(&mut self, raw: Box<RawValue>, key: &str) -> Result<(), String> {
+    fn add_entry(&mut self, raw: Box<RawValue>, key: &str) -> Result<(), String> {
         // Of several entries with the same name, the first one counts.
         if self.kind == Kind::Tools {
             let tool = Tool::parse(raw).map_err(|error| error.to_string())?;
             if self.strict {
-                mirror::of_tool(tool.raw.get()).map_err(|why| format!("the tool `{}`: {why}", tool.name))?;
+                mirror::header_params(tool.raw.get()).map_err(|why| format!("the tool `{}`: {why}", tool.name))?;
             }
             if self.keys.insert(tool.name.clone()) {
                 self.catalogue.tools.push(tool);
@@ -252,30 +261,30 @@ impl ListRead {
         Ok(())
     }
 
-    pub(super) fn unread(&mut self, why: String, pause: Duration) {
-        self.catalogue.unread.push(self.kind);
-        self.unread.whys.push(why);
-        self.unread.pause = self.unread.pause.max(pause);
+    pub(super) fn mark_unreadable(&mut self, why: String, pause: Duration) {
+        self.catalogue.unreadable.push(self.kind);
+        self.unreadable.reasons.push(why);
+        self.unreadable.pause = self.unreadable.pause.max(pause);
     }
 
-    pub(super) fn next(
+    pub(super) fn next_list(
         mut self: Box<Self>,
         offers: OfferedLists,
         now: Instant,
     ) -> Result<Box<Self>, Box<(Catalogue, UnreadableLists)>> {
         // Returns the catalogue and the unreadable lists as `Err` after the last list.
         let share = std::mem::replace(&mut self.share, self.memory.share());
-        self.catalogue.memory.count(self.kind, share);
+        self.catalogue.memory.set_share(self.kind, share);
         let next = match self.kind {
             Kind::Tools if offers.resources => Kind::Resources,
             Kind::Resources => Kind::ResourceTemplates,
             Kind::Tools | Kind::ResourceTemplates if offers.prompts => Kind::Prompts,
             Kind::Tools | Kind::ResourceTemplates | Kind::Prompts => {
-                return Err(Box::new((self.catalogue, self.unread)));
+                return Err(Box::new((self.catalogue, self.unreadable)));
             }
         };
         (self.kind, self.pages, self.cursor) = (next, 0, None);
-        (self.began, self.entries, self.bytes) = (now, 0, 0);
+        (self.began_at, self.entries, self.bytes) = (now, 0, 0);
         self.keys.clear();
         Ok(self)
     }
@@ -307,10 +316,10 @@ mod tests {
             let first = 10 * number as usize;
             let page = page(first..first + 10, &number.to_string());
             let now = began + SECOND * number;
-            match reading.page(&page, policy, now, |why| panic!("{why}")) {
-                Ok(PageStep::Page(_)) => {}
+            match reading.add_page(&page, policy, now, |why| panic!("{why}")) {
+                Ok(PageStep::NextPage(_)) => {}
                 Err(PageError::OutOfBounds(why)) => return (reading.catalogue.tools.len(), why),
-                Ok(PageStep::Enough(_) | PageStep::End) | Err(PageError::Unreadable(_)) => panic!("page {number}"),
+                Ok(PageStep::PageLimit(_) | PageStep::End) | Err(PageError::Unreadable(_)) => panic!("page {number}"),
             }
         }
         unreachable!("there is always one more page")
@@ -331,7 +340,7 @@ mod tests {
         }
         let policy = policy(|policy| policy.list_entries_max = 10);
         let mut reading = ListRead::new(false, &memory, Instant::now());
-        let last = reading.page(&page(0..10, ""), &policy, Instant::now(), |why| panic!("{why}"));
+        let last = reading.add_page(&page(0..10, ""), &policy, Instant::now(), |why| panic!("{why}"));
         assert!(matches!(last, Ok(PageStep::End)), "as many as may be are not too many");
     }
 
@@ -341,8 +350,8 @@ mod tests {
         let now = Instant::now();
         let read = || {
             let mut reading = Box::new(ListRead::new(false, &memory, now));
-            let next = reading.page(&page(0..20, ""), &SessionPolicy::default(), now, |why| panic!("{why}"));
-            next.map(|_| reading.next(OfferedLists::default(), now).err().unwrap().0)
+            let next = reading.add_page(&page(0..20, ""), &SessionPolicy::default(), now, |why| panic!("{why}"));
+            next.map(|_| reading.next_list(OfferedLists::default(), now).err().unwrap().0)
         };
         let catalogue = read().ok().unwrap();
         let used = memory.used();

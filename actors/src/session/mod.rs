@@ -48,7 +48,7 @@ use crate::model::exit::{CallError, CallFate};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
-use crate::rpc::{MessageKind as Sort, MessageView, text_of};
+use crate::rpc::{MessageKind as Sort, MessageView, utf8_text};
 use crate::rules::jitter::JitterRng;
 use crate::rules::output::excerpt;
 use crate::rules::{era, restart, retry};
@@ -73,12 +73,12 @@ const PRINTED_BYTES_MAX: usize = 4 * 1024;
 #[derive(Debug)]
 pub(crate) enum SessionEvent {
     FirstByte,
-    Printed(String),
+    StdoutLine(String),
     Initialized(Arc<ServerInfo>),
     Discovered(Arc<Catalogue>),
     DiscoveryFailed(String, Duration),
     Recovered,
-    Leans(Era),
+    EraChanged(Era),
     Degraded(u32, String),
     Restored(u32, Option<String>),
 }
@@ -91,7 +91,7 @@ pub(crate) enum SessionEvent {
 #[derive(Debug, Clone)]
 pub(crate) enum SessionControl {
     Stop,
-    Hurry,
+    ShortenGrace,
     Drain,
     Discover,
     Adopt(Arc<InstanceSpec>),
@@ -112,11 +112,11 @@ pub(crate) struct SessionArgs {
     pub(crate) since: Instant,
     pub(crate) discover: bool,
     pub(crate) era: Option<Era>,
-    pub(crate) dice: JitterRng,
-    pub(crate) news: Box<dyn Fn(SessionEvent) + Send>,
-    pub(crate) printed: Option<mpsc::Sender<String>>,
+    pub(crate) rng: JitterRng,
+    pub(crate) report_event: Box<dyn Fn(SessionEvent) + Send>,
+    pub(crate) stdout_lines: Option<mpsc::Sender<String>>,
     pub(crate) memory: ServerMemory,
-    pub(crate) stage: AudienceHandle,
+    pub(crate) audience: AudienceHandle,
 }
 
 /// Outgoing side of a transport. It accepts messages without blocking.
@@ -125,9 +125,9 @@ trait Outlet {
     /// another era than the session; closing the exchange tells the server that the response is no longer awaited.
     const REPEATS: bool;
     fn request(&mut self, id: u64, purpose: RequestPhase, routing: Option<Box<RequestHeaders>>, parts: &[&str]);
-    fn tell(&mut self, parts: &[&str]);
+    fn notify(&mut self, parts: &[&str]);
     fn respond(&mut self, parts: &[&str]);
-    fn initialized(&mut self, version: &str, parts: &[&str]);
+    fn send_initialized(&mut self, version: &str, parts: &[&str]);
     /// Ends the exchange of a request whose response is no longer awaited.
     fn abandon(&mut self, id: u64);
     fn has_room(&self) -> bool;
@@ -152,13 +152,13 @@ enum RequestPhase {
 #[derive(Debug)]
 enum MessageOutcome {
     Nothing,
-    Answer,
-    Refusal,
-    Doubted,
+    ResultResponse,
+    ErrorResponse,
+    SessionDoubted,
     Checked,
     CheckRefused { unknown: bool, other_era: bool, why: String },
     Initialized,
-    Refused(HandshakeRefusal),
+    HandshakeRefused(HandshakeRefusal),
     OtherEra(String),
     Flooded,
 }
@@ -170,7 +170,7 @@ enum PassedDeadline {
     List,
     Check,
     Handshake,
-    Refused(HandshakeRefusal),
+    HandshakeRefused(HandshakeRefusal),
 }
 
 struct SessionCore<O> {
@@ -179,20 +179,20 @@ struct SessionCore<O> {
     port: CallPortReceiver,
     counters: Arc<InstanceCounters>,
     wall: WallClock,
-    dice: JitterRng,
-    news: Box<dyn Fn(SessionEvent) + Send>,
-    printed: Option<mpsc::Sender<String>>,
+    rng: JitterRng,
+    report_event: Box<dyn Fn(SessionEvent) + Send>,
+    stdout_lines: Option<mpsc::Sender<String>>,
     discover: bool,
     // Requests waiting for room, in order; some may already be cancelled.
     unsent: VecDeque<(u64, OutboundRequest)>,
     calls: PendingRequests,
-    initialized: Option<Instant>,
+    initialized_at: Option<Instant>,
     lists: ServerLists,
     draining: bool,
-    stage: AudienceHandle,
+    audience: AudienceHandle,
     questions: OpenQuestions,
     era: Era,
-    opening: HandshakeProgress,
+    handshake: HandshakeProgress,
     stateless: Option<Box<StatelessState>>,
 }
 
@@ -207,11 +207,11 @@ impl<O: Outlet> SessionCore<O> {
             since,
             discover,
             era,
-            dice,
-            news,
-            printed,
+            rng: dice,
+            report_event: news,
+            stdout_lines: printed,
             memory,
-            stage,
+            audience: stage,
         } = basis;
         let mut this = Self {
             spec,
@@ -219,22 +219,22 @@ impl<O: Outlet> SessionCore<O> {
             port,
             counters,
             wall,
-            dice,
-            news,
-            printed,
+            rng: dice,
+            report_event: news,
+            stdout_lines: printed,
             discover,
             unsent: VecDeque::new(),
             calls: PendingRequests::default(),
-            initialized: None,
+            initialized_at: None,
             lists: ServerLists::new(!discover, memory.lists),
             draining: false,
-            stage,
+            audience: stage,
             questions: OpenQuestions::default(),
             era: Era::Sessions,
-            opening: HandshakeProgress::default(),
+            handshake: HandshakeProgress::default(),
             stateless: None,
         };
-        this.greet(since, era);
+        this.begin_handshake(since, era);
         (this, control)
     }
 
@@ -245,55 +245,55 @@ impl<O: Outlet> SessionCore<O> {
 
     fn wake_at(&self) -> Option<Instant> {
         let first = self.calls.deadlines.first().map(|(at, _)| *at);
-        first.into_iter().chain(self.lists.again_at).chain(self.listens_again_at()).min()
+        first.into_iter().chain(self.lists.next_read_at).chain(self.next_listen_at()).min()
     }
 
     fn on_due(&mut self, now: Instant) {
-        if self.lists.again_at.is_some_and(|at| now >= at) {
-            self.list();
+        if self.lists.next_read_at.is_some_and(|at| now >= at) {
+            self.read_lists();
         }
-        if self.listens_again_at().is_some_and(|at| now >= at) {
+        if self.next_listen_at().is_some_and(|at| now >= at) {
             self.listen();
         }
     }
 
     fn has_drained(&self) -> bool {
-        self.draining && self.port.gate.inside() == 0
+        self.draining && self.port.gate.in_flight() == 0
     }
 
     // ---- the lists ----
 
-    fn list(&mut self) {
-        self.lists.again_at = None;
+    fn read_lists(&mut self) {
+        self.lists.next_read_at = None;
         if self.lists.reading.is_some() {
             // Only one read runs at a time; changes during a read trigger another one.
-            self.lists.again_at = Some(Instant::now() + self.spec.policy.session.list_changed_debounce);
+            self.lists.next_read_at = Some(Instant::now() + self.spec.policy.session.list_changed_debounce);
             return;
         }
         // A strict read leaves out tools whose marked parameters cannot be sent in headers.
         let strict = O::REPEATS && self.era == Era::Stateless;
         self.lists.reading = Some(Box::new(ListRead::new(strict, &self.lists.memory, Instant::now())));
-        self.list_page(Kind::Tools, None);
+        self.request_list_page(Kind::Tools, None);
     }
 
-    fn list_later(&mut self, pause: Duration) {
+    fn schedule_list_retry(&mut self, pause: Duration) {
         // The known lists stay in use. Before the first successful read the slot schedules retries, because the
         // instance waits for its lists.
         if self.lists.known {
             self.lists.failures += 1;
             let policy = &self.spec.policy.reconnect;
             let delay = restart::reconnect_delay(policy, self.lists.failures);
-            let delay = self.dice.spread(delay, policy.jitter_percent).max(pause);
-            self.lists.again_by(Instant::now() + delay);
+            let delay = self.rng.jitter(delay, policy.jitter_percent).max(pause);
+            self.lists.schedule_read(Instant::now() + delay);
         }
     }
 
-    fn list_page(&mut self, kind: Kind, cursor: Option<&str>) {
+    fn request_list_page(&mut self, kind: Kind, cursor: Option<&str>) {
         let params = cursor.map(|cursor| format!(r#"{{"cursor":{cursor}}}"#));
         let (now, policy) = (Instant::now(), &self.spec.policy.session);
-        let began = self.lists.reading.as_ref().map_or(now, |reading| reading.began);
+        let began = self.lists.reading.as_ref().map_or(now, |reading| reading.began_at);
         let deadline = (now + policy.request_timeout).min(began + policy.list_timeout);
-        self.ask(kind.method(), params.as_deref(), PendingPurpose::List, deadline);
+        self.send_own_request(kind.method(), params.as_deref(), PendingPurpose::List, deadline);
     }
 
     fn on_list(&mut self, answer: Result<&RawValue, CallError>) {
@@ -301,12 +301,12 @@ impl<O: Outlet> SessionCore<O> {
         let (spec, kind, now) = (self.spec.clone(), reading.kind, Instant::now());
         let policy = &spec.policy.session;
         let left_out = |why: &str, what: &str| {
-            let (why, list) = (quoted(&spec.mask, why), kind.method());
+            let (why, list) = (masked_excerpt(&spec.mask, why), kind.method());
             tracing::warn!(instance = %spec.name, list, why, "{what}");
         };
         let skipped = |why: String| left_out(&why, "an entry without a usable definition is left out");
         let page = match answer {
-            Ok(result) => reading.page(result, policy, now, skipped).map_err(|error| (error, Duration::ZERO)),
+            Ok(result) => reading.add_page(result, policy, now, skipped).map_err(|error| (error, Duration::ZERO)),
             // A server that does not offer tools may reject `tools/list` with any error; its list is empty.
             Err(CallError::Server { code, .. })
                 if code == METHOD_NOT_FOUND || (kind == Kind::Tools && !self.lists.offers.tools) =>
@@ -315,66 +315,69 @@ impl<O: Outlet> SessionCore<O> {
             }
             Err(error) => {
                 let pause = match &error {
-                    CallError::Remote { failure, .. } => retry::asked_pause(&failure.kind),
+                    CallError::Remote { failure, .. } => retry::requested_pause(&failure.kind),
                     _ => Duration::ZERO,
                 };
-                let error = reading.late(policy, now).unwrap_or_else(|| PageError::Unreadable(error.to_string()));
+                let error =
+                    reading.timeout_error(policy, now).unwrap_or_else(|| PageError::Unreadable(error.to_string()));
                 Err((error, pause))
             }
         };
         match page {
-            Ok(PageStep::Page(cursor)) => {
+            Ok(PageStep::NextPage(cursor)) => {
                 self.lists.reading = Some(reading);
-                return self.list_page(kind, Some(&cursor));
+                return self.request_list_page(kind, Some(&cursor));
             }
-            Ok(PageStep::Enough(pages)) => {
+            Ok(PageStep::PageLimit(pages)) => {
                 left_out(&format!("more than {pages} pages"), "the rest of a list is left out");
             }
             Ok(PageStep::End) => {}
-            Err((PageError::OutOfBounds(why), pause)) => return self.lists_failed(&why, pause),
-            Err((PageError::Unreadable(why), pause)) if kind == Kind::Tools => return self.lists_failed(&why, pause),
+            Err((PageError::OutOfBounds(why), pause)) => return self.fail_list_read(&why, pause),
+            Err((PageError::Unreadable(why), pause)) if kind == Kind::Tools => return self.fail_list_read(&why, pause),
             // Only an unreadable list of tools fails the whole read.
-            Err((PageError::Unreadable(why), pause)) => reading.unread(quoted(&spec.mask, &why), pause),
+            Err((PageError::Unreadable(why), pause)) => {
+                reading.mark_unreadable(masked_excerpt(&spec.mask, &why), pause)
+            }
         }
-        match reading.next(self.lists.offers, now) {
+        match reading.next_list(self.lists.offers, now) {
             Ok(next) => {
                 let kind = next.kind;
                 self.lists.reading = Some(next);
-                self.list_page(kind, None);
+                self.request_list_page(kind, None);
             }
             Err(all) => {
                 let (catalogue, unread) = *all;
-                self.mark(&catalogue);
+                self.update_marked_params(&catalogue);
                 (self.lists.failed, self.lists.known) = (false, true);
-                if catalogue.unread.is_empty() {
+                if catalogue.unreadable.is_empty() {
                     self.lists.failures = 0;
                 } else {
-                    self.list_later(unread.pause);
+                    self.schedule_list_retry(unread.pause);
                 }
                 // Logged only if something changed since the last report.
-                if let Some(news) = self.lists.news(catalogue) {
-                    for (list, why) in news.unread.iter().map(|list| list.method()).zip(unread.whys) {
+                if let Some(news) = self.lists.record_if_changed(catalogue) {
+                    for (list, why) in news.unreadable.iter().map(|list| list.method()).zip(unread.reasons) {
                         let what = "cannot read a list; the last known list stays in use";
                         tracing::warn!(instance = %spec.name, list, why, "{what}");
                     }
-                    (self.news)(SessionEvent::Discovered(news));
+                    (self.report_event)(SessionEvent::Discovered(news));
                 }
             }
         }
     }
 
-    fn lists_failed(&mut self, why: &str, pause: Duration) {
+    fn fail_list_read(&mut self, why: &str, pause: Duration) {
         // The lists that were known before stay in use.
         self.lists.failed = true;
-        self.list_later(pause);
-        (self.news)(SessionEvent::DiscoveryFailed(quoted(&self.spec.mask, why), pause));
+        self.schedule_list_retry(pause);
+        (self.report_event)(SessionEvent::DiscoveryFailed(masked_excerpt(&self.spec.mask, why), pause));
     }
 
     // ---- what the server sends ----
 
     fn on_dropped(&self, bytes: usize) {
         // A request that waits for the dropped message times out.
-        let before = self.counters.malformed_line();
+        let before = self.counters.record_malformed();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
             let why = "dropped a message of the server: the memory budget for messages is exhausted";
             tracing::warn!(instance = %self.spec.name, bytes, count = before + 1, "{why}");
@@ -386,23 +389,23 @@ impl<O: Outlet> SessionCore<O> {
         if message.trim_ascii().is_empty() {
             return MessageOutcome::Nothing;
         }
-        let text = match text_of(message.clone()) {
+        let text = match utf8_text(message.clone()) {
             Ok(text) => text,
             Err(why) => return self.on_malformed(message, &why.to_string()),
         };
-        match MessageView::read(&text) {
+        match MessageView::parse(&text) {
             Ok(view) => {
-                self.counters.message((self.wall)());
+                self.counters.record_message((self.wall)());
                 self.on_view(&view, &text, of, now)
             }
             Err(why) => self.on_malformed(message, &why.to_string()),
         }
     }
 
-    fn on_last_word(&mut self, message: &Bytes, now: Instant) {
+    fn on_final_message(&mut self, message: &Bytes, now: Instant) {
         // The session ends, so only responses matter.
-        if let Ok(text) = text_of(message.clone())
-            && let Ok(view @ MessageView { kind: Sort::Result | Sort::Error, .. }) = MessageView::read(&text)
+        if let Ok(text) = utf8_text(message.clone())
+            && let Ok(view @ MessageView { kind: Sort::Result | Sort::Error, .. }) = MessageView::parse(&text)
         {
             self.on_response(&view, &text, now);
         }
@@ -415,11 +418,11 @@ impl<O: Outlet> SessionCore<O> {
                 self.on_malformed(text.as_bytes(), "requests of a server are permitted in sessions only")
             }
             Sort::Request => {
-                self.port.gate.active(now);
+                self.port.gate.record_activity(now);
                 self.on_server_request(view, text, of)
             }
             Sort::Notification => {
-                self.port.gate.active(now);
+                self.port.gate.record_activity(now);
                 self.on_notification(view, text, of, now);
                 MessageOutcome::Nothing
             }
@@ -437,17 +440,17 @@ impl<O: Outlet> SessionCore<O> {
         let Some(pending) = self.calls.remove(id) else { return MessageOutcome::Nothing };
         // Responses to the satellite's own requests are no activity, so they do not keep an idle server awake.
         if matches!(pending.purpose, PendingPurpose::Caller { .. } | PendingPurpose::Handshake) {
-            self.port.gate.active(now);
+            self.port.gate.record_activity(now);
         }
         let is_result = view.kind == Sort::Result;
-        let heard = if is_result { MessageOutcome::Answer } else { MessageOutcome::Refusal };
+        let heard = if is_result { MessageOutcome::ResultResponse } else { MessageOutcome::ErrorResponse };
         let spec = self.spec.clone();
         let answer = || match view.outcome {
             Some(result) if is_result => Ok(result),
             error => Err(server_error(error, &spec.mask)),
         };
         match pending.purpose {
-            PendingPurpose::Caller { .. } => self.on_answer(id, pending, view, text, now),
+            PendingPurpose::Caller { .. } => self.on_caller_response(id, pending, view, text, now),
             PendingPurpose::Handshake => self.on_handshake(id, answer()),
             PendingPurpose::List => {
                 self.on_list(answer());
@@ -457,13 +460,13 @@ impl<O: Outlet> SessionCore<O> {
                 Ok(_) => MessageOutcome::Checked,
                 Err(error) => MessageOutcome::CheckRefused {
                     unknown: matches!(error, CallError::Server { code: METHOD_NOT_FOUND, .. }),
-                    other_era: era::refuses_check(self.era, &error),
-                    why: quoted(&self.spec.mask, &error.to_string()),
+                    other_era: era::is_era_refused(self.era, &error),
+                    why: masked_excerpt(&self.spec.mask, &error.to_string()),
                 },
             },
             PendingPurpose::Listen => {
                 let is_unknown = matches!(answer(), Err(CallError::Server { code: METHOD_NOT_FOUND, .. }));
-                self.on_stream_over(id, is_unknown);
+                self.on_stream_ended(id, is_unknown);
                 heard
             }
             PendingPurpose::Discover => {
@@ -473,7 +476,7 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    fn on_answer(
+    fn on_caller_response(
         &mut self,
         id: u64,
         pending: PendingRequest,
@@ -483,56 +486,56 @@ impl<O: Outlet> SessionCore<O> {
     ) -> MessageOutcome {
         // If the client wrote the call in the stateless era (`through`), it interprets the result itself.
         let is_result = view.kind == Sort::Result;
-        let through = pending.goes_through();
+        let through = pending.is_passthrough();
         let mut is_doubted = false;
         match view.outcome {
-            Some(result) if is_result && self.era == Era::Stateless && !through => match rounds::outcome_of(result) {
+            Some(result) if is_result && self.era == Era::Stateless && !through => match rounds::result_type(result) {
                 ResultType::Complete => {}
                 ResultType::InputRequired => {
                     self.on_input_required(id, pending, result);
-                    return MessageOutcome::Answer;
+                    return MessageOutcome::ResultResponse;
                 }
                 ResultType::Unknown => {
                     let message = "the server returned a result of an unknown type".to_owned();
                     pending.fail(CallError::Server { code: INTERNAL_ERROR, message, data: None });
-                    return MessageOutcome::Answer;
+                    return MessageOutcome::ResultResponse;
                 }
             },
             error if !is_result && O::REPEATS && !through => {
                 if let CallError::Server { code, message, data } = server_error(error, &self.spec.mask) {
-                    if self.era == Era::Sessions && era::names_stateless(code, data.as_deref()) {
+                    if self.era == Era::Sessions && era::has_stateless_support(code, data.as_deref()) {
                         // Closes the port before the caller learns of it, so that no call enters in between. The server
                         // rejected the form of this request and did not execute it.
                         self.port.commands.close();
                         let (fate, reason) = (CallFate::NotSent, message.clone());
                         pending.fail(CallError::Terminated { fate, reason });
-                        return MessageOutcome::OtherEra(quoted(&self.spec.mask, &message));
+                        return MessageOutcome::OtherEra(masked_excerpt(&self.spec.mask, &message));
                     }
                     // A server with sessions may use this code for something else; a health check finds out.
-                    is_doubted = self.era == Era::Sessions && era::is_of_stateless(code);
+                    is_doubted = self.era == Era::Sessions && era::is_stateless_error(code);
                     if self.era == Era::Stateless && code == era::HEADER_MISMATCH {
                         // The tool may now expect other parameters in headers.
-                        self.lists.again_by(now);
+                        self.lists.schedule_read(now);
                     }
                 }
             }
-            error if !is_result && through => self.on_refused_alone(&server_error(error, &self.spec.mask)),
+            error if !is_result && through => self.on_stateless_refused(&server_error(error, &self.spec.mask)),
             _ => {}
         }
         if is_result {
-            self.counters.checked((self.wall)());
+            self.counters.record_check((self.wall)());
             // The lists could not be read, but the server answers now: retry them before their time.
             if self.lists.reading.is_none() && std::mem::take(&mut self.lists.failed) {
-                (self.news)(SessionEvent::Recovered);
+                (self.report_event)(SessionEvent::Recovered);
             }
         }
         if let PendingPurpose::Caller { ticket, .. } = pending.purpose {
             ticket.answer(view, text, &self.spec.mask);
         }
         match (is_result, is_doubted) {
-            (true, _) => MessageOutcome::Answer,
-            (false, false) => MessageOutcome::Refusal,
-            (false, true) => MessageOutcome::Doubted,
+            (true, _) => MessageOutcome::ResultResponse,
+            (false, false) => MessageOutcome::ErrorResponse,
+            (false, true) => MessageOutcome::SessionDoubted,
         }
     }
 
@@ -540,22 +543,22 @@ impl<O: Outlet> SessionCore<O> {
         match view.method.as_deref() {
             Some("notifications/progress") => self.on_progress(view, text, now),
             Some("notifications/cancelled") => self.on_cancelled(view, text),
-            _ if self.on_stream(view, text, of, now) => {}
+            _ if self.on_stream_notification(view, text, of, now) => {}
             method => {
-                if self.is_of_a_list(method) {
-                    self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
+                if self.is_list_changed(method) {
+                    self.lists.schedule_read(now + self.spec.policy.session.list_changed_debounce);
                 }
                 // The method is arbitrary server text; skip the masking if nothing logs it.
                 if tracing::enabled!(tracing::Level::TRACE) {
-                    let method = quoted(&self.spec.mask, method.unwrap_or_default());
+                    let method = masked_excerpt(&self.spec.mask, method.unwrap_or_default());
                     tracing::trace!(instance = %self.spec.name, method, "notification");
                 }
-                self.hear(view, text, of);
+                self.forward_notification(view, text, of);
             }
         }
     }
 
-    fn is_of_a_list(&self, method: Option<&str>) -> bool {
+    fn is_list_changed(&self, method: Option<&str>) -> bool {
         // Before the end of the handshake no list can have changed.
         let is_of_a_list = matches!(
             method,
@@ -565,29 +568,30 @@ impl<O: Outlet> SessionCore<O> {
                     | "notifications/prompts/list_changed"
             )
         );
-        is_of_a_list && self.initialized.is_some()
+        is_of_a_list && self.initialized_at.is_some()
     }
 
     fn on_malformed(&self, message: &[u8], why: &str) -> MessageOutcome {
-        let before = self.counters.malformed_line();
+        let before = self.counters.record_malformed();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
-            let text = quoted(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
-            let why = quoted(&self.spec.mask, why);
+            let text =
+                masked_excerpt(&self.spec.mask, &String::from_utf8_lossy(&message[..message.len().min(64 * 1024)]));
+            let why = masked_excerpt(&self.spec.mask, why);
             tracing::warn!(
                 instance = %self.spec.name, why, line = text, count = before + 1,
                 "skipped a message of the server"
             );
-            if self.initialized.is_none()
-                && self.printed.is_some()
+            if self.initialized_at.is_none()
+                && self.stdout_lines.is_some()
                 && let Some(line) = excerpt(&text, &self.spec.mask)
             {
-                (self.news)(SessionEvent::Printed(line));
+                (self.report_event)(SessionEvent::StdoutLine(line));
             }
         }
         // If the channel is full, the line is dropped. It is counted, and the first ones appear in the satellite's log.
-        if let Some(Ok(place)) = self.printed.as_ref().map(mpsc::Sender::try_reserve) {
+        if let Some(Ok(place)) = self.stdout_lines.as_ref().map(mpsc::Sender::try_reserve) {
             let line = String::from_utf8_lossy(&message[..message.len().min(PRINTED_BYTES_MAX)]);
-            place.send(quoted(&self.spec.mask, line.trim_end()));
+            place.send(masked_excerpt(&self.spec.mask, line.trim_end()));
         }
         MessageOutcome::Nothing
     }
@@ -597,9 +601,9 @@ impl<O: Outlet> SessionCore<O> {
     fn on_command(&mut self, command: SessionCommand) {
         match command {
             SessionCommand::Request(asked) => {
-                let AdmittedRequest { id, wanted, started, timeout, repeatable, ticket } = asked;
-                self.port.gate.active(started);
-                let Some(ticket) = self.answer_for_it(id, &wanted, ticket) else { return };
+                let AdmittedRequest { id, request: wanted, started, timeout, repeatable, ticket } = asked;
+                self.port.gate.record_activity(started);
+                let Some(ticket) = self.answer_locally(id, &wanted, ticket) else { return };
                 let behalf = match &wanted {
                     OutboundRequest::Relay(ClientRelay { message, origin, .. }) => {
                         Some(Box::new(RelayedCallOrigin { origin: *origin, token: message.token().map(Into::into) }))
@@ -607,50 +611,62 @@ impl<O: Outlet> SessionCore<O> {
                     OutboundRequest::Request(_) => None,
                 };
                 let through = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
-                let purpose =
-                    PendingPurpose::Caller { ticket, door: id, started, timeout, repeatable, through, behalf };
+                let purpose = PendingPurpose::Caller {
+                    ticket,
+                    admitted_id: id,
+                    started,
+                    timeout,
+                    repeatable,
+                    passthrough: through,
+                    client_call: behalf,
+                };
                 self.calls.insert(id, PendingRequest::new(purpose, started + timeout));
                 self.unsent.push_back((id, wanted));
-                self.send();
+                self.send_queued();
             }
-            SessionCommand::Cancel { id, words } => {
+            SessionCommand::Cancel { id, notification: words } => {
                 if let Some((id, pending)) = self.calls.remove_caller(id) {
-                    self.port.gate.active(Instant::now());
+                    self.port.gate.record_activity(Instant::now());
                     self.withdraw_inputs(id);
                     match words {
-                        Some(words) => self.cancel_in(id, &pending, &words.cancelling(&id.to_string())),
+                        Some(words) => self.cancel_with(id, &pending, &words.with_cancelled_id(&id.to_string())),
                         None => self.cancel(id, &pending, "the caller went away"),
                     }
                 }
             }
-            SessionCommand::Tell { .. }
+            SessionCommand::Notify { .. }
             | SessionCommand::Answer { .. }
             | SessionCommand::Decline { .. }
             | SessionCommand::NoRoots { .. } => {
-                self.on_client(command);
+                self.on_client_command(command);
             }
             SessionCommand::Discover(discover) => self.on_discover(discover),
         }
     }
 
-    fn send(&mut self) {
+    fn send_queued(&mut self) {
         // A queued request's deadline keeps running: a server that does not read must not block its callers.
         while self.outlet.has_room()
             && let Some((id, wanted)) = self.unsent.pop_front()
         {
             let position = self.outlet.position();
             let Some(pending) = self.calls.pending.get_mut(&id) else { continue };
-            pending.starts_at = Some(position);
+            pending.output_offset = Some(position);
             pending.attempts += 1;
             let number = id.to_string();
             let is_of_it = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
             match &wanted {
                 _ if self.era == Era::Stateless || is_of_it => {
-                    let rounds = pending.rounds.as_ref().map(|rounds| rounds.input());
-                    self.send_alone(id, &wanted, &rounds.unwrap_or_default());
+                    let rounds = pending.rounds.as_ref().map(|rounds| rounds.input_members());
+                    self.send_stateless(id, &wanted, &rounds.unwrap_or_default());
                 }
                 OutboundRequest::Relay(ClientRelay { message, .. }) => {
-                    self.outlet.request(id, RequestPhase::InSession, None, &message.asked_as(&number, &number));
+                    self.outlet.request(
+                        id,
+                        RequestPhase::InSession,
+                        None,
+                        &message.with_id_and_token(&number, &number),
+                    );
                 }
                 OutboundRequest::Request(CallerRequest::Tool { name, arguments, repeatable: _ }) => {
                     let name = serde_json::Value::from(name.as_str()).to_string();
@@ -682,38 +698,44 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    fn send_alone(&mut self, id: u64, wanted: &OutboundRequest, input: &[(&'static str, String)]) {
+    fn send_stateless(&mut self, id: u64, wanted: &OutboundRequest, input: &[(&'static str, String)]) {
         // The request contains all context. `input` contains the answers to the server's requests for input.
         let number = id.to_string();
         let input: Vec<(&str, &str)> = input.iter().map(|(name, value)| (*name, &**value)).collect();
         match wanted {
             OutboundRequest::Relay(ClientRelay { message, era: Era::Stateless, .. }) => {
-                let routing = self.routing(message.method().unwrap_or_default(), message.params());
-                self.outlet.request(id, RequestPhase::InSession, routing, &message.asked_as(&number, &number));
+                let routing = self.routing_headers(message.method().unwrap_or_default(), message.params());
+                self.outlet.request(id, RequestPhase::InSession, routing, &message.with_id_and_token(&number, &number));
             }
             OutboundRequest::Relay(ClientRelay { message, client, .. }) => {
                 let token = message.token().map(|_| &*number);
                 let who = RequestIdentity::Client(client.as_deref());
-                let params = RequestMeta { who, token, level: self.level(), input: &input }.around(message.params());
-                let routing = self.routing(message.method().unwrap_or_default(), Some(&params));
-                self.outlet.request(id, RequestPhase::InSession, routing, &[&message.asked_with(&number, &params)]);
+                let params = RequestMeta { identity: who, token, level: self.log_level(), input: &input }
+                    .wrap_params(message.params());
+                let routing = self.routing_headers(message.method().unwrap_or_default(), Some(&params));
+                self.outlet.request(
+                    id,
+                    RequestPhase::InSession,
+                    routing,
+                    &[&message.with_id_and_params(&number, &params)],
+                );
             }
             OutboundRequest::Request(request) => {
-                let (method, params) = envelope::parts_of(request);
+                let (method, params) = envelope::method_and_params(request);
                 let token = matches!(request, CallerRequest::Tool { .. }).then_some(&*number);
-                let envelope = RequestMeta { who: RequestIdentity::Caller, token, level: None, input: &input };
-                let params = envelope.around(params.as_deref());
-                let routing = self.routing(method, Some(&params));
+                let envelope = RequestMeta { identity: RequestIdentity::Caller, token, level: None, input: &input };
+                let params = envelope.wrap_params(params.as_deref());
+                let routing = self.routing_headers(method, Some(&params));
                 put_request(&mut self.outlet, id, RequestPhase::InSession, routing, method, Some(&params));
             }
         }
     }
 
-    fn routing(&self, method: &str, params: Option<&str>) -> Option<Box<RequestHeaders>> {
-        O::REPEATS.then(|| Box::new(envelope::routing(method, params, |tool| self.marked(tool))))
+    fn routing_headers(&self, method: &str, params: Option<&str>) -> Option<Box<RequestHeaders>> {
+        O::REPEATS.then(|| Box::new(envelope::routing_headers(method, params, |tool| self.marked_params(tool))))
     }
 
-    fn ask_again(&mut self, id: u64) {
+    fn resend(&mut self, id: u64) {
         // The call may have been cancelled meanwhile. The request gets a new id, so that a late response or late
         // progress is not taken for one of this attempt.
         let Some(request) = self.calls.pending.get_mut(&id).and_then(|pending| pending.request.take()) else { return };
@@ -721,21 +743,28 @@ impl<O: Outlet> SessionCore<O> {
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         self.calls.insert(id, pending);
         self.unsent.push_back((id, request));
-        self.send();
+        self.send_queued();
     }
 
-    fn ask(&mut self, method: &str, params: Option<&str>, purpose: PendingPurpose, deadline: Instant) -> u64 {
+    fn send_own_request(
+        &mut self,
+        method: &str,
+        params: Option<&str>,
+        purpose: PendingPurpose,
+        deadline: Instant,
+    ) -> u64 {
         let id = self.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
         let starts_at = Some(self.outlet.position());
-        let pending = PendingRequest { starts_at, attempts: 1, ..PendingRequest::new(purpose, deadline) };
+        let pending =
+            PendingRequest { output_offset: starts_at, attempts: 1, ..PendingRequest::new(purpose, deadline) };
         let of = if matches!(pending.purpose, PendingPurpose::Handshake) {
             RequestPhase::Handshake
         } else {
             RequestPhase::InSession
         };
-        if self.era == Era::Stateless || pending.is_alone() {
-            let params = RequestMeta::of(RequestIdentity::Satellite).around(params);
-            let routing = self.routing(method, Some(&params));
+        if self.era == Era::Stateless || pending.is_sessionless() {
+            let params = RequestMeta::new(RequestIdentity::Satellite).wrap_params(params);
+            let routing = self.routing_headers(method, Some(&params));
             put_request(&mut self.outlet, id, of, routing, method, Some(&params));
         } else {
             put_request(&mut self.outlet, id, of, None, method, params);
@@ -753,30 +782,30 @@ impl<O: Outlet> SessionCore<O> {
             reason,
             r#""}}"#,
         ];
-        self.cancel_in(id, pending, &words);
+        self.cancel_with(id, pending, &words);
     }
 
-    fn cancel_in(&mut self, id: u64, pending: &PendingRequest, words: &[&str]) {
-        if !pending.was_asked() {
+    fn cancel_with(&mut self, id: u64, pending: &PendingRequest, words: &[&str]) {
+        if !pending.was_sent() {
             return self.unsent.retain(|(waiting, _)| *waiting != id);
         }
         self.outlet.abandon(id);
         // Over HTTP the end of the exchange cancels a stateless request; no notification is needed.
-        if !(O::REPEATS && (self.era == Era::Stateless || pending.is_alone())) {
-            self.outlet.tell(words);
+        if !(O::REPEATS && (self.era == Era::Stateless || pending.is_sessionless())) {
+            self.outlet.notify(words);
         }
     }
 
     // ---- deadlines ----
 
-    fn late(&mut self, now: Instant) -> Option<PassedDeadline> {
+    fn expire_next(&mut self, now: Instant) -> Option<PassedDeadline> {
         // A loop instead of recursion: thousands of calls may have the same deadline.
         loop {
             let (at, id) = self.calls.deadlines.first().copied()?;
             if now < at {
                 return None;
             }
-            if self.waits_for_a_person(id, now) {
+            if self.extend_for_open_question(id, now) {
                 continue;
             }
             let pending = self.calls.remove(id)?;
@@ -784,10 +813,11 @@ impl<O: Outlet> SessionCore<O> {
                 self.withdraw_inputs(id);
                 self.cancel(id, &pending, "timed out");
             }
-            let fate = if self.calls.may_have_got(&pending) { CallFate::TimedOut } else { CallFate::NotSent };
+            let fate =
+                if self.calls.may_have_reached_server(&pending) { CallFate::TimedOut } else { CallFate::NotSent };
             match pending.purpose {
                 PendingPurpose::Caller { ticket, started, .. } => {
-                    self.port.gate.active(now);
+                    self.port.gate.record_activity(now);
                     ticket.fail(CallError::TimedOut { after: at - started, fate });
                     return Some(PassedDeadline::Call);
                 }
@@ -802,13 +832,13 @@ impl<O: Outlet> SessionCore<O> {
                 PendingPurpose::Handshake => {
                     // Over a pipe the response may still arrive.
                     self.outlet.abandon(id);
-                    if let Some(late) = self.on_handshake_late(id, pending) {
+                    if let Some(late) = self.on_handshake_timeout(id, pending) {
                         return Some(late);
                     }
                 }
                 PendingPurpose::Listen => {
                     self.outlet.abandon(id);
-                    self.on_stream_over(id, false);
+                    self.on_stream_ended(id, false);
                 }
                 PendingPurpose::Discover => {
                     self.outlet.abandon(id);
@@ -822,8 +852,8 @@ impl<O: Outlet> SessionCore<O> {
 
     fn close(&mut self, reason: &str) {
         self.port.commands.close();
-        self.calls.settle(reason);
-        self.leaves_the_stage();
+        self.calls.fail_all(reason);
+        self.end_audience();
         while let Ok(command) = self.port.commands.try_recv() {
             if let SessionCommand::Request(asked) = *command {
                 let error = CallError::Terminated { fate: CallFate::NotSent, reason: reason.to_owned() };
@@ -888,7 +918,7 @@ async fn sleep_until(at: Option<Instant>) {
 
 /// Returns server text for a log or an error, masked and then cut to `QUOTED_MAX`. Masking first leaves no part of a
 /// secret at the cut.
-fn quoted(mask: &SecretMask, text: &str) -> String {
+fn masked_excerpt(mask: &SecretMask, text: &str) -> String {
     let mut text = mask.apply(text);
     if text.len() > QUOTED_MAX {
         text.truncate(text.floor_char_boundary(QUOTED_MAX));

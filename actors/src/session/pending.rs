@@ -17,12 +17,12 @@ use crate::model::failure::{ExchangeFailure, FailureKind};
 pub(super) enum PendingPurpose {
     Caller {
         ticket: CallTicket,
-        door: u64,
+        admitted_id: u64,
         started: Instant,
         timeout: Duration,
         repeatable: bool,
-        through: bool,
-        behalf: Option<Box<RelayedCallOrigin>>,
+        passthrough: bool,
+        client_call: Option<Box<RelayedCallOrigin>>,
     },
     Handshake,
     List,
@@ -41,9 +41,9 @@ pub(super) struct PendingRequest {
     pub(super) purpose: PendingPurpose,
     pub(super) deadline: Instant,
     /// Byte offset of the request in all output ever queued; `None` while it waits for its turn.
-    pub(super) starts_at: Option<u64>,
+    pub(super) output_offset: Option<u64>,
     /// True if a failed attempt may have reached the server.
-    pub(super) reached: bool,
+    pub(super) may_have_reached: bool,
     pub(super) attempts: u32,
     pub(super) request: Option<OutboundRequest>,
     pub(super) rounds: Option<Box<InputRounds>>,
@@ -51,14 +51,22 @@ pub(super) struct PendingRequest {
 
 impl PendingRequest {
     pub(super) fn new(purpose: PendingPurpose, deadline: Instant) -> Self {
-        Self { purpose, deadline, starts_at: None, reached: false, attempts: 0, request: None, rounds: None }
+        Self {
+            purpose,
+            deadline,
+            output_offset: None,
+            may_have_reached: false,
+            attempts: 0,
+            request: None,
+            rounds: None,
+        }
     }
 
-    pub(super) fn failed(&mut self, failure: &ExchangeFailure) {
+    pub(super) fn record_failure(&mut self, failure: &ExchangeFailure) {
         // A server that refused the request (rate limit, authorization, size, format or an expired session) did not
         // execute it, unless the response had begun.
-        self.starts_at = None;
-        self.reached |= failure.answering
+        self.output_offset = None;
+        self.may_have_reached |= failure.answering
             || failure.sent
                 && !matches!(
                     failure.kind,
@@ -79,17 +87,17 @@ impl PendingRequest {
         }
     }
 
-    pub(super) fn goes_through(&self) -> bool {
-        matches!(self.purpose, PendingPurpose::Caller { through: true, .. })
+    pub(super) fn is_passthrough(&self) -> bool {
+        matches!(self.purpose, PendingPurpose::Caller { passthrough: true, .. })
     }
 
-    pub(super) fn is_alone(&self) -> bool {
+    pub(super) fn is_sessionless(&self) -> bool {
         // These requests belong to no session, even if there is one.
-        self.goes_through() || matches!(self.purpose, PendingPurpose::Listen | PendingPurpose::Discover)
+        self.is_passthrough() || matches!(self.purpose, PendingPurpose::Listen | PendingPurpose::Discover)
     }
 
-    pub(super) fn was_asked(&self) -> bool {
-        self.reached || self.starts_at.is_some()
+    pub(super) fn was_sent(&self) -> bool {
+        self.may_have_reached || self.output_offset.is_some()
     }
 }
 
@@ -119,7 +127,7 @@ impl PendingRequests {
 
     pub(super) fn remove_caller(&mut self, door: u64) -> Option<(u64, PendingRequest)> {
         // `door` is the id of the call on admission; a repeated call has another id since then.
-        let is_it = |pending: &PendingRequest| matches!(pending.purpose, PendingPurpose::Caller { door: its, .. } if its == door);
+        let is_it = |pending: &PendingRequest| matches!(pending.purpose, PendingPurpose::Caller { admitted_id: its, .. } if its == door);
         let id = if self.pending.contains_key(&door) {
             door
         } else {
@@ -128,8 +136,8 @@ impl PendingRequests {
         Some((id, self.remove(id)?))
     }
 
-    pub(super) fn may_have_got(&self, pending: &PendingRequest) -> bool {
-        may_have_got(pending, self.written)
+    pub(super) fn may_have_reached_server(&self, pending: &PendingRequest) -> bool {
+        may_have_reached_server(pending, self.written)
     }
 
     pub(super) fn extend(&mut self, id: u64, now: Instant, cap: Duration) {
@@ -164,13 +172,17 @@ impl PendingRequests {
         callers.filter(|(id, _)| **id < end).count()
     }
 
-    pub(super) fn settle(&mut self, reason: &str) {
+    pub(super) fn fail_all(&mut self, reason: &str) {
         self.deadlines.clear();
         // Settled in call order, so that the outcomes of an instance's calls have a deterministic order.
         let mut pending: Vec<_> = self.pending.drain().collect();
         pending.sort_unstable_by_key(|(id, _)| *id);
         for (_, pending) in pending {
-            let fate = if may_have_got(&pending, self.written) { CallFate::MaybeExecuted } else { CallFate::NotSent };
+            let fate = if may_have_reached_server(&pending, self.written) {
+                CallFate::MaybeExecuted
+            } else {
+                CallFate::NotSent
+            };
             if let PendingPurpose::Caller { mut ticket, .. } = pending.purpose {
                 ticket.fate = fate;
                 ticket.fail(CallError::Terminated { fate, reason: reason.to_owned() });
@@ -179,12 +191,12 @@ impl PendingRequests {
     }
 }
 
-fn may_have_got(pending: &PendingRequest, written: u64) -> bool {
-    pending.reached || pending.starts_at.is_some_and(|at| at < written)
+fn may_have_reached_server(pending: &PendingRequest, written: u64) -> bool {
+    pending.may_have_reached || pending.output_offset.is_some_and(|at| at < written)
 }
 
 impl Drop for PendingRequests {
     fn drop(&mut self) {
-        self.settle("the run ended");
+        self.fail_all("the run ended");
     }
 }

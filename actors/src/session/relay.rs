@@ -16,7 +16,7 @@ use crate::audience::{CallOrigin, ClientQuestion, MessageCause};
 use crate::calls::SessionCommand;
 use crate::model::era::Era;
 use crate::model::exit::CallError;
-use crate::rpc::{MessageKind, MessageView, RpcMessage, joined, member};
+use crate::rpc::{MessageKind, MessageView, RpcMessage, join_parts, member};
 use crate::rules::origin;
 
 /// Maximum number of unanswered requests of a server; the session rejects further ones.
@@ -57,16 +57,16 @@ impl OpenQuestions {
         self.open.remove(&number).map(|(open, _)| open)
     }
 
-    pub(super) fn of_call(&self, call: u64) -> Vec<u64> {
+    pub(super) fn numbers_of_call(&self, call: u64) -> Vec<u64> {
         let is_its = |open: &AnswerRoute| matches!(open, AnswerRoute::Input(input) if input.call == call);
         self.open.iter().filter(|(_, (open, _))| is_its(open)).map(|(number, _)| *number).collect()
     }
 
-    fn are_asked_of(&self, origin: CallOrigin) -> bool {
+    fn has_question_for(&self, origin: CallOrigin) -> bool {
         self.open.values().any(|(_, cause)| match *cause {
             MessageCause::Call(of) => of == origin,
             MessageCause::Client(of) => of == origin.client,
-            MessageCause::Nobody | MessageCause::Stranger | MessageCause::Several(_) => false,
+            MessageCause::NoCall | MessageCause::NoClient | MessageCause::SeveralClients(_) => false,
         })
     }
 }
@@ -74,9 +74,9 @@ impl OpenQuestions {
 impl<O: Outlet> SessionCore<O> {
     /// Returns the call or client on whose behalf the server sends a message. `of` is the request on whose stream it
     /// arrived, if known.
-    fn cause(&self, of: Option<u64>) -> MessageCause {
+    fn message_cause(&self, of: Option<u64>) -> MessageCause {
         let origin = |pending: &PendingRequest| match &pending.purpose {
-            PendingPurpose::Caller { behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
+            PendingPurpose::Caller { client_call: behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
             PendingPurpose::Handshake
             | PendingPurpose::List
             | PendingPurpose::Check
@@ -85,7 +85,9 @@ impl<O: Outlet> SessionCore<O> {
         };
         let of = match of.map(|id| self.calls.pending.get(&id).map(|pending| &pending.purpose)) {
             None => None,
-            Some(Some(PendingPurpose::Caller { behalf, .. })) => Some(behalf.as_ref().map(|behalf| behalf.origin)),
+            Some(Some(PendingPurpose::Caller { client_call: behalf, .. })) => {
+                Some(behalf.as_ref().map(|behalf| behalf.origin))
+            }
             // The stream belongs to one of the satellite's own requests.
             Some(Some(
                 PendingPurpose::Handshake
@@ -94,16 +96,16 @@ impl<O: Outlet> SessionCore<O> {
                 | PendingPurpose::Listen
                 | PendingPurpose::Discover,
             )) => {
-                return MessageCause::Nobody;
+                return MessageCause::NoCall;
             }
             // The call is over, so the message belongs to no call in flight.
             Some(None) => Some(None),
         };
-        origin::cause(of, self.calls.pending.values().filter_map(origin))
+        origin::message_cause(of, self.calls.pending.values().filter_map(origin))
     }
 
-    pub(super) fn hear(&self, said: &MessageView<'_>, text: &ByteString, of: Option<u64>) {
-        self.stage.heard(self.cause(of), said.keep(text));
+    pub(super) fn forward_notification(&self, said: &MessageView<'_>, text: &ByteString, of: Option<u64>) {
+        self.audience.on_notification(self.message_cause(of), said.to_message(text));
     }
 
     pub(super) fn on_server_request(
@@ -119,26 +121,26 @@ impl<O: Outlet> SessionCore<O> {
         if asked.method.as_deref() == Some("ping") {
             self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), r#","result":{}}"#]);
         } else if self.questions.count() >= QUESTIONS_MAX {
-            self.refuse(id.get(), INTERNAL_ERROR, "too many requests of the server are not answered yet");
+            self.send_error(id.get(), INTERNAL_ERROR, "too many requests of the server are not answered yet");
         } else {
-            let cause = self.cause(of);
+            let cause = self.message_cause(of);
             let number = self.questions.open(AnswerRoute::Request(id.get().into()), cause);
-            let question = ClientQuestion::new(number, asked.keep(text), self.port.answers.clone());
-            self.stage.asked(cause, question);
+            let question = ClientQuestion::new(number, asked.to_message(text), self.port.answers.clone());
+            self.audience.on_request(cause, question);
         }
         MessageOutcome::Nothing
     }
 
     pub(super) fn on_cancelled(&mut self, said: &MessageView<'_>, text: &ByteString) {
-        if self.is_end_of_stream(said) {
+        if self.on_stream_cancelled(said) {
             return;
         }
-        let Some(id) = said.of.map(RawValue::get) else { return };
+        let Some(id) = said.cancelled_id.map(RawValue::get) else { return };
         let is_it = |open: &AnswerRoute| matches!(open, AnswerRoute::Request(its) if **its == *id);
         let found = self.questions.open.iter().find_map(|(number, (open, _))| is_it(open).then_some(*number));
         let Some(number) = found else { return };
         self.questions.close(number);
-        self.stage.withdrawn(number, said.keep(text));
+        self.audience.on_request_withdrawn(number, said.to_message(text));
     }
 
     /// Forwards progress under the client's own token, and extends the deadline of the call.
@@ -146,42 +148,42 @@ impl<O: Outlet> SessionCore<O> {
         // A token that is not one of our ids belongs to none of our calls.
         let Some(id) = said.token.and_then(|token| token.get().parse().ok()) else { return };
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
-        let Some(PendingRequest { purpose: PendingPurpose::Caller { behalf: Some(behalf), .. }, .. }) =
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(behalf), .. }, .. }) =
             self.calls.pending.get(&id)
         else {
             return;
         };
         if let Some(token) = &behalf.token
-            && let Ok(message) = RpcMessage::read(joined(&said.keep(text).told_as(token)))
+            && let Ok(message) = RpcMessage::parse(join_parts(&said.to_message(text).with_token(token)))
         {
-            self.stage.progress(behalf.origin, message);
+            self.audience.on_progress(behalf.origin, message);
         }
     }
 
-    pub(super) fn waits_for_a_person(&mut self, id: u64, now: Instant) -> bool {
+    pub(super) fn extend_for_open_question(&mut self, id: u64, now: Instant) -> bool {
         // While a client works on a request that the server made for this call, the call gets more time, up to the cap.
-        let Some(PendingRequest { purpose: PendingPurpose::Caller { behalf: Some(behalf), .. }, .. }) =
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(behalf), .. }, .. }) =
             self.calls.pending.get(&id)
         else {
             return false;
         };
-        if !self.questions.are_asked_of(behalf.origin) {
+        if !self.questions.has_question_for(behalf.origin) {
             return false;
         }
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
         self.calls.pending.get(&id).is_some_and(|pending| pending.deadline > now)
     }
 
-    pub(super) fn on_client(&mut self, command: SessionCommand) {
+    pub(super) fn on_client_command(&mut self, command: SessionCommand) {
         match command {
-            SessionCommand::Tell { message, place } => {
-                self.port.gate.active(Instant::now());
+            SessionCommand::Notify { message, permit: place } => {
+                self.port.gate.record_activity(Instant::now());
                 // Clients' notifications are meaningful only to a server with sessions.
                 if self.era == Era::Stateless {
                     return drop(place);
                 }
                 if self.outlet.has_room() {
-                    self.outlet.tell(&[message.text()]);
+                    self.outlet.notify(&[message.text()]);
                 } else {
                     // No response is awaited, and unread notifications must not fill our memory.
                     let instance = &self.spec.name;
@@ -190,18 +192,18 @@ impl<O: Outlet> SessionCore<O> {
                 drop(place);
             }
             SessionCommand::Answer { question, message } => match self.questions.close(question) {
-                Some(AnswerRoute::Request(id)) => self.outlet.respond(&message.answering(&id)),
+                Some(AnswerRoute::Request(id)) => self.outlet.respond(&message.with_id(&id)),
                 Some(AnswerRoute::Input(input)) => {
                     let answer = match (message.kind(), message.outcome()) {
                         (MessageKind::Result, Some(result)) => Ok(result),
-                        (_, error) => Err(not_given(error)),
+                        (_, error) => Err(input_error(error)),
                     };
                     self.on_input(input, answer);
                 }
                 None => {}
             },
             SessionCommand::Decline { question, code, why } => match self.questions.close(question) {
-                Some(AnswerRoute::Request(id)) => self.refuse(&id, code, &why),
+                Some(AnswerRoute::Request(id)) => self.send_error(&id, code, &why),
                 Some(AnswerRoute::Input(input)) => {
                     let message = format!("the server's request for input failed: {why}");
                     self.on_input(input, Err(CallError::Server { code, message, data: None }));
@@ -221,19 +223,19 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    fn refuse(&mut self, id: &str, code: i64, why: &str) {
+    fn send_error(&mut self, id: &str, code: i64, why: &str) {
         let (code, why) = (code.to_string(), serde_json::Value::from(why).to_string());
         let parts = [r#"{"jsonrpc":"2.0","id":"#, id, r#","error":{"code":"#, &code, r#","message":"#, &why, "}}"];
         self.outlet.respond(&parts);
     }
 
-    pub(super) fn leaves_the_stage(&mut self) {
+    pub(super) fn end_audience(&mut self) {
         self.questions = OpenQuestions::default();
-        self.stage.end();
+        self.audience.end_session();
     }
 }
 
-fn not_given(error: Option<&str>) -> CallError {
+fn input_error(error: Option<&str>) -> CallError {
     let said = |name| member(error?, name);
     let code = said("code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
     let why = said("message").and_then(|message| serde_json::from_str::<String>(message).ok());

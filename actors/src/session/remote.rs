@@ -19,7 +19,7 @@ use super::{
     SessionControl, SessionCore, SessionEvent, SessionWork, next_work, sleep_until,
 };
 use crate::model::era::Era;
-use crate::model::exit::{CallError, CallFate, ExitCause, WorkerExit, refused_because};
+use crate::model::exit::{CallError, CallFate, ExitCause, WorkerExit, refusal_message};
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::policy::HealthCheck;
 use crate::model::remedy::Remedy;
@@ -37,12 +37,12 @@ const LAST_WORDS_MAX: usize = 4096;
 const REFUSALS_WAIT: Duration = Duration::from_millis(250);
 
 pub(crate) struct Args {
-    pub(crate) basis: SessionArgs,
+    pub(crate) session_args: SessionArgs,
     pub(crate) line: Box<dyn ServerLine>,
 }
 
 enum RemoteSessionEnd {
-    Asked,
+    Requested,
     Lost(ExchangeFailure),
 }
 
@@ -58,19 +58,19 @@ impl Outlet for LineOutlet {
     fn request(&mut self, id: u64, of: RequestPhase, routing: Option<Box<RequestHeaders>>, parts: &[&str]) {
         // Requests in a session have their own deadlines.
         let header_timeout = (of == RequestPhase::Handshake).then_some(self.header_timeout);
-        self.line.send(LineOutput::Request { id, body: whole(parts), header_timeout, routing });
+        self.line.send(LineOutput::Request { id, body: join_parts(parts), header_timeout, routing });
     }
 
-    fn tell(&mut self, parts: &[&str]) {
-        self.line.send(LineOutput::Notification { body: whole(parts) });
+    fn notify(&mut self, parts: &[&str]) {
+        self.line.send(LineOutput::Notification { body: join_parts(parts) });
     }
 
     fn respond(&mut self, parts: &[&str]) {
-        self.line.send(LineOutput::Response { body: whole(parts) });
+        self.line.send(LineOutput::Response { body: join_parts(parts) });
     }
 
-    fn initialized(&mut self, version: &str, parts: &[&str]) {
-        self.line.send(LineOutput::Initialized { version: version.to_owned(), body: whole(parts) });
+    fn send_initialized(&mut self, version: &str, parts: &[&str]) {
+        self.line.send(LineOutput::Initialized { version: version.to_owned(), body: join_parts(parts) });
     }
 
     fn abandon(&mut self, id: u64) {
@@ -93,7 +93,7 @@ impl Outlet for LineOutlet {
     }
 }
 
-fn whole(parts: &[&str]) -> Bytes {
+fn join_parts(parts: &[&str]) -> Bytes {
     let mut body = BytesMut::with_capacity(parts.iter().map(|part| part.len()).sum());
     for part in parts {
         body.extend_from_slice(part.as_bytes());
@@ -102,31 +102,31 @@ fn whole(parts: &[&str]) -> Bytes {
 }
 
 struct RemoteSession {
-    talk: SessionCore<LineOutlet>,
+    core: SessionCore<LineOutlet>,
     control: mpsc::UnboundedReceiver<SessionControl>,
     checks: Option<HealthChecks>,
     // Calls to repeat, and when.
-    again: BTreeSet<(Instant, u64)>,
+    retries: BTreeSet<(Instant, u64)>,
     // Calls answered with 5xx, with no other answer between.
     server_errors: u32,
-    heard: bool,
+    first_byte_seen: bool,
     reads_first: bool,
     // Requests with a lower id may have been sent with older credentials.
     credentials_from: u64,
 }
 
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
-    let Args { basis, line } = args;
+    let Args { session_args: basis, line } = args;
     let header_timeout = basis.spec.policy.remote.header_timeout;
     let (mut talk, control) = SessionCore::new(basis, LineOutlet { line, header_timeout });
     talk.calls.written = 1;
     let mut this = Box::new(RemoteSession {
-        talk,
+        core: talk,
         control,
         checks: None,
-        again: BTreeSet::new(),
+        retries: BTreeSet::new(),
         server_errors: 0,
-        heard: false,
+        first_byte_seen: false,
         reads_first: false,
         credentials_from: 0,
     });
@@ -139,40 +139,40 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
 impl RemoteSession {
     async fn serve(&mut self) -> RemoteSessionEnd {
         loop {
-            if self.talk.has_drained() {
-                return RemoteSessionEnd::Asked;
+            if self.core.has_drained() {
+                return RemoteSessionEnd::Requested;
             }
-            let (wake_at, draining) = (self.wake_at(), self.talk.draining);
+            let (wake_at, draining) = (self.wake_at(), self.core.draining);
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
-                    Some(SessionControl::Discover) => self.talk.list(),
-                    Some(SessionControl::Drain) => self.talk.draining = true,
+                    Some(SessionControl::Discover) => self.core.read_lists(),
+                    Some(SessionControl::Drain) => self.core.draining = true,
                     Some(SessionControl::Adopt(spec)) => self.adopt(spec),
                     Some(SessionControl::Check) => {
                         if let Some(checks) = &mut self.checks {
-                            checks.hurry(Instant::now().into_std());
+                            checks.schedule_now(Instant::now().into_std());
                         }
                     }
                     // Concerns the end of a process only.
-                    Some(SessionControl::Hurry) => {}
+                    Some(SessionControl::ShortenGrace) => {}
                     // A worker that is gone means the same as a stop.
-                    Some(SessionControl::Stop) | None => return RemoteSessionEnd::Asked,
+                    Some(SessionControl::Stop) | None => return RemoteSessionEnd::Requested,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
                     if let Some(over) = self.on_time() {
                         return over;
                     }
                 }
-                () = self.talk.port.gate.emptied.notified(), if draining => {}
+                () = self.core.port.gate.emptied.notified(), if draining => {}
                 work = next_work(
-                    &mut self.talk.port.commands,
-                    poll_fn(|cx| self.talk.outlet.line.poll_next(cx)),
+                    &mut self.core.port.commands,
+                    poll_fn(|cx| self.core.outlet.line.poll_next(cx)),
                     self.reads_first,
                 ) => {
                     self.reads_first = matches!(work, SessionWork::Command(_));
                     match work {
-                        SessionWork::Command(command) => self.talk.on_command(*command),
+                        SessionWork::Command(command) => self.core.on_command(*command),
                         SessionWork::Read(incoming) => {
                             if let Some(over) = self.on_incoming(incoming) {
                                 return over;
@@ -186,39 +186,39 @@ impl RemoteSession {
 
     fn adopt(&mut self, spec: Arc<InstanceSpec>) {
         // Later requests use the new credentials.
-        if !spec.has_credentials_of(&self.talk.spec) {
-            self.credentials_from = self.talk.port.gate.next_id.load(Ordering::Relaxed);
+        if !spec.has_same_credentials(&self.core.spec) {
+            self.credentials_from = self.core.port.gate.next_id.load(Ordering::Relaxed);
         }
         let health = &spec.policy.health;
-        if *health != self.talk.spec.policy.health
+        if *health != self.core.spec.policy.health
             && let Some(checks) = &mut self.checks
         {
             checks.reschedule(health, Instant::now().into_std());
         }
-        self.talk.outlet.header_timeout = spec.policy.remote.header_timeout;
-        self.talk.adopt(spec.clone());
-        self.talk.outlet.line.send(LineOutput::Credentials(spec));
+        self.core.outlet.header_timeout = spec.policy.remote.header_timeout;
+        self.core.adopt(spec.clone());
+        self.core.outlet.line.send(LineOutput::Credentials(spec));
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        let again = self.again.first().map(|(at, _)| *at);
+        let again = self.retries.first().map(|(at, _)| *at);
         let check = self.checks.as_ref().and_then(HealthChecks::due_at).map(Instant::from_std);
-        [self.talk.wake_at(), again, check].into_iter().flatten().min()
+        [self.core.wake_at(), again, check].into_iter().flatten().min()
     }
 
     fn on_incoming(&mut self, incoming: LineEvent) -> Option<RemoteSessionEnd> {
-        if !std::mem::replace(&mut self.heard, true) {
-            (self.talk.news)(SessionEvent::FirstByte);
+        if !std::mem::replace(&mut self.first_byte_seen, true) {
+            (self.core.report_event)(SessionEvent::FirstByte);
         }
         match incoming {
-            LineEvent::Message { message, of } => {
-                let heard = self.talk.on_message(&message, of, Instant::now());
-                self.on_heard(heard)
+            LineEvent::Message { message, request: of } => {
+                let heard = self.core.on_message(&message, of, Instant::now());
+                self.on_outcome(heard)
             }
             LineEvent::Failed { id, failure } => self.on_failed(id, failure),
             LineEvent::Probed { id } => {
-                if self.talk.calls.remove(id).is_some() {
-                    self.on_heard(MessageOutcome::Checked)
+                if self.core.calls.remove(id).is_some() {
+                    self.on_outcome(MessageOutcome::Checked)
                 } else {
                     None
                 }
@@ -229,63 +229,65 @@ impl RemoteSession {
         }
     }
 
-    fn on_heard(&mut self, heard: MessageOutcome) -> Option<RemoteSessionEnd> {
+    fn on_outcome(&mut self, heard: MessageOutcome) -> Option<RemoteSessionEnd> {
         let now = Instant::now().into_std();
-        let policy = &self.talk.spec.policy.health;
+        let policy = &self.core.spec.policy.health;
         match heard {
             MessageOutcome::Nothing | MessageOutcome::Flooded => {}
-            MessageOutcome::Refused(how) => return Some(refused(how)),
+            MessageOutcome::HandshakeRefused(how) => return Some(end_from_refusal(how)),
             MessageOutcome::OtherEra(why) => {
                 return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(why))));
             }
-            MessageOutcome::Initialized => self.checks = Some(HealthChecks::new(policy, self.talk.dice.clone(), now)),
-            MessageOutcome::Answer => {
+            MessageOutcome::Initialized => self.checks = Some(HealthChecks::new(policy, self.core.rng.clone(), now)),
+            MessageOutcome::ResultResponse => {
                 self.server_errors = 0;
-                self.talk.counters.is_well();
-                let restored = self.checks.as_mut().and_then(HealthChecks::is_well);
-                self.restored(restored);
+                self.core.counters.reset_failed_checks();
+                let restored = self.checks.as_mut().and_then(HealthChecks::record_answer);
+                self.report_restored(restored);
             }
-            MessageOutcome::Refusal => self.server_errors = 0,
+            MessageOutcome::ErrorResponse => self.server_errors = 0,
             MessageOutcome::Checked => {
-                self.talk.counters.checked((self.talk.wall)());
-                let restored = self.checks.as_mut().and_then(|checks| checks.succeeded(policy, now));
-                self.restored(restored);
+                self.core.counters.record_check((self.core.wall)());
+                let restored = self.checks.as_mut().and_then(|checks| checks.record_success(policy, now));
+                self.report_restored(restored);
             }
-            MessageOutcome::Doubted => {
+            MessageOutcome::SessionDoubted => {
                 self.server_errors = 0;
-                self.doubts();
+                self.request_session_check();
             }
             MessageOutcome::CheckRefused { other_era: true, why, .. } => {
                 return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(why))));
             }
             // The server knows the method: this is a failure of its own.
-            MessageOutcome::CheckRefused { why, .. } if self.is_asked_to_discover() => return self.check_failed(&why),
+            MessageOutcome::CheckRefused { why, .. } if self.is_checked_by_discover() => {
+                return self.on_check_failed(&why);
+            }
             MessageOutcome::CheckRefused { unknown, why, .. } => {
-                if self.checks.as_mut().is_some_and(|checks| checks.no_ping(now)) {
+                if self.checks.as_mut().is_some_and(|checks| checks.fall_back_from_ping(now)) {
                     return None;
                 }
                 // A server without this method has answered, and that is what the check asks for.
-                return if unknown { self.on_heard(MessageOutcome::Checked) } else { self.check_failed(&why) };
+                return if unknown { self.on_outcome(MessageOutcome::Checked) } else { self.on_check_failed(&why) };
             }
         }
         None
     }
 
-    fn doubts(&mut self) {
+    fn request_session_check(&mut self) {
         if let Some(checks) = &mut self.checks {
-            checks.doubt(Instant::now().into_std());
+            checks.request_session_check(Instant::now().into_std());
         }
     }
 
-    fn is_asked_to_discover(&self) -> bool {
+    fn is_checked_by_discover(&self) -> bool {
         // Only a server of the other era refuses this check.
-        let asked = self.checks.as_ref().map(HealthChecks::asked);
-        self.talk.era == Era::Stateless && asked == Some(HealthCheck::Ping)
+        let asked = self.checks.as_ref().map(HealthChecks::last_request);
+        self.core.era == Era::Stateless && asked == Some(HealthCheck::Ping)
     }
 
-    fn restored(&self, restored: Option<(u32, Option<String>)>) {
+    fn report_restored(&self, restored: Option<(u32, Option<String>)>) {
         if let Some((failures, last_error)) = restored {
-            (self.talk.news)(SessionEvent::Restored(failures, last_error));
+            (self.core.report_event)(SessionEvent::Restored(failures, last_error));
         }
     }
 
@@ -293,29 +295,31 @@ impl RemoteSession {
 
     fn on_failed(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
         let now = Instant::now();
-        let class = retry::class(&failure.kind);
-        let stateless = self.talk.era == Era::Stateless;
+        let class = retry::classify(&failure.kind);
+        let stateless = self.core.era == Era::Stateless;
         // The call may have been cancelled meanwhile.
-        let pending = self.talk.calls.pending.get_mut(&id)?;
+        let pending = self.core.calls.pending.get_mut(&id)?;
         match &pending.purpose {
             PendingPurpose::Caller { repeatable, .. } => {
                 let repeatable = *repeatable;
-                pending.failed(&failure);
+                pending.record_failure(&failure);
                 // The server refused the old credentials.
-                if class == FailureClass::Unauthorized && id < self.credentials_from && (repeatable || !pending.reached)
+                if class == FailureClass::Unauthorized
+                    && id < self.credentials_from
+                    && (repeatable || !pending.may_have_reached)
                 {
-                    self.talk.ask_again(id);
+                    self.core.resend(id);
                     return None;
                 }
                 let left = pending.deadline.saturating_duration_since(now);
-                let policy = &self.talk.spec.policy.retry;
-                if let Some(delay) = retry::again_after(policy, &failure, pending.attempts, repeatable, left) {
-                    self.again.insert((now + delay, id));
+                let policy = &self.core.spec.policy.retry;
+                if let Some(delay) = retry::retry_delay(policy, &failure, pending.attempts, repeatable, left) {
+                    self.retries.insert((now + delay, id));
                     return None;
                 }
                 // Stateless requests belong to no session, and the failure of one means little for the others: a health
                 // check determines whether the server is reachable.
-                let is_aside = !stateless && pending.goes_through();
+                let is_aside = !stateless && pending.is_passthrough();
                 let broke_off = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
                 let class = match class {
                     FailureClass::Expired | FailureClass::Other if is_aside => FailureClass::Busy,
@@ -324,29 +328,29 @@ impl RemoteSession {
                     class => class,
                 };
                 if is_aside && era::is_refusal(&failure.kind) {
-                    self.talk.forget_introduction();
+                    self.core.forget_era_support();
                 }
-                self.call_failed(id, failure, class)
+                self.on_call_failed(id, failure, class)
             }
             PendingPurpose::Handshake => {
-                self.talk.calls.remove(id);
-                let heard = self.talk.on_handshake_failed(failure);
-                self.on_heard(heard)
+                self.core.calls.remove(id);
+                let heard = self.core.on_handshake_failed(failure);
+                self.on_outcome(heard)
             }
             // A missing stream is no loss of the server; a check finds out.
             PendingPurpose::Listen => {
-                self.talk.calls.remove(id);
+                self.core.calls.remove(id);
                 let is_unknown = matches!(failure.kind, FailureKind::Status { status: 404 | 405, .. });
-                if self.talk.on_stream_over(id, is_unknown)
+                if self.core.on_stream_ended(id, is_unknown)
                     && let Some(checks) = &mut self.checks
                 {
-                    checks.hurry(now.into_std());
+                    checks.schedule_now(now.into_std());
                 }
                 (stateless && class == FailureClass::Unauthorized).then_some(RemoteSessionEnd::Lost(failure))
             }
             // The request is of another era than the session, so its failure means nothing for the session.
             PendingPurpose::Discover => {
-                self.talk.calls.remove(id);
+                self.core.calls.remove(id);
                 let answer = if let FailureKind::ServerError { .. } = failure.kind {
                     CallError::Server { code: INTERNAL_ERROR, message: failure.to_string(), data: None }
                 } else if era::is_refusal(&failure.kind) {
@@ -354,14 +358,16 @@ impl RemoteSession {
                 } else {
                     CallError::Remote { fate: CallFate::NotSent, failure }
                 };
-                self.talk.on_discovered(Err(answer));
+                self.core.on_discovered(Err(answer));
                 None
             }
             // A web server's answer for an unsupported list. 404 may also mean an expired session, but the tools were
             // just read in it; if the session is gone, the next request finds out.
-            PendingPurpose::List if retry::is_unknown(&failure.kind) && self.talk.lists.is_beside() => {
-                self.talk.calls.remove(id);
-                self.talk.on_list(Err(CallError::Server {
+            PendingPurpose::List
+                if retry::is_unsupported(&failure.kind) && self.core.lists.is_reading_optional_list() =>
+            {
+                self.core.calls.remove(id);
+                self.core.on_list(Err(CallError::Server {
                     code: METHOD_NOT_FOUND,
                     message: failure.to_string(),
                     data: None,
@@ -369,66 +375,71 @@ impl RemoteSession {
                 None
             }
             // A temporary failure.
-            PendingPurpose::List if class == FailureClass::Busy => self.unread(id, failure),
+            PendingPurpose::List if class == FailureClass::Busy => self.on_list_failed(id, failure),
             // Only an unreadable list of tools ends the session.
             PendingPurpose::List
-                if matches!(class, FailureClass::Other | FailureClass::Expired) && self.talk.lists.is_beside() =>
+                if matches!(class, FailureClass::Other | FailureClass::Expired)
+                    && self.core.lists.is_reading_optional_list() =>
             {
-                self.unread(id, failure)
+                self.on_list_failed(id, failure)
             }
             PendingPurpose::List => Some(RemoteSessionEnd::Lost(failure)),
             PendingPurpose::Check => {
-                self.talk.calls.remove(id);
+                self.core.calls.remove(id);
                 // No stream detects an unreachable stateless server, so the check does.
                 if stateless && class == FailureClass::Unreachable && !failure.sent {
                     return Some(RemoteSessionEnd::Lost(failure));
                 }
-                if self.is_asked_to_discover() && era::refuses_check_by_status(&failure.kind) {
+                if self.is_checked_by_discover() && era::is_era_refused_by_status(&failure.kind) {
                     return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(
                         failure.to_string(),
                     ))));
                 }
                 match class {
                     FailureClass::Expired | FailureClass::Unauthorized => Some(RemoteSessionEnd::Lost(failure)),
-                    FailureClass::Busy if retry::doubts_session(&failure.kind) => self.check_doubted(failure),
+                    FailureClass::Busy if retry::is_session_doubtful(&failure.kind) => self.on_check_doubted(failure),
                     FailureClass::Unreachable | FailureClass::Busy | FailureClass::Other => {
-                        self.check_failed(&failure.to_string())
+                        self.on_check_failed(&failure.to_string())
                     }
                 }
             }
         }
     }
 
-    fn check_doubted(&mut self, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
+    fn on_check_doubted(&mut self, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
         // The server refused the check as if the session were unknown. A probe without a session proves nothing about
         // it, and some servers refuse `ping` in this way.
         let checks = self.checks.as_mut()?;
-        if checks.asked() == HealthCheck::Get {
-            return self.check_failed(&failure.to_string());
+        if checks.last_request() == HealthCheck::Get {
+            return self.on_check_failed(&failure.to_string());
         }
-        if checks.no_ping(Instant::now().into_std()) {
+        if checks.fall_back_from_ping(Instant::now().into_std()) {
             return None;
         }
-        let FailureKind::Status { status, said } = failure.kind else { return Some(RemoteSessionEnd::Lost(failure)) };
-        Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::SessionExpired { status, said })))
+        let FailureKind::Status { status, message: said } = failure.kind else {
+            return Some(RemoteSessionEnd::Lost(failure));
+        };
+        Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::SessionExpired { status, message: said })))
     }
 
-    fn unread(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
-        self.talk.calls.remove(id);
-        self.talk.on_list(Err(CallError::Remote { fate: CallFate::NotSent, failure }));
+    fn on_list_failed(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
+        self.core.calls.remove(id);
+        self.core.on_list(Err(CallError::Remote { fate: CallFate::NotSent, failure }));
         None
     }
 
-    fn call_failed(&mut self, id: u64, failure: ExchangeFailure, class: FailureClass) -> Option<RemoteSessionEnd> {
-        let pending = self.talk.calls.remove(id)?;
-        let fate = if pending.reached { CallFate::MaybeExecuted } else { CallFate::NotSent };
-        let PendingPurpose::Caller { mut ticket, repeatable, through, .. } = pending.purpose else { return None };
+    fn on_call_failed(&mut self, id: u64, failure: ExchangeFailure, class: FailureClass) -> Option<RemoteSessionEnd> {
+        let pending = self.core.calls.remove(id)?;
+        let fate = if pending.may_have_reached { CallFate::MaybeExecuted } else { CallFate::NotSent };
+        let PendingPurpose::Caller { mut ticket, repeatable, passthrough: through, .. } = pending.purpose else {
+            return None;
+        };
         ticket.fate = fate;
-        let is_aside = through && self.talk.era == Era::Sessions;
+        let is_aside = through && self.core.era == Era::Sessions;
         if matches!(failure.kind, FailureKind::ServerError { .. }) && !is_aside {
             self.server_errors += 1;
         }
-        let gone = class == FailureClass::Busy && self.server_errors >= self.talk.spec.policy.remote.server_errors_max;
+        let gone = class == FailureClass::Busy && self.server_errors >= self.core.spec.policy.remote.server_errors_max;
         let error = match class {
             // Another session would return the same answer.
             FailureClass::Busy | FailureClass::Other => CallError::Remote { fate, failure: failure.clone() },
@@ -438,39 +449,39 @@ impl RemoteSession {
             }
             FailureClass::Unauthorized => CallError::Refused {
                 status: Status::RequiresReauth,
-                message: refused_because(&self.talk.spec.name, Status::RequiresReauth, &failure.to_string()),
+                message: refusal_message(&self.core.spec.name, Status::RequiresReauth, &failure.to_string()),
                 remedy: Some(Remedy::Authorize),
             },
             FailureClass::Unreachable | FailureClass::Expired => {
-                CallError::Terminated { fate, reason: disconnected(&failure) }
+                CallError::Terminated { fate, reason: disconnect_message(&failure) }
             }
         };
         if class == FailureClass::Busy && !gone {
-            let stateless = self.talk.era == Era::Stateless;
+            let stateless = self.core.era == Era::Stateless;
             let broke_off = matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
-            if broke_off || retry::doubts_session(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
-                self.doubts();
+            if broke_off || retry::is_session_doubtful(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
+                self.request_session_check();
             }
             ticket.fail(error);
             return None;
         }
         // Closes the port before the caller learns of it, so that no call enters in between.
-        self.talk.port.commands.close();
+        self.core.port.commands.close();
         ticket.fail(error);
         Some(RemoteSessionEnd::Lost(failure))
     }
 
-    fn check_failed(&mut self, why: &str) -> Option<RemoteSessionEnd> {
-        let (policy, now) = (&self.talk.spec.policy.health, Instant::now().into_std());
-        self.talk.counters.check_failed((self.talk.wall)());
-        match self.checks.as_mut()?.failed(policy, why.to_owned(), now) {
+    fn on_check_failed(&mut self, why: &str) -> Option<RemoteSessionEnd> {
+        let (policy, now) = (&self.core.spec.policy.health, Instant::now().into_std());
+        self.core.counters.record_failed_check((self.core.wall)());
+        match self.checks.as_mut()?.record_failure(policy, why.to_owned(), now) {
             HealthVerdict::Wait => None,
             HealthVerdict::Degraded(failures) => {
-                (self.talk.news)(SessionEvent::Degraded(failures, why.to_owned()));
+                (self.core.report_event)(SessionEvent::Degraded(failures, why.to_owned()));
                 None
             }
             HealthVerdict::GiveUp(failures) => {
-                (self.talk.news)(SessionEvent::Degraded(failures, why.to_owned()));
+                (self.core.report_event)(SessionEvent::Degraded(failures, why.to_owned()));
                 Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::Unhealthy(failures))))
             }
         }
@@ -480,46 +491,50 @@ impl RemoteSession {
 
     fn on_time(&mut self) -> Option<RemoteSessionEnd> {
         let now = Instant::now();
-        while let Some(late) = self.talk.late(now) {
+        while let Some(late) = self.core.expire_next(now) {
             match late {
                 PassedDeadline::Call | PassedDeadline::List => {}
                 PassedDeadline::Handshake => {
-                    let limit = self.talk.spec.policy.session.handshake_timeout;
+                    let limit = self.core.spec.policy.session.handshake_timeout;
                     return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::HeaderTimeout(limit))));
                 }
-                PassedDeadline::Refused(how) => return Some(refused(how)),
+                PassedDeadline::HandshakeRefused(how) => return Some(end_from_refusal(how)),
                 PassedDeadline::Check => {
-                    let limit = self.talk.spec.policy.health.timeout;
-                    if let Some(over) = self.check_failed(&format!("no answer within {} s", limit.as_secs_f64())) {
+                    let limit = self.core.spec.policy.health.timeout;
+                    if let Some(over) = self.on_check_failed(&format!("no answer within {} s", limit.as_secs_f64())) {
                         return Some(over);
                     }
                 }
             }
         }
-        while let Some((at, id)) = self.again.first().copied()
+        while let Some((at, id)) = self.retries.first().copied()
             && now >= at
         {
-            self.again.remove(&(at, id));
-            self.talk.ask_again(id);
+            self.retries.remove(&(at, id));
+            self.core.resend(id);
         }
-        self.talk.on_due(now);
+        self.core.on_due(now);
         if self.checks.as_ref().and_then(HealthChecks::due_at).is_some_and(|at| now.into_std() >= at) {
-            self.check(now);
+            self.start_check(now);
         }
         None
     }
 
-    fn check(&mut self, now: Instant) {
-        let policy = &self.talk.spec.policy.health;
+    fn start_check(&mut self, now: Instant) {
+        let policy = &self.core.spec.policy.health;
         let Some(checks) = &mut self.checks else { return };
         let (deadline, check) = (now + policy.timeout, checks.begin(policy));
         match check {
-            HealthCheck::Ping => drop(self.talk.ask(self.talk.era.check(), None, PendingPurpose::Check, deadline)),
-            HealthCheck::ToolsList => drop(self.talk.ask("tools/list", None, PendingPurpose::Check, deadline)),
+            HealthCheck::Ping => {
+                drop(self.core.send_own_request(self.core.era.check_method(), None, PendingPurpose::Check, deadline))
+            }
+            HealthCheck::ToolsList => {
+                drop(self.core.send_own_request("tools/list", None, PendingPurpose::Check, deadline))
+            }
             HealthCheck::Get => {
-                let id = self.talk.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
-                self.talk.calls.insert(id, PendingRequest::new(PendingPurpose::Check, deadline));
-                self.talk.outlet.line.send(LineOutput::Probe { id });
+                let id = self.core.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
+                self.core.calls.insert(id, PendingRequest::new(PendingPurpose::Check, deadline));
+                self.core.outlet.line.send(LineOutput::Probe { id });
             }
         }
     }
@@ -530,17 +545,17 @@ impl RemoteSession {
         // Calls answered before the end get their results, and unsent calls their fate. Returns true if the connection
         // is over.
         let mut is_over = false;
-        self.talk.calls.retain_callers();
+        self.core.calls.retain_callers();
         for _ in 0..LAST_WORDS_MAX {
-            if self.talk.calls.pending.is_empty() {
+            if self.core.calls.pending.is_empty() {
                 break;
             }
-            let next = tokio::task::unconstrained(poll_fn(|cx| self.talk.outlet.line.poll_next(cx)));
+            let next = tokio::task::unconstrained(poll_fn(|cx| self.core.outlet.line.poll_next(cx)));
             match next.now_or_never() {
-                Some(LineEvent::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
+                Some(LineEvent::Message { message, .. }) => self.core.on_final_message(&message, Instant::now()),
                 Some(LineEvent::Failed { id, failure }) => {
-                    if let Some(pending) = self.talk.calls.pending.get_mut(&id) {
-                        pending.failed(&failure);
+                    if let Some(pending) = self.core.calls.pending.get_mut(&id) {
+                        pending.record_failure(&failure);
                     }
                 }
                 Some(LineEvent::Probed { .. }) => {}
@@ -556,15 +571,15 @@ impl RemoteSession {
         // In an expired session a refused call was not executed, and the next session repeats it.
         let until = Instant::now() + REFUSALS_WAIT;
         for _ in 0..LAST_WORDS_MAX {
-            if !self.talk.calls.pending.values().any(|pending| pending.starts_at.is_some()) {
+            if !self.core.calls.pending.values().any(|pending| pending.output_offset.is_some()) {
                 return;
             }
-            let next = poll_fn(|cx| self.talk.outlet.line.poll_next(cx));
+            let next = poll_fn(|cx| self.core.outlet.line.poll_next(cx));
             match tokio::time::timeout_at(until, next).await {
-                Ok(LineEvent::Message { message, .. }) => self.talk.on_last_word(&message, Instant::now()),
+                Ok(LineEvent::Message { message, .. }) => self.core.on_final_message(&message, Instant::now()),
                 Ok(LineEvent::Failed { id, failure }) => {
-                    if let Some(pending) = self.talk.calls.pending.get_mut(&id) {
-                        pending.failed(&failure);
+                    if let Some(pending) = self.core.calls.pending.get_mut(&id) {
+                        pending.record_failure(&failure);
                     }
                 }
                 Ok(LineEvent::Probed { .. } | LineEvent::Lost(_)) => {}
@@ -574,47 +589,47 @@ impl RemoteSession {
     }
 
     async fn finish(&mut self, over: RemoteSessionEnd) -> WorkerExit {
-        let ran = self.talk.initialized.map(|at| at.elapsed());
+        let ran = self.core.initialized_at.map(|at| at.elapsed());
         let exit = match over {
-            RemoteSessionEnd::Asked => {
+            RemoteSessionEnd::Requested => {
                 self.drain();
-                self.talk.outlet.line.send(LineOutput::Close);
+                self.core.outlet.line.send(LineOutput::Close);
                 let is_over = self.drain();
-                self.talk.close("stopped");
+                self.core.close("stopped");
                 let closed = async {
                     // Later messages are ignored.
                     while !is_over
                         && !matches!(
-                            poll_fn(|cx| self.talk.outlet.line.poll_next(cx)).await,
+                            poll_fn(|cx| self.core.outlet.line.poll_next(cx)).await,
                             LineEvent::Closed | LineEvent::Lost(_)
                         )
                     {}
                 };
                 // A server that does not confirm the close detects it by itself.
-                let _ = tokio::time::timeout(self.talk.spec.policy.remote.close_timeout, closed).await;
-                WorkerExit::because(ExitCause::Asked)
+                let _ = tokio::time::timeout(self.core.spec.policy.remote.close_timeout, closed).await;
+                WorkerExit::from_cause(ExitCause::Requested)
             }
             RemoteSessionEnd::Lost(failure) => {
                 self.drain();
                 if matches!(failure.kind, FailureKind::SessionExpired { .. }) {
                     self.await_refusals().await;
                 }
-                self.talk.close(&disconnected(&failure));
-                WorkerExit::because(ExitCause::Lost(failure))
+                self.core.close(&disconnect_message(&failure));
+                WorkerExit::from_cause(ExitCause::Lost(failure))
             }
         };
-        WorkerExit { ran, ..exit }
+        WorkerExit { uptime: ran, ..exit }
     }
 }
 
-fn refused(how: HandshakeRefusal) -> RemoteSessionEnd {
+fn end_from_refusal(how: HandshakeRefusal) -> RemoteSessionEnd {
     RemoteSessionEnd::Lost(match how {
-        HandshakeRefusal::Said(why) => ExchangeFailure::sent(FailureKind::Handshake(why)),
+        HandshakeRefusal::Rejected(why) => ExchangeFailure::sent(FailureKind::Handshake(why)),
         HandshakeRefusal::Failed(failure) => failure,
     })
 }
 
-fn disconnected(failure: &ExchangeFailure) -> String {
+fn disconnect_message(failure: &ExchangeFailure) -> String {
     format!("Server disconnected: {failure}")
 }
 
@@ -650,7 +665,7 @@ pub(crate) mod tests {
                     let body = String::from_utf8_lossy(&body).into_owned();
                     let answer = |result: &str| {
                         let message = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#).into();
-                        LineEvent::Message { message, of: Some(id) }
+                        LineEvent::Message { message, request: Some(id) }
                     };
                     if body.contains("initialize") {
                         let greeting = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"a","version":"1"}}"#;
@@ -691,8 +706,8 @@ pub(crate) mod tests {
             headers: [].into(),
             query: [].into(),
             missing: Vec::new(),
-            keep: ProcessLifetime::Listed,
-            on_update: UpdateMethod::default(),
+            lifetime: ProcessLifetime::Listed,
+            update_method: UpdateMethod::default(),
             request_logging: false,
             mask: SecretMask::default(),
             policy: Arc::new(Policy::default()),
@@ -716,16 +731,16 @@ pub(crate) mod tests {
                 since: Instant::now(),
                 discover: false,
                 era: None,
-                dice: JitterRng::new(1, "a"),
-                news: Box::new(|_| {}),
-                printed: None,
+                rng: JitterRng::new(1, "a"),
+                report_event: Box::new(|_| {}),
+                stdout_lines: None,
                 memory: crate::byte_budget::ServerMemory::default(),
-                stage: AudienceHandle::new(
+                audience: AudienceHandle::new(
                     Arc::new(NoAudience),
                     SessionSource { id: spec().id.clone(), run: RunNumber(1) },
                 ),
             };
-            run(Args { basis, line: Box::new(line) }).await
+            run(Args { session_args: basis, line: Box::new(line) }).await
         };
         let ask = |method: &str| {
             let request = CallerRequest::Method { method: method.to_owned(), params: None };
@@ -745,6 +760,6 @@ pub(crate) mod tests {
         assert!(answered.is_ok(), "{answered:?}");
         assert_eq!(gated.unwrap_err().fate(), Some(CallFate::NotSent));
         assert_eq!(lost.unwrap_err().fate(), Some(CallFate::MaybeExecuted));
-        assert_eq!(exit.cause, ExitCause::Asked);
+        assert_eq!(exit.cause, ExitCause::Requested);
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct InputRounds {
 }
 
 impl InputRounds {
-    pub(super) fn input(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn input_members(&self) -> Vec<(&'static str, String)> {
         let mut input = Vec::new();
         if !self.answers.is_empty() {
             let pair = |(name, answer): (&String, &String)| format!("{}:{answer}", Value::from(name.as_str()));
@@ -49,7 +49,7 @@ pub(super) enum ResultType {
     Unknown,
 }
 
-pub(super) fn outcome_of(result: &RawValue) -> ResultType {
+pub(super) fn result_type(result: &RawValue) -> ResultType {
     // Servers of earlier versions send no `resultType`; their results are complete.
     match member(result.get(), "resultType").map(serde_json::from_str::<String>) {
         None => ResultType::Complete,
@@ -59,38 +59,38 @@ pub(super) fn outcome_of(result: &RawValue) -> ResultType {
     }
 }
 
-fn invalid(why: &str) -> CallError {
+fn invalid_input_error(why: &str) -> CallError {
     CallError::Server { code: INTERNAL_ERROR, message: why.to_owned(), data: None }
 }
 
 impl<O: Outlet> SessionCore<O> {
     pub(super) fn on_input_required(&mut self, id: u64, mut pending: PendingRequest, result: &RawValue) {
-        pending.reached = true;
-        pending.starts_at = None;
+        pending.may_have_reached = true;
+        pending.output_offset = None;
         // The next attempt is another request.
         pending.attempts = 0;
-        let asked = match self.round(&mut pending, result) {
+        let asked = match self.begin_round(&mut pending, result) {
             Ok(asked) => asked,
-            Err(why) => return pending.fail(invalid(&why)),
+            Err(why) => return pending.fail(invalid_input_error(&why)),
         };
         let cause = match &pending.purpose {
-            PendingPurpose::Caller { behalf: Some(behalf), .. } => MessageCause::Call(behalf.origin),
-            _ => MessageCause::Stranger,
+            PendingPurpose::Caller { client_call: Some(behalf), .. } => MessageCause::Call(behalf.origin),
+            _ => MessageCause::NoClient,
         };
         self.calls.insert(id, pending);
         if asked.is_empty() {
-            return self.ask_again(id);
+            return self.resend(id);
         }
         for (name, message) in asked {
             let number = self.questions.open(AnswerRoute::Input(InputQuestion { call: id, name }), cause);
             let text = format!(r#"{{"jsonrpc":"2.0","id":{number},{message}}}"#);
-            let Ok(message) = RpcMessage::read(Bytes::from(text)) else { continue };
+            let Ok(message) = RpcMessage::parse(Bytes::from(text)) else { continue };
             let question = ClientQuestion::new(number, message, self.port.answers.clone());
-            self.stage.asked(cause, question);
+            self.audience.on_request(cause, question);
         }
     }
 
-    fn round(&self, pending: &mut PendingRequest, result: &RawValue) -> Result<Vec<(String, String)>, String> {
+    fn begin_round(&self, pending: &mut PendingRequest, result: &RawValue) -> Result<Vec<(String, String)>, String> {
         // Returns for each request its name and the text after its id.
         let state = member(result.get(), "requestState");
         let requests = member(result.get(), "inputRequests");
@@ -107,7 +107,7 @@ impl<O: Outlet> SessionCore<O> {
             let params = params.map(|params| format!(r#","params":{params}"#)).unwrap_or_default();
             let request = format!(r#""method":"{method}"{params}"#);
             // The client receives it as a request, so it must be valid as one.
-            RpcMessage::read(Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":0,{request}}}"#)))
+            RpcMessage::parse(Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":0,{request}}}"#)))
                 .map_err(|_| malformed())?;
             asked.push((name, request));
         }
@@ -135,7 +135,7 @@ impl<O: Outlet> SessionCore<O> {
                 rounds.answers.insert(name, result.to_owned());
                 rounds.unanswered -= 1;
                 if rounds.unanswered == 0 {
-                    self.ask_again(call);
+                    self.resend(call);
                 }
             }
             Err(error) => {
@@ -147,12 +147,12 @@ impl<O: Outlet> SessionCore<O> {
     }
 
     pub(super) fn withdraw_inputs(&mut self, call: u64) {
-        for number in self.questions.of_call(call) {
+        for number in self.questions.numbers_of_call(call) {
             self.questions.close(number);
             let words =
                 format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{number}}}}}"#);
-            if let Ok(words) = RpcMessage::read(Bytes::from(words)) {
-                self.stage.withdrawn(number, words);
+            if let Ok(words) = RpcMessage::parse(Bytes::from(words)) {
+                self.audience.on_request_withdrawn(number, words);
             }
         }
     }

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::envelope::SUBSCRIPTION;
-use super::handshake::introduction;
+use super::handshake::discovered_server;
 use super::pending::PendingPurpose;
 use super::{INTERNAL_ERROR, METHOD_NOT_FOUND, Outlet, SessionCore};
 use crate::audience::MessageCause;
@@ -37,23 +37,23 @@ const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "criti
 /// headers repeat, by tool. `known` records whether a server with sessions supports the stateless era too.
 #[derive(Default)]
 pub(super) struct StatelessState {
-    known: EraSupport,
+    support: EraSupport,
     waiting: Vec<DiscoverRequest>,
     offers: NotifiedChanges,
-    level: Option<String>,
-    uris: BTreeSet<String>,
-    listening: NotificationStream,
-    marked: HashMap<Box<str>, Vec<HeaderParam>>,
+    log_level: Option<String>,
+    subscribed_uris: BTreeSet<String>,
+    stream: NotificationStream,
+    marked_params: HashMap<Box<str>, Vec<HeaderParam>>,
 }
 
 #[derive(Default)]
 enum EraSupport {
     #[default]
-    Unasked,
-    Asking,
+    Unknown,
+    Pending,
     // Not supported until this time; for the rest of the session if `None`.
-    No(Option<Instant>),
-    Yes(Arc<ServerInfo>),
+    Unsupported(Option<Instant>),
+    Supported(Arc<ServerInfo>),
 }
 
 /// Stream of the server's notifications.
@@ -64,12 +64,12 @@ enum EraSupport {
 #[derive(Default)]
 struct NotificationStream {
     current: Option<u64>,
-    leaving: Option<u64>,
-    again_at: Option<Instant>,
+    previous: Option<u64>,
+    retry_at: Option<Instant>,
     failures: u32,
-    missed: bool,
-    was_there: bool,
-    is_unknown: bool,
+    had_gap: bool,
+    was_confirmed: bool,
+    is_unsupported: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -88,28 +88,28 @@ struct ChangeSupport {
 }
 
 impl<O: Outlet> SessionCore<O> {
-    fn kept(&mut self) -> &mut StatelessState {
+    fn stateless_state(&mut self) -> &mut StatelessState {
         self.stateless.get_or_insert_default()
     }
 
-    pub(super) fn level(&self) -> Option<&str> {
-        self.stateless.as_ref()?.level.as_deref()
+    pub(super) fn log_level(&self) -> Option<&str> {
+        self.stateless.as_ref()?.log_level.as_deref()
     }
 
-    pub(super) fn listens_again_at(&self) -> Option<Instant> {
-        self.stateless.as_ref()?.listening.again_at
+    pub(super) fn next_listen_at(&self) -> Option<Instant> {
+        self.stateless.as_ref()?.stream.retry_at
     }
 
     // ---- support of the stateless era ----
 
-    pub(super) fn met(&mut self, server: &Arc<ServerInfo>) {
+    pub(super) fn record_server(&mut self, server: &Arc<ServerInfo>) {
         if server.era == Era::Stateless {
             let offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
-            let kept = self.kept();
-            (kept.known, kept.offers) = (EraSupport::Yes(server.clone()), offers);
+            let kept = self.stateless_state();
+            (kept.support, kept.offers) = (EraSupport::Supported(server.clone()), offers);
         }
         if self.stateless.is_some() {
-            for discover in std::mem::take(&mut self.kept().waiting) {
+            for discover in std::mem::take(&mut self.stateless_state().waiting) {
                 self.on_discover(discover);
             }
         }
@@ -117,22 +117,24 @@ impl<O: Outlet> SessionCore<O> {
 
     pub(super) fn on_discover(&mut self, discover: DiscoverRequest) {
         // A pipe has one era, and HTTP+SSE supports only sessions.
-        if self.initialized.is_some() && self.era == Era::Sessions && !(O::REPEATS && self.may_be_stateless()) {
+        if self.initialized_at.is_some() && self.era == Era::Sessions && !(O::REPEATS && self.may_be_stateless()) {
             return discover.answer(Ok(None));
         }
-        let (is_met, now) = (self.initialized.is_some(), Instant::now());
-        let kept = self.kept();
-        match &kept.known {
-            EraSupport::Yes(server) => return discover.answer(Ok(Some(server.clone()))),
-            EraSupport::No(until) if until.is_none_or(|until| now < until) => return discover.answer(Ok(None)),
-            EraSupport::No(_) => kept.known = EraSupport::Unasked,
-            EraSupport::Unasked | EraSupport::Asking => {}
+        let (is_met, now) = (self.initialized_at.is_some(), Instant::now());
+        let kept = self.stateless_state();
+        match &kept.support {
+            EraSupport::Supported(server) => return discover.answer(Ok(Some(server.clone()))),
+            EraSupport::Unsupported(until) if until.is_none_or(|until| now < until) => {
+                return discover.answer(Ok(None));
+            }
+            EraSupport::Unsupported(_) => kept.support = EraSupport::Unknown,
+            EraSupport::Unknown | EraSupport::Pending => {}
         }
         kept.waiting.push(discover);
-        if is_met && matches!(kept.known, EraSupport::Unasked) {
-            kept.known = EraSupport::Asking;
+        if is_met && matches!(kept.support, EraSupport::Unknown) {
+            kept.support = EraSupport::Pending;
             let deadline = now + era::DISCOVER_WAIT_MAX;
-            self.ask(Era::Stateless.opening(), None, PendingPurpose::Discover, deadline);
+            self.send_own_request(Era::Stateless.opening_method(), None, PendingPurpose::Discover, deadline);
         }
     }
 
@@ -140,23 +142,23 @@ impl<O: Outlet> SessionCore<O> {
         // An error of the server counts as an answer.
         let later = Instant::now() + era::DISCOVER_PAUSE;
         let (known, answer) = match answer {
-            Ok(result) => match introduction(result) {
-                Some(server) => (EraSupport::Yes(server.clone()), Ok(Some(server))),
-                None => (EraSupport::No(None), Ok(None)),
+            Ok(result) => match discovered_server(result) {
+                Some(server) => (EraSupport::Supported(server.clone()), Ok(Some(server))),
+                None => (EraSupport::Unsupported(None), Ok(None)),
             },
             // Some servers fail on unknown methods or do not respond. It may be chance, so the session asks again
             // later.
             Err(CallError::Server { code: INTERNAL_ERROR, .. } | CallError::TimedOut { .. }) => {
-                (EraSupport::No(Some(later)), Ok(None))
+                (EraSupport::Unsupported(Some(later)), Ok(None))
             }
-            Err(CallError::Server { .. }) => (EraSupport::No(None), Ok(None)),
-            Err(error) => (EraSupport::Unasked, Err(error)),
+            Err(CallError::Server { .. }) => (EraSupport::Unsupported(None), Ok(None)),
+            Err(error) => (EraSupport::Unknown, Err(error)),
         };
-        let kept = self.kept();
-        if let EraSupport::Yes(server) = &known {
+        let kept = self.stateless_state();
+        if let EraSupport::Supported(server) = &known {
             kept.offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
         }
-        kept.known = known;
+        kept.support = known;
         for discover in std::mem::take(&mut kept.waiting) {
             discover.answer(answer.clone());
         }
@@ -164,46 +166,46 @@ impl<O: Outlet> SessionCore<O> {
         self.listen();
     }
 
-    pub(super) fn forget_introduction(&mut self) {
+    pub(super) fn forget_era_support(&mut self) {
         // A server with sessions refused a stateless request although it had declared support: it is asked again.
-        if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.known, EraSupport::Yes(_))) {
-            kept.known = EraSupport::Unasked;
+        if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.support, EraSupport::Supported(_))) {
+            kept.support = EraSupport::Unknown;
         }
     }
 
-    pub(super) fn on_refused_alone(&mut self, error: &CallError) {
-        if self.era == Era::Sessions && era::refuses_check(Era::Stateless, error) {
-            self.forget_introduction();
+    pub(super) fn on_stateless_refused(&mut self, error: &CallError) {
+        if self.era == Era::Sessions && era::is_era_refused(Era::Stateless, error) {
+            self.forget_era_support();
         }
     }
 
-    fn speaks_this(&self) -> bool {
-        self.stateless.as_ref().is_some_and(|kept| matches!(kept.known, EraSupport::Yes(_)))
+    fn is_stateless_supported(&self) -> bool {
+        self.stateless.as_ref().is_some_and(|kept| matches!(kept.support, EraSupport::Supported(_)))
     }
 
     // ---- headers ----
 
-    pub(super) fn mark(&mut self, catalogue: &Catalogue) {
+    pub(super) fn update_marked_params(&mut self, catalogue: &Catalogue) {
         if !O::REPEATS {
             return;
         }
         let marked = catalogue.tools.iter().filter_map(|tool| {
-            let marked = mirror::of_tool(tool.raw.get()).ok().filter(|marked| !marked.is_empty())?;
+            let marked = mirror::header_params(tool.raw.get()).ok().filter(|marked| !marked.is_empty())?;
             Some((tool.name.clone(), marked))
         });
         let marked: HashMap<_, _> = marked.collect();
         if !marked.is_empty() || self.stateless.is_some() {
-            self.kept().marked = marked;
+            self.stateless_state().marked_params = marked;
         }
     }
 
-    pub(super) fn marked(&self, tool: &str) -> Vec<HeaderParam> {
-        self.stateless.as_ref().and_then(|kept| kept.marked.get(tool)).cloned().unwrap_or_default()
+    pub(super) fn marked_params(&self, tool: &str) -> Vec<HeaderParam> {
+        self.stateless.as_ref().and_then(|kept| kept.marked_params.get(tool)).cloned().unwrap_or_default()
     }
 
     // ---- session requests of clients ----
 
-    pub(super) fn answer_for_it(
+    pub(super) fn answer_locally(
         &mut self,
         id: u64,
         wanted: &OutboundRequest,
@@ -231,7 +233,7 @@ impl<O: Outlet> SessionCore<O> {
             if matches!(method, "resources/subscribe" | "resources/unsubscribe")
                 && let Some(uri) = param("uri")
             {
-                self.wants_news_of(uri, method == "resources/subscribe");
+                self.set_subscription(uri, method == "resources/subscribe");
             }
             return Some(ticket);
         }
@@ -239,18 +241,18 @@ impl<O: Outlet> SessionCore<O> {
             "ping" => Ok(()),
             "logging/setLevel" => match param("level").filter(|level| LEVELS.contains(&&**level)) {
                 Some(level) => {
-                    self.kept().level = Some(format!("\"{level}\""));
+                    self.stateless_state().log_level = Some(format!("\"{level}\""));
                     Ok(())
                 }
                 None => Err((INVALID_PARAMS, "`level` is missing or unknown")),
             },
             "resources/subscribe" | "resources/unsubscribe" => match param("uri") {
                 None => Err((INVALID_PARAMS, "`uri` is missing")),
-                Some(_) if !self.kept().offers.resources.subscribe => {
+                Some(_) if !self.stateless_state().offers.resources.subscribe => {
                     Err((METHOD_NOT_FOUND, "the server does not support subscriptions"))
                 }
                 Some(uri) => {
-                    self.wants_news_of(uri, method == "resources/subscribe");
+                    self.set_subscription(uri, method == "resources/subscribe");
                     Ok(())
                 }
             },
@@ -263,14 +265,14 @@ impl<O: Outlet> SessionCore<O> {
             }
         };
         let text = ByteString::from(text);
-        if let Ok(view) = MessageView::read(&text) {
+        if let Ok(view) = MessageView::parse(&text) {
             ticket.answer(&view, &text, &self.spec.mask);
         }
         None
     }
 
-    fn wants_news_of(&mut self, uri: String, wants: bool) {
-        let uris = &mut self.kept().uris;
+    fn set_subscription(&mut self, uri: String, wants: bool) {
+        let uris = &mut self.stateless_state().subscribed_uris;
         let changed = if wants { uris.insert(uri) } else { uris.remove(&uri) };
         if changed {
             self.listen();
@@ -282,13 +284,13 @@ impl<O: Outlet> SessionCore<O> {
     pub(super) fn listen(&mut self) {
         // The new stream replaces the previous one.
         if let Some(kept) = &mut self.stateless {
-            kept.listening.again_at = None;
+            kept.stream.retry_at = None;
         }
-        if !self.speaks_this() || self.initialized.is_none() {
+        if !self.is_stateless_supported() || self.initialized_at.is_none() {
             return;
         }
-        let kept = self.kept();
-        if kept.listening.is_unknown {
+        let kept = self.stateless_state();
+        if kept.stream.is_unsupported {
             return;
         }
         let NotifiedChanges { tools, resources, prompts } = kept.offers;
@@ -297,21 +299,26 @@ impl<O: Outlet> SessionCore<O> {
         for (name, _) in lists.iter().filter(|(_, of)| of.list_changed) {
             filter.insert((*name).to_owned(), true.into());
         }
-        if kept.offers.resources.subscribe && !kept.uris.is_empty() {
-            filter.insert("resourceSubscriptions".to_owned(), kept.uris.iter().cloned().collect());
+        if kept.offers.resources.subscribe && !kept.subscribed_uris.is_empty() {
+            filter.insert("resourceSubscriptions".to_owned(), kept.subscribed_uris.iter().cloned().collect());
         }
-        let before = kept.listening.current.take();
+        let before = kept.stream.current.take();
         if filter.is_empty() {
-            return self.leave(before);
+            return self.close_stream(before);
         }
-        let earlier = std::mem::replace(&mut kept.listening.leaving, before);
-        self.leave(earlier);
+        let earlier = std::mem::replace(&mut kept.stream.previous, before);
+        self.close_stream(earlier);
         let params = json!({ "notifications": filter }).to_string();
-        let id = self.ask("subscriptions/listen", Some(&params), PendingPurpose::Listen, Instant::now() + TIMEOUT_MAX);
-        self.kept().listening.current = Some(id);
+        let id = self.send_own_request(
+            "subscriptions/listen",
+            Some(&params),
+            PendingPurpose::Listen,
+            Instant::now() + TIMEOUT_MAX,
+        );
+        self.stateless_state().stream.current = Some(id);
     }
 
-    fn leave(&mut self, stream: Option<u64>) {
+    fn close_stream(&mut self, stream: Option<u64>) {
         if let Some(id) = stream
             && let Some(pending) = self.calls.remove(id)
         {
@@ -319,40 +326,40 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    pub(super) fn on_stream_over(&mut self, id: u64, is_unknown: bool) -> bool {
+    pub(super) fn on_stream_ended(&mut self, id: u64, is_unknown: bool) -> bool {
         // Returns true if the current stream ended, or was not opened; another one is scheduled with backoff.
         let policy = &self.spec.policy.reconnect;
         let Some(kept) = &mut self.stateless else { return false };
-        let listening = &mut kept.listening;
+        let listening = &mut kept.stream;
         if listening.current != Some(id) {
-            listening.leaving = listening.leaving.filter(|leaving| *leaving != id);
+            listening.previous = listening.previous.filter(|leaving| *leaving != id);
             return false;
         }
         listening.current = None;
-        (listening.missed, listening.is_unknown) = (true, is_unknown);
+        (listening.had_gap, listening.is_unsupported) = (true, is_unknown);
         listening.failures = listening.failures.saturating_add(1);
         if !is_unknown {
             let delay = restart::reconnect_delay(policy, listening.failures);
-            listening.again_at = Some(Instant::now() + self.dice.spread(delay, policy.jitter_percent));
+            listening.retry_at = Some(Instant::now() + self.rng.jitter(delay, policy.jitter_percent));
         }
         true
     }
 
     fn is_stream(&self, id: u64) -> bool {
         let Some(kept) = &self.stateless else { return false };
-        [kept.listening.current, kept.listening.leaving].contains(&Some(id))
+        [kept.stream.current, kept.stream.previous].contains(&Some(id))
     }
 
-    pub(super) fn is_end_of_stream(&mut self, said: &MessageView<'_>) -> bool {
+    pub(super) fn on_stream_cancelled(&mut self, said: &MessageView<'_>) -> bool {
         // Over a pipe the server ends a stream with `notifications/cancelled`.
-        let id = said.of.and_then(|of| of.get().parse().ok());
+        let id = said.cancelled_id.and_then(|of| of.get().parse().ok());
         let Some(id) = id.filter(|id| self.is_stream(*id)) else { return false };
         self.calls.remove(id);
-        self.on_stream_over(id, false);
+        self.on_stream_ended(id, false);
         true
     }
 
-    pub(super) fn on_stream(
+    pub(super) fn on_stream_notification(
         &mut self,
         said: &MessageView<'_>,
         text: &ByteString,
@@ -369,20 +376,20 @@ impl<O: Outlet> SessionCore<O> {
         match said.method.as_deref() {
             Some("notifications/subscriptions/acknowledged") => self.on_acknowledged(id, now),
             method => {
-                if self.is_of_a_list(method) {
-                    self.lists.again_by(now + self.spec.policy.session.list_changed_debounce);
+                if self.is_list_changed(method) {
+                    self.lists.schedule_read(now + self.spec.policy.session.list_changed_debounce);
                 }
                 // The subscription id is ours and means nothing to clients.
-                let kept = said.keep(text);
+                let kept = said.to_message(text);
                 let told = meta.zip(said.params).and_then(|(meta, params)| {
                     let meta = without_member(meta, SUBSCRIPTION);
                     let params = match &*meta {
                         "{}" => without_member(params.get(), "_meta"),
                         meta => with_members(params.get(), &[("_meta", meta)]),
                     };
-                    RpcMessage::read(kept.told_with(&params).into()).ok()
+                    RpcMessage::parse(kept.with_params(&params).into()).ok()
                 });
-                self.stage.heard(MessageCause::Nobody, told.unwrap_or(kept));
+                self.audience.on_notification(MessageCause::NoCall, told.unwrap_or(kept));
             }
         }
         true
@@ -391,17 +398,17 @@ impl<O: Outlet> SessionCore<O> {
     fn on_acknowledged(&mut self, id: u64, now: Instant) {
         // Changes between the read of the lists and this confirmation were not announced.
         let is_read = self.discover && self.lists.known;
-        let listening = &mut self.kept().listening;
+        let listening = &mut self.stateless_state().stream;
         if listening.current != Some(id) {
             return;
         }
         listening.failures = 0;
-        let is_first = !std::mem::replace(&mut listening.was_there, true);
-        let missed = std::mem::take(&mut listening.missed) || (is_first && is_read);
-        let leaving = listening.leaving.take();
-        self.leave(leaving);
+        let is_first = !std::mem::replace(&mut listening.was_confirmed, true);
+        let missed = std::mem::take(&mut listening.had_gap) || (is_first && is_read);
+        let leaving = listening.previous.take();
+        self.close_stream(leaving);
         if missed {
-            self.lists.again_by(now);
+            self.lists.schedule_read(now);
         }
     }
 }

@@ -32,7 +32,7 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 const HURRY_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Args {
-    pub(crate) basis: SessionArgs,
+    pub(crate) session_args: SessionArgs,
     pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
     pub(crate) process: Box<dyn ServerProcess>,
@@ -40,7 +40,7 @@ pub(crate) struct Args {
 
 enum StdioSessionEnd {
     Process(ProcessEnd),
-    Asked,
+    Requested,
     Failed(ExitCause),
 }
 
@@ -69,7 +69,7 @@ impl Outlet for StdinOutlet {
         self.put(parts);
     }
 
-    fn tell(&mut self, parts: &[&str]) {
+    fn notify(&mut self, parts: &[&str]) {
         self.put(parts);
     }
 
@@ -77,7 +77,7 @@ impl Outlet for StdinOutlet {
         self.put(parts);
     }
 
-    fn initialized(&mut self, _version: &str, parts: &[&str]) {
+    fn send_initialized(&mut self, _version: &str, parts: &[&str]) {
         self.put(parts);
     }
 
@@ -98,13 +98,13 @@ impl Outlet for StdinOutlet {
 }
 
 struct StdioSession {
-    talk: SessionCore<StdinOutlet>,
+    core: SessionCore<StdinOutlet>,
     lines: LineReader<Box<dyn AsyncRead + Send + Unpin>>,
     writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     process: Box<dyn ServerProcess>,
     control: mpsc::UnboundedReceiver<SessionControl>,
     watchdog: Watchdog,
-    stdout_over: bool,
+    stdout_closed: bool,
     reads_first: bool,
     broken: Option<(String, Instant)>,
 }
@@ -112,19 +112,19 @@ struct StdioSession {
 /// Runs a session and its process to the end. On return, nothing of the run is left.
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let now = Instant::now();
-    let Args { basis, reader, writer, process } = args;
+    let Args { session_args: basis, reader, writer, process } = args;
     let (pid, line_max) = (process.pid(), basis.spec.policy.session.line_max);
     let messages = basis.memory.messages.clone();
     let (talk, control) = SessionCore::new(basis, StdinOutlet::default());
     // Boxed: a future stores its arguments and the values made of them side by side, and so does each future around it.
     let mut this = Box::new(StdioSession {
-        talk,
+        core: talk,
         lines: LineReader::new(reader, line_max, messages),
         writer: Some(writer),
         process,
         control,
         watchdog: Watchdog::new(now.into_std()),
-        stdout_over: false,
+        stdout_closed: false,
         reads_first: false,
         broken: None,
     });
@@ -138,41 +138,41 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
 impl StdioSession {
     async fn serve(&mut self) -> StdioSessionEnd {
         loop {
-            if self.talk.has_drained() {
-                return StdioSessionEnd::Asked;
+            if self.core.has_drained() {
+                return StdioSessionEnd::Requested;
             }
             let wake_at = self.wake_at();
-            let reading = !self.stdout_over;
-            let writing = !self.talk.outlet.out.is_empty();
-            let draining = self.talk.draining;
+            let reading = !self.stdout_closed;
+            let writing = !self.core.outlet.out.is_empty();
+            let draining = self.core.draining;
             // This order keeps the other work going if a server floods its stdout or clients flood it with
             // notifications. Commands and reading alternate.
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
-                    Some(SessionControl::Discover) => self.talk.list(),
-                    Some(SessionControl::Drain) => self.talk.draining = true,
+                    Some(SessionControl::Discover) => self.core.read_lists(),
+                    Some(SessionControl::Drain) => self.core.draining = true,
                     Some(SessionControl::Adopt(spec)) => {
                         self.lines.line_max = spec.policy.session.line_max;
-                        self.talk.adopt(spec);
+                        self.core.adopt(spec);
                     }
                     // These concern an end in progress or a remote server.
-                    Some(SessionControl::Hurry | SessionControl::Check) => {}
+                    Some(SessionControl::ShortenGrace | SessionControl::Check) => {}
                     // A worker that is gone means the same as a stop.
-                    Some(SessionControl::Stop) | None => return StdioSessionEnd::Asked,
+                    Some(SessionControl::Stop) | None => return StdioSessionEnd::Requested,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
                     if let Some(over) = self.on_time() {
                         return over;
                     }
                 }
-                end = self.process.ended() => return StdioSessionEnd::Process(end),
-                written = write(&mut self.writer, &self.talk.outlet.out), if writing => self.on_written(written),
-                () = self.talk.port.gate.emptied.notified(), if draining => {}
-                work = next_work(&mut self.talk.port.commands, next_line(&mut self.lines, reading), self.reads_first) => {
+                end = self.process.wait() => return StdioSessionEnd::Process(end),
+                written = write(&mut self.writer, &self.core.outlet.out), if writing => self.on_written(written),
+                () = self.core.port.gate.emptied.notified(), if draining => {}
+                work = next_work(&mut self.core.port.commands, next_line(&mut self.lines, reading), self.reads_first) => {
                     self.reads_first = matches!(work, SessionWork::Command(_));
                     match work {
-                        SessionWork::Command(command) => self.talk.on_command(*command),
+                        SessionWork::Command(command) => self.core.on_command(*command),
                         SessionWork::Read(received) => {
                             if let Some(over) = self.on_received(received) {
                                 return over;
@@ -190,13 +190,13 @@ impl StdioSession {
             WatchdogVerdict::Wait(at) => at.map(Instant::from_std),
             WatchdogVerdict::Ping | WatchdogVerdict::Unresponsive => Some(Instant::now()),
         };
-        [self.talk.wake_at(), broken, watchdog].into_iter().flatten().min()
+        [self.core.wake_at(), broken, watchdog].into_iter().flatten().min()
     }
 
     fn watchdog_verdict(&mut self) -> WatchdogVerdict {
         // Works on a copy: `on_time` takes the decision.
-        self.watchdog.heard(self.lines.last_read.into_std());
-        Self::decide(&mut self.watchdog.clone(), &self.talk, Instant::now())
+        self.watchdog.record_activity(self.lines.last_read.into_std());
+        Self::decide(&mut self.watchdog.clone(), &self.core, Instant::now())
     }
 
     fn decide(watchdog: &mut Watchdog, talk: &SessionCore<StdinOutlet>, now: Instant) -> WatchdogVerdict {
@@ -207,67 +207,67 @@ impl StdioSession {
     fn on_received(&mut self, received: ReadOutcome) -> Option<StdioSessionEnd> {
         match received {
             ReadOutcome::FirstByte => {
-                (self.talk.news)(SessionEvent::FirstByte);
+                (self.core.report_event)(SessionEvent::FirstByte);
                 None
             }
-            ReadOutcome::Line(line) => match self.talk.on_message(&line, None, Instant::now()) {
-                MessageOutcome::Refused(how) => Some(StdioSessionEnd::Failed(handshake(how))),
+            ReadOutcome::Line(line) => match self.core.on_message(&line, None, Instant::now()) {
+                MessageOutcome::HandshakeRefused(how) => Some(StdioSessionEnd::Failed(handshake_exit_cause(how))),
                 MessageOutcome::Flooded => {
                     let why = "the server sends requests and does not read the responses".to_owned();
                     Some(StdioSessionEnd::Failed(ExitCause::Wire(why)))
                 }
                 // Any byte read has already reset the watchdog.
                 MessageOutcome::Nothing
-                | MessageOutcome::Answer
-                | MessageOutcome::Refusal
-                | MessageOutcome::Doubted
+                | MessageOutcome::ResultResponse
+                | MessageOutcome::ErrorResponse
+                | MessageOutcome::SessionDoubted
                 | MessageOutcome::Checked
                 | MessageOutcome::CheckRefused { .. }
                 | MessageOutcome::OtherEra(_)
                 | MessageOutcome::Initialized => None,
             },
             ReadOutcome::Dropped(bytes) => {
-                self.talk.on_dropped(bytes);
+                self.core.on_dropped(bytes);
                 None
             }
             ReadOutcome::End => {
-                self.stdout_over = true;
-                self.breaks("the server closed its stdout".to_owned());
+                self.stdout_closed = true;
+                self.mark_broken("the server closed its stdout".to_owned());
                 None
             }
             ReadOutcome::TooLong => {
-                let limit = self.talk.spec.policy.session.line_max;
+                let limit = self.core.spec.policy.session.line_max;
                 Some(StdioSessionEnd::Failed(ExitCause::Wire(format!(
                     "a line from the server is longer than {limit} bytes"
                 ))))
             }
             ReadOutcome::Failed(error) => {
-                self.stdout_over = true;
-                self.breaks(format!("cannot read the server's stdout: {error}"));
+                self.stdout_closed = true;
+                self.mark_broken(format!("cannot read the server's stdout: {error}"));
                 None
             }
         }
     }
 
-    fn breaks(&mut self, why: String) {
+    fn mark_broken(&mut self, why: String) {
         self.broken.get_or_insert((why, Instant::now() + BROKEN_PATIENCE));
     }
 
     fn on_written(&mut self, written: std::io::Result<usize>) {
         match written {
             Ok(count) => {
-                self.talk.outlet.out.advance(count);
-                self.talk.calls.written += count as u64;
-                self.talk.send();
-                if self.talk.outlet.out.is_empty() {
+                self.core.outlet.out.advance(count);
+                self.core.calls.written += count as u64;
+                self.core.send_queued();
+                if self.core.outlet.out.is_empty() {
                     // An idle instance must not keep the memory of its largest request.
-                    self.talk.outlet.out = BytesMut::new();
+                    self.core.outlet.out = BytesMut::new();
                 }
             }
             Err(error) => {
-                self.talk.outlet.out = BytesMut::new();
+                self.core.outlet.out = BytesMut::new();
                 self.writer = None;
-                self.breaks(format!("cannot write to the server's stdin: {error}"));
+                self.mark_broken(format!("cannot write to the server's stdin: {error}"));
             }
         }
     }
@@ -279,33 +279,36 @@ impl StdioSession {
         {
             return Some(StdioSessionEnd::Failed(ExitCause::Wire(why.clone())));
         }
-        while let Some(late) = self.talk.late(now) {
+        while let Some(late) = self.core.expire_next(now) {
             match late {
-                PassedDeadline::Call | PassedDeadline::List => self.watchdog.call_timed_out(),
+                PassedDeadline::Call | PassedDeadline::List => self.watchdog.record_call_timeout(),
                 PassedDeadline::Handshake => {
-                    let limit = self.talk.spec.policy.session.handshake_timeout;
-                    let why = format!("no answer to {} within {} s", self.talk.era.opening(), limit.as_secs_f64());
+                    let limit = self.core.spec.policy.session.handshake_timeout;
+                    let why =
+                        format!("no answer to {} within {} s", self.core.era.opening_method(), limit.as_secs_f64());
                     return Some(StdioSessionEnd::Failed(ExitCause::Handshake(why)));
                 }
-                PassedDeadline::Refused(how) => return Some(StdioSessionEnd::Failed(handshake(how))),
+                PassedDeadline::HandshakeRefused(how) => {
+                    return Some(StdioSessionEnd::Failed(handshake_exit_cause(how)));
+                }
                 // The watchdog has its own deadlines.
                 PassedDeadline::Check => {}
             }
         }
-        self.talk.on_due(now);
+        self.core.on_due(now);
         // Unread output proves that the server is alive, so it is read before the verdict.
         if !matches!(self.watchdog_verdict(), WatchdogVerdict::Wait(_))
-            && !self.stdout_over
+            && !self.stdout_closed
             && let Some(received) = tokio::task::unconstrained(self.lines.next()).now_or_never()
         {
             return self.on_received(received);
         }
-        self.watchdog.heard(self.lines.last_read.into_std());
-        match Self::decide(&mut self.watchdog, &self.talk, now) {
+        self.watchdog.record_activity(self.lines.last_read.into_std());
+        match Self::decide(&mut self.watchdog, &self.core, now) {
             WatchdogVerdict::Wait(_) => None,
             WatchdogVerdict::Ping => {
-                let deadline = now + self.talk.spec.policy.watchdog.ping_timeout;
-                self.talk.ask(self.talk.era.check(), None, PendingPurpose::Check, deadline);
+                let deadline = now + self.core.spec.policy.watchdog.ping_timeout;
+                self.core.send_own_request(self.core.era.check_method(), None, PendingPurpose::Check, deadline);
                 None
             }
             WatchdogVerdict::Unresponsive => Some(StdioSessionEnd::Failed(ExitCause::Unresponsive)),
@@ -316,42 +319,42 @@ impl StdioSession {
 
     async fn finish(&mut self, over: StdioSessionEnd) -> WorkerExit {
         // On return the whole process group is gone, or the error log says that it could not be killed.
-        let ran = self.talk.initialized.map(|at| at.elapsed());
+        let ran = self.core.initialized_at.map(|at| at.elapsed());
         let mut exit = match over {
             StdioSessionEnd::Process(end) => {
                 self.drain().await;
-                WorkerExit { code: end.code, signal: end.signal, ..WorkerExit::because(ExitCause::Exited) }
+                WorkerExit { code: end.code, signal: end.signal, ..WorkerExit::from_cause(ExitCause::Exited) }
             }
-            StdioSessionEnd::Asked => WorkerExit::because(ExitCause::Asked),
-            StdioSessionEnd::Failed(cause) => WorkerExit::because(cause),
+            StdioSessionEnd::Requested => WorkerExit::from_cause(ExitCause::Requested),
+            StdioSessionEnd::Failed(cause) => WorkerExit::from_cause(cause),
         };
-        exit.ran = ran;
+        exit.uptime = ran;
         let reason = exit.reason();
-        self.talk.close(&reason);
-        if exit.cause == ExitCause::Asked {
+        self.core.close(&reason);
+        if exit.cause == ExitCause::Requested {
             self.writer = None;
             self.process.terminate();
-            exit.forced = !self.is_gone_within(self.talk.spec.policy.session.terminate_grace, HURRY_GRACE).await;
+            exit.forced = !self.wait_until_gone(self.core.spec.policy.session.terminate_grace, HURRY_GRACE).await;
         }
         // Killed before it can see the end of its stdin, so that the exit status shows the real cause.
         self.process.kill();
         self.writer = None;
-        if !self.is_gone_within(KILL_PATIENCE, KILL_PATIENCE).await {
+        if !self.wait_until_gone(KILL_PATIENCE, KILL_PATIENCE).await {
             tracing::error!(
-                instance = %self.talk.spec.name, pid = self.process.pid(),
+                instance = %self.core.spec.name, pid = self.process.pid(),
                 "the process did not end after SIGKILL; the satellite no longer waits for it"
             );
             return exit;
         }
-        let end = self.process.ended().await;
+        let end = self.process.wait().await;
         WorkerExit { code: end.code, signal: end.signal, ..exit }
     }
 
     async fn drain(&mut self) {
         // Reads what the process wrote before it ended. A grandchild may keep the pipe open, so the time is limited.
-        let until = Instant::now() + self.talk.spec.policy.session.exit_drain;
+        let until = Instant::now() + self.core.spec.policy.session.exit_drain;
         // A grandchild may also write forever: the clock is checked before each read.
-        while !self.stdout_over && Instant::now() < until {
+        while !self.stdout_closed && Instant::now() < until {
             let Ok(received) = tokio::time::timeout_at(until, self.lines.next()).await else { return };
             if self.on_received(received).is_some() {
                 return;
@@ -359,18 +362,18 @@ impl StdioSession {
         }
     }
 
-    async fn is_gone_within(&mut self, patience: Duration, hurried: Duration) -> bool {
+    async fn wait_until_gone(&mut self, patience: Duration, hurried: Duration) -> bool {
         // Discards the output, so that the process does not block. `hurried` limits the remaining time as soon as a
         // caller waits for the end.
         let mut until = Instant::now() + patience;
-        let (mut reading, mut listening) = (!self.stdout_over, true);
+        let (mut reading, mut listening) = (!self.stdout_closed, true);
         loop {
             tokio::select! {
                 biased;
-                () = self.process.gone() => return true,
+                () = self.process.wait_all() => return true,
                 () = tokio::time::sleep_until(until) => return false,
                 control = self.control.recv(), if listening => match control {
-                    Some(SessionControl::Hurry) => until = until.min(Instant::now() + hurried),
+                    Some(SessionControl::ShortenGrace) => until = until.min(Instant::now() + hurried),
                     Some(
                         SessionControl::Stop
                         | SessionControl::Drain
@@ -392,9 +395,9 @@ async fn next_line(lines: &mut LineReader<Box<dyn AsyncRead + Send + Unpin>>, re
     if reading { lines.next().await } else { std::future::pending().await }
 }
 
-fn handshake(refused: HandshakeRefusal) -> ExitCause {
+fn handshake_exit_cause(refused: HandshakeRefusal) -> ExitCause {
     ExitCause::Handshake(match refused {
-        HandshakeRefusal::Said(why) => why,
+        HandshakeRefusal::Rejected(why) => why,
         HandshakeRefusal::Failed(failure) => failure.to_string(),
     })
 }
@@ -431,13 +434,13 @@ mod tests {
             None
         }
 
-        fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
             let mut told = self.0.subscribe();
             async move { told.wait_for(|told| *told).await.map(|_| ProcessEnd::default()).unwrap_or_default() }.boxed()
         }
 
-        fn gone(&mut self) -> BoxFuture<'_, ()> {
-            self.ended().map(|_| ()).boxed()
+        fn wait_all(&mut self) -> BoxFuture<'_, ()> {
+            self.wait().map(|_| ()).boxed()
         }
 
         fn terminate(&mut self) {
@@ -455,7 +458,7 @@ mod tests {
         let counters = Arc::new(InstanceCounters::default());
         let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
-        let place = port.enter().ok().unwrap();
+        let place = port.try_acquire().ok().unwrap();
         let session = async {
             let basis = SessionArgs {
                 spec: spec(),
@@ -466,11 +469,11 @@ mod tests {
                 since: Instant::now(),
                 discover: false,
                 era: None,
-                dice: JitterRng::new(1, "a"),
-                news: Box::new(|_| {}),
-                printed: None,
+                rng: JitterRng::new(1, "a"),
+                report_event: Box::new(|_| {}),
+                stdout_lines: None,
                 memory: crate::byte_budget::ServerMemory::default(),
-                stage: AudienceHandle::new(
+                audience: AudienceHandle::new(
                     Arc::new(NoAudience),
                     SessionSource { id: spec().id.clone(), run: RunNumber(1) },
                 ),
@@ -478,7 +481,8 @@ mod tests {
             let (ours, _theirs) = tokio::io::duplex(4096);
             let (reader, writer) = tokio::io::split(ours);
             let process = Box::new(ObedientProcess(watch::Sender::new(false)));
-            let running = run(Args { basis, reader: Box::new(reader), writer: Box::new(writer), process });
+            let running =
+                run(Args { session_args: basis, reader: Box::new(reader), writer: Box::new(writer), process });
             tokio::time::timeout(Duration::from_secs(20), running).await
         };
         let leave = async {
@@ -492,6 +496,6 @@ mod tests {
         };
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let (ended, ()) = clock.block_on(async { futures::join!(session, leave) });
-        assert_eq!(ended.unwrap().cause, ExitCause::Asked);
+        assert_eq!(ended.unwrap().cause, ExitCause::Requested);
     }
 }

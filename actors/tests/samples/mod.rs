@@ -24,12 +24,12 @@ pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec
         installation: "abc123".into(),
         server: "files".into(),
         target: ServerTarget::Stdio { command: "files".to_owned(), cwd: None },
-        server_layer: ConfigTier::default(),
-        team_layer: ConfigTier::default(),
-        user_layer: ConfigTier::default(),
+        server_tier: ConfigTier::default(),
+        team_tier: ConfigTier::default(),
+        user_tier: ConfigTier::default(),
         user_required: Vec::new(),
-        keep: mcp_satellite_actors::model::spec::ProcessLifetime::Listed,
-        on_update: UpdateMethod::default(),
+        lifetime: mcp_satellite_actors::model::spec::ProcessLifetime::Listed,
+        update_method: UpdateMethod::default(),
         request_logging: true,
         policy: Arc::default(),
     };
@@ -51,7 +51,7 @@ pub(crate) fn introduced() -> Arc<ServerInfo> {
         protocol: "2025-11-25".to_owned(),
         capabilities: RawValue::from_string(r#"{"tools":{}}"#.to_owned()).unwrap(),
         instructions: None,
-        greeting: RawValue::from_string("{}".to_owned()).unwrap(),
+        handshake_result: RawValue::from_string("{}".to_owned()).unwrap(),
     })
 }
 
@@ -73,12 +73,12 @@ pub(crate) fn bounded(config: &mut InstanceConfig) {
 
 /// It shows its server this token.
 pub(crate) fn with_token(config: &mut InstanceConfig, token: &str) {
-    config.user_layer.headers = [("Authorization".to_owned(), ConfigValue::secret(format!("Bearer {token}")))].into();
+    config.user_tier.headers = [("Authorization".to_owned(), ConfigValue::secret(format!("Bearer {token}")))].into();
 }
 
 /// A connection that could not be made, or was lost `ran` after it was initialized.
 pub(crate) fn lost(kind: FailureKind, ran: Option<Duration>) -> WorkerExit {
-    WorkerExit { ran, ..WorkerExit::because(ExitCause::Lost(ExchangeFailure::sent(kind))) }
+    WorkerExit { uptime: ran, ..WorkerExit::from_cause(ExitCause::Lost(ExchangeFailure::sent(kind))) }
 }
 
 /// A catalogue of one tool.
@@ -89,18 +89,18 @@ pub(crate) fn catalogue(tool: &str) -> Arc<Catalogue> {
 
 /// A process that ended by itself, `ran` after it was initialized.
 pub(crate) fn exited(code: i32, ran: Option<Duration>) -> WorkerExit {
-    WorkerExit { code: Some(code), ran, pid: Some(100), ..WorkerExit::because(ExitCause::Exited) }
+    WorkerExit { code: Some(code), uptime: ran, pid: Some(100), ..WorkerExit::from_cause(ExitCause::Exited) }
 }
 
 /// A process that ended because it was asked to.
 pub(crate) fn stopped() -> WorkerExit {
-    WorkerExit { code: Some(0), pid: Some(100), ..WorkerExit::because(ExitCause::Asked) }
+    WorkerExit { code: Some(0), pid: Some(100), ..WorkerExit::from_cause(ExitCause::Requested) }
 }
 
 /// One version of a configuration that is rolled out.
 pub(crate) fn rolling(version: u8) -> impl FnOnce(&mut InstanceConfig) {
     move |config| {
-        config.on_update = UpdateMethod::Rolling;
-        config.team_layer.env = [("VERSION".to_owned(), ConfigValue::plain(version.to_string()))].into();
+        config.update_method = UpdateMethod::Rolling;
+        config.team_tier.env = [("VERSION".to_owned(), ConfigValue::plain(version.to_string()))].into();
     }
 }

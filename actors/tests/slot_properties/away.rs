@@ -27,12 +27,12 @@ impl Loss {
         match self {
             Self::Refused => FailureKind::Refused,
             Self::Cut => FailureKind::Cut,
-            Self::Expired => FailureKind::expired(404),
+            Self::Expired => FailureKind::session_expired(404),
             Self::Unauthorized => FailureKind::Unauthorized { challenge: None },
             Self::Forbidden => FailureKind::Forbidden { challenge: None },
             Self::Throttled(seconds) => FailureKind::Throttled { retry_after: seconds.map(Duration::from_secs) },
             Self::Unavailable => FailureKind::ServerError { status: 503, retry_after: None },
-            Self::NotFound => FailureKind::status(404),
+            Self::NotFound => FailureKind::from_status(404),
             Self::Unhealthy => FailureKind::Unhealthy(3),
             Self::Panicked => FailureKind::Panicked("a fault of ours".to_owned()),
         }

@@ -116,8 +116,8 @@ pub(crate) enum End {
 fn shape(shape: Shape) -> Arc<InstanceSpec> {
     match shape {
         Shape::Listed => spec(|_| {}),
-        Shape::AlwaysOn => spec(|config| config.keep = ProcessLifetime::AlwaysOn),
-        Shape::Lazy => spec(|config| config.keep = ProcessLifetime::Lazy),
+        Shape::AlwaysOn => spec(|config| config.lifetime = ProcessLifetime::AlwaysOn),
+        Shape::Lazy => spec(|config| config.lifetime = ProcessLifetime::Lazy),
         Shape::Incomplete => spec(incomplete),
         Shape::Remote(of) => spec(|config| {
             if of.bounded {
@@ -126,7 +126,7 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
                 remote(config);
             }
             if of.lazy {
-                config.keep = ProcessLifetime::Lazy;
+                config.lifetime = ProcessLifetime::Lazy;
             }
             if of.incomplete {
                 incomplete(config);
@@ -213,8 +213,8 @@ impl World {
     pub(crate) fn new(first: Shape, known: bool) -> Self {
         let (slot, effects) = if known {
             let (spec, stored, tools) = (shape(first), StoredMemo::default(), Some(catalogue("read")));
-            let memo = SlotMemo::restored(&spec, &stored, tools, Instant::now(), Timestamp::UNIX_EPOCH);
-            Slot::revive(spec, dice(), &memo)
+            let memo = SlotMemo::from_stored(&spec, &stored, tools, Instant::now(), Timestamp::UNIX_EPOCH);
+            Slot::from_memo(spec, dice(), &memo)
         } else {
             Slot::new(shape(first), dice())
         };
@@ -366,7 +366,7 @@ impl World {
         }
         let away = std::mem::take(&mut self.away);
         let denied = self.handle(if reconnect { SlotInput::Reconnect } else { SlotInput::Restart });
-        if denied.iter().any(|effect| matches!(effect, SlotEffect::Denied { .. })) {
+        if denied.iter().any(|effect| matches!(effect, SlotEffect::RejectCommand { .. })) {
             assert_eq!(before, (self.slot.phase.clone(), self.slot.status), "a denied request does nothing");
             self.away = away;
         } else {
@@ -384,7 +384,7 @@ impl World {
         let before = self.slot.spec.clone();
         // Root knows that nothing has changed, and what may be tried again.
         let again = *to == self.desired;
-        if self.ending || (again && !self.memo.can_try_again(to)) {
+        if self.ending || (again && !self.memo.can_retry(to)) {
             return;
         }
         self.desired = Arc::clone(to);
@@ -393,7 +393,7 @@ impl World {
             return;
         }
         let (ready, process) = (matches!(self.slot.phase, SlotPhase::Ready { .. }), !before.is_remote());
-        let rolls = to.on_update == UpdateMethod::Rolling && ready && process;
+        let rolls = to.update_method == UpdateMethod::Rolling && ready && process;
         let stays = again && !rolls;
         self.not_taken &= stays;
         let phase = self.slot.phase.clone();
@@ -417,14 +417,14 @@ impl World {
     fn goes_on_under(&self, to: &InstanceSpec) -> bool {
         let before = &*self.slot.spec;
         let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
-        let wakes = sleeps && to.keep == ProcessLifetime::AlwaysOn && before.keep != ProcessLifetime::AlwaysOn;
-        before.can_go_on_as(to) && !wakes
+        let wakes = sleeps && to.lifetime == ProcessLifetime::AlwaysOn && before.lifetime != ProcessLifetime::AlwaysOn;
+        before.can_continue_as(to) && !wakes
     }
 
     /// Nothing is another that its run was started with.
     fn in_place(&mut self, to: &Arc<InstanceSpec>) {
         let (before, spec) = ((self.slot.phase.clone(), self.slot.catalogue.clone()), self.slot.spec.clone());
-        let are_newer = to.is_remote() && !to.has_credentials_of(&spec);
+        let are_newer = to.is_remote() && !to.has_same_credentials(&spec);
         let waits = match before.0 {
             SlotPhase::Exhausted { .. } => true,
             SlotPhase::Reauth => are_newer,
@@ -460,7 +460,7 @@ impl World {
 
     fn activity(&self) -> Option<RunActivity> {
         let worker = self.workers.iter().find(|worker| Some(worker.run) == self.slot.open_run())?;
-        Some(RunActivity { needed_by: worker.inside, last: self.last_activity })
+        Some(RunActivity { user_count: worker.inside, last: self.last_activity })
     }
 
     fn worker(&mut self, run: RunNumber) -> Option<&mut Worker> {
@@ -538,7 +538,7 @@ impl World {
     fn exit(&self, run: RunNumber, end: End) -> WorkerExit {
         let worker = self.workers.iter().find(|worker| worker.run == run);
         let ran = worker.and_then(|worker| worker.initialized).map(|since| self.now.duration_since(since));
-        let because = |cause| WorkerExit { ran, ..WorkerExit::because(cause) };
+        let because = |cause| WorkerExit { uptime: ran, ..WorkerExit::from_cause(cause) };
         match end {
             // It may as well crash while it is being stopped.
             End::Code(0) if worker.is_some_and(|worker| worker.told_to_stop || worker.drains) => stopped(),
@@ -565,7 +565,7 @@ impl World {
         let waits = std::mem::take(&mut self.caller_waits);
         let effects = self.handle(SlotInput::Ended(run, exit));
         let answered = effects.iter().any(|effect| {
-            matches!(effect, SlotEffect::Refuse { .. } | SlotEffect::Unreachable { .. } | SlotEffect::Admit(_))
+            matches!(effect, SlotEffect::RefuseCallers { .. } | SlotEffect::FailCallers { .. } | SlotEffect::Admit(_))
         });
         self.caller_waits |= waits && !answered;
         effects
@@ -579,11 +579,11 @@ impl World {
         let kind = loss.kind();
         let exit = match loss {
             _ if worker.told_to_stop && matches!(loss, Loss::Refused) => {
-                WorkerExit { ran, ..WorkerExit::because(ExitCause::Asked) }
+                WorkerExit { uptime: ran, ..WorkerExit::from_cause(ExitCause::Requested) }
             }
             // A panic tells nothing but itself.
             Loss::Panicked if !worker.told_to_stop => {
-                WorkerExit::because(ExitCause::Panicked("a fault of ours".to_owned()))
+                WorkerExit::from_cause(ExitCause::Panicked("a fault of ours".to_owned()))
             }
             _ => lost(kind, ran),
         };
@@ -594,8 +594,8 @@ impl World {
         let was_told = self.connected;
         let effects = self.tell_end(run, exit);
         let told = effects.iter().filter_map(|effect| match effect {
-            SlotEffect::Tell(SlotEvent::Disconnected { intentional }) => Some(*intentional),
-            SlotEffect::Tell(SlotEvent::Stopped { .. } | SlotEvent::Crashed { .. } | SlotEvent::Exited { .. }) => {
+            SlotEffect::Emit(SlotEvent::Disconnected { intentional }) => Some(*intentional),
+            SlotEffect::Emit(SlotEvent::Stopped { .. } | SlotEvent::Crashed { .. } | SlotEvent::Exited { .. }) => {
                 panic!("a connection is no process")
             }
             _ => None,
@@ -604,7 +604,7 @@ impl World {
         let expected: Vec<bool> = disconnected.then_some(worker.told_to_stop).into_iter().collect();
         assert_eq!(told.collect::<Vec<_>>(), expected, "what is told of the end of a connection that was there");
         let reconnecting =
-            effects.iter().any(|effect| matches!(effect, SlotEffect::Tell(SlotEvent::Reconnecting { .. })));
+            effects.iter().any(|effect| matches!(effect, SlotEffect::Emit(SlotEvent::Reconnecting { .. })));
         if worker.told_to_stop {
             assert!(!reconnecting);
         } else if loss.is_about_credentials() {
@@ -667,11 +667,11 @@ impl World {
         }
         // One that ends by itself in the moment in which it is to sleep has ended by itself.
         let falls_asleep = matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
-        let charged = !worker.told_to_stop || (falls_asleep && exit.cause != ExitCause::Asked);
+        let charged = !worker.told_to_stop || (falls_asleep && exit.cause != ExitCause::Requested);
         if charged {
             let policy = &self.slot.spec.policy.restart;
             self.exits.push(self.now);
-            self.quick = if exit.ran.unwrap_or_default() > policy.quick { 0 } else { self.quick + 1 };
+            self.quick = if exit.uptime.unwrap_or_default() > policy.quick { 0 } else { self.quick + 1 };
             let delay = match self.quick {
                 0 => Duration::ZERO,
                 nth => policy.delays[(nth - 1).min(policy.delays.len() - 1)],
@@ -681,11 +681,11 @@ impl World {
         let before = self.slot.spec.clone();
         let sleeps = (self.slot.open_run().is_some() || falls_asleep)
             && self.slot.status == Status::Online
-            && self.slot.spec.keep != ProcessLifetime::AlwaysOn
+            && self.slot.spec.lifetime != ProcessLifetime::AlwaysOn
             && !exit.is_crash();
         let effects = self.tell_end(run, exit);
         let connection = effects.iter().any(|effect| {
-            matches!(effect, SlotEffect::Tell(SlotEvent::Disconnected { .. } | SlotEvent::Reconnecting { .. }))
+            matches!(effect, SlotEffect::Emit(SlotEvent::Disconnected { .. } | SlotEvent::Reconnecting { .. }))
         });
         assert!(!connection, "a process is no connection");
         if !Arc::ptr_eq(&before, &self.slot.spec) {
@@ -749,7 +749,7 @@ impl World {
         self.not_before = self.not_before.map(earlier);
         let away = matches!(self.slot.phase, SlotPhase::Reconnecting { .. });
         let overdue = self.away.next.is_some_and(|(_, due)| due <= self.now);
-        self.handle(SlotInput::Woke(time));
+        self.handle(SlotInput::ResumedAfterSuspend(time));
         assert!(!(away && overdue) || matches!(self.slot.phase, SlotPhase::Queued { .. }), "it is overdue");
         assert!(self.slot.deadline().is_none_or(|at| at > self.now), "what was due is not done");
     }
@@ -795,7 +795,7 @@ impl World {
             self.away.begins_anew();
         }
         self.away.wanted = false;
-        let (slot, effects) = Slot::revive(self.slot.spec.clone(), dice(), &self.memo);
+        let (slot, effects) = Slot::from_memo(self.slot.spec.clone(), dice(), &self.memo);
         self.slot = slot;
         self.memo = self.slot.memo();
         self.perform(effects);
@@ -826,7 +826,7 @@ impl World {
                 | SlotInput::Update(_)
                 | SlotInput::DiscoveryFailed(..)
                 | SlotInput::Initialized(..)
-                | SlotInput::Woke(_)
+                | SlotInput::ResumedAfterSuspend(_)
                 | SlotInput::Granted(_)
                 | SlotInput::Call
         );
@@ -843,12 +843,12 @@ impl World {
                 (self.recalled, self.was_connected) = (false, false);
             }
         }
-        self.recalled &= !effects.iter().any(|effect| matches!(effect, SlotEffect::Tell(SlotEvent::Discovered { .. })));
+        self.recalled &= !effects.iter().any(|effect| matches!(effect, SlotEffect::Emit(SlotEvent::Discovered { .. })));
         if self.recalled && !was_ready && matches!(self.slot.phase, SlotPhase::Ready { .. }) {
             let reads = effects.iter().any(|effect| matches!(effect, SlotEffect::Discover(_)));
             assert!(reads, "its tools are never read");
         }
-        if shows || person || effects.iter().any(SlotEffect::shows) {
+        if shows || person || effects.iter().any(SlotEffect::is_visible) {
             self.memo = self.slot.memo();
         }
         self.perform(effects.clone());
@@ -874,7 +874,7 @@ impl World {
                     let worker = self.worker(run).unwrap();
                     assert!(!std::mem::replace(&mut worker.told_to_stop, true), "it is stopped twice");
                 }
-                SlotEffect::Hurry(run) => {
+                SlotEffect::ShortenGrace(run) => {
                     assert!(self.caller_waits, "nobody waits for its end");
                     let worker = self.worker(run).unwrap();
                     assert!(worker.told_to_stop && !std::mem::replace(&mut worker.hurried, true));
@@ -884,8 +884,10 @@ impl World {
                     assert!(!worker.told_to_stop && worker.initialized.is_some());
                     (worker.discovers, worker.listed, worker.cannot_list) = (true, false, false);
                 }
-                SlotEffect::Tell(SlotEvent::NotTaken { .. }) => self.not_taken = true,
-                SlotEffect::Refused { status, cause } => panic!("a transition is refused: {cause:?} in {status}"),
+                SlotEffect::Emit(SlotEvent::UpdateRejected { .. }) => self.not_taken = true,
+                SlotEffect::LogInvalidTransition { status, cause } => {
+                    panic!("a transition is refused: {cause:?} in {status}")
+                }
                 SlotEffect::Admit(run) => {
                     assert_eq!(self.slot.open_run(), Some(run));
                     let comes_in = usize::from(std::mem::take(&mut self.caller_waits));
@@ -895,13 +897,13 @@ impl World {
                     self.last_activity = self.now;
                 }
                 SlotEffect::TrySleep { run, idle } => self.try_sleep(run, idle),
-                SlotEffect::Refuse { .. } => self.caller_waits = false,
+                SlotEffect::RefuseCallers { .. } => self.caller_waits = false,
                 SlotEffect::Remove => {
                     assert!(self.ending && !self.removed);
                     assert!(self.workers.is_empty(), "something is left: {:?}", self.workers);
                     self.removed = true;
                 }
-                SlotEffect::Unreachable { retry_at, .. } => {
+                SlotEffect::FailCallers { retry_at, .. } => {
                     assert_eq!(retry_at, self.slot.next_retry_at());
                     self.caller_waits = false;
                 }
@@ -913,44 +915,44 @@ impl World {
                     assert_eq!(spec, self.desired);
                     assert!(!self.worker(run).unwrap().told_to_stop);
                 }
-                SlotEffect::Tell(SlotEvent::Started { .. }) if self.slot.spec.is_remote() => {
+                SlotEffect::Emit(SlotEvent::Started { .. }) if self.slot.spec.is_remote() => {
                     assert!(!self.connected && !self.was_connected, "it is started a second time");
                     (self.connected, self.was_connected, self.attempts) = (true, true, 0);
                 }
-                SlotEffect::Tell(SlotEvent::Reconnected { attempts, changed }) => {
+                SlotEffect::Emit(SlotEvent::Reconnected { attempts, changed }) => {
                     assert!(self.was_connected, "it is there again and never was before");
                     assert!(!self.connected, "it is there again and was never gone");
                     assert_eq!(attempts, std::mem::take(&mut self.attempts));
                     assert!(!changed.contains(&CatalogueAspect::Capabilities), "it can do what it always could");
                     self.connected = true;
                 }
-                SlotEffect::Tell(SlotEvent::Disconnected { .. }) => {
+                SlotEffect::Emit(SlotEvent::Disconnected { .. }) => {
                     let there = std::mem::take(&mut self.connected);
                     assert!(there || self.ending, "it is gone and never was there");
                 }
-                SlotEffect::Tell(SlotEvent::Health(news)) => {
+                SlotEffect::Emit(SlotEvent::Health(news)) => {
                     self.degraded = matches!(news, HealthChange::Degraded { .. });
                 }
-                SlotEffect::Tell(SlotEvent::PermanentlyFailed { .. }) => {
+                SlotEffect::Emit(SlotEvent::PermanentlyFailed { .. }) => {
                     assert!(!self.slot.spec.is_remote(), "a remote one never fails for good");
                 }
                 SlotEffect::Status { .. }
                 | SlotEffect::ChargeTeam
-                | SlotEffect::Tell(_)
-                | SlotEffect::Denied { .. } => {}
+                | SlotEffect::Emit(_)
+                | SlotEffect::RejectCommand { .. } => {}
             }
         }
     }
 
     fn try_sleep(&mut self, run: RunNumber, idle: Duration) {
         let policy = self.slot.spec.policy.idle.clone();
-        assert_ne!(self.slot.spec.keep, ProcessLifetime::AlwaysOn, "it must never sleep");
+        assert_ne!(self.slot.spec.lifetime, ProcessLifetime::AlwaysOn, "it must never sleep");
         assert!(!self.slot.spec.is_remote(), "nothing is saved by a connection that sleeps");
         // A call may have been tried on it before its tools could be read: then its door stays open.
         let used = self.worker(run).unwrap().inside > 0;
         assert!(!used || idle.is_zero(), "it has a call in flight");
         if idle.is_zero() {
-            assert_eq!(self.slot.spec.keep, ProcessLifetime::Lazy, "only a lazy one sleeps at once");
+            assert_eq!(self.slot.spec.lifetime, ProcessLifetime::Lazy, "only a lazy one sleeps at once");
             assert!(self.ready_since.is_none(), "it is at once when it is ready, or by idleness");
         } else {
             assert_eq!(idle, self.now.duration_since(self.last_activity));
@@ -972,7 +974,7 @@ impl World {
     }
 
     fn spawn(&mut self, run: RunNumber, spec: &InstanceSpec, discover: bool) {
-        let beside = self.slot.beside.as_ref().and_then(SecondRun::run);
+        let beside = self.slot.second_run.as_ref().and_then(SecondRun::run);
         let others: Vec<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         match (&others[..], &self.slot.phase) {
             ([], SlotPhase::Starting { run: current, .. }) => assert_eq!(*current, run),
@@ -980,7 +982,7 @@ impl World {
             ([other], SlotPhase::Ready { run: current, .. }) => assert_eq!((*other, run), (*current, beside.unwrap())),
             ([other], SlotPhase::Starting { run: current, .. }) => {
                 assert_eq!((*other, run), (beside.unwrap(), *current));
-                assert!(matches!(self.slot.beside, Some(SecondRun::Leaving { .. })));
+                assert!(matches!(self.slot.second_run, Some(SecondRun::Ending { .. })));
             }
             (others, phase) => panic!("{run:?} is one too many: {others:?}, {phase:?}"),
         }
@@ -1019,7 +1021,7 @@ impl World {
     fn check(&mut self) {
         let is_ready = matches!(self.slot.phase, SlotPhase::Ready { .. });
         self.ready_since = is_ready.then(|| self.ready_since.unwrap_or(self.now));
-        let Slot { phase, status, want, .. } = &self.slot;
+        let Slot { phase, status, requested_state: want, .. } = &self.slot;
         assert_eq!(*want, self.want, "{phase:?}");
         if self.want == RequestedState::Stopped && !self.ending {
             let rests = matches!(
@@ -1030,16 +1032,16 @@ impl World {
             );
             assert!(rests, "{phase:?}");
         }
-        let beside = self.slot.beside.as_ref();
+        let beside = self.slot.second_run.as_ref();
         let known: BTreeSet<RunNumber> = self.slot.run().into_iter().chain(beside.and_then(SecondRun::run)).collect();
         let there: BTreeSet<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         assert_eq!(known, there, "{phase:?} with {beside:?}");
         let comes = matches!(beside, Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }));
         assert!(!comes || is_ready, "{beside:?} beside {phase:?}");
-        assert!(!matches!(phase, SlotPhase::Stopped | SlotPhase::Over) || there.is_empty(), "{there:?} in {phase:?}");
+        assert!(!matches!(phase, SlotPhase::Stopped | SlotPhase::Ended) || there.is_empty(), "{there:?} in {phase:?}");
         let open = self.slot.open_run();
         assert!(self.workers.iter().all(|worker| !worker.drains || Some(worker.run) != open), "calls go to {open:?}");
-        assert!(*phase != SlotPhase::Over || self.removed);
+        assert!(*phase != SlotPhase::Ended || self.removed);
         if self.caller_waits && !self.removed {
             let waits_for_something = matches!(
                 phase,
@@ -1047,7 +1049,7 @@ impl World {
                     | SlotPhase::Starting { .. }
                     | SlotPhase::Backoff { .. }
                     | SlotPhase::FallingAsleep { .. }
-                    | SlotPhase::Stopping { then: AfterStop::Again(_), .. }
+                    | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. }
             );
             assert!(waits_for_something, "a caller is forgotten in {phase:?}");
         }
@@ -1076,12 +1078,12 @@ impl World {
             SlotPhase::Queued { .. } => &[Status::CommandReceived, Status::Connecting, Status::Restarting],
             SlotPhase::Starting { .. } => &[Status::Connecting, Status::DiscoveringTools],
             SlotPhase::Backoff { .. } => &[Status::Connecting],
-            SlotPhase::Stopping { then: AfterStop::Again(_), .. } => {
+            SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => {
                 &[Status::Provisioning, Status::Connecting, Status::Restarting]
             }
             SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => &[Status::Offline],
             SlotPhase::Failed => &[Status::PermanentlyFailed],
-            SlotPhase::Stopping { then: AfterStop::Over, .. } | SlotPhase::Over => &Status::ALL,
+            SlotPhase::Stopping { then: AfterStop::End, .. } | SlotPhase::Ended => &Status::ALL,
         };
         assert!(expected.contains(status), "{status} in {phase:?}");
         if *status == Status::Online {
@@ -1091,11 +1093,11 @@ impl World {
         let must_wake = match phase {
             SlotPhase::Backoff { until, .. } | SlotPhase::Reconnecting { until, .. } => Some(*until),
             SlotPhase::Undiscovered { retry_at, .. } => *retry_at,
-            SlotPhase::Ready { look_at, .. } => *look_at,
+            SlotPhase::Ready { idle_check_at: look_at, .. } => *look_at,
             _ => None,
         };
-        if let SlotPhase::Ready { look_at, .. } = phase {
-            let sleeps = self.slot.spec.keep != ProcessLifetime::AlwaysOn && !self.slot.spec.is_remote();
+        if let SlotPhase::Ready { idle_check_at: look_at, .. } = phase {
+            let sleeps = self.slot.spec.lifetime != ProcessLifetime::AlwaysOn && !self.slot.spec.is_remote();
             assert_eq!(look_at.is_some(), sleeps, "who looks whether it is needed?");
         }
         self.check_connection();
@@ -1148,7 +1150,7 @@ impl World {
                 | SlotPhase::Reauth
                 | SlotPhase::Exhausted { .. }
                 | SlotPhase::Stopped
-                | SlotPhase::Over
+                | SlotPhase::Ended
         );
         assert!(goes_on || asks || rests, "nothing comes after {phase:?}");
     }
@@ -1182,17 +1184,17 @@ impl World {
         }
         let rests = matches!(
             self.slot.phase,
-            SlotPhase::Ready { look_at: None, .. }
+            SlotPhase::Ready { idle_check_at: None, .. }
                 | SlotPhase::Dormant { .. }
                 | SlotPhase::Unconfigured
                 | SlotPhase::Reauth
                 | SlotPhase::Exhausted { .. }
                 | SlotPhase::Stopped
                 | SlotPhase::Failed
-                | SlotPhase::Over
+                | SlotPhase::Ended
         );
         assert!(rests, "{:?}", self.slot.phase);
-        assert_eq!(self.slot.beside, None);
+        assert_eq!(self.slot.second_run, None);
         assert!(self.ending || self.not_taken || self.slot.spec == self.desired, "an update was forgotten");
         assert!(!self.caller_waits);
         assert!(self.held.is_empty(), "permits are still held: {:?}", self.held);

@@ -79,7 +79,7 @@ impl BackendPlan {
 #[derive(Default)]
 pub(crate) struct BackendTable {
     at: Span,
-    given: bool,
+    is_present: bool,
     url: ParsedValue<String>,
     token: ParsedValue<String>,
     request_timeout: Option<Duration>,
@@ -97,7 +97,7 @@ impl BackendTable {
     pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         let mut backend = Self {
             at: fields.at,
-            given: true,
+            is_present: true,
             url: fields.text("url"),
             token: fields.text("token"),
             request_timeout: fields.positive("request_timeout"),
@@ -116,14 +116,14 @@ impl BackendTable {
         backend
     }
 
-    pub(crate) fn meant(
+    pub(crate) fn into_plan(
         self,
         check: &mut ConfigCheck<'_, '_>,
         servers: &[(SpannedText, file::ServerTable)],
         teams: &[file::TeamTable],
         sink: &ParsedValue<String>,
     ) -> Option<BackendPlan> {
-        if !self.given {
+        if !self.is_present {
             return None;
         }
         let elsewhere = "remove it here and configure it at the backend, or remove [backend]";
@@ -136,22 +136,23 @@ impl BackendTable {
             let message = "`teams` conflicts with [backend]: the backend configures the teams";
             check.findings.error(team.at, message, elsewhere);
         }
-        if let Some(sink) = sink.given() {
+        if let Some(sink) = sink.get() {
             let hint = "remove `sink`, or remove [backend]";
             check.findings.error(sink.span, "`sink` conflicts with [backend]: events go to the backend", hint);
         }
         if self.url.is_absent() {
             check.findings.error(self.at, "[backend] has no `url`", "add url = \"https://…\"");
         }
-        let token = self.token.given();
-        let token = token.and_then(|text| check.surroundings.referred("the registration token", text, check.findings));
-        if let Some(at) = self.token.given()
+        let token = self.token.get();
+        let token =
+            token.and_then(|text| check.secret_sources.resolve_secret("the registration token", text, check.findings));
+        if let Some(at) = self.token.get()
             && token.as_ref().is_some_and(|token| !is_sendable(token.expose()))
         {
             let hint = "copy it from the backend: one line of letters, digits and -._~+/";
             check.findings.error(at.span, "the registration token cannot be sent as a bearer token", hint);
         }
-        let url = self.url(check).unwrap_or_default();
+        let url = self.validate_url(check).unwrap_or_default();
         let base = BackendPlan::new(url);
         let poll = PollIntervals {
             immediate: self.immediate.unwrap_or(base.poll.immediate),
@@ -171,8 +172,8 @@ impl BackendTable {
         })
     }
 
-    fn url(&self, check: &mut ConfigCheck<'_, '_>) -> Option<String> {
-        let text = self.url.given()?;
+    fn validate_url(&self, check: &mut ConfigCheck<'_, '_>) -> Option<String> {
+        let text = self.url.get()?;
         let url = check.url("url", text)?;
         if url.query().is_some() || url.fragment().is_some() {
             check.findings.error(text.span, "the `url` of the backend has a query or a fragment", "remove it");

@@ -17,7 +17,7 @@ use super::oauth::OAuthPlan;
 use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
 use super::policy::BatchingTable;
 use super::reader::{ParsedValue, SpannedText, nearest};
-use super::secrets::{SecretSources, looks_secret, reference, refers};
+use super::secrets::{SecretSources, has_reference, is_likely_secret, parse_reference};
 use mcp_satellite_http::client::is_loopback;
 use mcp_satellite_model::settings::JournalLimits;
 use mcp_satellite_model::spec::DENIED_VARIABLES;
@@ -37,7 +37,7 @@ pub(crate) struct UniqueNames(BTreeMap<String, Span>);
 
 pub(crate) struct ConfigCheck<'a, 's> {
     pub(crate) findings: &'a mut ConfigFindings,
-    pub(crate) surroundings: &'a mut SecretSources<'s>,
+    pub(crate) secret_sources: &'a mut SecretSources<'s>,
     source: &'a ConfigText<'a>,
     /// Commands that may be started; `None` permits any.
     pub(crate) allowed: Option<Vec<String>>,
@@ -56,11 +56,11 @@ pub(crate) struct CheckedServer {
 impl<'a, 's> ConfigCheck<'a, 's> {
     pub(crate) fn new(
         source: &'a ConfigText<'a>,
-        surroundings: &'a mut SecretSources<'s>,
+        secret_sources: &'a mut SecretSources<'s>,
         allowed: Option<Vec<String>>,
         findings: &'a mut ConfigFindings,
     ) -> Self {
-        Self { findings, surroundings, source, allowed }
+        Self { findings, secret_sources, source, allowed }
     }
 
     pub(crate) fn restrict_commands(&mut self, more: &[SpannedText]) {
@@ -77,13 +77,13 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     }
 
     /// Returns the value of a keyword: the default if it is absent, `None` after an error.
-    pub(crate) fn word<T: Copy + Default>(
+    pub(crate) fn keyword<T: Copy + Default>(
         &mut self,
         typed: &ParsedValue<String>,
         key: &str,
         words: &[(&str, T)],
     ) -> Option<T> {
-        let Some(word) = typed.given() else { return typed.is_absent().then(T::default) };
+        let Some(word) = typed.get() else { return typed.is_absent().then(T::default) };
         if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
             return Some(*meant);
         }
@@ -122,18 +122,18 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         at: Span,
         others: &mut UniqueNames,
     ) -> String {
-        let Some(text) = typed.given() else {
+        let Some(text) = typed.get() else {
             if typed.is_absent() {
                 self.findings.error(at, format!("{of} has no `{key}`"), format!("add {key} = \"…\""));
             }
             return String::new();
         };
         self.slug(text, &format!("the {key} of {of}"));
-        self.unique(text, &format!("the {key} `{}` is already in use", text.value), others);
+        self.check_unique(text, &format!("the {key} `{}` is already in use", text.value), others);
         text.value.clone()
     }
 
-    pub(crate) fn unique(&mut self, text: &SpannedText, message: &str, others: &mut UniqueNames) {
+    pub(crate) fn check_unique(&mut self, text: &SpannedText, message: &str, others: &mut UniqueNames) {
         if let Some(first) = others.0.get(&text.value) {
             let (line, ..) = self.source.place(first.start);
             self.findings.error(text.span, message, format!("line {line} uses it; choose another"));
@@ -157,7 +157,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             ("stdout", SinkKind::Stdout),
             ("http", SinkKind::Http),
         ];
-        let Some(kind) = self.word(&events.sink, "sink", &words) else { return (SinkPlan::default(), events.batch) };
+        let Some(kind) = self.keyword(&events.sink, "sink", &words) else { return (SinkPlan::default(), events.batch) };
         let mut only = |there: bool, key: &str, wanted: SinkKind, name: &str| {
             if there && kind != wanted {
                 let message = format!("`{key}` has no effect with this sink");
@@ -173,7 +173,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             SinkKind::Journal => SinkPlan::Journal,
             SinkKind::Stdout => SinkPlan::Stdout,
             SinkKind::File => {
-                let size = events.rotate_at.given();
+                let size = events.rotate_at.get();
                 if let Some(size) = size.filter(|size| size.value < 4096) {
                     self.findings.error(size.span, "`rotate_at` is less than one batch", "give at least \"4KiB\"");
                 }
@@ -184,21 +184,21 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             }
             SinkKind::Http => {
                 let url = match &events.url {
-                    ParsedValue::Given(url) => self.url("url", url),
-                    ParsedValue::Unreadable => None,
+                    ParsedValue::Present(url) => self.url("url", url),
+                    ParsedValue::Invalid => None,
                     ParsedValue::Absent => {
                         self.findings.error(events.at, "the http sink has no `url`", "add url = \"https://…\"");
                         None
                     }
                 };
-                if let Some((at, url)) = events.url.given().map(|typed| typed.span).zip(url.as_ref())
-                    && url.query_pairs().any(|(name, value)| looks_secret(&name, &value))
+                if let Some((at, url)) = events.url.get().map(|typed| typed.span).zip(url.as_ref())
+                    && url.query_pairs().any(|(name, value)| is_likely_secret(&name, &value))
                 {
                     let hint = "remove it from the URL and give token = \"env:NAME\"";
                     self.findings.error(at, "the URL of the sink seems to contain a secret", hint);
                 }
-                let token = events.token.given();
-                let token = token.and_then(|text| self.surroundings.referred("the token", text, self.findings));
+                let token = events.token.get();
+                let token = token.and_then(|text| self.secret_sources.resolve_secret("the token", text, self.findings));
                 SinkPlan::Http { url: url.map(String::from).unwrap_or_default(), token }
             }
         };
@@ -207,13 +207,13 @@ impl<'a, 's> ConfigCheck<'a, 's> {
 
     pub(crate) fn journal(&mut self, typed: &file::JournalTable) -> JournalLimits {
         let defaults = JournalLimits::default();
-        if let Some(size) = typed.size_max.given().filter(|size| size.value < JOURNAL_LEAST) {
+        if let Some(size) = typed.size_max.get().filter(|size| size.value < JOURNAL_LEAST) {
             let hint = "give at least \"1MiB\"";
             self.findings.error(size.span, "`size_max` is too small for the data that must be kept", hint);
         }
         JournalLimits {
             events_age_max: typed.events_age_max.unwrap_or(defaults.events_age_max),
-            size_max: typed.size_max.given().map_or(defaults.size_max, |size| size.value),
+            size_max: typed.size_max.get().map_or(defaults.size_max, |size| size.value),
             server_logs_max: typed.server_logs_max.unwrap_or(defaults.server_logs_max),
             request_logs_max: typed.request_logs_max.unwrap_or(defaults.request_logs_max),
             logs_age_max: typed.logs_age_max.unwrap_or(defaults.logs_age_max),
@@ -254,10 +254,10 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             ("sse", TransportWord::Remote(RemoteTransport::Sse)),
         ];
         let mut query = Vec::new();
-        let mut target = match self.word(&typed.transport, "transport", &words) {
+        let mut target = match self.keyword(&typed.transport, "transport", &words) {
             None => None,
             Some(TransportWord::Stdio) => {
-                if let Some(url) = typed.url.given() {
+                if let Some(url) = typed.url.get() {
                     let hint = "set transport = \"http\", or \"sse\" for HTTP+SSE, or remove the url";
                     self.findings.error(url.span, format!("{who} is a stdio server with a `url`"), hint);
                 } else if typed.command.is_absent() {
@@ -265,13 +265,13 @@ impl<'a, 's> ConfigCheck<'a, 's> {
                     let hint = hint.unwrap_or_else(|| "add command = \"…\", such as \"npx\"".to_owned());
                     self.findings.error(typed.at, format!("{who} has no `command`"), hint);
                 }
-                let command = typed.command.given().map(|command| self.command(command));
-                let cwd = typed.cwd.given().map(|cwd| cwd.value.clone());
+                let command = typed.command.get().map(|command| self.command(command));
+                let cwd = typed.cwd.get().map(|cwd| cwd.value.clone());
                 command.map(|command| ServerTarget::Stdio { command, cwd })
             }
             Some(TransportWord::Remote(transport)) => {
                 for (key, misplaced) in [("command", &typed.command), ("cwd", &typed.cwd)] {
-                    if let Some(text) = misplaced.given() {
+                    if let Some(text) = misplaced.get() {
                         let hint = "remove it, or set transport = \"stdio\"";
                         self.findings.error(text.span, format!("{who} is a remote server with a `{key}`"), hint);
                     }
@@ -279,9 +279,9 @@ impl<'a, 's> ConfigCheck<'a, 's> {
                 if typed.url.is_absent() {
                     self.findings.error(typed.at, format!("{who} has no `url`"), "add url = \"https://…\"");
                 }
-                typed.url.given().and_then(|text| {
+                typed.url.get().and_then(|text| {
                     let mut url = self.url("url", text)?;
-                    query = self.query_of(text, &url);
+                    query = self.query_pairs(text, &url);
                     url.set_query(None);
                     url.set_fragment(None);
                     Some(ServerTarget::Remote { transport, url: url.into(), health_url: None })
@@ -294,7 +294,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         // Query parameters in the URL are often secrets, so they are treated like configured ones.
         query.extend(typed.tier.query);
         self.layer(who, target.as_ref(), file::ServerTierTable { query, ..typed.tier }, &mut layer);
-        let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.meant(who, self)));
+        let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.into_plan(who, self)));
         CheckedServer { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
     }
 
@@ -305,9 +305,9 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         target: Option<&ServerTarget>,
     ) -> Option<Era> {
         let words = [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))];
-        let protocol = self.word(typed, "protocol", &words).flatten();
+        let protocol = self.keyword(typed, "protocol", &words).flatten();
         let is_older = matches!(target, Some(ServerTarget::Remote { transport: RemoteTransport::Sse, .. }));
-        if let (Some(Era::Stateless), true, Some(word)) = (protocol, is_older, typed.given()) {
+        if let (Some(Era::Stateless), true, Some(word)) = (protocol, is_older, typed.get()) {
             let message = format!("{who} uses the older HTTP+SSE, which does not support `{}`", word.value);
             self.findings.error(word.span, message, "set transport = \"http\", or remove the protocol");
         }
@@ -318,9 +318,9 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     /// with the headers and the query of the server.
     pub(crate) fn health_url(&mut self, tier: &file::ServerTierTable, target: &mut Option<ServerTarget>) {
         let Some(ServerTarget::Remote { health_url, .. }) = target else { return };
-        let Some(text) = tier.health_url.given() else { return };
+        let Some(text) = tier.health_url.get() else { return };
         let Some(mut url) = self.url("health_url", text) else { return };
-        if url.query_pairs().any(|(name, value)| looks_secret(&name, &value)) {
+        if url.query_pairs().any(|(name, value)| is_likely_secret(&name, &value)) {
             let hint = "remove it: a health check sends the headers and the query of the server";
             self.findings.error(text.span, "`health_url` seems to contain a secret", hint);
         }
@@ -353,10 +353,10 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     }
 
     /// Warns about credentials that are sent unencrypted or to a second host.
-    pub(crate) fn on_the_way(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
+    pub(crate) fn warn_insecure_transport(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
         let mut told: Vec<String> = Vec::new();
         for instance in instances {
-            let layers = [&instance.server_layer, &instance.team_layer, &instance.user_layer];
+            let layers = [&instance.server_tier, &instance.team_tier, &instance.user_tier];
             let has_credentials = !instance.user_required.is_empty()
                 || layers
                     .into_iter()
@@ -386,7 +386,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         }
     }
 
-    fn query_of(&mut self, text: &SpannedText, url: &reqwest::Url) -> Vec<(SpannedText, SpannedText)> {
+    fn query_pairs(&mut self, text: &SpannedText, url: &reqwest::Url) -> Vec<(SpannedText, SpannedText)> {
         let mut names = Vec::new();
         let spanned = |part: &str| Spanned::with_span(part.to_owned(), text.span);
         let mut pairs = Vec::new();
@@ -440,7 +440,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         let (kind, misplaced) = match target {
             None => ("", vec![]),
             Some(ServerTarget::Stdio { .. }) => {
-                let of = |typed: &ParsedValue<String>| typed.given().map(|text| text.span);
+                let of = |typed: &ParsedValue<String>| typed.get().map(|text| text.span);
                 let (bearer_token, health_url) = (of(&typed.bearer_token), of(&typed.health_url));
                 let misplaced = [headers, query, bearer_token, health_url];
                 ("stdio", ["headers", "query", "bearer_token", "health_url"].into_iter().zip(misplaced).collect())
@@ -455,7 +455,7 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         }
 
         for argument in typed.args {
-            if refers(&argument.value) {
+            if has_reference(&argument.value) {
                 let hint = "an argument is visible to every process on the machine; pass the secret in `env`";
                 self.findings.error(argument.span, "`args` refers to a secret", hint);
             } else if argument.value.contains('\0') {
@@ -527,13 +527,13 @@ impl<'a, 's> ConfigCheck<'a, 's> {
             }
             layer.headers.insert(name.value, value);
         }
-        let Some(text) = bearer_token.given() else { return };
+        let Some(text) = bearer_token.get() else { return };
         if names.contains(&AUTHORIZATION.to_ascii_lowercase()) {
             let message = format!("{who} has a `bearer_token` and a header `{AUTHORIZATION}`, which are the same");
             self.findings.error(text.span, message, "remove one");
         }
         let what = format!("the `bearer_token` of {who}");
-        let Some(token) = self.surroundings.referred(&what, text, self.findings) else { return };
+        let Some(token) = self.secret_sources.resolve_secret(&what, text, self.findings) else { return };
         let value = format!("Bearer {}", token.expose());
         if token.expose().to_ascii_lowercase().starts_with("bearer ") {
             let hint = "remove `Bearer` from the token: the satellite adds it";
@@ -546,9 +546,11 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     }
 
     fn value(&mut self, name: &SpannedText, text: &SpannedText) -> Option<ConfigValue> {
-        match reference(&text.value) {
-            Some(reference) => self.surroundings.follow(&reference, text.span, self.findings).map(ConfigValue::secret),
-            None if looks_secret(&name.value, &text.value) => Some(ConfigValue::secret(text.value.as_str())),
+        match parse_reference(&text.value) {
+            Some(reference) => {
+                self.secret_sources.resolve(&reference, text.span, self.findings).map(ConfigValue::secret)
+            }
+            None if is_likely_secret(&name.value, &text.value) => Some(ConfigValue::secret(text.value.as_str())),
             None => Some(ConfigValue::plain(text.value.as_str())),
         }
     }
@@ -556,11 +558,11 @@ impl<'a, 's> ConfigCheck<'a, 's> {
     /// Reads the value of a header, which is always a secret: `env:NAME`, `Bearer env:NAME`, or a literal.
     fn header(&mut self, text: &SpannedText) -> Option<ConfigValue> {
         let (scheme, rest) = match text.value.split_once(' ') {
-            Some((scheme, rest)) if reference(rest).is_some() => (Some(scheme), rest),
+            Some((scheme, rest)) if parse_reference(rest).is_some() => (Some(scheme), rest),
             _ => (None, text.value.as_str()),
         };
-        let Some(reference) = reference(rest) else { return Some(ConfigValue::secret(rest)) };
-        let secret = self.surroundings.follow(&reference, text.span, self.findings)?;
+        let Some(reference) = parse_reference(rest) else { return Some(ConfigValue::secret(rest)) };
+        let secret = self.secret_sources.resolve(&reference, text.span, self.findings)?;
         Some(ConfigValue::secret(match scheme {
             Some(scheme) => format!("{scheme} {}", secret.expose()).into(),
             None => secret,

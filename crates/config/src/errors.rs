@@ -37,10 +37,10 @@ impl ConfigFindings {
     }
 
     /// Returns the warnings with their places in front, or all errors, both in the order of the file.
-    pub fn settle(mut self, source: &ConfigText<'_>) -> Result<Vec<String>, ConfigErrors> {
+    pub fn into_result(mut self, source: &ConfigText<'_>) -> Result<Vec<String>, ConfigErrors> {
         if !self.errors.is_empty() {
             self.errors.sort_by_key(|finding| finding.at.start);
-            return Err(ConfigErrors(self.errors.iter().map(|finding| source.problem(finding)).collect()));
+            return Err(ConfigErrors(self.errors.iter().map(|finding| source.placed_error(finding)).collect()));
         }
         self.warnings.sort_by_key(|(at, _)| at.start);
         let placed = |(at, message): (Span, String)| {
@@ -55,7 +55,7 @@ pub struct ConfigText<'a> {
     pub name: &'a str,
     pub text: &'a str,
     /// Text with secrets masked, with the same length in bytes.
-    pub shown: String,
+    pub masked: String,
 }
 
 impl ConfigText<'_> {
@@ -66,16 +66,16 @@ impl ConfigText<'_> {
         (before.matches('\n').count() + 1, before[start..].chars().count() + 1, start)
     }
 
-    fn problem(&self, finding: &ConfigFinding) -> PlacedError {
+    fn placed_error(&self, finding: &ConfigFinding) -> PlacedError {
         let (line, column, start) = self.place(finding.at.start);
-        let rest = &self.shown[start..];
+        let rest = &self.masked[start..];
         let mut shown = printable::in_place(rest.split('\n').next().unwrap_or(rest).trim_end());
         let from = boundary(&shown, finding.at.start.saturating_sub(start));
         let to = boundary(&shown, finding.at.end.saturating_sub(start)).max(from);
         if from == shown.len() {
             shown.push(' '); // An error at the end of a line needs a character to underline.
         }
-        let place = SourcePlace { line, column, shown, label: (from, (to - from).max(1)).into() };
+        let place = SourcePlace { line, column, line_text: shown, label: (from, (to - from).max(1)).into() };
         let [message, hint] = [&finding.message, &finding.hint].map(|text| printable::line(text));
         PlacedError { file: self.name.to_owned(), place: Some(place), message, hint }
     }
@@ -109,24 +109,24 @@ pub struct ConfigErrorItem {
 impl ConfigErrors {
     /// Creates errors without a place in a file, each with its hint. There must be at least one. `file` is empty if
     /// they belong to no file.
-    pub fn nowhere(file: &str, errors: Vec<(String, String)>) -> Self {
+    pub fn without_place(file: &str, errors: Vec<(String, String)>) -> Self {
         let problem = |(message, hint)| PlacedError { file: file.to_owned(), place: None, message, hint };
         Self(errors.into_iter().map(problem).collect())
     }
 
     /// Adds the errors of another file, to report all at once.
     #[must_use]
-    pub fn and(mut self, other: Self) -> Self {
+    pub fn merge(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
 
-    pub fn fault(why: &dyn fmt::Display) -> Self {
+    pub fn internal_error(why: &dyn fmt::Display) -> Self {
         let message = format!("cannot read the configuration because of an internal error: {why}");
-        Self::nowhere("", vec![(message, "report this message".to_owned())])
+        Self::without_place("", vec![(message, "report this message".to_owned())])
     }
 
-    pub fn in_a_line(&self) -> String {
+    pub fn to_single_line(&self) -> String {
         let item = |item: ConfigErrorItem| {
             format!("{}:{}:{}: {} ({})", item.file, item.line, item.column, item.message, item.hint)
         };
@@ -186,7 +186,7 @@ struct PlacedError {
 struct SourcePlace {
     line: usize,
     column: usize,
-    shown: String,
+    line_text: String,
     label: SourceSpan,
 }
 
@@ -225,7 +225,7 @@ impl SourceCode for PlacedError {
         after: usize,
     ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
         let place = self.place.as_ref().ok_or(MietteError::OutOfBounds)?;
-        let part = place.shown.read_span(span, before, after)?;
+        let part = place.line_text.read_span(span, before, after)?;
         Ok(Box::new(MietteSpanContents::new_named(
             self.file.clone(),
             part.data(),

@@ -97,7 +97,7 @@ pub(crate) struct UserTable {
     pub(crate) slug: ParsedValue<String>,
     pub(crate) token: ParsedValue<String>,
     pub(crate) tokens: Vec<SpannedText>,
-    pub(crate) token_kept: bool,
+    pub(crate) has_stored_token: bool,
     pub(crate) mcp_mode: ParsedValue<String>,
     pub(crate) tiers: Vec<(SpannedText, ServerTierTable)>,
 }
@@ -146,7 +146,7 @@ impl ConfigFile {
                 file.connect_permits = fields.count::<1, _>("connect_permits");
             });
         });
-        file.servers = fields.named("servers", |slug, fields| (slug, ServerTable::read(fields)));
+        file.servers = fields.named_tables("servers", |slug, fields| (slug, ServerTable::read(fields)));
         file.teams = fields.list("teams", TeamTable::read);
         fields.close();
         file
@@ -229,9 +229,9 @@ impl UserTable {
             slug: fields.text("slug"),
             token: fields.text("token"),
             tokens: fields.texts("tokens").unwrap_or_default(),
-            token_kept: false,
+            has_stored_token: false,
             mcp_mode: fields.text("mcp_mode"),
-            tiers: fields.named("servers", |installation, fields| (installation, ServerTierTable::read(fields))),
+            tiers: fields.named_tables("servers", |installation, fields| (installation, ServerTierTable::read(fields))),
         }
     }
 }

@@ -25,7 +25,7 @@ const TOKEN_LETTERS_MIN: usize = 22;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GatewayPlan {
     /// True if the endpoint is requested: by `[gateway]`, a user with a token, an `mcp.json` or `--listen`.
-    pub asked: bool,
+    pub requested: bool,
     /// Listen address.
     pub listen: ListenSetting,
     /// Base URL for clients if it differs from the listen address, without a trailing slash.
@@ -44,7 +44,7 @@ pub struct GatewayPlan {
     /// Certificate and key for TLS; `None` is plain HTTP.
     pub tls: Option<TlsFiles>,
     /// Response format where the protocol permits both.
-    pub answers: ResponseStyle,
+    pub response_style: ResponseStyle,
     /// Numeric limits.
     pub limits: GatewayLimits,
     /// Users of all teams, in the order of the files.
@@ -69,9 +69,9 @@ pub enum ListenSetting {
     Off,
     /// The address [`LISTEN`], or another port if that one is in use.
     #[default]
-    Anywhere,
+    DefaultAddress,
     /// Exactly this address.
-    At(SocketAddr),
+    Address(SocketAddr),
 }
 
 /// Authentication of clients.
@@ -183,7 +183,7 @@ pub struct GatewayUser {
     /// Hashes of the user's tokens. Without a token the user cannot connect.
     pub tokens: Vec<TokenHash>,
     /// True if the user has an additional token, which the satellite creates and stores in its data directory.
-    pub token_kept: bool,
+    pub has_stored_token: bool,
     /// True if `/mcp` lists the servers' tools themselves unless the client selects a mode.
     pub flat: bool,
 }
@@ -194,7 +194,7 @@ pub struct TokenHash(pub [u8; 32]);
 
 impl TokenHash {
     /// Hashes a token.
-    pub fn of(token: &str) -> Self {
+    pub fn from_token(token: &str) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, token.as_bytes()).as_ref());
         Self(hash)
@@ -230,8 +230,8 @@ impl GatewayPlan {
     pub fn address(&self) -> Option<SocketAddr> {
         match self.listen {
             ListenSetting::Off => None,
-            ListenSetting::Anywhere => self.asked.then_some(LISTEN),
-            ListenSetting::At(address) => self.asked.then_some(address),
+            ListenSetting::DefaultAddress => self.requested.then_some(LISTEN),
+            ListenSetting::Address(address) => self.requested.then_some(address),
         }
     }
 
@@ -246,16 +246,16 @@ impl GatewayPlan {
     ///
     /// # Errors
     /// Returns a message and a hint if the endpoint must not listen on this address.
-    pub fn listen_at(&mut self, address: SocketAddr) -> Result<(), (&'static str, &'static str)> {
-        (self.asked, self.listen) = (true, ListenSetting::At(address));
-        self.objection(address).map_or(Ok(()), Err)
+    pub fn set_listen_address(&mut self, address: SocketAddr) -> Result<(), (&'static str, &'static str)> {
+        (self.requested, self.listen) = (true, ListenSetting::Address(address));
+        self.listen_error(address).map_or(Ok(()), Err)
     }
 
     /// Returns the user as which all clients act if there is no authentication.
     ///
     /// # Errors
     /// Returns a message if there is no such user, or if `as` is missing and there are several users.
-    pub fn alone(&self) -> Result<&GatewayUser, String> {
+    pub fn single_user(&self) -> Result<&GatewayUser, String> {
         let named: Vec<&str> = match &self.auth {
             EndpointAuth::None(Some(name)) => name.split('/').collect(),
             EndpointAuth::None(None) | EndpointAuth::Bearer => Vec::new(),
@@ -276,40 +276,40 @@ impl GatewayPlan {
         }
     }
 
-    /// Adds the hash of `kept`, the token that the satellite stores, to the users with [`GatewayUser::token_kept`].
-    pub fn give(&mut self, kept: &Secret) {
-        let hash = TokenHash::of(kept.expose());
-        let users = self.users.iter_mut().filter(|user| user.token_kept && !user.tokens.contains(&hash));
+    /// Adds the hash of `kept`, the token that the satellite stores, to the users with [`GatewayUser::has_stored_token`].
+    pub fn add_stored_token(&mut self, kept: &Secret) {
+        let hash = TokenHash::from_token(kept.expose());
+        let users = self.users.iter_mut().filter(|user| user.has_stored_token && !user.tokens.contains(&hash));
         users.for_each(|user| user.tokens.push(hash));
     }
 
     /// Makes the satellite create and store a token for a user.
-    pub fn keep_token(&mut self, team: &str, user: &str) {
+    pub fn enable_stored_token(&mut self, team: &str, user: &str) {
         let users = self.users.iter_mut().filter(|one| one.team.as_str() == team && one.user.as_str() == user);
-        users.for_each(|user| user.token_kept = true);
-        self.asked = true;
+        users.for_each(|user| user.has_stored_token = true);
+        self.requested = true;
     }
 
-    pub(crate) fn keep_only_token(&mut self) {
+    pub(crate) fn store_token_for_only_user(&mut self) {
         if let (EndpointAuth::Bearer, [only]) = (&self.auth, &mut self.users[..])
             && only.tokens.is_empty()
         {
-            only.token_kept = true;
+            only.has_stored_token = true;
         }
     }
 
     /// Returns the users that have a token.
-    pub fn admitted(&self) -> impl Iterator<Item = &GatewayUser> {
-        self.users.iter().filter(|user| !user.tokens.is_empty() || user.token_kept)
+    pub fn users_with_token(&self) -> impl Iterator<Item = &GatewayUser> {
+        self.users.iter().filter(|user| !user.tokens.is_empty() || user.has_stored_token)
     }
 
     pub(crate) fn merge(&mut self, other: Self) {
-        self.asked |= other.asked;
+        self.requested |= other.requested;
         for more in other.users {
             match self.users.iter_mut().find(|user| user.team == more.team && user.user == more.user) {
                 Some(user) => {
                     user.tokens.extend(more.tokens);
-                    user.token_kept |= more.token_kept;
+                    user.has_stored_token |= more.has_stored_token;
                 }
                 None => self.users.push(more),
             }
@@ -317,7 +317,7 @@ impl GatewayPlan {
     }
 
     /// Returns the reason why the endpoint must not listen on `address`, as message and hint.
-    fn objection(&self, address: SocketAddr) -> Option<(&'static str, &'static str)> {
+    fn listen_error(&self, address: SocketAddr) -> Option<(&'static str, &'static str)> {
         if address.ip().is_loopback() {
             None
         } else if self.auth != EndpointAuth::Bearer {
@@ -338,13 +338,13 @@ impl GatewayPlan {
 #[derive(Default)]
 pub(crate) struct GatewayTable {
     at: Span,
-    pub(crate) given: bool,
+    pub(crate) is_present: bool,
     listen: ParsedValue<String>,
     public_url: ParsedValue<String>,
     hosts: Vec<SpannedText>,
     origins: Vec<SpannedText>,
     auth: ParsedValue<String>,
-    alone: ParsedValue<String>,
+    as_user: ParsedValue<String>,
     authorization_servers: Vec<SpannedText>,
     trusted_proxies: Vec<SpannedText>,
     tls: TlsTable,
@@ -355,7 +355,7 @@ pub(crate) struct GatewayTable {
 #[derive(Default)]
 struct TlsTable {
     at: Span,
-    given: bool,
+    is_present: bool,
     cert: ParsedValue<String>,
     key: ParsedValue<String>,
 }
@@ -364,18 +364,18 @@ impl GatewayTable {
     pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,
-            given: true,
+            is_present: true,
             listen: fields.text("listen"),
             public_url: fields.text("public_url"),
             hosts: fields.texts("hosts").unwrap_or_default(),
             origins: fields.texts("origins").unwrap_or_default(),
             auth: fields.text("auth"),
-            alone: fields.text("as"),
+            as_user: fields.text("as"),
             authorization_servers: fields.texts("authorization_servers").unwrap_or_default(),
             trusted_proxies: fields.texts("trusted_proxies").unwrap_or_default(),
             tls: fields.section("tls", |fields| TlsTable {
                 at: fields.at,
-                given: true,
+                is_present: true,
                 cert: fields.text("cert"),
                 key: fields.text("key"),
             }),
@@ -384,48 +384,50 @@ impl GatewayTable {
         }
     }
 
-    pub(crate) fn meant(self, users: Vec<GatewayUser>, check: &mut ConfigCheck<'_, '_>) -> GatewayPlan {
-        let asked = self.given || users.iter().any(|user| !user.tokens.is_empty() || user.token_kept);
-        let mut plan = GatewayPlan { asked, users, ..GatewayPlan::default() };
-        match self.listen.given() {
+    pub(crate) fn into_plan(self, users: Vec<GatewayUser>, check: &mut ConfigCheck<'_, '_>) -> GatewayPlan {
+        let asked = self.is_present || users.iter().any(|user| !user.tokens.is_empty() || user.has_stored_token);
+        let mut plan = GatewayPlan { requested: asked, users, ..GatewayPlan::default() };
+        match self.listen.get() {
             Some(off) if off.value == "off" => plan.listen = ListenSetting::Off,
-            Some(text) => plan.listen = check.address(text).map_or(ListenSetting::Anywhere, ListenSetting::At),
+            Some(text) => {
+                plan.listen = check.address(text).map_or(ListenSetting::DefaultAddress, ListenSetting::Address)
+            }
             None => {}
         }
-        plan.public_url = self.public_url.given().and_then(|text| check.base_url("public_url", text));
+        plan.public_url = self.public_url.get().and_then(|text| check.base_url("public_url", text));
         plan.hosts = self.hosts.iter().filter_map(|text| check.host(text)).collect();
         plan.origins = self.origins.iter().filter_map(|text| check.origin(text)).collect();
         let servers = self.authorization_servers.iter();
         plan.authorization_servers = servers.filter_map(|text| check.issuer(text)).collect();
         plan.trusted_proxies = self.trusted_proxies.iter().filter_map(|text| check.proxy(text)).collect();
         let words = [("json", ResponseStyle::Json), ("sse", ResponseStyle::Sse)];
-        plan.answers = check.word(&self.answers, "answers", &words).unwrap_or_default();
-        plan.tls = self.tls.meant(check);
-        self.authentication(&mut plan, check);
+        plan.response_style = check.keyword(&self.answers, "answers", &words).unwrap_or_default();
+        plan.tls = self.tls.to_tls_files(check);
+        self.validate_auth(&mut plan, check);
 
-        let at = self.listen.given().map_or(self.at, |text| text.span);
-        if let ListenSetting::At(address) = plan.listen {
-            if let Some((message, hint)) = plan.objection(address) {
+        let at = self.listen.get().map_or(self.at, |text| text.span);
+        if let ListenSetting::Address(address) = plan.listen {
+            if let Some((message, hint)) = plan.listen_error(address) {
                 check.findings.error(at, message, hint);
             } else if !address.ip().is_loopback() && plan.tls.is_none() {
                 let message = "tokens and all requests go over the network unencrypted: `tls` is missing";
                 check.findings.warning(at, message.to_owned());
             }
         }
-        plan.limits = self.limits.meant(check.findings);
+        plan.limits = self.limits.into_limits(check.findings);
         plan
     }
 
     /// Validates `auth` and `as`. The messages do not repeat the values: one of them may be a misplaced token.
-    fn authentication(&self, plan: &mut GatewayPlan, check: &mut ConfigCheck<'_, '_>) {
-        let alone = self.alone.given();
-        match self.auth.given() {
+    fn validate_auth(&self, plan: &mut GatewayPlan, check: &mut ConfigCheck<'_, '_>) {
+        let alone = self.as_user.get();
+        match self.auth.get() {
             Some(auth) if auth.value == "none" => {
                 plan.auth = EndpointAuth::None(alone.map(|text| text.value.clone()));
                 let hint = "name a user as \"TEAM/USER\", by slugs: as = \"acme/alice\"";
                 // The user of an `mcp.json` is added later.
                 let may_come = plan.users.is_empty() || alone.is_some_and(|text| text.value == "local/me");
-                match plan.alone() {
+                match plan.single_user() {
                     Err(message) if !may_come => {
                         check.findings.error(alone.unwrap_or(auth).span, message, hint);
                     }
@@ -451,8 +453,8 @@ impl GatewayTable {
 }
 
 impl TlsTable {
-    fn meant(&self, check: &mut ConfigCheck<'_, '_>) -> Option<TlsFiles> {
-        if !self.given {
+    fn to_tls_files(&self, check: &mut ConfigCheck<'_, '_>) -> Option<TlsFiles> {
+        if !self.is_present {
             return None;
         }
         let mut file = |key: &str, typed: &ParsedValue<String>| {
@@ -463,8 +465,8 @@ impl TlsTable {
                     "write tls = { cert = \"…\", key = \"…\" }",
                 );
             }
-            let text = typed.given()?;
-            let path = check.surroundings.folder.join(&text.value);
+            let text = typed.get()?;
+            let path = check.secret_sources.folder.join(&text.value);
             let opened = std::fs::File::open(&path);
             let is_there = opened.is_ok();
             if let Err(error) = opened {
@@ -482,7 +484,7 @@ impl TlsTable {
             && let Err(CertificateError { is_key, why }) = tls::check(&tls.cert, &tls.key)
         {
             let (name, typed) = if is_key { ("key", &self.key) } else { ("cert", &self.cert) };
-            let at = typed.given().map_or(self.at, |text| text.span);
+            let at = typed.get().map_or(self.at, |text| text.span);
             let hint = "give the certificate's chain in `cert` and its own private key in `key`, both in PEM";
             check.findings.error(at, format!("cannot use the file of `{name}`: {why}"), hint);
         }
@@ -546,8 +548,8 @@ impl ConfigCheck<'_, '_> {
             }
             return hash;
         }
-        if super::secrets::reference(&text.value).is_none() {
-            let hint = if self.surroundings.closed {
+        if super::secrets::parse_reference(&text.value).is_none() {
+            let hint = if self.secret_sources.rejects_references {
                 "write its digest \"sha256:…\": only the user needs the token itself"
             } else {
                 "write its digest \"sha256:…\" (`satellite token` creates both), \"env:NAME\" or \"file:PATH\""
@@ -555,7 +557,7 @@ impl ConfigCheck<'_, '_> {
             self.findings.error(text.span, format!("{what} is written in plain text"), hint);
             return None;
         }
-        let secret = self.surroundings.referred(what, text, self.findings)?;
+        let secret = self.secret_sources.resolve_secret(what, text, self.findings)?;
         let token = secret.expose();
         if !is_sendable(token) {
             let hint = "use letters, digits and -._~+/ only; `satellite token` creates a token";
@@ -566,7 +568,7 @@ impl ConfigCheck<'_, '_> {
             let message = format!("{what} is short enough to be guessed; create one with `satellite token`");
             self.findings.warning(text.span, message);
         }
-        Some(TokenHash::of(token))
+        Some(TokenHash::from_token(token))
     }
 }
 

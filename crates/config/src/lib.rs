@@ -50,11 +50,11 @@ use secrets::SecretSources;
 /// # Errors
 /// Returns all errors of the file, or the reason why it cannot be read.
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
-    load_held(file, &held_by(file))
+    load_from_content(file, &read_content(file))
 }
 
-pub fn load_held(file: &Path, held: &ConfigFileContent) -> Result<Plan, ConfigErrors> {
-    parse(&file.display().to_string(), text_of(file, held)?, &|name| std::env::var(name).ok())
+pub fn load_from_content(file: &Path, held: &ConfigFileContent) -> Result<Plan, ConfigErrors> {
+    parse(&file.display().to_string(), content_text(file, held)?, &|name| std::env::var(name).ok())
 }
 
 /// Loads an `mcp.json` of Claude, Cursor or VS Code as one team `local` with one user `me`. The name of a server
@@ -64,15 +64,15 @@ pub fn load_held(file: &Path, held: &ConfigFileContent) -> Result<Plan, ConfigEr
 /// # Errors
 /// Returns all errors of the file, or the reason why it cannot be read.
 pub fn load_mcp_json(file: &Path, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
-    load_mcp_json_held(file, &held_by(file), base)
+    load_mcp_json_from_content(file, &read_content(file), base)
 }
 
-pub fn load_mcp_json_held(
+pub fn load_mcp_json_from_content(
     file: &Path,
     held: &ConfigFileContent,
     base: &PlanRestrictions,
 ) -> Result<Plan, ConfigErrors> {
-    parse_mcp_json(&file.display().to_string(), text_of(file, held)?, base, &|name| std::env::var(name).ok())
+    parse_mcp_json(&file.display().to_string(), content_text(file, held)?, base, &|name| std::env::var(name).ok())
 }
 
 pub type ConfigFileContent = Result<Secret, ConfigFileError>;
@@ -83,7 +83,7 @@ pub struct ConfigFileError {
     pub hint: &'static str,
 }
 
-pub fn held_by(file: &Path) -> ConfigFileContent {
+pub fn read_content(file: &Path) -> ConfigFileContent {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(text.into()),
         Err(error) => Err(ConfigFileError {
@@ -93,9 +93,9 @@ pub fn held_by(file: &Path) -> ConfigFileContent {
     }
 }
 
-fn text_of<'a>(file: &Path, held: &'a ConfigFileContent) -> Result<&'a str, ConfigErrors> {
+fn content_text<'a>(file: &Path, held: &'a ConfigFileContent) -> Result<&'a str, ConfigErrors> {
     held.as_ref().map(Secret::expose).map_err(|ConfigFileError { message, hint }| {
-        ConfigErrors::nowhere(&file.display().to_string(), vec![(message.clone(), (*hint).to_owned())])
+        ConfigErrors::without_place(&file.display().to_string(), vec![(message.clone(), (*hint).to_owned())])
     })
 }
 
@@ -123,9 +123,11 @@ pub fn parse_mcp_json(
 fn parse_document(name: &str, text: &str, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
     let mut findings = ConfigFindings::default();
     let Some(tree) = mcp_json::parse(text, &mut findings) else {
-        return findings.settle(&ConfigText { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
+        return findings
+            .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
+            .map(|_| Plan::default());
     };
-    let source = ConfigText { name, text, shown: secrets::shown(text, &tree) };
+    let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
     let file = file::ConfigFile::read(tree, &mut findings);
     finish(
         file,
@@ -146,7 +148,7 @@ fn parse_toml(
     let mut findings = ConfigFindings::default();
     match toml_span::parse(text) {
         Ok(tree) => {
-            let source = ConfigText { name, text, shown: secrets::shown(text, &tree) };
+            let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
             let file = file::ConfigFile::read(tree, &mut findings);
             finish(file, ConfigDocumentKind::Toml, &source, environment, files, findings)
         }
@@ -157,7 +159,9 @@ fn parse_toml(
                 _ => "correct this first; the rest of the file was not read",
             };
             findings.error(error.span, error.to_string(), hint);
-            findings.settle(&ConfigText { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default())
+            findings
+                .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
+                .map(|_| Plan::default())
         }
     }
 }
@@ -171,11 +175,13 @@ fn parse_json(
 ) -> Result<Plan, ConfigErrors> {
     let mut findings = ConfigFindings::default();
     let Some(tree) = mcp_json::parse(text, &mut findings) else {
-        return findings.settle(&ConfigText { name, text, shown: secrets::shown_blind(text) }).map(|_| Plan::default());
+        return findings
+            .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
+            .map(|_| Plan::default());
     };
-    let source = ConfigText { name, text, shown: secrets::shown(text, &tree) };
+    let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
     let mut file = mcp_json::read(tree, &mut findings);
-    if !base.held.sets_idle {
+    if !base.effective_policy.sets_idle {
         file.policy = policy::PolicyTier::without_sleep();
     }
     finish(file, ConfigDocumentKind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
@@ -191,14 +197,15 @@ fn finish(
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
     let closed = matches!(kind, ConfigDocumentKind::Document(_));
-    let mut surroundings = SecretSources { environment, folder, closed, read: BTreeMap::new(), files };
+    let mut surroundings =
+        SecretSources { environment, folder, rejects_references: closed, variables_read: BTreeMap::new(), files };
     let base = match &kind {
         ConfigDocumentKind::Toml => &PlanRestrictions::default(),
         ConfigDocumentKind::McpJson(base) | ConfigDocumentKind::Document(base) => base,
     };
     let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
-    let SecretSources { read, files, .. } = surroundings;
-    let warnings = findings.settle(source)?;
+    let SecretSources { variables_read: read, files, .. } = surroundings;
+    let warnings = findings.into_result(source)?;
     let secret_variables = read.keys().cloned().collect();
     let origin = ConfigOrigin::new(source.name, source.text, kind, read, files);
     Ok(Plan { secret_variables, warnings, origin, ..plan })

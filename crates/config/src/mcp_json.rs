@@ -19,9 +19,9 @@ const DEPTH_MAX: usize = 32;
 
 /// Parses JSON with comments and trailing commas, as VS Code permits them. Returns `None` after an error.
 pub(crate) fn parse(text: &str, findings: &mut ConfigFindings) -> Option<Value<'static>> {
-    let plain = without_comments(text);
+    let plain = blank_comments(text);
     match serde_json::from_str::<&RawValue>(&plain) {
-        Ok(raw) => tree(&plain, raw, DEPTH_MAX, findings),
+        Ok(raw) => parse_tree(&plain, raw, DEPTH_MAX, findings),
         Err(error) => {
             let start = plain.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
             let at = start + error.column().saturating_sub(1);
@@ -33,7 +33,7 @@ pub(crate) fn parse(text: &str, findings: &mut ConfigFindings) -> Option<Value<'
     }
 }
 
-fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut ConfigFindings) -> Option<Value<'static>> {
+fn parse_tree(text: &str, raw: &RawValue, depth: usize, findings: &mut ConfigFindings) -> Option<Value<'static>> {
     let at = span(text, raw.get().trim_matches('"'));
     if depth == 0 {
         findings.error(at, "this is nested too deeply", "a server is { \"command\": … } or { \"url\": … }");
@@ -51,7 +51,7 @@ fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut ConfigFindings)
                     findings.error(key_at, format!("`{name}` is given twice"), "remove one");
                 }
                 if value.get() != "null"
-                    && let Some(value) = tree(text, value, depth - 1, findings)
+                    && let Some(value) = parse_tree(text, value, depth - 1, findings)
                 {
                     table.insert(Key { name: name.into(), span: key_at }, value);
                 }
@@ -60,7 +60,9 @@ fn tree(text: &str, raw: &RawValue, depth: usize, findings: &mut ConfigFindings)
         }
         Some(b'[') => {
             let items = deserializer.deserialize_seq(JsonItemsVisitor).unwrap_or_default();
-            ValueInner::Array(items.into_iter().filter_map(|item| tree(text, item, depth - 1, findings)).collect())
+            ValueInner::Array(
+                items.into_iter().filter_map(|item| parse_tree(text, item, depth - 1, findings)).collect(),
+            )
         }
         Some(b'"') => {
             let Ok(string) = serde_json::from_str::<String>(raw.get()) else {
@@ -127,7 +129,7 @@ impl<'de> Visitor<'de> for JsonItemsVisitor {
 }
 
 /// Replaces the byte order mark, comments and trailing commas with blanks, so that every other byte keeps its place.
-fn without_comments(text: &str) -> String {
+fn blank_comments(text: &str) -> String {
     #[derive(PartialEq)]
     enum JsonScanState {
         Text,
@@ -178,23 +180,23 @@ fn without_comments(text: &str) -> String {
 
 pub(crate) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> ConfigFile {
     let at = Span::new(0, 1);
-    let given = |text: &str| ParsedValue::Given(Spanned::with_span(text.to_owned(), at));
+    let given = |text: &str| ParsedValue::Present(Spanned::with_span(text.to_owned(), at));
     let mut installations = Vec::new();
     if let Some(mut fields) = TableReader::open(tree, at, "the file".to_owned(), findings) {
-        let key = if fields.has("mcpServers") { "mcpServers" } else { "servers" };
-        if fields.has(key) {
+        let key = if fields.contains_key("mcpServers") { "mcpServers" } else { "servers" };
+        if fields.contains_key(key) {
             // `Fields::named` would reject keys that only the other program understands.
             installations = fields
                 .values(key)
                 .into_iter()
-                .filter_map(|(name, value)| server(&name, value, fields.findings))
+                .filter_map(|(name, value)| read_server(&name, value, fields.findings))
                 .collect();
         } else {
             let hint = "write { \"mcpServers\": { \"NAME\": { \"command\": … } } }";
             fields.findings.error(at, "the file has neither `mcpServers` nor `servers`", hint);
         }
     }
-    let user = UserTable { at, id: given("me"), slug: given("me"), token_kept: true, ..UserTable::default() };
+    let user = UserTable { at, id: given("me"), slug: given("me"), has_stored_token: true, ..UserTable::default() };
     let team = TeamTable {
         at,
         id: given("local"),
@@ -206,10 +208,10 @@ pub(crate) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> ConfigFile
     ConfigFile { teams: vec![team], ..ConfigFile::default() }
 }
 
-fn server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindings) -> Option<InstallationTable> {
+fn read_server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindings) -> Option<InstallationTable> {
     let who = format!("`{}`", name.value);
     let mut fields = TableReader::open(value, name.span, who.clone(), findings)?;
-    if fields.flag("disabled").given().is_some_and(|disabled| disabled.value) {
+    if fields.flag("disabled").get().is_some_and(|disabled| disabled.value) {
         fields.findings.warning(name.span, format!("{who} is disabled and left out"));
         return None;
     }
@@ -220,7 +222,7 @@ fn server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindings) -
     let url = fields.text("url");
     let mut server = ServerTable {
         at: name.span,
-        transport: transport(kind, url.given()),
+        transport: normalize_transport(kind, url.get()),
         protocol: fields.text("protocol"),
         command: fields.text("command"),
         cwd: fields.text("cwd"),
@@ -243,36 +245,36 @@ fn server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindings) -
         }
         !own
     });
-    variables(&mut server, fields.findings);
-    let (keep, policy) = (fields.text("keep"), policy::PolicyTier::of_mcp_json(&mut fields));
+    replace_variables(&mut server, fields.findings);
+    let (keep, policy) = (fields.text("keep"), policy::PolicyTier::from_mcp_json(&mut fields));
     let (unused, findings) = fields.rest();
     for key in unused {
         findings.warning(key.span, format!("`{}` of {who} is not used", key.name));
     }
-    let id = || ParsedValue::Given(Spanned::with_span(name.value.clone(), name.span));
+    let id = || ParsedValue::Present(Spanned::with_span(name.value.clone(), name.span));
     Some(InstallationTable { id: id(), server: id(), own: server, keep, policy, ..InstallationTable::default() })
 }
 
 /// Normalizes the name of the transport. If it is missing, the URL decides: a path that ends with `/sse` means the
 /// older transport.
-fn transport(kind: ParsedValue<String>, url: Option<&SpannedText>) -> ParsedValue<String> {
-    let named = |name: &str, at: Span| ParsedValue::Given(Spanned::with_span(name.to_owned(), at));
+fn normalize_transport(kind: ParsedValue<String>, url: Option<&SpannedText>) -> ParsedValue<String> {
+    let named = |name: &str, at: Span| ParsedValue::Present(Spanned::with_span(name.to_owned(), at));
     match kind {
-        ParsedValue::Given(kind) => match kind.value.as_str() {
+        ParsedValue::Present(kind) => match kind.value.as_str() {
             "streamable-http" | "streamableHttp" | "streamable_http" | "streamable" => named("http", kind.span),
-            _ => ParsedValue::Given(kind),
+            _ => ParsedValue::Present(kind),
         },
         ParsedValue::Absent => url.map_or(ParsedValue::Absent, |url| {
             let path = url.value.split(['?', '#']).next().unwrap_or_default();
             named(if path.trim_end_matches('/').ends_with("/sse") { "sse" } else { "http" }, url.span)
         }),
-        ParsedValue::Unreadable => ParsedValue::Unreadable,
+        ParsedValue::Invalid => ParsedValue::Invalid,
     }
 }
 
 /// Replaces `${env:NAME}` and `${NAME}`, as a whole value or after `Bearer `, with `env:NAME`. Every other `${…}` is an
 /// error, because the literal text would be a wrong password or path.
-fn variables(server: &mut ServerTable, findings: &mut ConfigFindings) {
+fn replace_variables(server: &mut ServerTable, findings: &mut ConfigFindings) {
     let good =
         |name: &str| !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
     for (_, text) in server.tier.env.iter_mut().chain(&mut server.tier.headers) {
@@ -289,7 +291,7 @@ fn variables(server: &mut ServerTable, findings: &mut ConfigFindings) {
     let hint = "only ${env:NAME} as a whole env value or header is substituted; write the value itself";
     let tier = &server.tier;
     let pairs = tier.env.iter().chain(&tier.headers).map(|(_, value)| value);
-    let scalars = [&server.command, &server.cwd, &server.url].into_iter().filter_map(ParsedValue::given);
+    let scalars = [&server.command, &server.cwd, &server.url].into_iter().filter_map(ParsedValue::get);
     for text in pairs.chain(&tier.args).chain(scalars).filter(|text| text.value.contains("${")) {
         findings.error(text.span, "this variable cannot be substituted", hint);
     }

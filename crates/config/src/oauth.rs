@@ -36,11 +36,11 @@ impl OAuthTable {
         self.at
     }
 
-    pub(crate) fn meant(self, who: &str, check: &mut ConfigCheck<'_, '_>) -> OAuthPlan {
+    pub(crate) fn into_plan(self, who: &str, check: &mut ConfigCheck<'_, '_>) -> OAuthPlan {
         let grants = [("authorization_code", false), ("client_credentials", true)];
-        let machine = check.word(&self.grant, "grant", &grants).unwrap_or_default();
-        let client_id = self.client_id.given().map(|id| id.value.clone());
-        if let Some(empty) = self.client_id.given().filter(|id| id.value.is_empty()) {
+        let machine = check.keyword(&self.grant, "grant", &grants).unwrap_or_default();
+        let client_id = self.client_id.get().map(|id| id.value.clone());
+        if let Some(empty) = self.client_id.get().filter(|id| id.value.is_empty()) {
             check.findings.error(
                 empty.span,
                 "`client_id` is empty",
@@ -48,7 +48,7 @@ impl OAuthTable {
             );
         }
         let what = format!("the client_secret of {who}");
-        let client_secret = self.client_secret.given();
+        let client_secret = self.client_secret.get();
         if let Some(secret) = client_secret.filter(|_| self.client_id.is_absent()) {
             check.findings.error(secret.span, format!("{what} has no `client_id`"), "add client_id = \"…\"");
         }
@@ -69,12 +69,13 @@ impl OAuthTable {
                 hint,
             );
         }
-        let issuer = self.issuer.given().and_then(|text| {
+        let issuer = self.issuer.get().and_then(|text| {
             check.url("issuer", text)?;
             Some(text.value.clone())
         });
-        let client_secret = client_secret.and_then(|text| check.surroundings.referred(&what, text, check.findings));
-        let client_metadata_url = self.client_metadata_url.given().and_then(|text| {
+        let client_secret =
+            client_secret.and_then(|text| check.secret_sources.resolve_secret(&what, text, check.findings));
+        let client_metadata_url = self.client_metadata_url.get().and_then(|text| {
             let url = check.url("client_metadata_url", text)?;
             if url.scheme() != "https" || url.path() == "/" {
                 let hint = "authorization servers read it: write it as \"https://host/path\"";
@@ -100,7 +101,7 @@ impl OAuthTable {
 
 /// Reports an error if an instance has its own credential or is a stdio server, so that OAuth does not apply.
 /// `instances` are those of one installation with an `oauth` table.
-pub(crate) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut ConfigCheck<'_, '_>) {
+pub(crate) fn check_conflicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut ConfigCheck<'_, '_>) {
     if instances.iter().any(|instance| matches!(instance.target, ServerTarget::Stdio { .. })) {
         check.findings.error(
             at,
@@ -111,7 +112,7 @@ pub(crate) fn contradicts(who: &str, at: Span, instances: &[InstanceConfig], che
     }
     let is_there = |name: &str| name.eq_ignore_ascii_case("authorization");
     let says = |instance: &InstanceConfig| {
-        let layers = [&instance.server_layer, &instance.team_layer, &instance.user_layer];
+        let layers = [&instance.server_tier, &instance.team_tier, &instance.user_tier];
         layers.into_iter().any(|layer| layer.headers.keys().any(|name| is_there(name)))
             || instance.user_required.iter().any(|name| is_there(name))
     };

@@ -20,7 +20,7 @@ pub struct ConfigOrigin {
     environment: BTreeMap<String, Secret>,
     files: SecretFiles,
     /// Changes that cannot be used; they are tried again with later changes.
-    refused: Vec<SecretFileChange>,
+    rejected: Vec<SecretFileChange>,
 }
 
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ pub struct SecretFilesUpdate {
     pub plan: Option<Plan>,
     pub changed: Vec<PathBuf>,
     /// Files whose previous content stays in use, each with the reason. Each is reported once.
-    pub kept: Vec<(PathBuf, String)>,
+    pub unusable: Vec<(PathBuf, String)>,
 }
 
 impl ConfigOrigin {
@@ -54,42 +54,42 @@ impl ConfigOrigin {
         files: SecretFiles,
     ) -> Self {
         let document = ConfigDocument { name: name.to_owned(), text: text.into(), kind };
-        Self { documents: vec![document], environment, files, refused: Vec::new() }
+        Self { documents: vec![document], environment, files, rejected: Vec::new() }
     }
 
     pub(crate) fn merge(&mut self, other: Self) {
         self.documents.extend(other.documents);
         self.environment.extend(other.environment);
-        self.files.known.extend(other.files.known);
+        self.files.entries.extend(other.files.entries);
     }
 
-    pub fn refers_to_files(&self) -> bool {
-        !self.files.known.is_empty()
+    pub fn has_secret_files(&self) -> bool {
+        !self.files.entries.is_empty()
     }
 
     /// Reads the files that changed. A file that is missing, empty, unreadable or unusable keeps its previous content.
     /// Blocks on the file system.
-    pub fn look(&mut self) -> SecretFilesUpdate {
+    pub fn poll_files(&mut self) -> SecretFilesUpdate {
         let mut look = SecretFilesUpdate::default();
-        let changes = self.files.look(&mut look.kept);
+        let changes = self.files.poll_changes(&mut look.unusable);
         if changes.is_empty() {
             return look;
         }
-        let mut refused = std::mem::take(&mut self.refused);
-        refused.retain(|change| self.files.still_holds(change));
-        self.take_on(changes, &mut look, &mut refused);
-        self.refused = self.take_on_together(refused, &mut look);
-        self.refused.sort_by(|one, other| one.path.cmp(&other.path));
-        for change in self.refused.iter_mut().filter(|change| !change.told) {
-            change.told = true;
-            look.kept.push((change.path.clone(), change.errors.join("; ")));
+        let mut refused = std::mem::take(&mut self.rejected);
+        refused.retain(|change| self.files.is_current(change));
+        self.apply_changes(changes, &mut look, &mut refused);
+        self.rejected = self.apply_jointly(refused, &mut look);
+        self.rejected.sort_by(|one, other| one.path.cmp(&other.path));
+        for change in self.rejected.iter_mut().filter(|change| !change.reported) {
+            change.reported = true;
+            look.unusable.push((change.path.clone(), change.errors.join("; ")));
         }
         look
     }
 
     /// Applies the changes all at once, because each attempt resolves all texts again. After a failure it tries each
     /// half by itself, recursively, so that an unusable file does not block the others.
-    fn take_on(
+    fn apply_changes(
         &mut self,
         mut changes: Vec<SecretFileChange>,
         look: &mut SecretFilesUpdate,
@@ -98,28 +98,28 @@ impl ConfigOrigin {
         if changes.is_empty() {
             return;
         }
-        let Err(errors) = self.try_on(&mut changes, look) else { return };
+        let Err(errors) = self.try_apply(&mut changes, look) else { return };
         let mut second = changes.split_off(changes.len() / 2);
         if let ([], [change]) = (&changes[..], &mut second[..]) {
             change.errors = errors;
             refused.append(&mut second);
             return;
         }
-        self.take_on(changes, look, refused);
-        self.take_on(second, look, refused);
+        self.apply_changes(changes, look, refused);
+        self.apply_changes(second, look, refused);
     }
 
     /// Applies changes that failed on their own but may work together, such as tokens that two users exchange. A change
     /// whose errors are not among those of all changes together is not their cause. Returns the changes that remain
     /// refused.
-    fn take_on_together(
+    fn apply_jointly(
         &mut self,
         mut changes: Vec<SecretFileChange>,
         look: &mut SecretFilesUpdate,
     ) -> Vec<SecretFileChange> {
         let mut refused = Vec::new();
         while !changes.is_empty() {
-            let Err(errors) = self.try_on(&mut changes, look) else { return refused };
+            let Err(errors) = self.try_apply(&mut changes, look) else { return refused };
             let is_reason = |change: &SecretFileChange| change.errors.iter().any(|error| errors.contains(error));
             let (reasons, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_reason);
             changes = others;
@@ -132,8 +132,12 @@ impl ConfigOrigin {
         refused
     }
 
-    fn try_on(&mut self, changes: &mut Vec<SecretFileChange>, look: &mut SecretFilesUpdate) -> Result<(), Vec<String>> {
-        self.exchange(changes);
+    fn try_apply(
+        &mut self,
+        changes: &mut Vec<SecretFileChange>,
+        look: &mut SecretFilesUpdate,
+    ) -> Result<(), Vec<String>> {
+        self.swap_texts(changes);
         match self.resolve() {
             Ok(plan) => {
                 look.plan = Some(plan);
@@ -141,16 +145,16 @@ impl ConfigOrigin {
                 Ok(())
             }
             Err(errors) => {
-                self.exchange(changes);
+                self.swap_texts(changes);
                 let items = errors.items().into_iter();
                 Err(items.map(|item| format!("{}:{}: {}", item.file, item.line, item.message)).collect())
             }
         }
     }
 
-    fn exchange(&mut self, changes: &mut [SecretFileChange]) {
+    fn swap_texts(&mut self, changes: &mut [SecretFileChange]) {
         for SecretFileChange { path, text, .. } in changes {
-            if let Some(known) = self.files.known.get_mut(path) {
+            if let Some(known) = self.files.entries.get_mut(path) {
                 std::mem::swap(&mut known.text, text);
             }
         }
@@ -172,38 +176,38 @@ impl ConfigOrigin {
             });
         }
         let mut plan = whole.unwrap_or_default();
-        plan.keep_only_token();
+        plan.store_token_for_only_user();
         Ok(plan)
     }
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SecretFiles {
-    known: BTreeMap<PathBuf, SecretFile>,
+    entries: BTreeMap<PathBuf, SecretFile>,
 }
 
 #[derive(Debug, Clone)]
 struct SecretFile {
     text: Secret,
     /// Stamp of the file, taken before reading so that no change is missed.
-    read: Option<FileStamp>,
-    seen: Option<FileStamp>,
-    unsettled: u32,
-    told: bool,
+    read_stamp: Option<FileStamp>,
+    seen_stamp: Option<FileStamp>,
+    unstable_polls: u32,
+    reported: bool,
 }
 
 #[derive(Debug, Clone)]
 struct SecretFileChange {
     path: PathBuf,
     text: Secret,
-    read: Option<FileStamp>,
+    read_stamp: Option<FileStamp>,
     errors: Vec<String>,
-    told: bool,
+    reported: bool,
 }
 
 impl SecretFileChange {
-    fn new(path: &Path, text: Secret, read: Option<FileStamp>) -> Self {
-        Self { path: path.to_owned(), text, read, errors: Vec::new(), told: false }
+    fn new(path: &Path, text: Secret, read_stamp: Option<FileStamp>) -> Self {
+        Self { path: path.to_owned(), text, read_stamp, errors: Vec::new(), reported: false }
     }
 }
 
@@ -218,7 +222,7 @@ struct FileStamp {
 }
 
 impl FileStamp {
-    fn of(path: &Path) -> Option<Self> {
+    fn from_path(path: &Path) -> Option<Self> {
         let file = std::fs::metadata(path).ok()?;
         Some(Self {
             device: file.dev(),
@@ -232,37 +236,42 @@ impl FileStamp {
 
 impl SecretFiles {
     pub(crate) fn read(&mut self, path: PathBuf) -> io::Result<Secret> {
-        if let Some(known) = self.known.get(&path) {
+        if let Some(known) = self.entries.get(&path) {
             return Ok(known.text.clone());
         }
-        let stamp = FileStamp::of(&path);
-        let text = text_of(&path)?;
-        self.known.insert(path, SecretFile { text: text.clone(), read: stamp, seen: stamp, unsettled: 0, told: false });
+        let stamp = FileStamp::from_path(&path);
+        let text = read_secret_text(&path)?;
+        self.entries.insert(
+            path,
+            SecretFile { text: text.clone(), read_stamp: stamp, seen_stamp: stamp, unstable_polls: 0, reported: false },
+        );
         Ok(text)
     }
 
-    fn still_holds(&self, change: &SecretFileChange) -> bool {
-        self.known.get(&change.path).is_some_and(|known| known.read == change.read && known.seen == change.read)
+    fn is_current(&self, change: &SecretFileChange) -> bool {
+        self.entries
+            .get(&change.path)
+            .is_some_and(|known| known.read_stamp == change.read_stamp && known.seen_stamp == change.read_stamp)
     }
 
     /// Returns the files with new content. A change counts if two consecutive looks find the same stamp, so that a file
     /// is not read while it is written. A file that is written continuously counts if two reads return the same text.
-    fn look(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<SecretFileChange> {
+    fn poll_changes(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<SecretFileChange> {
         let mut changed = Vec::new();
-        for (path, known) in &mut self.known {
-            let now = FileStamp::of(path);
-            let settled = std::mem::replace(&mut known.seen, now) == now;
-            known.unsettled = if settled { 0 } else { known.unsettled + 1 };
-            if now.is_some() && now == known.read {
-                known.told = false;
+        for (path, known) in &mut self.entries {
+            let now = FileStamp::from_path(path);
+            let settled = std::mem::replace(&mut known.seen_stamp, now) == now;
+            known.unstable_polls = if settled { 0 } else { known.unstable_polls + 1 };
+            if now.is_some() && now == known.read_stamp {
+                known.reported = false;
                 continue;
             }
-            if known.unsettled > UNSETTLED_MAX {
-                if let [Ok(text), Ok(again)] = [text_of(path), text_of(path)]
+            if known.unstable_polls > UNSETTLED_MAX {
+                if let [Ok(text), Ok(again)] = [read_secret_text(path), read_secret_text(path)]
                     && text == again
                     && !text.expose().is_empty()
                 {
-                    (known.read, known.unsettled, known.told) = (now, 0, false);
+                    (known.read_stamp, known.unstable_polls, known.reported) = (now, 0, false);
                     if text != known.text {
                         changed.push(SecretFileChange::new(path, text, now));
                     }
@@ -272,12 +281,12 @@ impl SecretFiles {
             if !settled {
                 continue;
             }
-            let why = match text_of(path) {
+            let why = match read_secret_text(path) {
                 Ok(text) if text.expose().is_empty() && !known.text.expose().is_empty() => {
                     "the file is empty".to_owned()
                 }
                 Ok(text) => {
-                    (known.read, known.told) = (now, false);
+                    (known.read_stamp, known.reported) = (now, false);
                     if text != known.text {
                         changed.push(SecretFileChange::new(path, text, now));
                     }
@@ -285,7 +294,7 @@ impl SecretFiles {
                 }
                 Err(error) => error.to_string(),
             };
-            if !std::mem::replace(&mut known.told, true) {
+            if !std::mem::replace(&mut known.reported, true) {
                 kept.push((path.clone(), why));
             }
         }
@@ -294,7 +303,7 @@ impl SecretFiles {
 }
 
 /// Reads a file without the end of its last line, which is not part of a secret.
-fn text_of(path: &Path) -> io::Result<Secret> {
+fn read_secret_text(path: &Path) -> io::Result<Secret> {
     let mut text = std::fs::read_to_string(path)?;
     if text.ends_with('\n') {
         text.truncate(text.len() - 1);
@@ -371,10 +380,13 @@ env = { KEY = "file:secrets/c" }
         plan.instances.into_iter().map(InstanceConfig::merge).flat_map(of).collect()
     }
 
-    fn look_twice(origin: &mut ConfigOrigin) -> SecretFilesUpdate {
-        let first = origin.look();
-        assert!(first.plan.is_none() && first.kept.is_empty(), "a file that is being written is not read: {first:?}");
-        origin.look()
+    fn poll_twice(origin: &mut ConfigOrigin) -> SecretFilesUpdate {
+        let first = origin.poll_files();
+        assert!(
+            first.plan.is_none() && first.unusable.is_empty(),
+            "a file that is being written is not read: {first:?}"
+        );
+        origin.poll_files()
     }
 
     #[test]
@@ -383,13 +395,13 @@ env = { KEY = "file:secrets/c" }
         let plan = folder.plan();
         let mut origin = plan.origin.clone();
         assert_eq!(values(plan), ["Bearer a-first", "b-first", "hush", "c-first"]);
-        assert!(origin.refers_to_files() && look_twice(&mut origin).plan.is_none());
+        assert!(origin.has_secret_files() && poll_twice(&mut origin).plan.is_none());
 
         folder.write("b", "b-second");
-        let look = look_twice(&mut origin);
-        assert_eq!((look.changed, look.kept.len()), (vec![folder.secret("b")], 0));
+        let look = poll_twice(&mut origin);
+        assert_eq!((look.changed, look.unusable.len()), (vec![folder.secret("b")], 0));
         assert_eq!(values(look.plan.unwrap()), ["Bearer a-first", "b-second", "hush", "c-first"]);
-        assert!(look_twice(&mut origin).plan.is_none(), "a change is reported once");
+        assert!(poll_twice(&mut origin).plan.is_none(), "a change is reported once");
     }
 
     #[test]
@@ -406,7 +418,7 @@ env = { KEY = "file:secrets/c" }
         let plan = folder.plan();
         let mut origin = plan.origin.clone();
         link("two");
-        assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], "Bearer of-2");
+        assert_eq!(values(poll_twice(&mut origin).plan.unwrap())[0], "Bearer of-2");
     }
 
     #[test]
@@ -414,7 +426,7 @@ env = { KEY = "file:secrets/c" }
         let folder = Folder::new();
         let mut origin = folder.plan().origin;
         folder.write("a", "a-other");
-        assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], "Bearer a-other");
+        assert_eq!(values(poll_twice(&mut origin).plan.unwrap())[0], "Bearer a-other");
     }
 
     #[test]
@@ -423,14 +435,14 @@ env = { KEY = "file:secrets/c" }
         let mut origin = folder.plan().origin;
         for spoil in [|path: &Path| fs::remove_file(path).unwrap(), |path: &Path| fs::write(path, "").unwrap()] {
             spoil(&folder.secret("a"));
-            let look = look_twice(&mut origin);
-            assert!(matches!(&look.kept[..], [(file, _)] if *file == folder.secret("a")), "{look:?}");
-            let more = look_twice(&mut origin);
-            assert!(look.plan.is_none() && more.plan.is_none() && more.kept.is_empty(), "{more:?}");
+            let look = poll_twice(&mut origin);
+            assert!(matches!(&look.unusable[..], [(file, _)] if *file == folder.secret("a")), "{look:?}");
+            let more = poll_twice(&mut origin);
+            assert!(look.plan.is_none() && more.plan.is_none() && more.unusable.is_empty(), "{more:?}");
 
-            let fresh = format!("a-after-{}", look.kept[0].1);
+            let fresh = format!("a-after-{}", look.unusable[0].1);
             folder.write("a", &fresh);
-            assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], format!("Bearer {fresh}"));
+            assert_eq!(values(poll_twice(&mut origin).plan.unwrap())[0], format!("Bearer {fresh}"));
         }
     }
 
@@ -440,11 +452,11 @@ env = { KEY = "file:secrets/c" }
         let mut origin = folder.plan().origin;
         folder.write("a", "two\nlines");
         folder.write("b", "b-second");
-        let look = look_twice(&mut origin);
+        let look = poll_twice(&mut origin);
         assert_eq!(values(look.plan.unwrap()), ["Bearer a-first", "b-second", "hush", "c-first"]);
-        let [(file, why)] = &look.kept[..] else { panic!("{:?}", look.kept) };
+        let [(file, why)] = &look.unusable[..] else { panic!("{:?}", look.unusable) };
         assert!(*file == folder.secret("a") && why.contains("cannot be sent") && !why.contains("lines\""), "{why}");
-        assert!(look_twice(&mut origin).kept.is_empty());
+        assert!(poll_twice(&mut origin).unusable.is_empty());
     }
 
     #[test]
@@ -466,8 +478,8 @@ env = { KEY = "file:secrets/c" }
         for name in &names {
             folder.write(name, if bad.contains(&name.as_str()) { "two\nlines" } else { "second" });
         }
-        let look = look_twice(&mut origin);
-        let kept: Vec<_> = look.kept.into_iter().map(|(path, _)| path).collect();
+        let look = poll_twice(&mut origin);
+        let kept: Vec<_> = look.unusable.into_iter().map(|(path, _)| path).collect();
         assert_eq!(kept, bad.map(|name| folder.secret(name)));
         assert_eq!(look.changed.len(), 16);
         let wanted: Vec<_> =
@@ -491,8 +503,8 @@ env = { KEY = "file:secrets/c" }
         let mut origin = users(&folder);
         folder.write("a", "b-first\n");
         folder.write("b", "a-first\n");
-        let look = look_twice(&mut origin);
-        assert_eq!((look.changed.len(), look.kept), (2, vec![]));
+        let look = poll_twice(&mut origin);
+        assert_eq!((look.changed.len(), look.unusable), (2, vec![]));
     }
 
     #[test]
@@ -502,9 +514,9 @@ env = { KEY = "file:secrets/c" }
         folder.write("a", "b-first");
         folder.write("b", "a-first");
         folder.write("c", "two\nlines");
-        let look = look_twice(&mut origin);
+        let look = poll_twice(&mut origin);
         assert_eq!(look.changed, ["a", "b"].map(|name| folder.secret(name)));
-        assert!(matches!(&look.kept[..], [(file, _)] if *file == folder.secret("c")), "{:?}", look.kept);
+        assert!(matches!(&look.unusable[..], [(file, _)] if *file == folder.secret("c")), "{:?}", look.unusable);
         assert!(look.plan.is_some());
     }
 
@@ -513,21 +525,21 @@ env = { KEY = "file:secrets/c" }
         let folder = Folder::new();
         let mut origin = users(&folder);
         folder.write("a", "b-first");
-        let look = look_twice(&mut origin);
-        assert!(look.plan.is_none() && look.kept.len() == 1, "{look:?}");
+        let look = poll_twice(&mut origin);
+        assert!(look.plan.is_none() && look.unusable.len() == 1, "{look:?}");
         folder.write("b", "b-second");
-        let look = look_twice(&mut origin);
-        assert_eq!((look.changed.len(), look.kept), (2, vec![]));
-        let look = look_twice(&mut origin);
-        assert!(look.plan.is_none() && look.kept.is_empty());
+        let look = poll_twice(&mut origin);
+        assert_eq!((look.changed.len(), look.unusable), (2, vec![]));
+        let look = poll_twice(&mut origin);
+        assert!(look.plan.is_none() && look.unusable.is_empty());
 
         // A refused change is forgotten when the file changes again.
         folder.write("a", "b-second");
-        assert_eq!(look_twice(&mut origin).kept.len(), 1);
+        assert_eq!(poll_twice(&mut origin).unusable.len(), 1);
         folder.write("a", "b-first");
-        assert!(look_twice(&mut origin).plan.is_none());
+        assert!(poll_twice(&mut origin).plan.is_none());
         folder.write("b", "b-third");
-        assert_eq!(look_twice(&mut origin).changed, [folder.secret("b")]);
+        assert_eq!(poll_twice(&mut origin).changed, [folder.secret("b")]);
     }
 
     #[test]
@@ -537,13 +549,13 @@ env = { KEY = "file:secrets/c" }
         let mut looks = (1..=12).map(|at| {
             // Each text has another size, because the clock may not advance between two writes.
             folder.write("a", &"x".repeat(at));
-            origin.look().plan.map(|plan| values(plan)[0].len())
+            origin.poll_files().plan.map(|plan| values(plan)[0].len())
         });
         let bearer = "Bearer ".len();
         let taken: Vec<_> = looks.by_ref().flatten().collect();
         assert_eq!(taken, [bearer + 4, bearer + 8, bearer + 12]);
         folder.write("a", "at-rest");
-        assert_eq!(values(look_twice(&mut origin).plan.unwrap())[0], "Bearer at-rest");
+        assert_eq!(values(poll_twice(&mut origin).plan.unwrap())[0], "Bearer at-rest");
     }
 
     #[test]
@@ -557,7 +569,7 @@ env = { KEY = "file:secrets/c" }
         let shown = format!("{plan:?}");
         let mut origin = plan.origin;
         folder.write("a", "a-second");
-        let look = look_twice(&mut origin);
+        let look = poll_twice(&mut origin);
         assert_eq!(values(look.plan.unwrap()), ["Bearer a-second", "b-first", "hush", "c-first", "a-second"]);
         assert!(!shown.contains("first") && !shown.contains("hush"), "{shown}");
     }

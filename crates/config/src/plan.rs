@@ -118,7 +118,7 @@ pub const KEEP: usize = 8;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PlanRestrictions {
     pub(crate) allowed_commands: Option<Vec<String>>,
-    pub(crate) held: EffectivePolicy,
+    pub(crate) effective_policy: EffectivePolicy,
 }
 
 impl Default for Plan {
@@ -161,12 +161,12 @@ impl Plan {
     ///
     /// # Errors
     /// Returns an error if the endpoint must not listen on this address.
-    pub fn listening_at(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
-        match self.gateway.listen_at(address) {
+    pub fn with_listen_address(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
+        match self.gateway.set_listen_address(address) {
             Ok(()) => Ok(self),
             Err((message, hint)) => {
                 let message = format!("the endpoint cannot be served at {address}: {message}");
-                Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
+                Err(ConfigErrors::without_place("", vec![(message, hint.to_owned())]))
             }
         }
     }
@@ -175,33 +175,33 @@ impl Plan {
     ///
     /// # Errors
     /// Returns an error if authentication is off and `as` does not select one user.
-    pub fn settled(mut self) -> Result<Self, ConfigErrors> {
-        self.keep_only_token();
+    pub fn finalize(mut self) -> Result<Self, ConfigErrors> {
+        self.store_token_for_only_user();
         if self.backend.is_none()
             && self.gateway.auth == EndpointAuth::Bearer
             && self.gateway.address().is_some()
-            && self.gateway.admitted().next().is_none()
+            && self.gateway.users_with_token().next().is_none()
         {
             let message = "no client can connect to the MCP endpoint: no user has a token; run `satellite token` and set \
                            token = \"sha256:…\" for a user of [[teams.users]]";
             self.warnings.push(message.to_owned());
         }
-        let warning = self.shared_user();
+        let warning = self.shared_user_warning();
         self.warnings.extend(warning.filter(|warning| !self.warnings.contains(warning)));
         // The backend provides the users later.
         let later = self.backend.is_some() && self.gateway.users.is_empty();
         if later || self.gateway.auth == EndpointAuth::Bearer || self.gateway.address().is_none() {
             return Ok(self);
         }
-        let Err(message) = self.gateway.alone() else { return Ok(self) };
+        let Err(message) = self.gateway.single_user() else { return Ok(self) };
         let hint = "name a user in [gateway] as \"TEAM/USER\", by slugs: as = \"acme/alice\"";
-        Err(ConfigErrors::nowhere("", vec![(message, hint.to_owned())]))
+        Err(ConfigErrors::without_place("", vec![(message, hint.to_owned())]))
     }
 
     /// Gives the only user a token that the satellite creates. A backend gives its users their tokens itself.
-    pub(crate) fn keep_only_token(&mut self) {
+    pub(crate) fn store_token_for_only_user(&mut self) {
         if self.backend.is_none() {
-            self.gateway.keep_only_token();
+            self.gateway.store_token_for_only_user();
         }
     }
 
@@ -213,7 +213,7 @@ impl Plan {
         }
     }
 
-    fn shared_user(&self) -> Option<String> {
+    fn shared_user_warning(&self) -> Option<String> {
         let processes = self.instances.iter().filter(|one| matches!(one.target, ServerTarget::Stdio { .. }));
         let teams = processes.map(|one| &one.team).collect::<BTreeSet<_>>().len();
         (teams > 1 && !self.is_sandboxed() && self.uid_range.is_none()).then(|| {
@@ -233,7 +233,7 @@ impl Plan {
         if self.backend.is_some() {
             let message = "--mcp-json conflicts with [backend]: the backend configures the servers".to_owned();
             let hint = "leave out --mcp-json, or remove [backend] from the configuration".to_owned();
-            return Err(ConfigErrors::nowhere("", vec![(message, hint)]));
+            return Err(ConfigErrors::without_place("", vec![(message, hint)]));
         }
         self.join(other)
     }
@@ -242,9 +242,9 @@ impl Plan {
     ///
     /// # Errors
     /// Returns an error if the document is invalid or conflicts with this plan.
-    pub fn with(self, document: &BackendDocument) -> Result<Self, ConfigErrors> {
+    pub fn with_document(self, document: &BackendDocument) -> Result<Self, ConfigErrors> {
         let given = document.plan(&self.base)?;
-        self.join(given)?.settled()
+        self.join(given)?.finalize()
     }
 
     pub(crate) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {
@@ -262,7 +262,7 @@ impl Plan {
         };
         let clashes: Vec<_> = other.instances.iter().filter_map(clash).collect();
         if !clashes.is_empty() {
-            return Err(ConfigErrors::nowhere("", clashes));
+            return Err(ConfigErrors::without_place("", clashes));
         }
 
         let team = |instance: &InstanceConfig| instance.team.clone();

@@ -153,14 +153,14 @@ section!(
         requests_per_second: u32 = TableReader::count_or_off,
         burst: u32 = TableReader::count::<1, _>,
         calls_per_user_max: usize = TableReader::count_or_off,
-        request_timeout: Option<Duration> = given,
+        request_timeout: Option<Duration> = positive_as_option,
         resume_grace: Duration = TableReader::duration,
         drain_timeout: Duration = TableReader::duration,
     }
 );
 
 fn size(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<usize> {
-    fields.bytes(key).given().and_then(|size| usize::try_from(size.value).ok())
+    fields.bytes(key).get().and_then(|size| usize::try_from(size.value).ok())
 }
 
 fn idle(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<Duration> {
@@ -168,7 +168,7 @@ fn idle(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<Duration>
 }
 
 #[expect(clippy::option_option, reason = "whether it was typed, and what it is then")]
-fn given(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<Option<Duration>> {
+fn positive_as_option(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<Option<Duration>> {
     fields.positive(key).map(Some)
 }
 
@@ -228,7 +228,7 @@ impl ReconnectTable {
         put(self.backoff_min, &mut reconnect.backoff_min);
         put(self.backoff_max, &mut reconnect.backoff_max);
         put(self.jitter_percent, &mut reconnect.jitter_percent);
-        put(self.attempts_max.map(ParsedLimit::meant), &mut reconnect.attempts_max);
+        put(self.attempts_max.map(ParsedLimit::into_option), &mut reconnect.attempts_max);
         self.at
     }
 }
@@ -259,15 +259,14 @@ impl IsolationTable {
         Self {
             at: fields.at,
             preset: fields.one_of("preset", &presets),
-            network: fields.flag("network").given().map(|network| network.value),
+            network: fields.flag("network").get().map(|network| network.value),
             binds: fields.binds("binds"),
-            memory_max: fields.limit("memory_max", |fields, key| fields.bytes(key).given().map(|size| size.value)),
+            memory_max: fields.limit("memory_max", |fields, key| fields.bytes(key).get().map(|size| size.value)),
             cpu_time_max: fields.limit("cpu_time_max", TableReader::positive),
             processes_max: fields.limit("processes_max", TableReader::count::<1, _>),
             open_files_max: fields.limit("open_files_max", TableReader::count::<8, _>),
-            file_size_max: fields
-                .limit("file_size_max", |fields, key| fields.bytes(key).given().map(|size| size.value)),
-            tmp_size: fields.bytes("tmp_size").given().map(|size| size.value),
+            file_size_max: fields.limit("file_size_max", |fields, key| fields.bytes(key).get().map(|size| size.value)),
+            tmp_size: fields.bytes("tmp_size").get().map(|size| size.value),
         }
     }
 
@@ -279,11 +278,11 @@ impl IsolationTable {
         }
         put(self.network, &mut policy.network);
         put(self.binds, &mut policy.binds);
-        put(self.memory_max.map(ParsedLimit::meant), &mut policy.memory_max);
-        put(self.cpu_time_max.map(ParsedLimit::meant), &mut policy.cpu_time_max);
-        put(self.processes_max.map(ParsedLimit::meant), &mut policy.processes_max);
-        put(self.open_files_max.map(ParsedLimit::meant), &mut policy.open_files_max);
-        put(self.file_size_max.map(ParsedLimit::meant), &mut policy.file_size_max);
+        put(self.memory_max.map(ParsedLimit::into_option), &mut policy.memory_max);
+        put(self.cpu_time_max.map(ParsedLimit::into_option), &mut policy.cpu_time_max);
+        put(self.processes_max.map(ParsedLimit::into_option), &mut policy.processes_max);
+        put(self.open_files_max.map(ParsedLimit::into_option), &mut policy.open_files_max);
+        put(self.file_size_max.map(ParsedLimit::into_option), &mut policy.file_size_max);
         put(self.tmp_size, &mut policy.tmp_size);
     }
 }
@@ -331,18 +330,18 @@ impl PolicyTier {
         Self { idle: IdleTable { idle: Some(IdlePolicy::OFF), ..IdleTable::default() }, ..Self::default() }
     }
 
-    pub(crate) fn of_mcp_json(fields: &mut TableReader<'_, '_>) -> Self {
+    pub(crate) fn from_mcp_json(fields: &mut TableReader<'_, '_>) -> Self {
         let at = fields.span_of("idle").unwrap_or_default();
         Self { idle: IdleTable { at, idle: idle(fields, "idle"), ..IdleTable::default() }, ..Self::default() }
     }
 
-    pub(crate) fn speaks_of_sleep(&self) -> bool {
+    pub(crate) fn has_idle_settings(&self) -> bool {
         let IdleTable { idle, grace, sweep, at: _ } = &self.idle;
         idle.is_some() || grace.is_some() || sweep.is_some()
     }
 
     /// Returns the sections that have no effect on this kind of server, with their places.
-    pub(crate) fn beside_the_point(&self, target: &ServerTarget) -> impl Iterator<Item = (&'static str, Span)> {
+    pub(crate) fn unused_sections(&self, target: &ServerTarget) -> impl Iterator<Item = (&'static str, Span)> {
         let Self { restart, session: _, idle, watchdog, reconnect: _, health, retry, remote, logs, isolation } = self;
         let sections = match target {
             ServerTarget::Stdio { .. } => vec![("health", health.at), ("retry", retry.at), ("remote", remote.at)],
@@ -354,11 +353,11 @@ impl PolicyTier {
                 ("isolation", isolation.at),
             ],
         };
-        sections.into_iter().filter(|(_, at)| is_there(*at))
+        sections.into_iter().filter(|(_, at)| is_present(*at))
     }
 
     /// Merges this tier over the effective policy of the tiers above.
-    pub(crate) fn over(self, above: &EffectivePolicy, findings: &mut ConfigFindings) -> EffectivePolicy {
+    pub(crate) fn merge_over(self, above: &EffectivePolicy, findings: &mut ConfigFindings) -> EffectivePolicy {
         let mut held = above.clone();
         // First, because the mode sets the defaults of `health`.
         let reconnect = self.reconnect.put(&mut held);
@@ -383,13 +382,15 @@ impl PolicyTier {
         let was_good = above.reconnect.backoff_min <= above.reconnect.backoff_max;
         if was_good && policy.reconnect.backoff_min > policy.reconnect.backoff_max {
             let message = "`backoff_min` is longer than `backoff_max`";
-            let (min, max) = (shown(policy.reconnect.backoff_min), shown(policy.reconnect.backoff_max));
+            let (min, max) =
+                (display_duration(policy.reconnect.backoff_min), display_duration(policy.reconnect.backoff_max));
             findings.error(reconnect, message, format!("the values are \"{min}\" and \"{max}\"; set both"));
         }
         let was_good = above.remote.connect_timeout <= above.remote.header_timeout;
         if was_good && policy.remote.connect_timeout > policy.remote.header_timeout {
             let message = "`connect_timeout` is longer than `header_timeout`, which includes it";
-            let (connect, header) = (shown(policy.remote.connect_timeout), shown(policy.remote.header_timeout));
+            let (connect, header) =
+                (display_duration(policy.remote.connect_timeout), display_duration(policy.remote.header_timeout));
             findings.error(remote, message, format!("the values are \"{connect}\" and \"{header}\"; set both"));
         }
         if above.check().is_ok()
@@ -408,16 +409,16 @@ impl PolicyTier {
 }
 
 /// Returns true if the section was typed. A missing section has the default span.
-fn is_there(section: Span) -> bool {
+fn is_present(section: Span) -> bool {
     section != Span::default()
 }
 
-fn shown(duration: Duration) -> humantime::FormattedDuration {
+fn display_duration(duration: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(duration)
 }
 
 impl TeamBudgetTable {
-    pub(crate) fn meant(self) -> TeamBudgetPolicy {
+    pub(crate) fn into_policy(self) -> TeamBudgetPolicy {
         let mut policy = TeamBudgetPolicy::default();
         self.put(&mut policy);
         policy
@@ -425,7 +426,7 @@ impl TeamBudgetTable {
 }
 
 impl MemoryTable {
-    pub(crate) fn meant(self) -> MemoryPolicy {
+    pub(crate) fn into_policy(self) -> MemoryPolicy {
         let mut policy = MemoryPolicy::default();
         self.put(&mut policy);
         policy
@@ -433,7 +434,7 @@ impl MemoryTable {
 }
 
 impl GatewayLimitsTable {
-    pub(crate) fn meant(self, findings: &mut ConfigFindings) -> GatewayLimits {
+    pub(crate) fn into_limits(self, findings: &mut ConfigFindings) -> GatewayLimits {
         let mut limits = GatewayLimits::default();
         let at = self.put(&mut limits);
         if limits.body_max < 1024 {
@@ -448,7 +449,7 @@ impl GatewayLimitsTable {
 }
 
 impl BatchingTable {
-    pub(crate) fn meant(self, findings: &mut ConfigFindings) -> BatchPolicy {
+    pub(crate) fn into_policy(self, findings: &mut ConfigFindings) -> BatchPolicy {
         let mut policy = BatchPolicy::default();
         let at = self.put(&mut policy);
         if policy.batch_max > policy.queue_max {

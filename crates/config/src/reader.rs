@@ -15,15 +15,15 @@ use super::errors::ConfigFindings;
 pub enum ParsedValue<T> {
     #[default]
     Absent,
-    Unreadable,
-    Given(Spanned<T>),
+    Invalid,
+    Present(Spanned<T>),
 }
 
 impl<T> ParsedValue<T> {
-    pub fn given(&self) -> Option<&Spanned<T>> {
+    pub fn get(&self) -> Option<&Spanned<T>> {
         match self {
-            Self::Given(value) => Some(value),
-            Self::Absent | Self::Unreadable => None,
+            Self::Present(value) => Some(value),
+            Self::Absent | Self::Invalid => None,
         }
     }
 
@@ -41,16 +41,23 @@ pub struct TableReader<'f, 'de> {
     pub at: Span,
     pub findings: &'f mut ConfigFindings,
     table: Table<'de>,
-    what: String,
+    description: String,
     known: Vec<&'static str>,
 }
 
 impl<'f, 'de> TableReader<'f, 'de> {
     pub fn open(mut value: Value<'de>, at: Span, what: String, findings: &'f mut ConfigFindings) -> Option<Self> {
         match value.take() {
-            ValueInner::Table(table) => Some(Self { at, findings, table, what, known: Vec::new() }),
+            ValueInner::Table(table) => Some(Self { at, findings, table, description: what, known: Vec::new() }),
             other => {
-                wrong_kind(findings, value.span, &what, "a table", &other, "write it as a table: { key = value }");
+                report_wrong_kind(
+                    findings,
+                    value.span,
+                    &what,
+                    "a table",
+                    &other,
+                    "write it as a table: { key = value }",
+                );
                 None
             }
         }
@@ -58,7 +65,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
 
     /// Reports each key that was not read as an error.
     pub fn close(self) {
-        let Self { findings, table, what, known, .. } = self;
+        let Self { findings, table, description: what, known, .. } = self;
         for key in table.into_keys() {
             let hint = match nearest(&key.name, &known) {
                 Some(near) => format!("did you mean `{near}`?"),
@@ -72,7 +79,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         (self.table.into_keys(), self.findings)
     }
 
-    pub fn has(&self, key: &str) -> bool {
+    pub fn contains_key(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
@@ -81,7 +88,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         self.table.remove_entry(key)
     }
 
-    fn typed<T>(
+    fn read_as<T>(
         &mut self,
         key: &'static str,
         wanted: &str,
@@ -91,18 +98,18 @@ impl<'f, 'de> TableReader<'f, 'de> {
         let Some((_, mut value)) = self.take(key) else { return ParsedValue::Absent };
         let inner = value.take();
         if let Some(read) = read(&inner) {
-            return ParsedValue::Given(Spanned::with_span(read, value.span));
+            return ParsedValue::Present(Spanned::with_span(read, value.span));
         }
-        wrong_kind(self.findings, value.span, &format!("`{key}`"), wanted, &inner, hint);
-        ParsedValue::Unreadable
+        report_wrong_kind(self.findings, value.span, &format!("`{key}`"), wanted, &inner, hint);
+        ParsedValue::Invalid
     }
 
     pub fn text(&mut self, key: &'static str) -> ParsedValue<String> {
-        self.typed(key, "a string", "put it in quotes", |value| value.as_str().map(str::to_owned))
+        self.read_as(key, "a string", "put it in quotes", |value| value.as_str().map(str::to_owned))
     }
 
     pub fn flag(&mut self, key: &'static str) -> ParsedValue<bool> {
-        self.typed(key, "true or false", "write true or false, without quotes", ValueInner::as_bool)
+        self.read_as(key, "true or false", "write true or false, without quotes", ValueInner::as_bool)
     }
 
     pub fn count<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str) -> Option<T> {
@@ -111,15 +118,15 @@ impl<'f, 'de> TableReader<'f, 'de> {
 
     /// Reads a whole number of at least 1, or `"off"`, which returns 0.
     pub fn count_or_off<T: TryFrom<i64> + Default>(&mut self, key: &'static str) -> Option<T> {
-        match self.off(key) {
+        match self.read_off(key) {
             Some(is_off) => is_off.then(T::default),
             None => self.count_with_hint::<1, T>(key, "give at least 1, or \"off\" for no limit"),
         }
     }
 
     fn count_with_hint<const LEAST: i64, T: TryFrom<i64>>(&mut self, key: &'static str, hint: &str) -> Option<T> {
-        let ParsedValue::Given(number) =
-            self.typed(key, "a whole number", "write it without quotes", ValueInner::as_integer)
+        let ParsedValue::Present(number) =
+            self.read_as(key, "a whole number", "write it without quotes", ValueInner::as_integer)
         else {
             return None;
         };
@@ -139,7 +146,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
     }
 
     pub fn number(&mut self, key: &'static str) -> ParsedValue<f64> {
-        self.typed(key, "a number", "write it without quotes", |value| match value {
+        self.read_as(key, "a number", "write it without quotes", |value| match value {
             ValueInner::Integer(whole) => Some(*whole as f64),
             ValueInner::Float(number) => Some(*number),
             _ => None,
@@ -158,10 +165,10 @@ impl<'f, 'de> TableReader<'f, 'de> {
     }
 
     pub fn duration(&mut self, key: &'static str) -> Option<Duration> {
-        let typed = self.typed(key, "a duration", "write it as \"5m\", \"1h 30m\" or \"250ms\"", |value| {
+        let typed = self.read_as(key, "a duration", "write it as \"5m\", \"1h 30m\" or \"250ms\"", |value| {
             value.as_str().map(str::to_owned)
         });
-        duration(self.findings, key, typed.given()?)
+        duration(self.findings, key, typed.get()?)
     }
 
     pub fn positive(&mut self, key: &'static str) -> Option<Duration> {
@@ -170,7 +177,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
 
     /// Reads a duration greater than zero, or `"off"`, which returns `off`.
     pub fn positive_or_off(&mut self, key: &'static str, off: Duration) -> Option<Duration> {
-        match self.off(key) {
+        match self.read_off(key) {
             Some(is_off) => is_off.then_some(off),
             None => self.positive_with_hint(key, "give a time, such as \"3m\", or \"off\" for never"),
         }
@@ -200,21 +207,21 @@ impl<'f, 'de> TableReader<'f, 'de> {
 
     pub fn bytes(&mut self, key: &'static str) -> ParsedValue<u64> {
         let hint = "write it as \"64MiB\", or as a number of bytes";
-        let read = self.typed(key, "a size", hint, |value| match value {
+        let read = self.read_as(key, "a size", hint, |value| match value {
             ValueInner::Integer(bytes) => Some(u64::try_from(*bytes).ok()),
             ValueInner::String(text) => Some(size(text)),
             _ => None,
         });
         let read = match read {
-            ParsedValue::Given(read) => read,
+            ParsedValue::Present(read) => read,
             ParsedValue::Absent => return ParsedValue::Absent,
-            ParsedValue::Unreadable => return ParsedValue::Unreadable,
+            ParsedValue::Invalid => return ParsedValue::Invalid,
         };
         if let Some(bytes) = read.value.filter(|bytes| *bytes <= COUNT_MAX.unsigned_abs()) {
-            return ParsedValue::Given(Spanned::with_span(bytes, read.span));
+            return ParsedValue::Present(Spanned::with_span(bytes, read.span));
         }
         self.findings.error(read.span, format!("`{key}` is not a size"), hint);
-        ParsedValue::Unreadable
+        ParsedValue::Invalid
     }
 
     pub fn span_of(&self, key: &'static str) -> Option<Span> {
@@ -223,7 +230,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
 
     /// Returns `Some(true)` for `"off"`, the only word for "no limit" and "never", and `None` for a value of another
     /// kind. Other such words are errors and return `Some(false)`.
-    fn off(&mut self, key: &'static str) -> Option<bool> {
+    fn read_off(&mut self, key: &'static str) -> Option<bool> {
         let value = self.table.get(key)?;
         let (word, at) = (value.as_str()?.to_owned(), value.span);
         if word == "off" {
@@ -243,15 +250,15 @@ impl<'f, 'de> TableReader<'f, 'de> {
         key: &'static str,
         read: impl FnOnce(&mut Self, &'static str) -> Option<T>,
     ) -> Option<ParsedLimit<T>> {
-        match self.off(key) {
+        match self.read_off(key) {
             Some(is_off) => is_off.then_some(ParsedLimit::None),
-            None => read(self, key).map(ParsedLimit::At),
+            None => read(self, key).map(ParsedLimit::Value),
         }
     }
 
     pub fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         let typed = self.text(key);
-        let word = typed.given()?;
+        let word = typed.get()?;
         if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
             return Some(meant.clone());
         }
@@ -296,14 +303,14 @@ impl<'f, 'de> TableReader<'f, 'de> {
                     ValueInner::String(text) => Some(Spanned::with_span(text.into_owned(), item.span)),
                     other => {
                         let what = format!("an entry of `{key}`");
-                        wrong_kind(self.findings, item.span, &what, "a string", &other, "put it in quotes");
+                        report_wrong_kind(self.findings, item.span, &what, "a string", &other, "put it in quotes");
                         None
                     }
                 });
                 Some(each.collect())
             }
             other => {
-                wrong_kind(self.findings, value.span, &format!("`{key}`"), "a list of strings", &other, hint);
+                report_wrong_kind(self.findings, value.span, &format!("`{key}`"), "a list of strings", &other, hint);
                 None
             }
         }
@@ -315,7 +322,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
             ValueInner::Table(table) => table,
             other => {
                 let hint = "write it as a table: { NAME = \"value\" }";
-                wrong_kind(self.findings, value.span, &format!("`{key}`"), "a table of strings", &other, hint);
+                report_wrong_kind(self.findings, value.span, &format!("`{key}`"), "a table of strings", &other, hint);
                 return Vec::new();
             }
         };
@@ -326,7 +333,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
                 ValueInner::String(text) => entries.push((name, Spanned::with_span(text.into_owned(), value.span))),
                 other => {
                     let what = format!("`{}` in `{key}`", name.value);
-                    wrong_kind(self.findings, value.span, &what, "a string", &other, "put it in quotes");
+                    report_wrong_kind(self.findings, value.span, &what, "a string", &other, "put it in quotes");
                 }
             }
         }
@@ -336,7 +343,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
 
     pub fn section<T: Default>(&mut self, key: &'static str, read: impl FnOnce(&mut TableReader<'_, 'de>) -> T) -> T {
         let Some((name, value)) = self.take(key) else { return T::default() };
-        inside(value, name.span, format!("`{key}`"), self.findings, read).unwrap_or_default()
+        read_table(value, name.span, format!("`{key}`"), self.findings, read).unwrap_or_default()
     }
 
     pub fn list<T>(&mut self, key: &'static str, mut read: impl FnMut(&mut TableReader<'_, 'de>) -> T) -> Vec<T> {
@@ -345,13 +352,13 @@ impl<'f, 'de> TableReader<'f, 'de> {
             ValueInner::Array(items) => {
                 let one = |item: Value<'de>| {
                     let at = item.span;
-                    inside(item, at, format!("an entry of `{key}`"), self.findings, &mut read)
+                    read_table(item, at, format!("an entry of `{key}`"), self.findings, &mut read)
                 };
                 items.into_iter().filter_map(one).collect()
             }
             other => {
                 let hint = format!("write each as a table of its own under [[{key}]]");
-                wrong_kind(self.findings, value.span, &format!("`{key}`"), "a list of tables", &other, &hint);
+                report_wrong_kind(self.findings, value.span, &format!("`{key}`"), "a list of tables", &other, &hint);
                 Vec::new()
             }
         }
@@ -368,7 +375,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         values
     }
 
-    pub fn named<T>(
+    pub fn named_tables<T>(
         &mut self,
         key: &'static str,
         mut read: impl FnMut(SpannedText, &mut TableReader<'_, 'de>) -> T,
@@ -376,13 +383,13 @@ impl<'f, 'de> TableReader<'f, 'de> {
         let mut tables = Vec::new();
         for (name, value) in self.values(key) {
             let what = format!("`{key}.{}`", name.value);
-            tables.extend(inside(value, name.span, what, self.findings, |fields| read(name, fields)));
+            tables.extend(read_table(value, name.span, what, self.findings, |fields| read(name, fields)));
         }
         tables
     }
 }
 
-fn inside<'de, T>(
+fn read_table<'de, T>(
     value: Value<'de>,
     at: Span,
     what: String,
@@ -395,7 +402,14 @@ fn inside<'de, T>(
     Some(read)
 }
 
-fn wrong_kind(findings: &mut ConfigFindings, at: Span, what: &str, wanted: &str, found: &ValueInner<'_>, hint: &str) {
+fn report_wrong_kind(
+    findings: &mut ConfigFindings,
+    at: Span,
+    what: &str,
+    wanted: &str,
+    found: &ValueInner<'_>,
+    hint: &str,
+) {
     let article = if matches!(found, ValueInner::Integer(_) | ValueInner::Array(_)) { "an" } else { "a" };
     // The string itself is not repeated, because it could be a misplaced secret.
     findings.error(at, format!("{what} must be {wanted}, not {article} {}", found.type_str()), hint);
@@ -436,14 +450,14 @@ fn size(text: &str) -> Option<u64> {
 #[derive(Debug, Clone, Copy)]
 pub enum ParsedLimit<T> {
     None,
-    At(T),
+    Value(T),
 }
 
 impl<T> ParsedLimit<T> {
-    pub fn meant(self) -> Option<T> {
+    pub fn into_option(self) -> Option<T> {
         match self {
             Self::None => None,
-            Self::At(limit) => Some(limit),
+            Self::Value(limit) => Some(limit),
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum SecretReference<'a> {
     File(&'a str),
 }
 
-pub(crate) fn reference(text: &str) -> Option<SecretReference<'_>> {
+pub(crate) fn parse_reference(text: &str) -> Option<SecretReference<'_>> {
     if let Some(name) = text.strip_prefix("env:") {
         return Some(SecretReference::Env(name));
     }
@@ -27,29 +27,29 @@ pub(crate) fn reference(text: &str) -> Option<SecretReference<'_>> {
 }
 
 /// Returns true if an argument is or ends with a reference, such as `env:TOKEN` or `--token=env:TOKEN`.
-pub(crate) fn refers(argument: &str) -> bool {
+pub(crate) fn has_reference(argument: &str) -> bool {
     let value = argument.strip_prefix('-').and_then(|rest| rest.split_once('=')).map(|(_, value)| value);
-    reference(argument).is_some() || value.and_then(reference).is_some()
+    parse_reference(argument).is_some() || value.and_then(parse_reference).is_some()
 }
 
 pub(crate) struct SecretSources<'a> {
     pub(crate) environment: &'a dyn Fn(&str) -> Option<String>,
     pub(crate) folder: &'a Path,
     /// True if references are rejected: a backend must not read secrets of this machine.
-    pub(crate) closed: bool,
+    pub(crate) rejects_references: bool,
     /// Variables that were read, with their values. Servers must not inherit them.
-    pub(crate) read: BTreeMap<String, Secret>,
+    pub(crate) variables_read: BTreeMap<String, Secret>,
     pub(crate) files: SecretFiles,
 }
 
 impl SecretSources<'_> {
-    pub(crate) fn follow(
+    pub(crate) fn resolve(
         &mut self,
         reference: &SecretReference<'_>,
         at: Span,
         findings: &mut ConfigFindings,
     ) -> Option<Secret> {
-        if self.closed {
+        if self.rejects_references {
             let hint = "write the value itself, or let the user set it (user_required)";
             findings.error(
                 at,
@@ -62,7 +62,7 @@ impl SecretSources<'_> {
             SecretReference::Env(name) => {
                 let value = (self.environment)(name).map(Secret::from);
                 if let Some(value) = &value {
-                    self.read.insert((*name).to_owned(), value.clone());
+                    self.variables_read.insert((*name).to_owned(), value.clone());
                 } else {
                     let message = format!("the environment variable `{name}` is not set");
                     findings.error(at, message, format!("set {name} where the satellite is started"));
@@ -82,16 +82,21 @@ impl SecretSources<'_> {
 
     /// Resolves the secret that `text` refers to. A literal is an error, because a configuration file is copied,
     /// displayed and committed.
-    pub(crate) fn referred(&mut self, what: &str, text: &SpannedText, findings: &mut ConfigFindings) -> Option<Secret> {
-        let Some(reference) = reference(&text.value) else {
-            if self.closed && !text.value.is_empty() {
+    pub(crate) fn resolve_secret(
+        &mut self,
+        what: &str,
+        text: &SpannedText,
+        findings: &mut ConfigFindings,
+    ) -> Option<Secret> {
+        let Some(reference) = parse_reference(&text.value) else {
+            if self.rejects_references && !text.value.is_empty() {
                 return Some(text.value.as_str().into());
             }
             let hint = "write \"env:NAME\" or \"file:PATH\", so that the secret is not in this file";
             findings.error(text.span, format!("{what} is written in plain text"), hint);
             return None;
         };
-        let secret = self.follow(&reference, text.span, findings)?;
+        let secret = self.resolve(&reference, text.span, findings)?;
         if secret.expose().is_empty() {
             findings.error(text.span, format!("{what} is empty"), "set it: an empty secret protects nothing");
             return None;
@@ -102,7 +107,7 @@ impl SecretSources<'_> {
 
 /// Returns true if a literal value of an environment variable or query parameter must be treated as a secret. In doubt
 /// it returns true: a needless mask is harmless, a visible secret is not.
-pub(crate) fn looks_secret(name: &str, value: &str) -> bool {
+pub(crate) fn is_likely_secret(name: &str, value: &str) -> bool {
     const TELLING: [&str; 11] =
         ["KEY", "TOKEN", "SECRET", "PASSW", "AUTH", "CREDENTIAL", "PRIVATE", "SESSION", "COOKIE", "DSN", "CONN"];
     let name = name.to_ascii_uppercase();
@@ -124,7 +129,7 @@ fn is_plain_url(value: &str) -> bool {
 }
 
 /// Returns `text` with all possible secrets of `tree` masked, with the same length in bytes.
-pub(crate) fn shown(text: &str, tree: &Value<'_>) -> String {
+pub(crate) fn mask_secrets(text: &str, tree: &Value<'_>) -> String {
     let mut bytes = text.as_bytes().to_vec();
     mask_leaves(&mut bytes, text, tree, "", MaskRule::Named);
     String::from_utf8(bytes).unwrap_or_default()
@@ -194,7 +199,7 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
             }
         }
         ValueInner::Array(items) => items.iter().for_each(|item| mask_leaves(bytes, text, item, key, place)),
-        ValueInner::String(leaf) if reference(leaf).is_some() => {}
+        ValueInner::String(leaf) if parse_reference(leaf).is_some() => {}
         ValueInner::String(leaf) => match place {
             MaskRule::Named | MaskRule::Policy
                 if matches!(
@@ -237,7 +242,7 @@ fn mask(bytes: &mut [u8], spans: impl IntoIterator<Item = Span>) {
 
 /// Masks the text of a file that could not be parsed, so that secrets cannot be located: only punctuation, keys and
 /// headings stay visible.
-pub(crate) fn shown_blind(text: &str) -> String {
+pub(crate) fn mask_unparsed(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut at = 0;
     for line in text.split_inclusive('\n') {
@@ -270,7 +275,7 @@ mod tests {
     fn a_file_that_cannot_be_read_shows_its_keys_and_no_value() {
         let text = "API_KEY = \"a\n  \"c2VjcmV0LXZhbHVl=\",\n\"user:pass\"\n\"quoted\": x\n[teams.env]\n";
         let shown = "API_KEY = \"*\n  \"****************=\",\n\"****:****\"\n\"quoted\": *\n[teams.env]\n";
-        assert_eq!(shown_blind(text), shown);
+        assert_eq!(mask_unparsed(text), shown);
     }
 
     #[test]
@@ -283,7 +288,7 @@ mod tests {
             ("X", "Tr0ub4dor&3"),
             ("X", "ghp_0123456789"),
         ] {
-            assert!(looks_secret(name, value), "{name}={value}");
+            assert!(is_likely_secret(name, value), "{name}={value}");
         }
         for (name, value) in [
             ("LOG_LEVEL", "information"),
@@ -294,22 +299,22 @@ mod tests {
             ("ENDPOINT", "https://example.com/api"),
             ("MODE", "Fast"),
         ] {
-            assert!(!looks_secret(name, value), "{name}={value}");
+            assert!(!is_likely_secret(name, value), "{name}={value}");
         }
     }
 
     #[test]
     fn a_reference_is_told_from_a_value() {
-        assert_eq!(reference("env:TOKEN"), Some(SecretReference::Env("TOKEN")));
-        assert_eq!(reference("file:secrets/token"), Some(SecretReference::File("secrets/token")));
-        assert_eq!(reference("file:///srv/db.sqlite"), None);
-        assert!(refers("--token=env:TOKEN") && refers("file:x"));
-        assert!(!refers("--url=file:///srv") && !refers("a=env:b"));
+        assert_eq!(parse_reference("env:TOKEN"), Some(SecretReference::Env("TOKEN")));
+        assert_eq!(parse_reference("file:secrets/token"), Some(SecretReference::File("secrets/token")));
+        assert_eq!(parse_reference("file:///srv/db.sqlite"), None);
+        assert!(has_reference("--token=env:TOKEN") && has_reference("file:x"));
+        assert!(!has_reference("--url=file:///srv") && !has_reference("a=env:b"));
     }
 
     #[test]
     fn a_broken_file_is_shown_without_its_values() {
-        let shown = shown_blind("[teams]\nid = hunter2\ntoken = \"ghp_secret\"\nnaked\n");
+        let shown = mask_unparsed("[teams]\nid = hunter2\ntoken = \"ghp_secret\"\nnaked\n");
         assert_eq!(shown, "[teams]\nid = *******\ntoken = \"***_******\"\n*****\n");
     }
 }

@@ -29,12 +29,12 @@ pub(crate) fn build(
 ) -> Plan {
     let mut check = ConfigCheck::new(source, surroundings, base.allowed_commands.clone(), findings);
     let mut plan = Plan::default();
-    if let Some(name) = file.name.given() {
+    if let Some(name) = file.name.get() {
         check.satellite_name(name);
         plan.name.clone_from(&name.value);
     }
     let profiles = [("development", Profile::Development), ("production", Profile::Production)];
-    plan.profile = check.word(&file.profile, "profile", &profiles).unwrap_or_default();
+    plan.profile = check.keyword(&file.profile, "profile", &profiles).unwrap_or_default();
     if plan.profile == Profile::Production {
         check.restrict_commands(&file.allowed_commands);
     }
@@ -44,10 +44,10 @@ pub(crate) fn build(
         ("nsjail", Isolation::Nsjail),
         ("bubblewrap", Isolation::Bubblewrap),
     ];
-    plan.isolation = check.word(&file.isolation, "isolation", &isolations).unwrap_or_default();
+    plan.isolation = check.keyword(&file.isolation, "isolation", &isolations).unwrap_or_default();
     let cgroups = [("auto", CgroupMode::Auto), ("off", CgroupMode::Off), ("required", CgroupMode::Required)];
-    plan.cgroups = check.word(&file.cgroups, "cgroups", &cgroups).unwrap_or_default();
-    if let Some(range) = file.uid_range.given() {
+    plan.cgroups = check.keyword(&file.cgroups, "cgroups", &cgroups).unwrap_or_default();
+    if let Some(range) = file.uid_range.get() {
         match range.value.parse() {
             Ok(meant) => plan.uid_range = Some(meant),
             Err(why) => {
@@ -59,24 +59,24 @@ pub(crate) fn build(
             check.findings.warning(range.span, "`uid_range` has no effect on servers in a sandbox".to_owned());
         }
     }
-    if let Some(at) = file.isolation.given().filter(|_| plan.isolation == Isolation::None)
+    if let Some(at) = file.isolation.get().filter(|_| plan.isolation == Isolation::None)
         && plan.profile == Profile::Production
     {
         check.findings.warning(at.span, "servers run without a sandbox in production".to_owned());
     }
     plan.retention = file.retention.unwrap_or(plan::RETENTION);
-    plan.watch = file.watch.given().is_none_or(|watch| watch.value);
+    plan.watch = file.watch.get().is_none_or(|watch| watch.value);
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;
-    plan.team_budget = file.team_budget.meant();
-    plan.memory = file.memory.meant();
-    let held = file.policy.over(&base.held, check.findings);
-    plan.base = PlanRestrictions { allowed_commands: check.allowed.clone(), held: held.clone() };
-    plan.backend = file.backend.meant(&mut check, &file.servers, &file.teams, &file.events.sink);
+    plan.team_budget = file.team_budget.into_policy();
+    plan.memory = file.memory.into_policy();
+    let held = file.policy.merge_over(&base.effective_policy, check.findings);
+    plan.base = PlanRestrictions { allowed_commands: check.allowed.clone(), effective_policy: held.clone() };
+    plan.backend = file.backend.into_plan(&mut check, &file.servers, &file.teams, &file.events.sink);
     let (sink, batch) = check.sink(file.events);
     plan.journal = check.journal(&file.journal);
     plan.sink = sink;
-    plan.batch = batch.meant(check.findings);
+    plan.batch = batch.into_policy(check.findings);
 
     let mut templates = BTreeMap::new();
     for (slug, server) in file.servers {
@@ -92,15 +92,15 @@ pub(crate) fn build(
         ids: UniqueNames::default(),
         slugs: UniqueNames::default(),
         tokens: UniqueNames::default(),
-        doors: Vec::new(),
+        gateway_users: Vec::new(),
         names: BTreeMap::new(),
         policies: Vec::new(),
     };
     for team in file.teams {
-        teams.team(team, &held);
+        teams.add_team(team, &held);
     }
-    let ConfigPlanBuilder { mut check, mut plan, doors, .. } = teams;
-    plan.gateway = file.gateway.meant(doors, &mut check);
+    let ConfigPlanBuilder { mut check, mut plan, gateway_users: doors, .. } = teams;
+    plan.gateway = file.gateway.into_plan(doors, &mut check);
     plan
 }
 
@@ -113,7 +113,7 @@ struct ConfigPlanBuilder<'a, 's> {
     /// Tokens of all users. A token identifies the team and the user, so it must be unique.
     tokens: UniqueNames,
     /// Users of all teams, for the MCP endpoint.
-    doors: Vec<GatewayUser>,
+    gateway_users: Vec<GatewayUser>,
     names: BTreeMap<String, [String; 3]>,
     policies: Vec<Arc<Policy>>,
 }
@@ -122,7 +122,7 @@ struct CheckedTeam {
     id: String,
     slug: String,
     users: Vec<CheckedUser>,
-    held: EffectivePolicy,
+    effective_policy: EffectivePolicy,
 }
 
 struct CheckedUser {
@@ -133,11 +133,11 @@ struct CheckedUser {
 }
 
 impl ConfigPlanBuilder<'_, '_> {
-    fn team(&mut self, typed: file::TeamTable, above: &EffectivePolicy) {
+    fn add_team(&mut self, typed: file::TeamTable, above: &EffectivePolicy) {
         let id = self.check.id(&typed.id, "a team", "id", typed.at, &mut self.ids);
         let slug = self.check.id(&typed.slug, "a team", "slug", typed.at, &mut self.slugs);
-        let held = typed.policy.over(above, self.check.findings);
-        let users = self.users(&id, &slug, typed.users);
+        let held = typed.policy.merge_over(above, self.check.findings);
+        let users = self.add_users(&id, &slug, typed.users);
         self.plan.teams += 1;
         self.plan.users += users.len();
         if users.is_empty() && !typed.installations.is_empty() {
@@ -145,12 +145,12 @@ impl ConfigPlanBuilder<'_, '_> {
             self.check.findings.warning(typed.at, message);
         }
 
-        let installed = typed.installations.iter().filter_map(|installation| installation.id.given());
+        let installed = typed.installations.iter().filter_map(|installation| installation.id.get());
         let installed: Vec<String> = installed.map(|id| id.value.clone()).collect();
-        let mut team = CheckedTeam { id, slug, users, held };
+        let mut team = CheckedTeam { id, slug, users, effective_policy: held };
         let mut ids = UniqueNames::default();
         for installation in typed.installations {
-            self.installation(&mut team, installation, &mut ids);
+            self.add_installation(&mut team, installation, &mut ids);
         }
         let known: Vec<&str> = installed.iter().map(String::as_str).collect();
         for (user, (installation, _)) in
@@ -170,22 +170,22 @@ impl ConfigPlanBuilder<'_, '_> {
         }
     }
 
-    fn users(&mut self, team: &str, team_slug: &str, typed: Vec<file::UserTable>) -> Vec<CheckedUser> {
+    fn add_users(&mut self, team: &str, team_slug: &str, typed: Vec<file::UserTable>) -> Vec<CheckedUser> {
         let (mut ids, mut slugs) = (UniqueNames::default(), UniqueNames::default());
         let mut users = Vec::new();
         for user in typed {
             let id = self.check.id(&user.id, "a user", "id", user.at, &mut ids);
             let slug = self.check.id(&user.slug, "a user", "slug", user.at, &mut slugs);
             let modes = [("tools", false), ("flat", true)];
-            let flat = self.check.word(&user.mcp_mode, "mcp_mode", &modes).unwrap_or_default();
-            let tokens = self.tokens(&slug, &user);
-            self.doors.push(GatewayUser {
+            let flat = self.check.keyword(&user.mcp_mode, "mcp_mode", &modes).unwrap_or_default();
+            let tokens = self.check_tokens(&slug, &user);
+            self.gateway_users.push(GatewayUser {
                 team: team.to_owned().into(),
                 team_slug: team_slug.to_owned().into(),
                 user: id.clone().into(),
                 slug: slug.clone().into(),
                 tokens,
-                token_kept: user.token_kept,
+                has_stored_token: user.has_stored_token,
                 flat,
             });
             users.push(CheckedUser { id, slug, tiers: user.tiers });
@@ -193,9 +193,9 @@ impl ConfigPlanBuilder<'_, '_> {
         users
     }
 
-    fn tokens(&mut self, slug: &str, user: &file::UserTable) -> Vec<TokenHash> {
+    fn check_tokens(&mut self, slug: &str, user: &file::UserTable) -> Vec<TokenHash> {
         let mut tokens = Vec::new();
-        for text in user.token.given().into_iter().chain(&user.tokens) {
+        for text in user.token.get().into_iter().chain(&user.tokens) {
             let what = format!("the token of the user `{slug}`");
             let Some(hash) = self.check.token(&what, text) else { continue };
             if tokens.contains(&hash) {
@@ -203,13 +203,13 @@ impl ConfigPlanBuilder<'_, '_> {
                 continue;
             }
             let digits = Spanned::with_span(hash.to_string(), text.span);
-            self.check.unique(&digits, &format!("{what} is also the token of another user"), &mut self.tokens);
+            self.check.check_unique(&digits, &format!("{what} is also the token of another user"), &mut self.tokens);
             tokens.push(hash);
         }
         tokens
     }
 
-    fn installation(&mut self, team: &mut CheckedTeam, typed: file::InstallationTable, ids: &mut UniqueNames) {
+    fn add_installation(&mut self, team: &mut CheckedTeam, typed: file::InstallationTable, ids: &mut UniqueNames) {
         let at = typed.own.at;
         let id = self.check.id(&typed.id, "an installation", "id", at, ids);
         let who = if id.is_empty() { "an installation".to_owned() } else { format!("installation `{id}`") };
@@ -218,21 +218,21 @@ impl ConfigPlanBuilder<'_, '_> {
             ("always_on", ProcessLifetime::AlwaysOn),
             ("lazy", ProcessLifetime::Lazy),
         ];
-        let keep = self.check.word(&typed.keep, "keep", &keeps).unwrap_or_default();
+        let keep = self.check.keyword(&typed.keep, "keep", &keeps).unwrap_or_default();
         let updates = [("restart", UpdateMethod::Restart), ("rolling", UpdateMethod::Rolling)];
-        let on_update = self.check.word(&typed.update, "update", &updates).unwrap_or_default();
-        if keep == ProcessLifetime::AlwaysOn && typed.policy.speaks_of_sleep() {
+        let on_update = self.check.keyword(&typed.update, "update", &updates).unwrap_or_default();
+        if keep == ProcessLifetime::AlwaysOn && typed.policy.has_idle_settings() {
             let message = format!("{who} is `always_on`, so its [policy.idle] has no effect");
-            self.check.findings.warning(typed.keep.given().map_or(at, |keep| keep.span), message);
+            self.check.findings.warning(typed.keep.get().map_or(at, |keep| keep.span), message);
         }
         let slug = self.server_slug(&typed.server, &who, at);
         let members = self.members(team, typed.users, at);
 
         // If there is a template, the installation contains only the additions of the team.
         let mut team_layer = ConfigTier::default();
-        let url_at = typed.own.url.given().map_or(at, |url| url.span);
+        let url_at = typed.own.url.get().map_or(at, |url| url.span);
         let mut server = if let Some(template) = self.templates.get(&slug).cloned() {
-            self.adapted(&who, &slug, template, typed.own, &mut team_layer)
+            self.apply_overrides(&who, &slug, template, typed.own, &mut team_layer)
         } else {
             let templates: Vec<&str> = self.templates.keys().map(String::as_str).collect();
             let near = nearest(&slug, &templates).map(str::to_owned);
@@ -241,20 +241,20 @@ impl ConfigPlanBuilder<'_, '_> {
         if let Some(ServerTarget::Remote { .. }) = &server.target {
             let asked =
                 [(keep == ProcessLifetime::Lazy, &typed.keep), (on_update == UpdateMethod::Rolling, &typed.update)];
-            for word in asked.into_iter().filter_map(|(asked, word)| word.given().filter(|_| asked)) {
+            for word in asked.into_iter().filter_map(|(asked, word)| word.get().filter(|_| asked)) {
                 let message =
                     format!("{who} is a remote server: `{}` has an effect only on child processes", word.value);
                 self.check.findings.warning(word.span, message);
             }
         }
-        for (section, at) in server.target.iter().flat_map(|target| typed.policy.beside_the_point(target)) {
+        for (section, at) in server.target.iter().flat_map(|target| typed.policy.unused_sections(target)) {
             let kind = if matches!(server.target, Some(ServerTarget::Stdio { .. })) { "stdio" } else { "remote" };
             let message = format!("{who} is a {kind} server, so its [policy.{section}] has no effect");
             self.check.findings.warning(at, message);
         }
-        let EffectivePolicy { mut policy, .. } = typed.policy.over(&team.held, self.check.findings);
+        let EffectivePolicy { mut policy, .. } = typed.policy.merge_over(&team.effective_policy, self.check.findings);
         policy.session.protocol = server.protocol;
-        let policy = self.shared(policy);
+        let policy = self.share_policy(policy);
         self.check.health_url(&typed.team, &mut server.target);
         self.check.layer(&who, server.target.as_ref(), typed.team, &mut team_layer);
 
@@ -278,33 +278,33 @@ impl ConfigPlanBuilder<'_, '_> {
                 installation: id.clone().into(),
                 server: slug.clone().into(),
                 target,
-                server_layer: server.layer.clone(),
-                team_layer: team_layer.clone(),
-                user_layer,
+                server_tier: server.layer.clone(),
+                team_tier: team_layer.clone(),
+                user_tier: user_layer,
                 user_required: server.user_required.clone(),
-                keep,
-                on_update,
-                request_logging: typed.request_logging.given().is_none_or(|logging| logging.value),
+                lifetime: keep,
+                update_method: on_update,
+                request_logging: typed.request_logging.get().is_none_or(|logging| logging.value),
                 policy: Arc::clone(&policy),
             };
-            one_spelling(&mut instance);
+            unify_header_spelling(&mut instance);
             hide_required(&mut instance);
-            self.name(&instance, typed.id.given().map_or(at, |id| id.span));
+            self.check_unique_name(&instance, typed.id.get().map_or(at, |id| id.span));
             instances.push(instance);
         }
         if let Some((at, oauth)) = server.oauth {
-            oauth::contradicts(&who, at, &instances, &mut self.check);
+            oauth::check_conflicts(&who, at, &instances, &mut self.check);
             let oauth = Arc::new(oauth);
             self.plan.oauth.extend(instances.iter().map(|instance| (plan::id(instance), Arc::clone(&oauth))));
         }
         self.check.health(&who, at, &instances);
-        self.check.on_the_way(&who, url_at, &instances);
+        self.check.warn_insecure_transport(&who, url_at, &instances);
         self.plan.instances.extend(instances);
     }
 
     /// Checks that the name is unique. Slugs can contain hyphens, so different slugs can result in the same name.
     /// (Equal slugs are reported elsewhere.)
-    fn name(&mut self, instance: &InstanceConfig, at: Span) {
+    fn check_unique_name(&mut self, instance: &InstanceConfig, at: Span) {
         let slugs = [&instance.server, &instance.team_slug, &instance.user_slug].map(|slug| slug.as_str().to_owned());
         let name = plan::name(instance);
         match self.names.get(&name) {
@@ -321,7 +321,7 @@ impl ConfigPlanBuilder<'_, '_> {
     }
 
     fn server_slug(&mut self, typed: &ParsedValue<String>, who: &str, at: Span) -> String {
-        if let Some(slug) = typed.given() {
+        if let Some(slug) = typed.get() {
             self.check.slug(slug, "the name of a server");
             return slug.value.clone();
         }
@@ -360,7 +360,7 @@ impl ConfigPlanBuilder<'_, '_> {
         members
     }
 
-    fn adapted(
+    fn apply_overrides(
         &mut self,
         who: &str,
         slug: &str,
@@ -370,13 +370,13 @@ impl ConfigPlanBuilder<'_, '_> {
     ) -> CheckedServer {
         let CheckedServer { mut target, mut protocol, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
-            if let Some(text) = typed.given() {
+            if let Some(text) = typed.get() {
                 let message = format!("{who} and its template `{slug}` both have a `{key}`");
                 let hint = format!("remove it, or the template [servers.{slug}]");
                 self.check.findings.error(text.span, message, hint);
             }
         }
-        if let Some(text) = own.cwd.given() {
+        if let Some(text) = own.cwd.get() {
             match &mut target {
                 Some(ServerTarget::Stdio { cwd, .. }) => *cwd = Some(text.value.clone()),
                 Some(ServerTarget::Remote { .. }) => {
@@ -393,11 +393,11 @@ impl ConfigPlanBuilder<'_, '_> {
         if !own.protocol.is_absent() {
             protocol = self.check.protocol(who, &own.protocol, target.as_ref());
         }
-        let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.meant(who, &mut self.check))).or(oauth);
+        let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.into_plan(who, &mut self.check))).or(oauth);
         CheckedServer { target, protocol, layer, user_required, oauth }
     }
 
-    fn shared(&mut self, policy: Policy) -> Arc<Policy> {
+    fn share_policy(&mut self, policy: Policy) -> Arc<Policy> {
         if let Some(known) = self.policies.iter().find(|known| ***known == policy) {
             return Arc::clone(known);
         }
@@ -409,10 +409,10 @@ impl ConfigPlanBuilder<'_, '_> {
 
 /// Gives a header the same spelling in all tiers, so that a tier overrides a header that another tier spells
 /// differently. The spelling of `user_required` takes precedence.
-fn one_spelling(instance: &mut InstanceConfig) {
+fn unify_header_spelling(instance: &mut InstanceConfig) {
     let required = instance.user_required.iter().map(|name| (name.to_ascii_lowercase(), name.clone()));
     let mut spellings: BTreeMap<String, String> = required.collect();
-    for layer in [&mut instance.server_layer, &mut instance.team_layer, &mut instance.user_layer] {
+    for layer in [&mut instance.server_tier, &mut instance.team_tier, &mut instance.user_tier] {
         let headers = std::mem::take(&mut layer.headers);
         layer.headers = headers
             .into_iter()
@@ -423,7 +423,7 @@ fn one_spelling(instance: &mut InstanceConfig) {
 
 /// Marks the values that a user must provide as secrets, regardless of their source and content.
 fn hide_required(instance: &mut InstanceConfig) {
-    for layer in [&mut instance.server_layer, &mut instance.team_layer, &mut instance.user_layer] {
+    for layer in [&mut instance.server_tier, &mut instance.team_tier, &mut instance.user_tier] {
         for tier in [&mut layer.env, &mut layer.headers, &mut layer.query] {
             for (_, value) in tier.iter_mut().filter(|(name, _)| instance.user_required.contains(name)) {
                 value.secret = true;

@@ -200,7 +200,7 @@ impl DataDir {
 
     /// Returns a path that leads to `name` in this directory as long as a clone of this value exists, even if the
     /// directory is renamed.
-    pub fn through_descriptor(&self, name: &str) -> PathBuf {
+    pub fn descriptor_path(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
     }
 
@@ -208,14 +208,14 @@ impl DataDir {
     ///
     /// # Errors
     ///
-    /// Fails as [`DataDir::existing`] does, or if the directory cannot be created.
-    pub fn subdirectory(&self, name: &str) -> io::Result<Self> {
-        match self.existing(name) {
+    /// Fails as [`DataDir::open_subdirectory`] does, or if the directory cannot be created.
+    pub fn create_or_open_subdirectory(&self, name: &str) -> io::Result<Self> {
+        match self.open_subdirectory(name) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             opened => return opened,
         }
         match rustix::fs::mkdirat(&self.descriptor, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => self.existing(name),
+            Ok(()) | Err(Errno::EXIST) => self.open_subdirectory(name),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -225,7 +225,7 @@ impl DataDir {
     /// # Errors
     ///
     /// Fails if `name` does not exist, is a link, or has an unsafe owner or unsafe permissions.
-    pub fn existing(&self, name: &str) -> io::Result<Self> {
+    pub fn open_subdirectory(&self, name: &str) -> io::Result<Self> {
         let (descriptor, path) = (self.open_at(name, OPEN_DIRECTORY, DataFileKind::Directory)?, self.path.join(name));
         Ok(Self { descriptor: Arc::new(descriptor), path })
     }
@@ -253,7 +253,7 @@ impl DataDir {
 
     /// Removes the directory `name` with everything in it. Links in it are removed, not followed.
     pub fn remove_tree(&self, name: &str) -> io::Result<()> {
-        match fs::remove_dir_all(self.through_descriptor(name)) {
+        match fs::remove_dir_all(self.descriptor_path(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => Ok(()),
         }
@@ -362,7 +362,7 @@ impl DataDir {
     /// Returns the path by which `SQLite` opens the database `name` with `SQLITE_OPEN_NOFOLLOW`. With that flag
     /// `SQLite` rejects a path below `/proc/self/fd`, because it contains a link. So this is the current path of the
     /// directory, after a check that it still leads to the open directory.
-    pub fn database(&self, name: &str) -> io::Result<PathBuf> {
+    pub fn database_path(&self, name: &str) -> io::Result<PathBuf> {
         for suffix in ["", "-wal", "-shm", "-journal"] {
             self.check(&format!("{name}{suffix}"), DataFileKind::File)?;
         }
@@ -400,7 +400,7 @@ impl DataDir {
             };
             let checked = self.check(name, kind);
             if let (Ok(()), Some((_, is_own))) = (&checked, own) {
-                let directory = self.existing(name)?;
+                let directory = self.open_subdirectory(name)?;
                 let names = directory.names()?;
                 let own = names.iter().filter(|name| is_own(name)).filter(is_checked);
                 problems.extend(own.filter_map(|name| directory.check(name, DataFileKind::File).err()));
@@ -419,7 +419,7 @@ impl DataDir {
     }
 
     /// Writes a `.gitignore` so that git does not store the directory. A directory with foreign files is left as it is.
-    pub fn ignore(&self) -> io::Result<()> {
+    pub fn write_gitignore(&self) -> io::Result<()> {
         const FILE: &str = ".gitignore";
         let names = self.names()?;
         if names.iter().any(|name| name == FILE || !is_own(name)) {
@@ -524,11 +524,11 @@ mod tests {
 
     use super::*;
 
-    fn mode(path: &Path, mode: u32) {
+    fn set_mode(path: &Path, mode: u32) {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    fn refusal(outcome: io::Result<impl Sized>) -> String {
+    fn unwrap_refusal(outcome: io::Result<impl Sized>) -> String {
         let Err(error) = outcome else { panic!("it was not refused") };
         assert!(error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<DataDirError>), "{error}");
         error.to_string()
@@ -540,18 +540,18 @@ mod tests {
         let victim = home.path().join("victim");
         fs::create_dir(&victim).unwrap();
         fs::write(victim.join("file"), "precious").unwrap();
-        mode(&victim.join("file"), 0o600);
+        set_mode(&victim.join("file"), 0o600);
         let directory = DataDir::create(&home.path().join("data")).unwrap();
         symlink(victim.join("file"), directory.path().join("lock")).unwrap();
         symlink(&victim, directory.path().join("catalogues")).unwrap();
         for access in [OpenMode::Read, OpenMode::Write, OpenMode::Append] {
-            let error = refusal(directory.open_file("lock", access));
+            let error = unwrap_refusal(directory.open_file("lock", access));
             assert!(error.contains("is a symbolic link") && error.contains("rm '"), "{error}");
         }
-        refusal(directory.read("lock", 100));
-        refusal(directory.subdirectory("catalogues"));
-        refusal(directory.database("lock"));
-        let both = refusal(directory.inspect());
+        unwrap_refusal(directory.read("lock", 100));
+        unwrap_refusal(directory.create_or_open_subdirectory("catalogues"));
+        unwrap_refusal(directory.database_path("lock"));
+        let both = unwrap_refusal(directory.inspect());
         assert!(both.contains("/lock'") && both.contains("/catalogues'"), "{both}");
         directory.replace("lock", b"own").unwrap();
         assert!(directory.remove("catalogues").unwrap() && !directory.remove("catalogues").unwrap());
@@ -584,18 +584,18 @@ mod tests {
         directory.replace("token", b"secret").unwrap();
         let path = directory.path().join("token");
         for (permissions, repaired) in [(0o644, 0o600), (0o622, 0o600), (0o701, 0o700)] {
-            mode(&path, permissions);
-            let error = refusal(directory.read("token", 100));
+            set_mode(&path, permissions);
+            let error = unwrap_refusal(directory.read("token", 100));
             assert!(error.ends_with(&format!("chmod {repaired:o} '{}'", path.display())), "{error}");
-            refusal(directory.inspect());
+            unwrap_refusal(directory.inspect());
         }
-        mode(&path, 0o600);
+        set_mode(&path, 0o600);
         for permissions in [0o755, 0o777, 0o710] {
-            mode(home.path(), permissions);
-            let error = refusal(DataDir::open(home.path()));
+            set_mode(home.path(), permissions);
+            let error = unwrap_refusal(DataDir::open(home.path()));
             assert!(error.contains(&format!("chmod 700 '{}'", directory.path().display())), "{error}");
         }
-        mode(home.path(), 0o700);
+        set_mode(home.path(), 0o700);
         DataDir::open(home.path()).unwrap().inspect().unwrap();
     }
 
@@ -617,10 +617,10 @@ mod tests {
         nix::unistd::mkfifo(&home.path().join("token"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let directory = DataDir::open(home.path()).unwrap();
         for access in [OpenMode::Read, OpenMode::Write] {
-            let error = refusal(directory.open_file("token", access));
+            let error = unwrap_refusal(directory.open_file("token", access));
             assert!(error.contains("is not a regular file"), "{error}");
         }
-        refusal(directory.inspect());
+        unwrap_refusal(directory.inspect());
     }
 
     #[test]
@@ -630,10 +630,10 @@ mod tests {
         fs::create_dir(home.path().join("src")).unwrap();
         let directory = DataDir::open(home.path()).unwrap();
         directory.inspect().unwrap();
-        directory.ignore().unwrap();
+        directory.write_gitignore().unwrap();
         assert!(!home.path().join(".gitignore").exists(), "git would ignore the user's own files too");
-        let own = directory.subdirectory("own").unwrap();
-        own.ignore().unwrap();
+        let own = directory.create_or_open_subdirectory("own").unwrap();
+        own.write_gitignore().unwrap();
         assert_eq!(own.read(".gitignore", 10).unwrap().unwrap(), b"*\n");
     }
 
@@ -642,12 +642,12 @@ mod tests {
         let home = private_tempdir();
         let path = home.path().join("data");
         let directory = DataDir::create(&path).unwrap();
-        assert_eq!(directory.database("journal.db").unwrap(), path.canonicalize().unwrap().join("journal.db"));
+        assert_eq!(directory.database_path("journal.db").unwrap(), path.canonicalize().unwrap().join("journal.db"));
         fs::rename(&path, home.path().join("moved")).unwrap();
         fs::create_dir(&path).unwrap();
         let moved = home.path().join("moved").canonicalize().unwrap();
-        assert_eq!(directory.database("journal.db").unwrap(), moved.join("journal.db"));
+        assert_eq!(directory.database_path("journal.db").unwrap(), moved.join("journal.db"));
         fs::remove_dir(moved).unwrap();
-        assert_eq!(directory.database("journal.db").unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(directory.database_path("journal.db").unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

@@ -21,7 +21,7 @@ pub enum NotSaved {
     #[error("{0}")]
     Failed(String),
     #[error("the disk does not answer")]
-    Hangs,
+    DiskHangs,
 }
 
 /// A thread that saves one file on request and repeats a failed save until it succeeds. After a drop, it ends with the
@@ -40,10 +40,10 @@ struct SaverProgress {
     requested: u64,
     saved: u64,
     /// Number of the last request whose attempt is over, successful or not.
-    tried: u64,
+    attempted: u64,
     error: Option<String>,
-    since: Option<Instant>,
-    hangs: bool,
+    attempt_started: Option<Instant>,
+    is_hanging: bool,
     ended: bool,
 }
 
@@ -53,9 +53,9 @@ impl DiskSaver {
         let shared = Arc::new(SaverShared::default());
         let saver = Self(Arc::clone(&shared));
         thread::Builder::new().name("satellite-saver".into()).spawn(move || {
-            while let Some(request) = shared.next() {
+            while let Some(request) = shared.next_request() {
                 let outcome = save();
-                shared.tried(what, request, outcome);
+                shared.finish_attempt(what, request, outcome);
             }
         })?;
         Ok(saver)
@@ -78,16 +78,16 @@ impl DiskSaver {
             if progress.saved >= request {
                 return Ok(());
             }
-            if progress.tried >= request {
+            if progress.attempted >= request {
                 return Err(NotSaved::Failed(progress.error.clone().unwrap_or_default()));
             }
-            let until = progress.since.map_or(until, |since| until.min(since + WAIT_MAX));
+            let until = progress.attempt_started.map_or(until, |since| until.min(since + WAIT_MAX));
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                if !std::mem::replace(&mut progress.hangs, true) {
+                if !std::mem::replace(&mut progress.is_hanging, true) {
                     tracing::error!("the disk of the data directory does not answer; supervision continues without it");
                 }
-                return Err(NotSaved::Hangs);
+                return Err(NotSaved::DiskHangs);
             }
             progress = self.0.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -111,11 +111,11 @@ impl SaverShared {
     }
 
     /// Waits for the next request or for the time of the next retry. Returns `None` after the saver is dropped.
-    fn next(&self) -> Option<u64> {
+    fn next_request(&self) -> Option<u64> {
         let mut progress = self.lock();
         loop {
-            let failed = progress.saved < progress.tried;
-            if progress.requested > progress.tried {
+            let failed = progress.saved < progress.attempted;
+            if progress.requested > progress.attempted {
                 break;
             }
             if progress.ended {
@@ -131,15 +131,15 @@ impl SaverShared {
                 progress = self.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
             }
         }
-        progress.since = Some(Instant::now());
+        progress.attempt_started = Some(Instant::now());
         Some(progress.requested)
     }
 
-    fn tried(&self, what: &'static str, request: u64, outcome: io::Result<()>) {
+    fn finish_attempt(&self, what: &'static str, request: u64, outcome: io::Result<()>) {
         let mut progress = self.lock();
-        progress.since = None;
-        progress.tried = request;
-        let answers_again = std::mem::take(&mut progress.hangs);
+        progress.attempt_started = None;
+        progress.attempted = request;
+        let answers_again = std::mem::take(&mut progress.is_hanging);
         match outcome {
             Ok(()) => {
                 progress.saved = request;
@@ -165,7 +165,7 @@ static PLACES: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(64);
 
 /// Runs `job`, which waits for a disk, on a blocking thread. Returns `None` if that takes longer than [`WAIT_MAX`] or
 /// panics; a job that takes longer continues in the background.
-pub async fn in_time<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub async fn run_with_timeout<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let done = async {
         let place = PLACES.acquire().await.ok()?;
         let job = move || {
@@ -204,9 +204,9 @@ mod tests {
         let (answers, waits) = mpsc::channel::<()>();
         let saver = DiskSaver::start("test", move || waits.recv().map_err(io::Error::other)).unwrap();
         let first = saver.request();
-        assert_eq!(saver.wait(first), Err(NotSaved::Hangs));
+        assert_eq!(saver.wait(first), Err(NotSaved::DiskHangs));
         let later = saver.request();
-        assert_eq!(saver.wait(later), Err(NotSaved::Hangs));
+        assert_eq!(saver.wait(later), Err(NotSaved::DiskHangs));
         answers.send(()).unwrap();
         answers.send(()).unwrap();
         while saver.wait(later).is_err() {}

@@ -51,14 +51,14 @@ pub struct Access {
     // Random key of this process: makes the position of a token in the table unpredictable.
     key: hmac::Key,
     failures: DefaultDirectRateLimiter,
-    door: RwLock<Arc<AccessTable>>,
+    table: RwLock<Arc<AccessTable>>,
 }
 
 #[derive(Default)]
 struct AccessTable {
     by_token: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
     users: HashMap<(TeamId, UserId), Arc<User>>,
-    alone: Option<Arc<User>>,
+    single_user: Option<Arc<User>>,
 }
 
 /// A user and the used part of its limits. A reload keeps the value as long as the user's configuration is unchanged.
@@ -106,10 +106,10 @@ pub enum AccessDenied {
     WrongToken,
     /// Too many attempts with wrong tokens; the value is the time to wait.
     #[error("too many requests with a wrong token; wait a moment")]
-    TooMany(Duration),
+    TooManyAttempts(Duration),
     /// Authentication is off and the client is not on this machine.
     #[error("without authentication only clients on this machine are served")]
-    FromElsewhere,
+    NotLocal,
 }
 
 /// Error: the user exceeded a limit.
@@ -144,31 +144,31 @@ impl Access {
         let no_chance = |_| io::Error::other("the system provides no random numbers");
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
         let failures = DefaultDirectRateLimiter::direct(Quota::per_second(FAILURES_PER_SECOND));
-        let access = Self { key, failures, door: RwLock::default() };
+        let access = Self { key, failures, table: RwLock::default() };
         access.apply(plan);
         Ok(access)
     }
 
     /// Replaces the users by those of `plan`. Unchanged users keep the used part of their limits.
     pub fn apply(&self, plan: &GatewayPlan) {
-        let before = self.door();
+        let before = self.table();
         let mut door = AccessTable::default();
         for typed in &plan.users {
             let id = (typed.team.clone(), typed.user.clone());
-            let known = before.users.get(&id).filter(|user| user.is(typed, &plan.limits));
+            let known = before.users.get(&id).filter(|user| user.is_unchanged(typed, &plan.limits));
             let user = known.cloned().unwrap_or_else(|| Arc::new(User::new(typed, &plan.limits)));
             if plan.auth == EndpointAuth::Bearer {
-                let places = typed.tokens.iter().map(|token| (self.place(token), (*token, Arc::clone(&user))));
+                let places = typed.tokens.iter().map(|token| (self.table_key(token), (*token, Arc::clone(&user))));
                 door.by_token.extend(places);
             }
             door.users.insert(id, user);
         }
         if plan.auth != EndpointAuth::Bearer {
             // The configuration was validated: there is exactly one user.
-            let alone = plan.alone().ok().map(|user| (user.team.clone(), user.user.clone()));
-            door.alone = alone.and_then(|id| door.users.get(&id).cloned());
+            let alone = plan.single_user().ok().map(|user| (user.team.clone(), user.user.clone()));
+            door.single_user = alone.and_then(|id| door.users.get(&id).cloned());
         }
-        *self.door.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(door);
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(door);
     }
 
     /// Authenticates a client by its headers and address.
@@ -176,11 +176,11 @@ impl Access {
     /// # Errors
     /// The token is missing or wrong, or authentication is off and the client is not on this machine.
     pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Permission, AccessDenied> {
-        let door = self.door();
-        if let Some(user) = &door.alone {
+        let door = self.table();
+        if let Some(user) = &door.single_user {
             let forwarded = FORWARDED.iter().any(|name| headers.contains_key(*name));
             if forwarded || !peer.to_canonical().is_loopback() {
-                return Err(AccessDenied::FromElsewhere);
+                return Err(AccessDenied::NotLocal);
             }
             return Ok(Permission { user: Arc::clone(user), token: None });
         }
@@ -189,57 +189,59 @@ impl Access {
             (None, _) => return Err(AccessDenied::NoToken),
             // Two tokens are ambiguous.
             (Some(_), Some(_)) => None,
-            (Some(header), None) => header.to_str().ok().and_then(bearer).and_then(|token| self.find(&door, token)),
+            (Some(header), None) => {
+                header.to_str().ok().and_then(parse_bearer_token).and_then(|token| self.find(&door, token))
+            }
         };
         pass.ok_or_else(|| match self.failures.check() {
             Ok(()) => AccessDenied::WrongToken,
-            Err(early) => AccessDenied::TooMany(early.wait_time_from(self.failures.clock().now())),
+            Err(early) => AccessDenied::TooManyAttempts(early.wait_time_from(self.failures.clock().now())),
         })
     }
 
     /// Returns true if the client would still be admitted with the same token as the same user.
-    pub fn stands(&self, pass: &Permission) -> bool {
-        let door = self.door();
+    pub fn is_valid(&self, pass: &Permission) -> bool {
+        let door = self.table();
         match &pass.token {
-            Some(token) => door.by_token.get(&self.place(token)).is_some_and(|(_, user)| user.is_same(&pass.user)),
-            None => door.alone.as_ref().is_some_and(|user| user.is_same(&pass.user)),
+            Some(token) => door.by_token.get(&self.table_key(token)).is_some_and(|(_, user)| user.is_same(&pass.user)),
+            None => door.single_user.as_ref().is_some_and(|user| user.is_same(&pass.user)),
         }
     }
 
     fn find(&self, door: &AccessTable, token: &str) -> Option<Permission> {
-        let shown = TokenHash::of(token);
-        let found = door.by_token.get(&self.place(&shown));
+        let shown = TokenHash::from_token(token);
+        let found = door.by_token.get(&self.table_key(&shown));
         let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
         let same = bool::from(known.0.ct_eq(&shown.0));
         let (token, user) = found.filter(|_| same)?;
         Some(Permission { user: Arc::clone(user), token: Some(*token) })
     }
 
-    fn place(&self, token: &TokenHash) -> [u8; 32] {
+    fn table_key(&self, token: &TokenHash) -> [u8; 32] {
         let mut place = [0; 32];
         place.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
         place
     }
 
-    fn door(&self) -> Arc<AccessTable> {
-        Arc::clone(&self.door.read().unwrap_or_else(PoisonError::into_inner))
+    fn table(&self) -> Arc<AccessTable> {
+        Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-fn bearer(header: &str) -> Option<&str> {
+fn parse_bearer_token(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
 }
 
 impl User {
     fn new(typed: &GatewayUser, limits: &GatewayLimits) -> Self {
-        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, token_kept: _ } = typed.clone();
+        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, has_stored_token: _ } = typed.clone();
         Self { team, team_slug, user, slug, flat, allowance: UserLimits::new(limits) }
     }
 
-    fn is(&self, typed: &GatewayUser, limits: &GatewayLimits) -> bool {
+    fn is_unchanged(&self, typed: &GatewayUser, limits: &GatewayLimits) -> bool {
         let same_names = self.team_slug == typed.team_slug && self.slug == typed.slug;
-        same_names && self.flat == typed.flat && self.allowance.is(limits)
+        same_names && self.flat == typed.flat && self.allowance.is_unchanged(limits)
     }
 
     /// Returns true if both are the same user, possibly before and after a reload.
@@ -251,7 +253,7 @@ impl User {
     ///
     /// # Errors
     /// The user sends more requests per second than allowed.
-    pub fn request(&self) -> Result<(), LimitExceeded> {
+    pub fn count_request(&self) -> Result<(), LimitExceeded> {
         let Some(limiter) = &self.allowance.requests else { return Ok(()) };
         limiter.check().map_err(|early| LimitExceeded {
             kind: "rate_limited",
@@ -260,7 +262,7 @@ impl User {
         })
     }
 
-    pub fn bodies(&self) -> ByteShare {
+    pub fn body_share(&self) -> ByteShare {
         self.allowance.bodies.share()
     }
 
@@ -268,7 +270,7 @@ impl User {
     ///
     /// # Errors
     /// The user has too many open calls.
-    pub fn call(&self) -> Result<Option<OwnedSemaphorePermit>, LimitExceeded> {
+    pub fn acquire_call_permit(&self) -> Result<Option<OwnedSemaphorePermit>, LimitExceeded> {
         let Some(calls) = &self.allowance.calls else { return Ok(None) };
         let limit = self.allowance.calls_max as u64;
         // The semaphore is never closed, so an error means that there are too many calls.
@@ -285,7 +287,7 @@ impl fmt::Debug for User {
 
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Access({} tokens)", self.door().by_token.len())
+        write!(f, "Access({} tokens)", self.table().by_token.len())
     }
 }
 
@@ -301,20 +303,21 @@ impl UserLimits {
         let quota = |rate| Quota::per_second(rate).allow_burst(NonZeroU32::new(burst).unwrap_or(rate));
         let requests = NonZeroU32::new(requests_per_second).map(|rate| DefaultDirectRateLimiter::direct(quota(rate)));
         let calls = (calls_max > 0).then(|| Arc::new(Semaphore::new(calls_max.min(Semaphore::MAX_PERMITS))));
-        let bodies_max = bodies_of_one(limits);
+        let bodies_max = body_budget_per_user(limits);
         let bodies = ByteBudget::new(bodies_max);
         Self { requests_per_second, burst, calls_max, bodies_max, bodies, requests, calls }
     }
 
-    fn is(&self, limits: &GatewayLimits) -> bool {
-        let wanted = (limits.requests_per_second, limits.burst, limits.calls_per_user_max, bodies_of_one(limits));
+    fn is_unchanged(&self, limits: &GatewayLimits) -> bool {
+        let wanted =
+            (limits.requests_per_second, limits.burst, limits.calls_per_user_max, body_budget_per_user(limits));
         (self.requests_per_second, self.burst, self.calls_max, self.bodies_max) == wanted
     }
 }
 
 /// Returns the bytes of request bodies for one user: a quarter, so that other users find capacity, and at least one
 /// body.
-fn bodies_of_one(limits: &GatewayLimits) -> usize {
+fn body_budget_per_user(limits: &GatewayLimits) -> usize {
     (limits.bodies_max / 4).max(limits.body_max)
 }
 
@@ -336,7 +339,7 @@ pub fn new_token() -> io::Result<Secret> {
 ///
 /// # Errors
 /// The file cannot be read or written, or contains no usable token.
-pub fn kept_token(data_dir: &DataDir) -> io::Result<Secret> {
+pub fn load_or_create_token(data_dir: &DataDir) -> io::Result<Secret> {
     let Some(bytes) = data_dir.read(TOKEN_FILE, TOKEN_FILE_MAX)? else {
         let token = new_token()?;
         data_dir.replace(TOKEN_FILE, format!("{}\n", token.expose()).as_bytes())?;
@@ -373,8 +376,8 @@ mod tests {
             team_slug: "acme".into(),
             user: format!("user_{slug}").into(),
             slug: slug.into(),
-            tokens: tokens.iter().copied().map(TokenHash::of).collect(),
-            token_kept: false,
+            tokens: tokens.iter().copied().map(TokenHash::from_token).collect(),
+            has_stored_token: false,
             flat: false,
         }
     }
@@ -386,12 +389,12 @@ mod tests {
         }
     }
 
-    fn shows(authorizations: &[&str]) -> HeaderMap {
+    fn authorization_headers(authorizations: &[&str]) -> HeaderMap {
         authorizations.iter().map(|value| (AUTHORIZATION, HeaderValue::from_str(value).unwrap())).collect()
     }
 
-    fn comes_in(access: &Access, authorizations: &[&str]) -> Result<String, AccessDenied> {
-        access.admit(&shows(authorizations), HERE).map(|pass| pass.user.slug.to_string())
+    fn admit_user(access: &Access, authorizations: &[&str]) -> Result<String, AccessDenied> {
+        access.admit(&authorization_headers(authorizations), HERE).map(|pass| pass.user.slug.to_string())
     }
 
     #[test]
@@ -400,44 +403,45 @@ mod tests {
         for (authorization, who) in
             [("Bearer alice-1", "alice"), ("bearer alice-2", "alice"), ("BEARER  bob-1 ", "bob")]
         {
-            assert_eq!(comes_in(&access, &[authorization]).unwrap(), who);
+            assert_eq!(admit_user(&access, &[authorization]).unwrap(), who);
         }
-        let digest = format!("Bearer {}", TokenHash::of("bob-1"));
+        let digest = format!("Bearer {}", TokenHash::from_token("bob-1"));
         for wrong in ["Bearer alice-3", "Bearer alice", "Bearer ", "Bearer", "Basic alice-1", "alice-1", "", &digest] {
-            assert_eq!(comes_in(&access, &[wrong]), Err(AccessDenied::WrongToken), "{wrong}");
+            assert_eq!(admit_user(&access, &[wrong]), Err(AccessDenied::WrongToken), "{wrong}");
         }
-        assert_eq!(comes_in(&access, &[]), Err(AccessDenied::NoToken));
-        assert_eq!(comes_in(&access, &["Bearer alice-1", "Bearer bob-1"]), Err(AccessDenied::WrongToken));
+        assert_eq!(admit_user(&access, &[]), Err(AccessDenied::NoToken));
+        assert_eq!(admit_user(&access, &["Bearer alice-1", "Bearer bob-1"]), Err(AccessDenied::WrongToken));
     }
 
     #[test]
     fn of_two_digests_that_meet_in_the_table_only_the_right_one_opens() {
         let access = Access::new(&plan()).unwrap();
-        let bob = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
-        let by_token = [(access.place(&TokenHash::of("forged")), (TokenHash::of("bob-1"), bob))].into();
-        *access.door.write().unwrap() = Arc::new(AccessTable { by_token, ..AccessTable::default() });
-        assert_eq!(comes_in(&access, &["Bearer forged"]), Err(AccessDenied::WrongToken));
+        let bob = access.admit(&authorization_headers(&["Bearer bob-1"]), HERE).unwrap().user;
+        let by_token =
+            [(access.table_key(&TokenHash::from_token("forged")), (TokenHash::from_token("bob-1"), bob))].into();
+        *access.table.write().unwrap() = Arc::new(AccessTable { by_token, ..AccessTable::default() });
+        assert_eq!(admit_user(&access, &["Bearer forged"]), Err(AccessDenied::WrongToken));
     }
 
     #[test]
     fn who_tries_many_tokens_is_slowed_and_keeps_nobody_out() {
         let access = Access::new(&plan()).unwrap();
-        let answers: Vec<_> = (0..1000).map(|nth| comes_in(&access, &[&format!("Bearer {nth}")])).collect();
+        let answers: Vec<_> = (0..1000).map(|nth| admit_user(&access, &[&format!("Bearer {nth}")])).collect();
         assert!(answers[..50].iter().all(|answer| *answer == Err(AccessDenied::WrongToken)));
-        let Some(Err(AccessDenied::TooMany(pause))) = answers.last() else { panic!("{:?}", answers.last()) };
+        let Some(Err(AccessDenied::TooManyAttempts(pause))) = answers.last() else { panic!("{:?}", answers.last()) };
         assert!(!pause.is_zero());
-        assert_eq!(comes_in(&access, &["Bearer bob-1"]).unwrap(), "bob");
+        assert_eq!(admit_user(&access, &["Bearer bob-1"]).unwrap(), "bob");
     }
 
     #[test]
     fn a_reload_lets_in_who_is_new_and_ends_what_the_others_had() {
         let access = Access::new(&plan()).unwrap();
-        let pass = |token: &str| access.admit(&shows(&[&format!("Bearer {token}")]), HERE);
+        let pass = |token: &str| access.admit(&authorization_headers(&[&format!("Bearer {token}")]), HERE);
         let (first, second, bob) = (pass("alice-1").unwrap(), pass("alice-2").unwrap(), pass("bob-1").unwrap());
         let users = vec![user("alice", &["alice-2", "alice-3"]), user("carol", &["bob-1"])];
         access.apply(&GatewayPlan { users, ..plan() });
-        assert!(!access.stands(&first) && access.stands(&second));
-        assert!(!access.stands(&bob), "the token belongs to another user now");
+        assert!(!access.is_valid(&first) && access.is_valid(&second));
+        assert!(!access.is_valid(&bob), "the token belongs to another user now");
         assert_eq!(pass("alice-1").unwrap_err(), AccessDenied::WrongToken);
         assert!(
             Arc::ptr_eq(&pass("alice-3").unwrap().user, &second.user),
@@ -450,34 +454,38 @@ mod tests {
     fn a_user_has_so_many_requests_a_second_and_another_has_his_own() {
         let limits = GatewayLimits { requests_per_second: 1, burst: 3, ..GatewayLimits::default() };
         let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
-        let pass = |token: &str| access.admit(&shows(&[token]), HERE).unwrap();
-        let asked: Vec<_> = (0..4).map(|_| pass("Bearer alice-1").user.request()).collect();
+        let pass = |token: &str| access.admit(&authorization_headers(&[token]), HERE).unwrap();
+        let asked: Vec<_> = (0..4).map(|_| pass("Bearer alice-1").user.count_request()).collect();
         assert_eq!(asked[..3], [Ok(()), Ok(()), Ok(())]);
         let limited = asked[3].clone().unwrap_err();
         assert_eq!((limited.kind, limited.limit), ("rate_limited", 1));
         assert!(!limited.retry_after.is_zero() && limited.retry_after <= Duration::from_secs(1), "{limited:?}");
-        assert!(pass("Bearer alice-2").user.request().is_err(), "all tokens of a user share the limit");
-        assert_eq!(pass("Bearer bob-1").user.request(), Ok(()));
+        assert!(pass("Bearer alice-2").user.count_request().is_err(), "all tokens of a user share the limit");
+        assert_eq!(pass("Bearer bob-1").user.count_request(), Ok(()));
     }
 
     #[test]
     fn a_user_has_so_many_calls_at_once() {
         let limits = GatewayLimits { calls_per_user_max: 2, ..GatewayLimits::default() };
         let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
-        let user = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
-        let (first, _second) = (user.call().unwrap(), user.call().unwrap());
-        let limited = user.call().unwrap_err();
+        let user = access.admit(&authorization_headers(&["Bearer bob-1"]), HERE).unwrap().user;
+        let (first, _second) = (user.acquire_call_permit().unwrap(), user.acquire_call_permit().unwrap());
+        let limited = user.acquire_call_permit().unwrap_err();
         assert_eq!((limited.kind, limited.limit, limited.retry_after), ("busy", 2, BUSY_PAUSE));
         drop(first);
-        assert!(user.call().is_ok());
+        assert!(user.acquire_call_permit().is_ok());
     }
 
     #[test]
     fn a_limit_of_zero_is_none() {
         let limits = GatewayLimits { requests_per_second: 0, calls_per_user_max: 0, ..GatewayLimits::default() };
         let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
-        let user = access.admit(&shows(&["Bearer bob-1"]), HERE).unwrap().user;
-        assert!((0..10_000).all(|_| user.request().is_ok() && user.call().is_ok_and(|permit| permit.is_none())));
+        let user = access.admit(&authorization_headers(&["Bearer bob-1"]), HERE).unwrap().user;
+        assert!(
+            (0..10_000).all(
+                |_| user.count_request().is_ok() && user.acquire_call_permit().is_ok_and(|permit| permit.is_none())
+            )
+        );
     }
 
     #[test]
@@ -486,21 +494,18 @@ mod tests {
         let access = Access::new(&GatewayPlan { auth, ..plan() }).unwrap();
         for peer in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             let pass = access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap();
-            assert!(pass.user.slug.as_str() == "bob" && access.stands(&pass));
+            assert!(pass.user.slug.as_str() == "bob" && access.is_valid(&pass));
         }
         for peer in ["192.168.0.7", "::ffff:10.0.0.1", "fe80::1"] {
-            assert_eq!(
-                access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap_err(),
-                AccessDenied::FromElsewhere
-            );
+            assert_eq!(access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap_err(), AccessDenied::NotLocal);
         }
         for header in FORWARDED {
             let headers = std::iter::once((header.parse().unwrap(), HeaderValue::from_static("x"))).collect();
-            assert_eq!(access.admit(&headers, HERE).unwrap_err(), AccessDenied::FromElsewhere, "{header}");
+            assert_eq!(access.admit(&headers, HERE).unwrap_err(), AccessDenied::NotLocal, "{header}");
         }
         let pass = access.admit(&HeaderMap::new(), HERE).unwrap();
         access.apply(&plan());
-        assert!(!access.stands(&pass));
+        assert!(!access.is_valid(&pass));
         assert_eq!(access.admit(&HeaderMap::new(), HERE).unwrap_err(), AccessDenied::NoToken);
     }
 
@@ -508,14 +513,14 @@ mod tests {
     fn a_token_is_kept_in_the_data_directory_for_its_owner_only() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
-        let token = kept_token(&data_dir).unwrap();
+        let token = load_or_create_token(&data_dir).unwrap();
         assert!(token.expose().len() == 68 && token != new_token().unwrap());
         let file = home.path().join("token");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", token.expose()));
-        assert_eq!(kept_token(&data_dir).unwrap(), token, "the same again");
+        assert_eq!(load_or_create_token(&data_dir).unwrap(), token, "the same again");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        let refused = kept_token(&data_dir).unwrap_err().to_string();
+        let refused = load_or_create_token(&data_dir).unwrap_err().to_string();
         assert!(refused.contains("chmod 600"), "{refused}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
@@ -526,19 +531,19 @@ mod tests {
         let data_dir = DataDir::open(home.path()).unwrap();
         for weak in ["\n", "short\n", &"x".repeat(31), &"two words ".repeat(10), "\u{fc}".repeat(40).as_str()] {
             data_dir.replace(TOKEN_FILE, weak.as_bytes()).unwrap();
-            let refused = kept_token(&data_dir).unwrap_err();
+            let refused = load_or_create_token(&data_dir).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{weak:?}");
             assert!(refused.to_string().contains("remove the file"), "{refused}");
         }
         data_dir.remove(TOKEN_FILE).unwrap();
-        assert_eq!(kept_token(&data_dir).unwrap(), kept_token(&data_dir).unwrap());
+        assert_eq!(load_or_create_token(&data_dir).unwrap(), load_or_create_token(&data_dir).unwrap());
     }
 
     #[test]
     fn what_is_shown_of_those_who_come_in_is_no_token() {
         let access = Access::new(&plan()).unwrap();
-        let pass = access.admit(&shows(&["Bearer alice-1"]), HERE).unwrap();
-        let shown = format!("{access:?} {pass:?} {:?}", TokenHash::of("alice-1"));
+        let pass = access.admit(&authorization_headers(&["Bearer alice-1"]), HERE).unwrap();
+        let shown = format!("{access:?} {pass:?} {:?}", TokenHash::from_token("alice-1"));
         assert_eq!(shown, "Access(3 tokens) Pass(User(acme/alice)) [token]");
     }
 }

@@ -18,7 +18,7 @@ use super::instance::Instances;
 use super::room::GatewayAudience;
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
-use super::tools::face::notification;
+use super::tools::face::handle_notification;
 use super::tools::{CallerCache, MetaTools};
 
 /// The satellite's implementation of [`EndpointHandler`].
@@ -45,7 +45,7 @@ impl EndpointDispatcher {
 
 impl EndpointHandler for EndpointDispatcher {
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId> {
-        self.instances.named(user, name)
+        self.instances.find(user, name)
     }
 
     fn initialize(
@@ -84,7 +84,7 @@ impl EndpointHandler for EndpointDispatcher {
         session: &Arc<ClientSession>,
         wanted: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
-        match &session.opening.endpoint {
+        match &session.facts.endpoint {
             EndpointId::Instance(id) => self.instances.listen(session, id.clone(), wanted),
             // The list of these tools never changes; lost and returned servers are reported as log notifications.
             EndpointId::Tools => {
@@ -95,41 +95,41 @@ impl EndpointHandler for EndpointDispatcher {
         }
     }
 
-    fn began(&self, session: &Arc<ClientSession>) {
-        match &session.opening.endpoint {
-            EndpointId::Instance(id) => self.instances.began(session, id),
-            EndpointId::Tools => self.tools.began(session),
-            EndpointId::Flat => self.flat.began(session),
+    fn handle_session_start(&self, session: &Arc<ClientSession>) {
+        match &session.facts.endpoint {
+            EndpointId::Instance(id) => self.instances.handle_session_start(session, id),
+            EndpointId::Tools => self.tools.handle_session_start(session),
+            EndpointId::Flat => self.flat.handle_session_start(session),
         }
         // The session may have ended before this call (evicted or its user removed), and `ended` is not called again.
-        if session.ended().is_some() {
-            self.ended(session);
+        if session.end_reason().is_some() {
+            self.handle_session_end(session);
         }
     }
 
-    fn request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
-        match &session.opening.endpoint {
-            EndpointId::Instance(id) => self.instances.request(id.clone(), session.clone(), call),
-            EndpointId::Tools => self.tools.request(session, call),
-            EndpointId::Flat => self.flat.request(session, call),
+    fn handle_request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
+        match &session.facts.endpoint {
+            EndpointId::Instance(id) => self.instances.handle_request(id.clone(), session.clone(), call),
+            EndpointId::Tools => self.tools.handle_request(session, call),
+            EndpointId::Flat => self.flat.handle_request(session, call),
         }
     }
 
-    fn notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
-        match &session.opening.endpoint {
-            EndpointId::Instance(id) => self.instances.notification(session, id, message),
+    fn handle_notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
+        match &session.facts.endpoint {
+            EndpointId::Instance(id) => self.instances.handle_notification(session, id, message),
             EndpointId::Tools | EndpointId::Flat if message.method() == Some("notifications/initialized") => {
-                self.instances.brings_roots_to_all(session);
+                self.instances.announce_roots(session);
             }
-            EndpointId::Tools | EndpointId::Flat => notification(&self.runtime, session, &message),
+            EndpointId::Tools | EndpointId::Flat => handle_notification(&self.runtime, session, &message),
         }
     }
 
-    fn ended(&self, session: &Arc<ClientSession>) {
-        match &session.opening.endpoint {
-            EndpointId::Instance(id) => self.instances.ended(session, id),
-            EndpointId::Tools => self.tools.ended(session),
-            EndpointId::Flat => self.flat.ended(session),
+    fn handle_session_end(&self, session: &Arc<ClientSession>) {
+        match &session.facts.endpoint {
+            EndpointId::Instance(id) => self.instances.handle_session_end(session, id),
+            EndpointId::Tools => self.tools.handle_session_end(session),
+            EndpointId::Flat => self.flat.handle_session_end(session),
         }
     }
 }

@@ -27,7 +27,7 @@ pub(crate) enum ResponseFormat {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ResponseSettings {
-    pub form: ResponseFormat,
+    pub format: ResponseFormat,
     // Time without an answer after which the response becomes a stream.
     pub sse_after: Duration,
     pub keep_alive: Duration,
@@ -44,7 +44,7 @@ pub(crate) struct OpenCallGuard {
 
 impl Drop for OpenCallGuard {
     fn drop(&mut self) {
-        self.session.close(self.call);
+        self.session.close_call(self.call);
     }
 }
 
@@ -54,7 +54,7 @@ struct StartedCall {
     answer: BoxFuture<'static, CallAnswer>,
 }
 
-fn begin(
+fn start_call(
     faces: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
     message: RpcMessage,
@@ -62,25 +62,25 @@ fn begin(
     streams: bool,
 ) -> Result<StartedCall, Arc<str>> {
     let id: Arc<str> = message.id().unwrap_or("null").into();
-    let Ok((call, withdrawn)) = session.begin(&id, streams) else { return Err(id) };
+    let Ok((call, withdrawn)) = session.open_call(&id, streams) else { return Err(id) };
     if message.method() == Some("tools/call") {
-        session.count_tool();
+        session.count_tool_call();
     }
     let open = OpenCallGuard { session: session.clone(), call };
     let origin = CallOrigin { client: session.number(), call };
-    let client = session.opening.greeting.facts.clone();
-    let call = EndpointCall { message, origin, withdrawn, timeout, era: Era::Sessions, client };
-    let answer = faces.request(session.clone(), call);
+    let client = session.facts.client.facts.clone();
+    let call = EndpointCall { message, origin, cancellation: withdrawn, timeout, era: Era::Sessions, client };
+    let answer = faces.handle_request(session.clone(), call);
     Ok(StartedCall { open, id, answer })
 }
 
-fn in_use(id: &str) -> Response {
+fn id_in_use_response(id: &str) -> Response {
     let message = "a request with this id has not been answered yet; use another id";
-    reply::refused(StatusCode::BAD_REQUEST, Some(id), reply::INVALID_REQUEST, message)
+    reply::error_response(StatusCode::BAD_REQUEST, Some(id), reply::INVALID_REQUEST, message)
 }
 
-fn gone(id: &str) -> Response {
-    reply::refused(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, ENDED)
+fn session_ended_response(id: &str) -> Response {
+    reply::error_response(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, ENDED)
 }
 
 /// Resources of a call: the user's permit and the memory of the message are held until the answer, the tracker of open
@@ -94,32 +94,33 @@ pub(crate) async fn answer(
     manner: ResponseSettings,
     held: CallResources<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) -> Response {
-    let streams = manner.form != ResponseFormat::Json;
-    let StartedCall { open, id, answer: mut coming } = match begin(faces, session, message, manner.timeout, streams) {
-        Ok(begun) => begun,
-        Err(id) => return in_use(&id),
-    };
+    let streams = manner.format != ResponseFormat::Json;
+    let StartedCall { open, id, answer: mut coming } =
+        match start_call(faces, session, message, manner.timeout, streams) {
+            Ok(begun) => begun,
+            Err(id) => return id_in_use_response(&id),
+        };
     let call = open.call;
-    if manner.form != ResponseFormat::Stream {
+    if manner.format != ResponseFormat::Stream {
         tokio::select! {
             biased;
             answer = &mut coming => {
-                if session.is_answered_first(call) {
+                if session.try_finish_without_stream(call) {
                     return reply::answer_within(session.budget(), StatusCode::OK, &answer, &id);
                 }
                 coming = Box::pin(std::future::ready(answer));
             }
-            news = session.news(call) => if news == CallEvent::Over { return gone(&id) },
+            news = session.wait_for_event(call) => if news == CallEvent::Ended { return session_ended_response(&id) },
             // The timer is registered with tokio only if the answer is not ready at the first poll.
             () = sleep(manner.sse_after), if streams => {}
         }
     }
-    let Some(listening) = session.listen(call, None, manner.keep_alive) else { return gone(&id) };
-    tokio::spawn(stream(open, id, coming, manner.grace, held));
+    let Some(listening) = session.listen(call, None, manner.keep_alive) else { return session_ended_response(&id) };
+    tokio::spawn(stream_answer(open, id, coming, manner.grace, held));
     reply::stream(listening)
 }
 
-async fn stream(
+async fn stream_answer(
     open: OpenCallGuard,
     id: Arc<str>,
     coming: BoxFuture<'static, CallAnswer>,
@@ -129,25 +130,25 @@ async fn stream(
     let OpenCallGuard { session, call } = &open;
     tokio::select! {
         biased;
-        answer = coming => reply::parts(&answer, &id, |parts| session.finish(*call, parts)),
-        () = session.over().cancelled() => return,
-        () = session.abandoned(*call, grace) => return,
+        answer = coming => reply::with_parts(&answer, &id, |parts| session.finish_call(*call, parts)),
+        () = session.end_token().cancelled() => return,
+        () = session.wait_until_abandoned(*call, grace) => return,
     }
     // The call is finished; only the client has to read.
     drop((admission, memory));
     let read = async {
-        session.abandoned(*call, Duration::ZERO).await;
+        session.wait_until_abandoned(*call, Duration::ZERO).await;
         // The endpoint does not wait for a client that may return.
         drop(work);
-        session.abandoned(*call, grace).await;
+        session.wait_until_abandoned(*call, grace).await;
     };
     tokio::select! {
-        () = session.over().cancelled() => {}
+        () = session.end_token().cancelled() => {}
         () = read => {}
     }
 }
 
-pub(crate) async fn batch(
+pub(crate) async fn answer_batch(
     faces: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
     requests: Vec<RpcMessage>,
@@ -156,9 +157,9 @@ pub(crate) async fn batch(
 ) -> Response {
     let mut coming = Vec::with_capacity(requests.len());
     for message in requests {
-        let begun = match begin(faces, session, message, timeout, false) {
+        let begun = match start_call(faces, session, message, timeout, false) {
             Ok(begun) => begun,
-            Err(id) => return in_use(&id),
+            Err(id) => return id_in_use_response(&id),
         };
         coming.push(async move {
             let StartedCall { open: _open, id, answer } = begun;
@@ -167,7 +168,7 @@ pub(crate) async fn batch(
     }
     tokio::select! {
         answers = futures::future::join_all(coming) => reply::batch(session.budget(), &answers),
-        () = session.over().cancelled() => gone("null"),
+        () = session.end_token().cancelled() => session_ended_response("null"),
     }
 }
 
@@ -185,7 +186,7 @@ mod tests {
     use super::super::access::User;
     use super::super::face::{ClientDescription, EndpointId, InitializeAnswer, RpcError};
     use super::super::sessions::Sessions;
-    use super::super::sessions::tests::{opening, user};
+    use super::super::sessions::tests::{session_facts, user};
     use super::super::subscription::SubscriptionFilter;
     use super::*;
     use mcp_satellite_config::GatewayLimits;
@@ -222,31 +223,31 @@ mod tests {
             Box::pin(std::future::pending())
         }
 
-        fn began(&self, _: &Arc<ClientSession>) {}
+        fn handle_session_start(&self, _: &Arc<ClientSession>) {}
 
-        fn request(&self, _: Arc<ClientSession>, _: EndpointCall) -> BoxFuture<'static, CallAnswer> {
+        fn handle_request(&self, _: Arc<ClientSession>, _: EndpointCall) -> BoxFuture<'static, CallAnswer> {
             let answer = self.0.lock().unwrap().take().unwrap();
             Box::pin(async move { CallAnswer::Result(answer.await.unwrap()) })
         }
 
-        fn notification(&self, _: &Arc<ClientSession>, _: RpcMessage) {}
+        fn handle_notification(&self, _: &Arc<ClientSession>, _: RpcMessage) {}
 
-        fn ended(&self, _: &Arc<ClientSession>) {}
+        fn handle_session_end(&self, _: &Arc<ClientSession>) {}
     }
 
     #[tokio::test]
     async fn a_stream_is_work_until_its_answer_is_read_and_counts_for_its_user_until_it_is_there() {
         let (sessions, alice) = (Sessions::new(), user("alice"));
         let now = tokio::time::Instant::now();
-        let opened = sessions.open(opening(&alice, EndpointId::Tools), &GatewayLimits::default(), now);
+        let opened = sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now);
         let (session, _) = opened.unwrap();
         let (release, answer) = oneshot::channel();
         let faces = One(Mutex::new(Some(answer)));
         let request = br#"{"jsonrpc":"2.0","id":5,"method":"x"}"#;
-        let message = RpcMessage::read(Bytes::from_static(request)).unwrap();
+        let message = RpcMessage::parse(Bytes::from_static(request)).unwrap();
         let long = Duration::from_secs(3600);
         let manner = ResponseSettings {
-            form: ResponseFormat::Stream,
+            format: ResponseFormat::Stream,
             sse_after: long,
             keep_alive: long,
             grace: long,

@@ -48,7 +48,7 @@ pub struct ClientStatus {
 }
 
 impl ClientStatus {
-    pub(super) fn order(&self) -> (&str, &str, &str, u64) {
+    pub(super) fn sort_key(&self) -> (&str, &str, &str, u64) {
         (&self.team, &self.user, &self.client, self.connected_seconds)
     }
 }
@@ -58,16 +58,16 @@ type Key = (TeamId, UserId, String, String);
 #[derive(Debug)]
 struct StatelessClient {
     status: ClientStatus,
-    since: Instant,
-    last: Instant,
+    connected_at: Instant,
+    active_at: Instant,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct StatelessClients(HashMap<Key, StatelessClient>);
 
 impl StatelessClients {
-    pub(super) fn enter(&mut self, opening: &SessionFacts, calls_tool: bool, now: Instant) {
-        if let Some(status) = self.seen(&opening.pass.user, &opening.greeting, now) {
+    pub(super) fn open_request(&mut self, opening: &SessionFacts, calls_tool: bool, now: Instant) {
+        if let Some(status) = self.record_request(&opening.permission.user, &opening.client, now) {
             status.endpoint = endpoint_of(opening);
             status.open += 1;
             status.tool_calls += u64::from(calls_tool);
@@ -75,10 +75,15 @@ impl StatelessClients {
     }
 
     /// Counts a request that is answered at once. Returns `None` if there are too many clients.
-    pub(super) fn seen(&mut self, user: &User, client: &ClientDescription, now: Instant) -> Option<&mut ClientStatus> {
+    pub(super) fn record_request(
+        &mut self,
+        user: &User,
+        client: &ClientDescription,
+        now: Instant,
+    ) -> Option<&mut ClientStatus> {
         let key = key_of(user, client);
         if self.0.len() >= VISITORS_MAX && !self.0.contains_key(&key) {
-            self.forget(now);
+            self.remove_absent(now);
             if self.0.len() >= VISITORS_MAX {
                 return None;
             }
@@ -98,67 +103,67 @@ impl StatelessClients {
                 connected_seconds: 0,
                 idle_seconds: 0,
             },
-            since: now,
-            last: now,
+            connected_at: now,
+            active_at: now,
         });
-        visitor.last = now;
+        visitor.active_at = now;
         Some(&mut visitor.status)
     }
 
-    pub(super) fn leave(&mut self, opening: &SessionFacts, now: Instant) {
-        if let Some(visitor) = self.0.get_mut(&key_of(&opening.pass.user, &opening.greeting)) {
+    pub(super) fn close_request(&mut self, opening: &SessionFacts, now: Instant) {
+        if let Some(visitor) = self.0.get_mut(&key_of(&opening.permission.user, &opening.client)) {
             visitor.status.open = visitor.status.open.saturating_sub(1);
-            visitor.last = now;
+            visitor.active_at = now;
         }
     }
 
-    pub(super) fn forget(&mut self, now: Instant) {
+    pub(super) fn remove_absent(&mut self, now: Instant) {
         self.0.retain(|_, visitor| visitor.is_present(now));
     }
 
     pub(super) fn list(&self, now: Instant) -> impl Iterator<Item = ClientStatus> {
         self.0.values().filter(move |visitor| visitor.is_present(now)).map(move |visitor| ClientStatus {
-            connected_seconds: now.saturating_duration_since(visitor.since).as_secs(),
-            idle_seconds: visitor.idle(now).as_secs(),
+            connected_seconds: now.saturating_duration_since(visitor.connected_at).as_secs(),
+            idle_seconds: visitor.idle_time(now).as_secs(),
             ..visitor.status.clone()
         })
     }
 }
 
 impl StatelessClient {
-    fn idle(&self, now: Instant) -> Duration {
-        if self.status.open > 0 { Duration::ZERO } else { now.saturating_duration_since(self.last) }
+    fn idle_time(&self, now: Instant) -> Duration {
+        if self.status.open > 0 { Duration::ZERO } else { now.saturating_duration_since(self.active_at) }
     }
 
     fn is_present(&self, now: Instant) -> bool {
-        self.idle(now) < PRESENT_FOR
+        self.idle_time(now) < PRESENT_FOR
     }
 }
 
-pub(super) fn of_session(session: &ClientSession, now: Instant) -> Option<ClientStatus> {
+pub(super) fn session_status(session: &ClientSession, now: Instant) -> Option<ClientStatus> {
     let idle = session.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-    let opening = &session.opening;
-    let (user, greeting) = (session.user(), &opening.greeting);
-    (idle < PRESENT_FOR && session.ended().is_none()).then(|| ClientStatus {
+    let opening = &session.facts;
+    let (user, greeting) = (session.user(), &opening.client);
+    (idle < PRESENT_FOR && session.end_reason().is_none()).then(|| ClientStatus {
         team: user.team_slug.to_string(),
         user: user.slug.to_string(),
-        client: short(&greeting.name),
-        client_version: short(&greeting.client_version),
+        client: sanitize_name(&greeting.name),
+        client_version: sanitize_name(&greeting.client_version),
         protocol: opening.version.clone(),
         endpoint: endpoint_of(opening),
         session_id: Some(session.public_id()),
         open: session.open_count(),
-        tool_calls: session.tool_count(),
-        connected_seconds: now.saturating_duration_since(session.began()).as_secs(),
+        tool_calls: session.tool_call_count(),
+        connected_seconds: now.saturating_duration_since(session.started_at()).as_secs(),
         idle_seconds: idle.as_secs(),
     })
 }
 
 fn key_of(user: &User, client: &ClientDescription) -> Key {
-    (user.team.clone(), user.user.clone(), short(&client.name), short(&client.client_version))
+    (user.team.clone(), user.user.clone(), sanitize_name(&client.name), sanitize_name(&client.client_version))
 }
 
-fn short(text: &str) -> String {
+fn sanitize_name(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect()
 }
 
@@ -176,22 +181,22 @@ mod tests {
     use super::super::session::SessionEnd;
     use super::super::session::guest::ClientLifetime;
     use super::super::sessions::Sessions;
-    use super::super::sessions::tests::{opening, user};
+    use super::super::sessions::tests::{session_facts, user};
     use super::*;
     use mcp_satellite_config::GatewayLimits;
 
-    fn visit(name: &str, client: &str) -> SessionFacts {
+    fn stateless_facts(name: &str, client: &str) -> SessionFacts {
         let info = format!(r#"{{"name":"{client}","version":"1"}}"#);
-        let greeting = ClientDescription::of("2026-07-28".to_owned(), None, Some(&info));
+        let greeting = ClientDescription::new("2026-07-28".to_owned(), None, Some(&info));
         let presence = ClientLifetime::Request { method: "tools/call".into(), level: None };
-        SessionFacts { greeting, presence, ..opening(&user(name), EndpointId::Tools) }
+        SessionFacts { client: greeting, lifetime: presence, ..session_facts(&user(name), EndpointId::Tools) }
     }
 
     #[tokio::test]
     async fn a_session_counts_while_something_is_open_and_a_minute_longer() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let limits = GatewayLimits::default();
-        let (session, _) = sessions.open(opening(&alice, EndpointId::Flat), &limits, start).unwrap();
+        let (session, _) = sessions.open(session_facts(&alice, EndpointId::Flat), &limits, start).unwrap();
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
         assert_eq!((count(0), count(59), count(61)), (1, 1, 0), "its client is gone and did not say so");
         let listening = session.listen(super::super::stream::UNASKED, None, PRESENT_FOR).unwrap();
@@ -207,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn without_sessions_a_client_is_a_user_and_what_its_client_says_of_itself() {
         let (sessions, start) = (Sessions::new(), Instant::now());
-        let open = |name: &str, client: &str| sessions.guest(visit(name, client), start).unwrap();
+        let open = |name: &str, client: &str| sessions.open_guest(stateless_facts(name, client), start).unwrap();
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
         let (first, second) = (open("alice", "cursor"), open("alice", "cursor"));
         assert_eq!((count(0), count(3600)), (1, 1), "two requests of one client");
@@ -215,7 +220,7 @@ mod tests {
         let (other, bobs) = (open("alice", "claude"), open("bob", "cursor"));
         assert_eq!(count(0), 3);
         for guest in [first, second, other, bobs] {
-            sessions.goes(&guest);
+            sessions.close_guest(&guest);
         }
         assert_eq!((count(50), count(120)), (3, 0));
     }
@@ -224,9 +229,9 @@ mod tests {
     fn names_that_cost_nothing_are_not_kept_without_a_limit() {
         let (mut visitors, now) = (StatelessClients::default(), Instant::now());
         for number in 0..VISITORS_MAX + 10 {
-            visitors.enter(&visit("alice", &number.to_string()), false, now);
+            visitors.open_request(&stateless_facts("alice", &number.to_string()), false, now);
         }
         assert_eq!(visitors.list(now).count(), VISITORS_MAX);
-        assert_eq!(short(&"\u{1b}x".repeat(100)), "x".repeat(NAME_MAX));
+        assert_eq!(sanitize_name(&"\u{1b}x".repeat(100)), "x".repeat(NAME_MAX));
     }
 }

@@ -46,11 +46,11 @@ impl ConnectionLimits {
             unauthenticated_per_peer_max: limits.unauthenticated_per_peer_max,
             trusted_proxies: trusted_proxies.iter().map(IpAddr::to_canonical).collect(),
             header_timeout: limits.header_timeout,
-            descriptors: DescriptorReserve::of_this_process(),
+            descriptors: DescriptorReserve::from_process_limit(),
         }
     }
 
-    fn limits_peer(&self, address: IpAddr) -> bool {
+    fn has_peer_limit(&self, address: IpAddr) -> bool {
         !address.is_loopback() && !self.trusted_proxies.contains(&address)
     }
 }
@@ -118,7 +118,7 @@ impl Drop for ConnectionPlace {
         let mut table = self.connections.table();
         if self.state.phase.load(Ordering::Acquire) != EVICTED {
             table.open -= 1;
-            table.forget(self.number);
+            table.remove_unauthenticated(self.number);
             return;
         }
         table.closing -= 1;
@@ -144,7 +144,7 @@ impl Connections {
         Arc::new(Self { table: Mutex::new(table), closed: Notify::new() })
     }
 
-    pub(crate) fn set(&self, limits: ConnectionLimits) {
+    pub(crate) fn set_limits(&self, limits: ConnectionLimits) {
         self.table().limits = limits;
     }
 
@@ -193,10 +193,10 @@ impl Connections {
         let _ = timeout(CLOSING_MAX, all_closed).await;
     }
 
-    pub(crate) fn authenticated(&self, peer: SocketAddr) {
+    pub(crate) fn mark_authenticated(&self, peer: SocketAddr) {
         let mut table = self.table();
         let Some(number) = table.numbers.get(&peer).copied() else { return };
-        if let Some(connection) = table.forget(number) {
+        if let Some(connection) = table.remove_unauthenticated(number) {
             connection.state.phase.store(AUTHENTICATED, Ordering::Release);
         }
     }
@@ -212,7 +212,7 @@ impl ConnectionTable {
         let limits = &self.limits;
         let (max, of_peer_max) = (limits.unauthenticated_max, limits.unauthenticated_per_peer_max);
         let (few, too_few) = (limits.descriptors.is_reserved(descriptor), limits.descriptors.is_last(descriptor));
-        if limits.limits_peer(address) {
+        if limits.has_peer_limit(address) {
             let network = peer_network(address);
             let is_its =
                 |connection: &UnauthenticatedConnection| peer_network(connection.peer.ip().to_canonical()) == network;
@@ -235,7 +235,7 @@ impl ConnectionTable {
     }
 
     fn evict(&mut self, number: u64) -> bool {
-        let Some(connection) = self.forget(number) else { return false };
+        let Some(connection) = self.remove_unauthenticated(number) else { return false };
         connection.state.phase.store(EVICTED, Ordering::Release);
         connection.state.waker.wake();
         self.open -= 1;
@@ -244,7 +244,7 @@ impl ConnectionTable {
         true
     }
 
-    fn forget(&mut self, number: u64) -> Option<UnauthenticatedConnection> {
+    fn remove_unauthenticated(&mut self, number: u64) -> Option<UnauthenticatedConnection> {
         let connection = self.unauthenticated.remove(&number)?;
         // Another connection may have the same address and port by now.
         if self.numbers.get(&connection.peer) == Some(&number) {
@@ -295,7 +295,7 @@ mod tests {
             unauthenticated_per_peer_max,
             ..GatewayLimits::default()
         };
-        let descriptors = DescriptorReserve::of_limit(1024);
+        let descriptors = DescriptorReserve::from_limit(1024);
         ConnectionLimits { descriptors, ..ConnectionLimits::new(&limits, &[IpAddr::from([192, 0, 2, 9])]) }
     }
 
@@ -312,7 +312,7 @@ mod tests {
         let (connections, now) = (Connections::new(limits(4, 2, 9)), Instant::now());
         let admit = |port| connections.admit(peer(1, port), LOW, now);
         let known = admit(1).unwrap();
-        connections.authenticated(peer(1, 1));
+        connections.mark_authenticated(peer(1, 1));
         let (first, second) = (admit(2).unwrap(), admit(3).unwrap());
         let third = admit(4).unwrap();
         assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&third));
@@ -321,10 +321,10 @@ mod tests {
         drop(first);
         assert_eq!(connections.table().open, 3);
         for port in [3, 4] {
-            connections.authenticated(peer(1, port));
+            connections.mark_authenticated(peer(1, port));
         }
         let fourth = admit(5).unwrap();
-        connections.authenticated(peer(1, 5));
+        connections.mark_authenticated(peer(1, 5));
         assert!(admit(6).is_none(), "all of them have shown a token");
         drop((known, second, third, fourth));
         let table = connections.table();

@@ -53,7 +53,7 @@ pub struct ClientDescription {
 
 impl Default for ClientDescription {
     fn default() -> Self {
-        Self::of(String::new(), None, None)
+        Self::new(String::new(), None, None)
     }
 }
 
@@ -63,10 +63,10 @@ impl ClientDescription {
         let part = |name| params.and_then(|params| member(params, name));
         let object = |name| part(name).filter(|part| part.starts_with('{'));
         let version = part("protocolVersion").and_then(|version| serde_json::from_str(version).ok());
-        Self::of(version.unwrap_or_default(), object("capabilities"), object("clientInfo"))
+        Self::new(version.unwrap_or_default(), object("capabilities"), object("clientInfo"))
     }
 
-    pub fn of(version: String, capabilities: Option<&str>, info: Option<&str>) -> Self {
+    pub fn new(version: String, capabilities: Option<&str>, info: Option<&str>) -> Self {
         let capabilities = capabilities.unwrap_or("{}");
         let info = info.unwrap_or(NOBODY);
         let text = |name| member(info, name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
@@ -80,7 +80,7 @@ impl ClientDescription {
     }
 
     /// Returns true if the client can answer a request of this method. Unknown methods are assumed to be answered.
-    pub fn answers(&self, method: &str) -> bool {
+    pub fn can_answer(&self, method: &str) -> bool {
         match method {
             "sampling/createMessage" => self.sampling,
             "elicitation/create" => self.elicitation,
@@ -118,7 +118,7 @@ pub enum CallAnswer {
     /// Error created by the satellite.
     Error(RpcError),
     /// No answer, because the client cancelled the request.
-    Withdrawn,
+    Cancelled,
 }
 
 /// Answer to `initialize`.
@@ -138,7 +138,7 @@ pub struct EndpointCall {
     /// Numbers of the client and of the call, assigned by the satellite.
     pub origin: CallOrigin,
     /// Receiver of the client's `notifications/cancelled`.
-    pub withdrawn: oneshot::Receiver<RpcMessage>,
+    pub cancellation: oneshot::Receiver<RpcMessage>,
     /// Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
     /// Protocol era of the request.
@@ -166,7 +166,7 @@ pub trait EndpointHandler: Send + Sync + 'static {
     /// Returns the definition of a tool as `tools/list` returns it to this user.
     fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
 
-    /// Subscribes a stateless client until its session [ends](Self::ended). Returns the part of the filter that is
+    /// Subscribes a stateless client until its session [ends](Self::handle_session_end). Returns the part of the filter that is
     /// supported.
     fn listen(
         &self,
@@ -175,15 +175,15 @@ pub trait EndpointHandler: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>>;
 
     /// Handles the begin of a session, before the client receives its id. Not called for the guest of a single request,
-    /// for which only [`ended`](Self::ended) is called.
-    fn began(&self, session: &Arc<ClientSession>);
+    /// for which only [`handle_session_end`](Self::handle_session_end) is called.
+    fn handle_session_start(&self, session: &Arc<ClientSession>);
 
     /// Answers a request. Dropping the future cancels it.
-    fn request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer>;
+    fn handle_request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer>;
 
     /// Handles a notification, except the cancellation of an open request.
-    fn notification(&self, session: &Arc<ClientSession>, message: RpcMessage);
+    fn handle_notification(&self, session: &Arc<ClientSession>, message: RpcMessage);
 
     /// Handles the end of a session: the client receives no more messages, and its open questions are declined.
-    fn ended(&self, session: &Arc<ClientSession>);
+    fn handle_session_end(&self, session: &Arc<ClientSession>);
 }

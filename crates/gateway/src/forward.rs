@@ -14,7 +14,7 @@ use super::era::{MISSING_CAPABILITY, change, terms};
 use super::face::{CallAnswer, EndpointCall, RpcError};
 use super::refusal::INVALID_PARAMS;
 use super::reply::METHOD_NOT_FOUND;
-use super::tools::raw::{JsonMembers, quoted, spliced};
+use super::tools::raw::{JsonMembers, json_string, replace_part};
 
 // Maximum time to find out the era of a server, if neither the call nor the instance has a timeout.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,64 +26,68 @@ pub(super) async fn forward(
     repeatable: bool,
     tool: Option<String>,
 ) -> Result<CallAnswer, CallError> {
-    let EndpointCall { message, origin, withdrawn, timeout, era, client } = call;
+    let EndpointCall { message, origin, cancellation: withdrawn, timeout, era, client } = call;
     let relay = |message, era| ClientRelay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
-    let is_as_it_came = era == Era::Sessions || speaks(runtime, id, timeout).await?;
+    let is_as_it_came = era == Era::Sessions || is_stateless_supported(runtime, id, timeout).await?;
     if is_as_it_came {
         let answer = runtime.relay(id, relay(message, era), timeout, withdrawn).await?;
-        return Ok(answer.map_or(CallAnswer::Withdrawn, CallAnswer::Message));
+        return Ok(answer.map_or(CallAnswer::Cancelled, CallAnswer::Message));
     }
-    if let Some(why) = untranslatable(&message) {
+    if let Some(why) = translation_error(&message) {
         return Ok(CallAnswer::Error(why));
     }
-    let asked = change::for_sessions(&message).map_err(|why| CallError::BadInput(why.to_string()))?;
+    let asked = change::to_session_request(&message).map_err(|why| CallError::BadInput(why.to_string()))?;
     let Some(answer) = runtime.relay(id, relay(asked, Era::Sessions), timeout, withdrawn).await? else {
-        return Ok(CallAnswer::Withdrawn);
+        return Ok(CallAnswer::Cancelled);
     };
-    if let Some(asks) = elsewhere(&answer, &message, &client.capabilities) {
+    if let Some(asks) = translate_url_elicitation(&answer, &message, &client.capabilities) {
         return Ok(asks);
     }
     let server = runtime.status(id).and_then(|view| view.server.clone());
-    Ok(CallAnswer::Message(signed(answer, server.as_deref(), message.method().unwrap_or_default())))
+    Ok(CallAnswer::Message(add_server_info(answer, server.as_deref(), message.method().unwrap_or_default())))
 }
 
-async fn speaks(runtime: &RuntimeHandle, id: &InstanceId, timeout: Option<Duration>) -> Result<bool, CallError> {
+async fn is_stateless_supported(
+    runtime: &RuntimeHandle,
+    id: &InstanceId,
+    timeout: Option<Duration>,
+) -> Result<bool, CallError> {
     let own = || runtime.status(id).map(|view| view.spec.policy.session.request_timeout);
     let timeout = timeout.or_else(own).unwrap_or(DISCOVERY_TIMEOUT);
     Ok(runtime.discover(id, timeout).await?.is_some())
 }
 
-fn untranslatable(message: &RpcMessage) -> Option<RpcError> {
+fn translation_error(message: &RpcMessage) -> Option<RpcError> {
     let method = message.method().unwrap_or_default();
     if method.starts_with("tasks/") {
         let why = format!("this server does not support `{method}`: it uses an older version of the protocol");
         return Some(RpcError::new(METHOD_NOT_FOUND, why));
     }
     // A state that leads to a parked call was handled before, so this one is invalid.
-    message.params().and_then(|params| member(params, "requestState")).map(|_| unknown_state())
+    message.params().and_then(|params| member(params, "requestState")).map(|_| unknown_state_error())
 }
 
 /// Returns the error for an invalid `requestState`. It does not reveal whether the state ever existed or for which
 /// user.
-pub(super) fn unknown_state() -> RpcError {
+pub(super) fn unknown_state_error() -> RpcError {
     let why = "`requestState` is not valid: it was used before, has expired, or belongs to another request; \
                send the request again without it";
     RpcError::new(INVALID_PARAMS, why)
 }
 
-fn signed(answer: RpcMessage, server: Option<&ServerInfo>, method: &str) -> RpcMessage {
+fn add_server_info(answer: RpcMessage, server: Option<&ServerInfo>, method: &str) -> RpcMessage {
     let info = server.and_then(change::info_of);
     let (MessageKind::Result, Some(result), Some(info)) = (answer.kind(), answer.outcome(), info) else {
         return answer;
     };
-    let whole = change::completed(result, method, Some(info));
+    let whole = change::complete_result(result, method, Some(info));
     // The text is derived from a valid message and stays valid.
-    RpcMessage::read(spliced(answer.text(), result, &whole).into()).unwrap_or(answer)
+    RpcMessage::parse(replace_part(answer.text(), result, &whole).into()).unwrap_or(answer)
 }
 
 /// Translates the error with which a server of 2025-11-25 asks its user to open a URL into a question of the stateless
 /// era. A client that has declined the question receives the original error.
-fn elsewhere(answer: &RpcMessage, asked: &RpcMessage, capabilities: &str) -> Option<CallAnswer> {
+fn translate_url_elicitation(answer: &RpcMessage, asked: &RpcMessage, capabilities: &str) -> Option<CallAnswer> {
     #[derive(Deserialize)]
     struct ErrorData {
         elicitations: Vec<Elicitation>,
@@ -110,7 +114,7 @@ fn elsewhere(answer: &RpcMessage, asked: &RpcMessage, capabilities: &str) -> Opt
         return Some(CallAnswer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }
     let request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {
-        let (message, url) = (quoted(message), quoted(url));
+        let (message, url) = (json_string(message), json_string(url));
         format!(
             r#""url-{}":{{"method":"elicitation/create","params":{{"mode":"url","message":{message},"url":{url}}}}}"#,
             at + 1

@@ -38,7 +38,7 @@ use super::sessions::{SessionLimitError, Sessions};
 use super::stream::{self, UNASKED};
 use super::visit::StatelessRequest;
 use super::{ClientEventSink, GatewaySettings, era, metadata};
-use stateless::in_a_session;
+use stateless::reject_stateless;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 // Bytes that are still read of the body of a rejected request.
@@ -52,13 +52,13 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
 
 pub(crate) struct HttpFront {
-    pub faces: Arc<dyn EndpointHandler>,
+    pub handler: Arc<dyn EndpointHandler>,
     pub sessions: Arc<Sessions>,
-    pub tell: ClientEventSink,
+    pub event_sink: ClientEventSink,
     pub access: Arc<Access>,
     connections: Arc<Connections>,
     settings: RwLock<Arc<GatewaySettings>>,
-    changed: Notify,
+    settings_changed: Notify,
     // Budget for the messages of all clients that are being read or answered.
     bodies: Arc<ByteBudget>,
     draining: AtomicBool,
@@ -78,8 +78,8 @@ impl ErrorResponse {
     }
 }
 
-fn no(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> ErrorResponse {
-    ErrorResponse::new(reply::refused(status, id, code, message))
+fn error_response(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> ErrorResponse {
+    ErrorResponse::new(reply::error_response(status, id, code, message))
 }
 
 struct BodyMemory {
@@ -94,7 +94,7 @@ impl BodyMemory {
         }
         let taken = self.all.try_take(bytes);
         if !taken {
-            self.own.give(bytes);
+            self.own.release(bytes);
         }
         taken
     }
@@ -102,14 +102,14 @@ impl BodyMemory {
 
 #[derive(Clone, Copy)]
 enum RequestPath<'a> {
-    Everything,
+    AllServers,
     Instance(&'a str),
     Metadata(&'a str),
 }
 
-fn path(path: &str) -> Option<RequestPath<'_>> {
+fn parse_path(path: &str) -> Option<RequestPath<'_>> {
     if path == "/mcp" {
-        return Some(RequestPath::Everything);
+        return Some(RequestPath::AllServers);
     }
     if let Some(of) = path.strip_prefix(metadata::PATH) {
         return (of.is_empty() || of.starts_with('/')).then_some(RequestPath::Metadata(of));
@@ -120,7 +120,7 @@ fn path(path: &str) -> Option<RequestPath<'_>> {
 
 /// Returns the first value of a header as text, and true if there are several. A value that is not text becomes NUL,
 /// which no check accepts.
-fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool) {
+fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool) {
     let mut values = headers.get_all(name).iter();
     let first = values.next().map(|value| value.to_str().unwrap_or("\u{0}"));
     (first, values.next().is_some())
@@ -128,24 +128,24 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool)
 
 impl HttpFront {
     pub(crate) fn new(
-        faces: Arc<dyn EndpointHandler>,
+        handler: Arc<dyn EndpointHandler>,
         sessions: Arc<Sessions>,
-        tell: ClientEventSink,
+        event_sink: ClientEventSink,
         access: Arc<Access>,
         connections: Arc<Connections>,
         settings: GatewaySettings,
     ) -> Self {
         let bodies = sessions.memory().part(settings.limits.bodies_max);
-        sessions.streams().set(settings.limits.streams_max);
+        sessions.stream_budget().set_max(settings.limits.streams_max);
         let (settings, draining) = (RwLock::new(Arc::new(settings)), AtomicBool::new(false));
         Self {
-            faces,
+            handler,
             sessions,
-            tell,
+            event_sink,
             access,
             connections,
             settings,
-            changed: Notify::new(),
+            settings_changed: Notify::new(),
             bodies,
             draining,
             work: TaskTracker::new(),
@@ -157,15 +157,15 @@ impl HttpFront {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set(&self, settings: Arc<GatewaySettings>) {
-        self.bodies.set(settings.limits.bodies_max);
-        self.sessions.streams().set(settings.limits.streams_max);
+    pub(crate) fn set_settings(&self, settings: Arc<GatewaySettings>) {
+        self.bodies.set_max(settings.limits.bodies_max);
+        self.sessions.stream_budget().set_max(settings.limits.streams_max);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
-        self.changed.notify_one();
+        self.settings_changed.notify_one();
     }
 
-    pub(crate) async fn changed(&self) {
-        self.changed.notified().await;
+    pub(crate) async fn wait_for_settings_change(&self) {
+        self.settings_changed.notified().await;
     }
 
     /// Rejects new requests from now on; answers and notifications of open calls are still accepted.
@@ -173,32 +173,32 @@ impl HttpFront {
         self.draining.store(true, Ordering::Release);
     }
 
-    pub(crate) async fn rest(&self) {
+    pub(crate) async fn wait_for_open_requests(&self) {
         self.work.close();
         self.work.wait().await;
     }
 
-    pub(super) fn room(&self, user: &User) -> ParkedLimits {
-        ParkedLimits::within(user.bodies().of().max(), self.bodies.max())
+    pub(super) fn parked_limits(&self, user: &User) -> ParkedLimits {
+        ParkedLimits::from_budgets(user.body_share().budget().max(), self.bodies.max())
     }
 
-    pub(crate) fn gone(&self, session: &Arc<ClientSession>) {
-        self.faces.ended(session);
-        if session.lost() > 0 {
+    pub(crate) fn handle_session_end(&self, session: &Arc<ClientSession>) {
+        self.handler.handle_session_end(session);
+        if session.lost_count() > 0 {
             tracing::info!(
                 session_id = session.public_id(),
-                lost = session.lost(),
+                lost = session.lost_count(),
                 "session ended with undelivered messages"
             );
         }
         let user = session.user();
-        (self.tell)(Event::ClientDisconnected {
+        (self.event_sink)(Event::ClientDisconnected {
             team_id: user.team.clone(),
             user_id: user.user.clone(),
             session_id: session.public_id(),
-            duration: session.began().elapsed().as_secs(),
-            tool_execution_count: session.tool_count(),
-            reason: session.ended().map_or("closed", SessionEnd::as_str).to_owned(),
+            duration: session.started_at().elapsed().as_secs(),
+            tool_execution_count: session.tool_call_count(),
+            reason: session.end_reason().map_or("closed", SessionEnd::as_str).to_owned(),
         });
     }
 
@@ -209,64 +209,76 @@ impl HttpFront {
         body: &mut BodyDataStream,
     ) -> Checked<Response> {
         let settings = self.settings();
-        let host = Self::guarded(&settings, parts)?;
+        let host = Self::check_host_and_origin(&settings, parts)?;
         let full = parts.uri.path();
-        let Some(path) = path(full) else {
-            return Err(nothing_here());
+        let Some(path) = parse_path(full) else {
+            return Err(not_found());
         };
         if let RequestPath::Metadata(of) = path {
             // A client that finds this document starts an authorization, which only an authorization server can
             // complete.
             if settings.authorization_servers.is_empty() {
-                return Err(nothing_here());
+                return Err(not_found());
             }
             if parts.method != Method::GET {
-                return Err(not_allowed("GET"));
+                return Err(method_not_allowed("GET"));
             }
-            return Ok(metadata::document(&settings.base(host), of, &settings.name, &settings.authorization_servers));
+            return Ok(metadata::document(
+                &settings.base_url(host),
+                of,
+                &settings.name,
+                &settings.authorization_servers,
+            ));
         }
-        let pass = self.known(&settings, peer, parts)?;
+        let pass = self.authenticate(&settings, peer, parts)?;
         match parts.method {
             Method::POST => self.post(&settings, &pass, path, parts, body).await,
             Method::GET => self.get(&settings, &pass.user, path, parts),
             Method::DELETE => self.delete(&pass.user, path, parts),
-            _ => Err(not_allowed("GET, POST, DELETE")),
+            _ => Err(method_not_allowed("GET, POST, DELETE")),
         }
     }
 
-    fn guarded<'a>(settings: &GatewaySettings, parts: &'a request::Parts) -> Checked<&'a str> {
-        let forbidden = |why: &str| no(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
-        let (host, several) = one(&parts.headers, &header::HOST);
-        settings.guard.host(host, several).map_err(forbidden)?;
+    fn check_host_and_origin<'a>(settings: &GatewaySettings, parts: &'a request::Parts) -> Checked<&'a str> {
+        let forbidden = |why: &str| error_response(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
+        let (host, several) = first_value(&parts.headers, &header::HOST);
+        settings.guard.check_host(host, several).map_err(forbidden)?;
         // A host in the request line takes precedence over the header (RFC 9112, 3.2.2).
         if let Some(authority) = parts.uri.authority() {
-            settings.guard.host(Some(authority.as_str()), false).map_err(forbidden)?;
+            settings.guard.check_host(Some(authority.as_str()), false).map_err(forbidden)?;
         }
-        let (origin, several) = one(&parts.headers, &header::ORIGIN);
-        settings.guard.origin(origin, several).map_err(forbidden)?;
+        let (origin, several) = first_value(&parts.headers, &header::ORIGIN);
+        settings.guard.check_origin(origin, several).map_err(forbidden)?;
         Ok(host.unwrap_or_default())
     }
 
-    fn known(&self, settings: &GatewaySettings, peer: SocketAddr, parts: &request::Parts) -> Checked<Permission> {
+    fn authenticate(
+        &self,
+        settings: &GatewaySettings,
+        peer: SocketAddr,
+        parts: &request::Parts,
+    ) -> Checked<Permission> {
         if parts.uri.query().is_some_and(|query| query.split('&').any(|part| part.starts_with("access_token="))) {
             let why = "a token in a URL can be read by others; send it in the header Authorization";
-            return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
+            return Err(error_response(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
         let admitted = self.access.admit(&parts.headers, peer.ip());
         if admitted.is_ok() {
-            self.connections.authenticated(peer);
+            self.connections.mark_authenticated(peer);
         }
         admitted.map_err(|denied| match &denied {
             AccessDenied::NoToken | AccessDenied::WrongToken => unauthorized(settings, parts, &denied),
-            AccessDenied::TooMany(pause) => {
-                ErrorResponse::new(reply::too_many(None, RpcError::new(SERVER_ERROR, denied.to_string()), *pause))
-            }
-            AccessDenied::FromElsewhere => no(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
+            AccessDenied::TooManyAttempts(pause) => ErrorResponse::new(reply::too_many_requests(
+                None,
+                RpcError::new(SERVER_ERROR, denied.to_string()),
+                *pause,
+            )),
+            AccessDenied::NotLocal => error_response(StatusCode::FORBIDDEN, None, SERVER_ERROR, &denied.to_string()),
         })
     }
 
-    fn stands(&self, settings: &GatewaySettings, pass: &Permission, parts: &request::Parts) -> Checked<()> {
-        if self.access.stands(pass) { Ok(()) } else { Err(unauthorized(settings, parts, &AccessDenied::WrongToken)) }
+    fn check_permission(&self, settings: &GatewaySettings, pass: &Permission, parts: &request::Parts) -> Checked<()> {
+        if self.access.is_valid(pass) { Ok(()) } else { Err(unauthorized(settings, parts, &AccessDenied::WrongToken)) }
     }
 
     async fn post(
@@ -278,37 +290,38 @@ impl HttpFront {
         body: &mut BodyDataStream,
     ) -> Checked<Response> {
         let headers = &parts.headers;
-        is_readable(headers).map_err(|why| no(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, INVALID_REQUEST, why))?;
-        let form = match accepted(headers) {
-            (true, true) => settings.form(),
+        check_content_type(headers)
+            .map_err(|why| error_response(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, INVALID_REQUEST, why))?;
+        let form = match accepted_formats(headers) {
+            (true, true) => settings.response_format(),
             (true, false) => ResponseFormat::Json,
             (false, true) => ResponseFormat::Stream,
             (false, false) => {
                 let why = "a response is application/json or text/event-stream; send an Accept header with one of them";
-                return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
+                return Err(error_response(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
             }
         };
-        let mut memory = BodyMemory { all: self.bodies.share(), own: pass.user.bodies() };
-        let body = read(body, headers, settings.limits.body_max, &mut memory).await?;
+        let mut memory = BodyMemory { all: self.bodies.share(), own: pass.user.body_share() };
+        let body = read_body(body, headers, settings.limits.body_max, &mut memory).await?;
         // The token may have been revoked while the body was read.
-        self.stands(settings, pass, parts)?;
+        self.check_permission(settings, pass, parts)?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             let batch = MessageBatch::read(&body)?;
-            return self.batch(settings, &pass.user, path, parts, batch).await;
+            return self.handle_batch(settings, &pass.user, path, parts, batch).await;
         }
-        let message = RpcMessage::read(body).map_err(|error| malformed(&error))?;
+        let message = RpcMessage::parse(body).map_err(|error| malformed(&error))?;
         let manner = ResponseSettings {
-            form,
+            format: form,
             sse_after: settings.sse_after,
             keep_alive: settings.keep_alive,
             grace: settings.limits.resume_grace,
             timeout: settings.limits.request_timeout,
         };
-        self.message(settings, pass, path, parts, (message, memory), manner).await
+        self.handle_message(settings, pass, path, parts, (message, memory), manner).await
     }
 
-    async fn message(
+    async fn handle_message(
         self: &Arc<Self>,
         settings: &GatewaySettings,
         pass: &Permission,
@@ -320,37 +333,38 @@ impl HttpFront {
         let user = &pass.user;
         let id = message.id().filter(|_| message.kind() == MessageKind::Request);
         if id.is_some() {
-            self.is_open(id)?;
+            self.check_not_draining(id)?;
         }
-        let counted = user.request();
-        if !is_owed(&message) {
-            counted.map_err(|limited| ErrorResponse::new(reply::limited(id, &limited)))?;
+        let counted = user.count_request();
+        if !is_rate_limit_exempt(&message) {
+            counted.map_err(|limited| ErrorResponse::new(reply::limit_exceeded(id, &limited)))?;
         }
-        let place = place(user, path, parts, id)?;
+        let place = resolve_endpoint_path(user, path, parts, id)?;
         if era::is_stateless(&message, &parts.headers) {
-            return self.visited(settings, pass, place, parts, (message, memory), manner).await;
+            return self.handle_stateless(settings, pass, place, parts, (message, memory), manner).await;
         }
         if id.is_some() && message.method() == Some("initialize") {
             // A client that supports both eras may send the header of the stateless era with `initialize`.
             if !era::is_stateless_header(&parts.headers) {
-                version(&parts.headers, id)?;
+                check_version(&parts.headers, id)?;
             }
             return self.initialize(settings, pass, place, parts, &message).await;
         }
-        version(&parts.headers, id)?;
-        let session = self.session(user, place, &parts.headers, id)?;
+        check_version(&parts.headers, id)?;
+        let session = self.find_session(user, place, &parts.headers, id)?;
         if id.is_none() {
-            self.aside(&session, message);
+            self.handle_non_request(&session, message);
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let admission = user.call().map_err(|limited| ErrorResponse::new(reply::limited(id, &limited)))?;
+        let admission =
+            user.acquire_call_permit().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(id, &limited)))?;
         let held = (admission, self.work.token(), memory);
-        Ok(call::answer(&*self.faces, &session, message, manner, held).await)
+        Ok(call::answer(&*self.handler, &session, message, manner, held).await)
     }
 
     /// Resolves the endpoint for this user. The instance of another user is reported as missing, with `code` as error
     /// code.
-    fn endpoint<'a>(
+    fn resolve_endpoint<'a>(
         &self,
         user: &User,
         place: EndpointPath<'a>,
@@ -361,55 +375,61 @@ impl HttpFront {
             EndpointPath::Tools => (EndpointId::Tools, ""),
             EndpointPath::Flat => (EndpointId::Flat, ""),
             EndpointPath::Instance(name) => {
-                let unknown =
-                    || no(StatusCode::NOT_FOUND, Some(id), code, "there is no such server; /mcp lists your servers");
-                (EndpointId::Instance(self.faces.instance(user, name).ok_or_else(unknown)?), name)
+                let unknown = || {
+                    error_response(
+                        StatusCode::NOT_FOUND,
+                        Some(id),
+                        code,
+                        "there is no such server; /mcp lists your servers",
+                    )
+                };
+                (EndpointId::Instance(self.handler.instance(user, name).ok_or_else(unknown)?), name)
             }
         })
     }
 
-    fn opened(
+    fn open_session(
         &self,
         settings: &GatewaySettings,
         opening: SessionFacts,
         parts: &request::Parts,
         id: &str,
     ) -> Checked<Arc<ClientSession>> {
-        let code = era::change::code(SERVER_ERROR, opening.presence != ClientLifetime::Session);
+        let code = era::change::stateless_error_code(SERVER_ERROR, opening.lifetime != ClientLifetime::Session);
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
                 SessionLimitError::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
-                SessionLimitError::All(_) | SessionLimitError::NoNumbers => {
+                SessionLimitError::All(_) | SessionLimitError::NoRandomNumbers => {
                     "there is no room for another session; try again later".to_owned()
                 }
             };
-            no(StatusCode::SERVICE_UNAVAILABLE, Some(id), code, &why)
+            error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), code, &why)
         })?;
         for session in &evicted {
-            self.gone(session);
+            self.handle_session_end(session);
         }
         // The token may have been revoked between the check and the insertion into the table.
-        if let Err(refused) = self.stands(settings, &session.opening.pass, parts) {
+        if let Err(refused) = self.check_permission(settings, &session.facts.permission, parts) {
             let _ = self.sessions.close(&session, SessionEnd::Revoked);
             return Err(refused);
         }
-        let ClientDescription { name, client_version, .. } = &session.opening.greeting;
+        let ClientDescription { name, client_version, .. } = &session.facts.client;
         let user = session.user();
-        (self.tell)(Event::ClientConnected {
+        (self.event_sink)(Event::ClientConnected {
             team_id: user.team.clone(),
             user_id: user.user.clone(),
             session_id: session.public_id(),
-            client_type: cut(&format!("{name}/{client_version}"), 64),
-            user_agent: session.opening.user_agent.clone(),
+            client_type: sanitize(&format!("{name}/{client_version}"), 64),
+            user_agent: session.facts.user_agent.clone(),
             transport: "streamable_http".to_owned(),
         });
         Ok(session)
     }
 
-    fn is_open(&self, id: Option<&str>) -> Checked<()> {
+    fn check_not_draining(&self, id: Option<&str>) -> Checked<()> {
         if self.draining.load(Ordering::Acquire) {
-            return Err(no(
+            return Err(error_response(
                 StatusCode::SERVICE_UNAVAILABLE,
                 id,
                 SERVER_ERROR,
@@ -419,10 +439,10 @@ impl HttpFront {
         Ok(())
     }
 
-    fn aside(&self, session: &Arc<ClientSession>, message: RpcMessage) {
+    fn handle_non_request(&self, session: &Arc<ClientSession>, message: RpcMessage) {
         match message.kind() {
             MessageKind::Result | MessageKind::Error => {
-                if !session.answered(message) {
+                if !session.accept_answer(message) {
                     tracing::debug!(
                         session_id = session.public_id(),
                         "response of a client without a pending request ignored"
@@ -431,14 +451,14 @@ impl HttpFront {
             }
             MessageKind::Notification | MessageKind::Request => {
                 let withdraws = message.method() == Some("notifications/cancelled");
-                if !(withdraws && session.cancel(message.clone())) {
-                    self.faces.notification(session, message);
+                if !(withdraws && session.cancel_call(message.clone())) {
+                    self.handler.handle_notification(session, message);
                 }
             }
         }
     }
 
-    async fn batch(
+    async fn handle_batch(
         &self,
         settings: &GatewaySettings,
         user: &Arc<User>,
@@ -447,37 +467,39 @@ impl HttpFront {
         batch: MessageBatch,
     ) -> Checked<Response> {
         let MessageBatch { requests, others } = batch;
-        let (owed, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_owed);
+        let (owed, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_rate_limit_exempt);
         // Each message counts against the rate limit; counting stops at the first one that exceeds it.
-        let counted = (0..requests.len() + others.len()).try_for_each(|_| user.request());
+        let counted = (0..requests.len() + others.len()).try_for_each(|_| user.count_request());
         for _ in &owed {
             // These messages are accepted in any case.
-            let _ = user.request();
+            let _ = user.count_request();
         }
-        let place = place(user, path, parts, None)?;
-        version(&parts.headers, None)?;
-        let session = self.session(user, place, &parts.headers, None)?;
-        if session.opening.version.as_str() > "2025-03-26" {
+        let place = resolve_endpoint_path(user, path, parts, None)?;
+        check_version(&parts.headers, None)?;
+        let session = self.find_session(user, place, &parts.headers, None)?;
+        if session.facts.version.as_str() > "2025-03-26" {
             let why = "this protocol version has no batches; send one message at a time";
-            return Err(no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
+            return Err(error_response(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
         for message in owed {
-            self.aside(&session, message);
+            self.handle_non_request(&session, message);
         }
         if !requests.is_empty() {
-            self.is_open(None)?;
+            self.check_not_draining(None)?;
         }
-        counted.map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)))?;
+        counted.map_err(|limited| ErrorResponse::new(reply::limit_exceeded(None, &limited)))?;
         for message in others {
-            self.aside(&session, message);
+            self.handle_non_request(&session, message);
         }
         if requests.is_empty() {
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let begin = |_: &RpcMessage| user.call().map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)));
+        let begin = |_: &RpcMessage| {
+            user.acquire_call_permit().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(None, &limited)))
+        };
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
-        Ok(call::batch(&*self.faces, &session, requests, settings.limits.request_timeout, admissions).await)
+        Ok(call::answer_batch(&*self.handler, &session, requests, settings.limits.request_timeout, admissions).await)
     }
 
     async fn initialize(
@@ -490,22 +512,32 @@ impl HttpFront {
     ) -> Checked<Response> {
         let user = &pass.user;
         let id = message.id().unwrap_or("null");
-        let (endpoint, name) = self.endpoint(user, place, id, SERVER_ERROR)?;
+        let (endpoint, name) = self.resolve_endpoint(user, place, id, SERVER_ERROR)?;
         let greeting = ClientDescription::read(message.params());
-        let _admission = user.call().map_err(|limited| ErrorResponse::new(reply::limited(Some(id), &limited)))?;
+        let _admission = user
+            .acquire_call_permit()
+            .map_err(|limited| ErrorResponse::new(reply::limit_exceeded(Some(id), &limited)))?;
         let _work = self.work.token();
-        let welcome = match self.faces.initialize(user.clone(), endpoint.clone(), greeting.clone()).await {
+        let welcome = match self.handler.initialize(user.clone(), endpoint.clone(), greeting.clone()).await {
             Ok(welcome) => welcome,
             Err(error) => return Ok(reply::answer(&CallAnswer::Error(error), id)),
         };
-        let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
+        let user_agent = first_value(&parts.headers, &header::USER_AGENT).0.map(|text| sanitize(text, TEXT_MAX));
         let (pass, version, presence) = (pass.clone(), welcome.version, ClientLifetime::Session);
-        let opening = SessionFacts { pass, endpoint, name: name.into(), greeting, version, user_agent, presence };
-        let session = self.opened(settings, opening, parts, id)?;
-        self.faces.began(&session);
-        if session.ended().is_some() {
+        let opening = SessionFacts {
+            permission: pass,
+            endpoint,
+            name: name.into(),
+            client: greeting,
+            version,
+            user_agent,
+            lifetime: presence,
+        };
+        let session = self.open_session(settings, opening, parts, id)?;
+        self.handler.handle_session_start(&session);
+        if session.end_reason().is_some() {
             let why = "the session ended while it was being opened; open another one";
-            return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, why));
+            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, why));
         }
         let mut response = reply::answer(&CallAnswer::Result(welcome.result), id);
         if let Ok(id) = HeaderValue::try_from(session.id()) {
@@ -522,57 +554,57 @@ impl HttpFront {
         parts: &request::Parts,
     ) -> Checked<Response> {
         let headers = &parts.headers;
-        if !accepted(headers).1 {
+        if !accepted_formats(headers).1 {
             let why = "the response is text/event-stream; send an Accept header that includes it";
-            return Err(no(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
+            return Err(error_response(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
         }
-        self.is_open(None)?;
-        user.request().map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)))?;
-        let place = place(user, path, parts, None)?;
-        in_a_session(headers)?;
-        version(headers, None)?;
-        let session = self.session(user, place, headers, None)?;
+        self.check_not_draining(None)?;
+        user.count_request().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(None, &limited)))?;
+        let place = resolve_endpoint_path(user, path, parts, None)?;
+        reject_stateless(headers)?;
+        check_version(headers, None)?;
+        let session = self.find_session(user, place, headers, None)?;
         let listen = |stream, after| session.listen(stream, after, settings.keep_alive);
-        let listening = match one(headers, &LAST_EVENT_ID) {
+        let listening = match first_value(headers, &LAST_EVENT_ID) {
             (None, _) => listen(UNASKED, None),
             (Some(id), false) => stream::parse_id(id).and_then(|(stream, after)| listen(stream, Some(after))),
             (Some(_), true) => None,
         };
         // Clients stop at 405; after other errors they would request an ended stream again and again.
-        listening.map(reply::stream).ok_or_else(|| not_allowed("POST, DELETE"))
+        listening.map(reply::stream).ok_or_else(|| method_not_allowed("POST, DELETE"))
     }
 
     fn delete(&self, user: &Arc<User>, path: RequestPath<'_>, parts: &request::Parts) -> Checked<Response> {
-        user.request().map_err(|limited| ErrorResponse::new(reply::limited(None, &limited)))?;
-        let place = place(user, path, parts, None)?;
-        in_a_session(&parts.headers)?;
-        let session = self.session(user, place, &parts.headers, None)?;
+        user.count_request().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(None, &limited)))?;
+        let place = resolve_endpoint_path(user, path, parts, None)?;
+        reject_stateless(&parts.headers)?;
+        let session = self.find_session(user, place, &parts.headers, None)?;
         if let Some(session) = self.sessions.close(&session, SessionEnd::Closed) {
-            self.gone(&session);
+            self.handle_session_end(&session);
         }
         Ok(reply::empty(StatusCode::NO_CONTENT))
     }
 
-    fn session(
+    fn find_session(
         &self,
         user: &User,
         place: EndpointPath<'_>,
         headers: &HeaderMap,
         id: Option<&str>,
     ) -> Checked<Arc<ClientSession>> {
-        let (Some(given), false) = one(headers, &SESSION_ID) else {
+        let (Some(given), false) = first_value(headers, &SESSION_ID) else {
             let why = "a request needs exactly one Mcp-Session-Id header; `initialize` returns the id";
-            return Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
+            return Err(error_response(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
         };
         self.sessions.find(given, user, place, Instant::now()).ok_or_else(|| {
-            no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
+            error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
         })
     }
 }
 
 /// Returns true for messages that a server waits for or that end work. They count against the rate limit, but are never
 /// rejected by it.
-fn is_owed(message: &RpcMessage) -> bool {
+fn is_rate_limit_exempt(message: &RpcMessage) -> bool {
     match message.kind() {
         MessageKind::Result | MessageKind::Error => true,
         MessageKind::Notification => message.method() == Some("notifications/cancelled"),
@@ -588,14 +620,15 @@ struct MessageBatch {
 impl MessageBatch {
     fn read(body: &Bytes) -> Checked<Self> {
         let not_json = |error: serde_json::Error| malformed(&MalformedMessage::NotJson(error.to_string()));
-        let invalid = |why: &str| no(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why);
+        let invalid = |why: &str| error_response(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why);
         let BatchTexts(texts) = serde_json::from_slice(body).map_err(not_json)?;
         if texts.len() > BATCH_MAX {
             return Err(invalid(&format!("the batch has more than {BATCH_MAX} messages; send fewer at once")));
         }
         let mut batch = Self { requests: Vec::new(), others: Vec::new() };
         for text in texts {
-            let message = RpcMessage::read(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
+            let message =
+                RpcMessage::parse(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
             if let Some(method @ ("initialize" | "server/discover")) = message.method() {
                 return Err(invalid(&format!("`{method}` is not allowed in a batch; send it alone")));
             }
@@ -639,7 +672,7 @@ impl<'de> Deserialize<'de> for BatchTexts<'de> {
 }
 
 /// Determines the endpoint from path and query. The existence of an instance is checked only when a session is opened.
-fn place<'a>(
+fn resolve_endpoint_path<'a>(
     user: &User,
     path: RequestPath<'a>,
     parts: &request::Parts,
@@ -653,7 +686,7 @@ fn place<'a>(
         None if user.flat => Ok(EndpointPath::Flat),
         None | Some("tools") => Ok(EndpointPath::Tools),
         Some("flat") => Ok(EndpointPath::Flat),
-        Some(_) => Err(no(StatusCode::NOT_FOUND, id, SERVER_ERROR, "unknown mode; use `tools` or `flat`")),
+        Some(_) => Err(error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "unknown mode; use `tools` or `flat`")),
     }
 }
 
@@ -685,43 +718,47 @@ async fn discard(body: &mut BodyDataStream) {
     }
 }
 
-fn nothing_here() -> ErrorResponse {
-    no(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is no endpoint at this path")
+fn not_found() -> ErrorResponse {
+    error_response(StatusCode::NOT_FOUND, None, SERVER_ERROR, "there is no endpoint at this path")
 }
 
 fn unauthorized(settings: &GatewaySettings, parts: &request::Parts, denied: &AccessDenied) -> ErrorResponse {
-    let host = one(&parts.headers, &header::HOST).0.unwrap_or_default();
-    let base = (!settings.authorization_servers.is_empty()).then(|| settings.base(host));
+    let host = first_value(&parts.headers, &header::HOST).0.unwrap_or_default();
+    let base = (!settings.authorization_servers.is_empty()).then(|| settings.base_url(host));
     let resource = base.as_deref().map(|base| (base, parts.uri.path()));
     ErrorResponse::new(metadata::challenge(resource, denied))
 }
 
-fn not_allowed(allowed: &'static str) -> ErrorResponse {
-    let mut response =
-        no(StatusCode::METHOD_NOT_ALLOWED, None, SERVER_ERROR, "this HTTP method is not allowed for this path");
+fn method_not_allowed(allowed: &'static str) -> ErrorResponse {
+    let mut response = error_response(
+        StatusCode::METHOD_NOT_ALLOWED,
+        None,
+        SERVER_ERROR,
+        "this HTTP method is not allowed for this path",
+    );
     response.0.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
 fn malformed(error: &MalformedMessage) -> ErrorResponse {
     let code = if matches!(error, MalformedMessage::NotJson(_)) { PARSE_ERROR } else { INVALID_REQUEST };
-    no(StatusCode::BAD_REQUEST, None, code, &error.to_string())
+    error_response(StatusCode::BAD_REQUEST, None, code, &error.to_string())
 }
 
-fn version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
-    match one(headers, &PROTOCOL_VERSION) {
+fn check_version(headers: &HeaderMap, id: Option<&str>) -> Checked<()> {
+    match first_value(headers, &PROTOCOL_VERSION) {
         (None, _) => Ok(()),
         (Some(version), false) if era::has_sessions(version) => Ok(()),
         (Some(_), _) => {
             let why = "MCP-Protocol-Version is not a supported version with sessions; the newest one is 2025-11-25";
-            Err(no(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why))
+            Err(error_response(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why))
         }
     }
 }
 
-fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
+fn check_content_type(headers: &HeaderMap) -> Result<(), &'static str> {
     const NOT_JSON: &str = "the body of a request must be application/json";
-    let (kind, several) = one(headers, &header::CONTENT_TYPE);
+    let (kind, several) = first_value(headers, &header::CONTENT_TYPE);
     let mut parts = kind.filter(|_| !several).ok_or(NOT_JSON)?.split(';').map(str::trim);
     if !parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
         return Err(NOT_JSON);
@@ -743,7 +780,7 @@ fn is_readable(headers: &HeaderMap) -> Result<(), &'static str> {
 }
 
 /// Returns whether the client accepts JSON and whether it accepts event streams; both without an `Accept` header.
-fn accepted(headers: &HeaderMap) -> (bool, bool) {
+fn accepted_formats(headers: &HeaderMap) -> (bool, bool) {
     let (mut json, mut events, mut said) = (false, false, false);
     for value in headers.get_all(header::ACCEPT) {
         for range in value.to_str().unwrap_or_default().split(',') {
@@ -761,7 +798,7 @@ fn accepted(headers: &HeaderMap) -> (bool, bool) {
 
 /// Reads the whole body within its limits of size and time. Bytes are counted as they arrive: an announced length
 /// reserves no memory.
-async fn read(
+async fn read_body(
     frames: &mut BodyDataStream,
     headers: &HeaderMap,
     limit: usize,
@@ -769,21 +806,22 @@ async fn read(
 ) -> Checked<Bytes> {
     let large = || {
         let why = format!("the message is larger than {limit} bytes; send less at once");
-        no(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
+        error_response(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
     };
-    let announced = one(headers, &header::CONTENT_LENGTH).0.and_then(|length| length.parse::<usize>().ok());
+    let announced = first_value(headers, &header::CONTENT_LENGTH).0.and_then(|length| length.parse::<usize>().ok());
     if announced.is_some_and(|length| length > limit) {
         return Err(large());
     }
     let whole = async {
-        let broken = |_| no(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body of the request is incomplete");
+        let broken =
+            |_| error_response(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body of the request is incomplete");
         let mut room_for = |frame: &Bytes| {
             if memory.own.bytes() + frame.len() > limit {
                 Err(large())
             } else if memory.try_take(frame.len()) {
                 Ok(())
             } else {
-                Err(ErrorResponse::new(reply::crowded(CROWDED_PAUSE)))
+                Err(ErrorResponse::new(reply::overloaded(CROWDED_PAUSE)))
             }
         };
         let Some(first) = frames.next().await.transpose().map_err(broken)? else { return Ok(Bytes::new()) };
@@ -800,10 +838,12 @@ async fn read(
         }
         Ok(all.freeze())
     };
-    let late = |_| no(StatusCode::REQUEST_TIMEOUT, None, PARSE_ERROR, "the body of the request did not arrive in time");
+    let late = |_| {
+        error_response(StatusCode::REQUEST_TIMEOUT, None, PARSE_ERROR, "the body of the request did not arrive in time")
+    };
     timeout(BODY_TIMEOUT, whole).await.map_err(late)?
 }
 
-fn cut(text: &str, max: usize) -> String {
+fn sanitize(text: &str, max: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(max).collect()
 }

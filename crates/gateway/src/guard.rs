@@ -20,7 +20,7 @@ impl OriginGuard {
     ///
     /// # Errors
     /// The header is missing, repeated or malformed, or the host is not allowed.
-    pub fn host(&self, host: Option<&str>, several: bool) -> Result<(), GuardError> {
+    pub fn check_host(&self, host: Option<&str>, several: bool) -> Result<(), GuardError> {
         let Some(host) = host.filter(|_| !several) else { return Err("a request needs exactly one Host header") };
         let Some((name, port)) = split(host) else { return Err("the Host header is malformed") };
         let listed = |known: &String| {
@@ -38,7 +38,7 @@ impl OriginGuard {
     ///
     /// # Errors
     /// The header is repeated or malformed, or the origin is not allowed.
-    pub fn origin(&self, origin: Option<&str>, several: bool) -> Result<(), GuardError> {
+    pub fn check_origin(&self, origin: Option<&str>, several: bool) -> Result<(), GuardError> {
         const NO: GuardError = "this Origin is not allowed; add it to `origins` in [gateway]";
         if several {
             return Err(NO);
@@ -51,7 +51,7 @@ impl OriginGuard {
             let (any_port, rest) = rest.strip_suffix(":*").map_or((false, rest), |rest| (true, rest));
             let same = |(its, its_port): (&str, Option<u16>)| {
                 its.eq_ignore_ascii_case(name)
-                    && (any_port || or_default(its_port, its_scheme) == or_default(port, scheme))
+                    && (any_port || port_or_default(its_port, its_scheme) == port_or_default(port, scheme))
             };
             its_scheme.eq_ignore_ascii_case(scheme) && split(rest).is_some_and(same)
         };
@@ -60,7 +60,7 @@ impl OriginGuard {
     }
 }
 
-fn or_default(port: Option<u16>, scheme: &str) -> Option<u16> {
+fn port_or_default(port: Option<u16>, scheme: &str) -> Option<u16> {
     port.or_else(|| if scheme.eq_ignore_ascii_case("https") { Some(443) } else { Some(80) })
 }
 
@@ -123,7 +123,7 @@ mod tests {
             "MCP.example.com:7300",
             "other.example.com:8443",
         ] {
-            assert_eq!(guard().host(Some(host), false), Ok(()), "{host}");
+            assert_eq!(guard().check_host(Some(host), false), Ok(()), "{host}");
         }
         for host in [
             "evil.example.com",
@@ -149,11 +149,11 @@ mod tests {
             "0.0.0.0",
             "localhost.",
         ] {
-            assert!(guard().host(Some(host), false).is_err(), "{host}");
+            assert!(guard().check_host(Some(host), false).is_err(), "{host}");
         }
-        assert!(guard().host(Some("localhost"), true).is_err());
-        assert!(guard().host(None, false).is_err());
-        assert!(OriginGuard { loopback: false, ..guard() }.host(Some("localhost"), false).is_err());
+        assert!(guard().check_host(Some("localhost"), true).is_err());
+        assert!(guard().check_host(None, false).is_err());
+        assert!(OriginGuard { loopback: false, ..guard() }.check_host(Some("localhost"), false).is_err());
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
             "http://dev.example.com:3000",
             "HTTP://DEV.example.com",
         ] {
-            assert_eq!(guard().origin(Some(origin), false), Ok(()), "{origin}");
+            assert_eq!(guard().check_origin(Some(origin), false), Ok(()), "{origin}");
         }
         for origin in [
             "null",
@@ -184,10 +184,10 @@ mod tests {
             "http://evil.com@localhost",
             "localhost",
         ] {
-            assert!(guard().origin(Some(origin), false).is_err(), "{origin}");
+            assert!(guard().check_origin(Some(origin), false).is_err(), "{origin}");
         }
-        assert_eq!(guard().origin(None, false), Ok(()));
-        assert!(guard().origin(Some("http://localhost"), true).is_err());
-        assert!(OriginGuard { loopback: false, ..guard() }.origin(Some("http://localhost"), false).is_err());
+        assert_eq!(guard().check_origin(None, false), Ok(()));
+        assert!(guard().check_origin(Some("http://localhost"), true).is_err());
+        assert!(OriginGuard { loopback: false, ..guard() }.check_origin(Some("http://localhost"), false).is_err());
     }
 }

@@ -14,7 +14,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{RemoteTransport, ServerTarget};
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, joined};
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, join_parts};
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, sleep, timeout};
@@ -29,7 +29,7 @@ use super::session::ClientSession;
 use super::session::guest::ClientLifetime;
 use super::subscription::SubscriptionFilter;
 use super::tools::CallerCache;
-use super::tools::raw::{place, quoted};
+use super::tools::raw::{find_string, json_string};
 use super::wishes::{SUBSCRIPTIONS_MAX, SharedSessionRequest, SubscriptionLimitError, URI_BYTES_MAX};
 
 // Maximum time that a connecting client waits for a server that has to be started.
@@ -42,18 +42,18 @@ const ROOTS_CHANGED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/roots/
 #[derive(Debug)]
 pub(super) struct Instances {
     runtime: RuntimeHandle,
-    rooms: Arc<GatewayAudience>,
+    audience: Arc<GatewayAudience>,
     callers: Arc<CallerCache>,
 }
 
 impl Instances {
-    pub(super) fn new(runtime: RuntimeHandle, rooms: Arc<GatewayAudience>, callers: Arc<CallerCache>) -> Self {
-        rooms.open(runtime.clone());
-        Self { runtime, rooms, callers }
+    pub(super) fn new(runtime: RuntimeHandle, audience: Arc<GatewayAudience>, callers: Arc<CallerCache>) -> Self {
+        audience.set_runtime(runtime.clone());
+        Self { runtime, audience, callers }
     }
 
-    pub(super) fn named(&self, user: &User, name: &str) -> Option<InstanceId> {
-        let caller = self.callers.of(self.runtime.snapshot(), &user.team, &user.user);
+    pub(super) fn find(&self, user: &User, name: &str) -> Option<InstanceId> {
+        let caller = self.callers.caller(self.runtime.snapshot(), &user.team, &user.user);
         caller.server(name).ok().map(|view| view.spec.id.clone())
     }
 
@@ -64,11 +64,12 @@ impl Instances {
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         let runtime = self.runtime.clone();
         async move {
-            let server = runtime.greeting(&id, GREETING_TIMEOUT).await;
-            let server = server.map_err(|error| CallRefusal::of_instance(&error, &runtime, &id, None).rpc())?;
+            let server = runtime.server_info(&id, GREETING_TIMEOUT).await;
+            let server =
+                server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
             let spoken = if server.era == Era::Sessions { &server.protocol } else { era::NEWEST };
-            let version = era::agreed(&greeting.version, spoken);
-            Ok(InitializeAnswer { result: change::introduction(&server, &version), version })
+            let version = era::negotiate_version(&greeting.version, spoken);
+            Ok(InitializeAnswer { result: change::initialize_result(&server, &version), version })
         }
         .boxed()
     }
@@ -76,9 +77,10 @@ impl Instances {
     pub(super) fn discover(&self, id: InstanceId) -> BoxFuture<'static, Result<String, RpcError>> {
         let runtime = self.runtime.clone();
         async move {
-            let server = introduced(&runtime, &id).await;
-            let server = server.map_err(|error| CallRefusal::of_instance(&error, &runtime, &id, None).rpc())?;
-            Ok(change::discovery(&server))
+            let server = fetch_server_info(&runtime, &id).await;
+            let server =
+                server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
+            Ok(change::discovery_result(&server))
         }
         .boxed()
     }
@@ -94,30 +96,31 @@ impl Instances {
         id: InstanceId,
         wanted: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
-        let (runtime, rooms, session) = (self.runtime.clone(), self.rooms.clone(), session.clone());
+        let (runtime, rooms, session) = (self.runtime.clone(), self.audience.clone(), session.clone());
         async move {
-            let server = introduced(&runtime, &id).await;
-            let server = server.map_err(|error| CallRefusal::of_instance(&error, &runtime, &id, None).rpc())?;
-            let mut agreed = wanted.within(server.capabilities.get());
-            rooms.enter(&session, &id);
+            let server = fetch_server_info(&runtime, &id).await;
+            let server =
+                server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
+            let mut agreed = wanted.restrict_to(server.capabilities.get());
+            rooms.add_client(&session, &id);
             let uris = std::mem::take(&mut agreed.uris);
-            agreed.uris = all_subscribed(&runtime, &rooms, &session, &id, uris).await?;
+            agreed.uris = subscribe_all(&runtime, &rooms, &session, &id, uris).await?;
             Ok(agreed)
         }
         .boxed()
     }
 
-    pub(super) fn began(&self, session: &Arc<ClientSession>, id: &InstanceId) {
-        self.rooms.enter(session, id);
+    pub(super) fn handle_session_start(&self, session: &Arc<ClientSession>, id: &InstanceId) {
+        self.audience.add_client(session, id);
     }
 
-    pub(super) fn request(
+    pub(super) fn handle_request(
         &self,
         id: InstanceId,
         session: Arc<ClientSession>,
         call: EndpointCall,
     ) -> BoxFuture<'static, CallAnswer> {
-        let (runtime, rooms) = (self.runtime.clone(), self.rooms.clone());
+        let (runtime, rooms) = (self.runtime.clone(), self.audience.clone());
         async move {
             let view = runtime.status(&id);
             // A dormant server is healthy and is not woken by a ping.
@@ -127,96 +130,97 @@ impl Instances {
             if call.era == Era::Stateless {
                 let own = || view.as_ref().map(|view| view.spec.policy.session.request_timeout);
                 let patience = call.timeout.or_else(own).unwrap_or(GREETING_TIMEOUT);
-                if let Err(error) = hears(&runtime, &rooms, &session, &id, patience).await {
+                if let Err(error) = prepare_log_level(&runtime, &rooms, &session, &id, patience).await {
                     let method = call.message.method().unwrap_or_default();
-                    return CallRefusal::of_instance(&error, &runtime, &id, None).answer(method);
+                    return CallRefusal::from_instance_error(&error, &runtime, &id, None).to_answer(method);
                 }
-            } else if let Some(wish) = SharedSessionRequest::of(&call.message) {
-                return wished(&runtime, &rooms, &session, &id, &wish, call).await;
+            } else if let Some(wish) = SharedSessionRequest::from_message(&call.message) {
+                return forward_shared_request(&runtime, &rooms, &session, &id, &wish, call).await;
             }
-            let answer = relayed(&runtime, &id, view, call).await;
-            rooms.catch_up(&id);
+            let answer = forward_call(&runtime, &id, view, call).await;
+            rooms.retry_failed_sync(&id);
             answer
         }
         .boxed()
     }
 
-    pub(super) fn notification(&self, session: &Arc<ClientSession>, id: &InstanceId, message: RpcMessage) {
+    pub(super) fn handle_notification(&self, session: &Arc<ClientSession>, id: &InstanceId, message: RpcMessage) {
         let passed = match message.method() {
             // The server's own session was initialized long before.
             Some("notifications/initialized") => {
-                if !self.rooms.brings_roots(session, id) {
+                if !self.audience.take_rootless(session, id) {
                     return;
                 }
-                RpcMessage::read(Bytes::from_static(ROOTS_CHANGED)).ok()
+                RpcMessage::parse(Bytes::from_static(ROOTS_CHANGED)).ok()
             }
             // The request has been answered or never existed; the server may use this id for another request.
             Some("notifications/cancelled") => None,
-            Some("notifications/progress") => of_a_question(session, &message),
+            Some("notifications/progress") => translate_question_progress(session, &message),
             _ => Some(message),
         };
         let Some(message) = passed else { return };
-        if let Err(error) = self.runtime.tell(id, message) {
+        if let Err(error) = self.runtime.notify(id, message) {
             tracing::debug!(session_id = session.public_id(), %error, "a client's notification was not passed on");
         }
     }
 
     /// Sends `notifications/roots/list_changed` to the user's servers that requested roots before any client had some.
     /// Called when a client of several servers has initialized its session.
-    pub(super) fn brings_roots_to_all(&self, session: &ClientSession) {
-        for id in self.rooms.rootless_before(session) {
+    pub(super) fn announce_roots(&self, session: &ClientSession) {
+        for id in self.audience.take_all_rootless(session) {
             let told =
-                RpcMessage::read(Bytes::from_static(ROOTS_CHANGED)).map(|message| self.runtime.tell(&id, message));
+                RpcMessage::parse(Bytes::from_static(ROOTS_CHANGED)).map(|message| self.runtime.notify(&id, message));
             if let Ok(Err(error)) = told {
                 tracing::debug!(session_id = session.public_id(), %error, "cannot notify a server of new roots");
             }
         }
     }
 
-    pub(super) fn ended(&self, session: &Arc<ClientSession>, id: &InstanceId) {
-        self.rooms.leave(session, id);
+    pub(super) fn handle_session_end(&self, session: &Arc<ClientSession>, id: &InstanceId) {
+        self.audience.remove_client(session, id);
     }
 }
 
 /// Returns the server's description, in the stateless form if it supports that era. A dormant server is not woken if
 /// the description is known.
-async fn introduced(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<ServerInfo>, CallError> {
+async fn fetch_server_info(runtime: &RuntimeHandle, id: &InstanceId) -> Result<Arc<ServerInfo>, CallError> {
     let view = runtime.status(id);
-    if let Some(server) = view.as_ref().and_then(|view| view.server.as_ref().filter(|server| is_all(view, server))) {
+    if let Some(server) = view.as_ref().and_then(|view| view.server.as_ref().filter(|server| is_complete(view, server)))
+    {
         return Ok(server.clone());
     }
     match runtime.discover(id, GREETING_TIMEOUT).await? {
         Some(server) => Ok(server),
-        None => runtime.greeting(id, GREETING_TIMEOUT).await,
+        None => runtime.server_info(id, GREETING_TIMEOUT).await,
     }
 }
 
 /// Returns true if the known description is complete. A remote server that was connected with a session may support the
 /// stateless era, too, and is asked first.
-fn is_all(view: &InstanceView, server: &ServerInfo) -> bool {
+fn is_complete(view: &InstanceView, server: &ServerInfo) -> bool {
     let may_speak_both = matches!(view.spec.target, ServerTarget::Remote { transport: RemoteTransport::Http, .. });
     server.era == Era::Stateless || !may_speak_both
 }
 
 /// Prepares the log level of a stateless request. A stateless server reads it from the request; any other one must
 /// receive it before the request.
-async fn hears(
+async fn prepare_log_level(
     runtime: &RuntimeHandle,
     rooms: &GatewayAudience,
     session: &Arc<ClientSession>,
     id: &InstanceId,
     patience: Duration,
 ) -> Result<(), CallError> {
-    if let ClientLifetime::Request { level: Some(level), .. } = &session.opening.presence
+    if let ClientLifetime::Request { level: Some(level), .. } = &session.facts.lifetime
         // The call would wake the server anyway.
         && runtime.discover(id, patience).await?.is_none()
     {
-        rooms.hears_from(session, id, *level, patience).await;
+        rooms.add_guest_with_level(session, id, *level, patience).await;
     }
     Ok(())
 }
 
-async fn wished(
+async fn forward_shared_request(
     runtime: &RuntimeHandle,
     rooms: &GatewayAudience,
     session: &ClientSession,
@@ -224,23 +228,23 @@ async fn wished(
     wish: &SharedSessionRequest,
     call: EndpointCall,
 ) -> CallAnswer {
-    let wished = match rooms.wish(session, id, wish) {
+    let wished = match rooms.record_request(session, id, wish) {
         Ok(wished) => wished,
-        Err(too_much) => return CallAnswer::Error(refused(too_much)),
+        Err(too_much) => return CallAnswer::Error(subscription_limit_error(too_much)),
     };
     if wished.is_granted() {
         return CallAnswer::Result("{}".to_owned());
     }
-    let answer = relayed(runtime, id, runtime.status(id), call).await;
+    let answer = forward_call(runtime, id, runtime.status(id), call).await;
     if let CallAnswer::Message(message) = &answer {
-        wished.answered(message.kind() == MessageKind::Result);
+        wished.report_answer(message.kind() == MessageKind::Result);
     }
     answer
 }
 
 /// Subscribes to resources and returns those that the server accepted. Each subscription counts as a request of the
 /// user and waits for the rate limit. The whole operation ends after the request timeout.
-async fn all_subscribed(
+async fn subscribe_all(
     runtime: &RuntimeHandle,
     rooms: &GatewayAudience,
     session: &ClientSession,
@@ -251,7 +255,7 @@ async fn all_subscribed(
     let policy = &view.spec.policy.session;
     let at_once = SUBSCRIBING_MAX.min(policy.calls_in_flight_max / 2).max(1);
     let (mut agreed, mut refused) = (BTreeSet::new(), None);
-    let each = uris.into_iter().map(|uri| subscribed(runtime, rooms, session, id, uri));
+    let each = uris.into_iter().map(|uri| subscribe(runtime, rooms, session, id, uri));
     let mut answers = pin!(stream::iter(each).buffer_unordered(at_once));
     let all = async {
         while let Some(answer) = answers.next().await {
@@ -269,35 +273,37 @@ async fn all_subscribed(
     }
 }
 
-async fn subscribed(
+async fn subscribe(
     runtime: &RuntimeHandle,
     rooms: &GatewayAudience,
     session: &ClientSession,
     id: &InstanceId,
     uri: String,
 ) -> Result<Option<String>, RpcError> {
-    while let Err(limited) = session.user().request() {
+    while let Err(limited) = session.user().count_request() {
         sleep(limited.retry_after).await;
     }
     let wish = SharedSessionRequest::Subscribe(uri.clone());
-    let text =
-        format!(r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#, quoted(&uri));
-    let message = RpcMessage::read(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
+    let text = format!(
+        r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#,
+        json_string(&uri)
+    );
+    let message = RpcMessage::parse(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
     // Held until the answer, because no client cancels this request.
     let (_held, withdrawn) = oneshot::channel();
     let origin = CallOrigin { client: session.number(), call: 0 };
-    let client = session.opening.greeting.facts.clone();
-    let call = EndpointCall { message, origin, withdrawn, timeout: None, era: Era::Sessions, client };
-    let is_agreed = match wished(runtime, rooms, session, id, &wish, call).await {
+    let client = session.facts.client.facts.clone();
+    let call = EndpointCall { message, origin, cancellation: withdrawn, timeout: None, era: Era::Sessions, client };
+    let is_agreed = match forward_shared_request(runtime, rooms, session, id, &wish, call).await {
         CallAnswer::Result(_) => true,
         CallAnswer::Message(answer) => answer.kind() == MessageKind::Result,
         CallAnswer::Error(error) => return Err(error),
-        CallAnswer::Withdrawn => false,
+        CallAnswer::Cancelled => false,
     };
     Ok(is_agreed.then_some(uri))
 }
 
-async fn relayed(
+async fn forward_call(
     runtime: &RuntimeHandle,
     id: &InstanceId,
     view: Option<Arc<InstanceView>>,
@@ -310,18 +316,18 @@ async fn relayed(
     let repeatable = known.unwrap_or_else(|| is_repeatable(&method));
     match forward(runtime, id, call, repeatable, tool).await {
         Ok(answer) => answer,
-        Err(error) => CallRefusal::of_instance(&error, runtime, id, None).answer(&method),
+        Err(error) => CallRefusal::from_instance_error(&error, runtime, id, None).to_answer(&method),
     }
 }
 
 /// Translates the progress of an answer that a server waits for to the server's own token. Drops any other progress,
 /// because its token could belong to another client.
-fn of_a_question(session: &ClientSession, message: &RpcMessage) -> Option<RpcMessage> {
-    let (_, token) = session.question(message.token()?)?;
-    RpcMessage::read(joined(&message.told_as(&token))).ok()
+fn translate_question_progress(session: &ClientSession, message: &RpcMessage) -> Option<RpcMessage> {
+    let (_, token) = session.find_question(message.token()?)?;
+    RpcMessage::parse(join_parts(&message.with_token(&token))).ok()
 }
 
-fn refused(too_much: SubscriptionLimitError) -> RpcError {
+fn subscription_limit_error(too_much: SubscriptionLimitError) -> RpcError {
     let (code, kind, limit) = match too_much {
         SubscriptionLimitError::Subscriptions => (SERVER_ERROR, "subscriptions", SUBSCRIPTIONS_MAX),
         SubscriptionLimitError::Uri => (INVALID_PARAMS, "subscription_uri", URI_BYTES_MAX),
@@ -331,5 +337,5 @@ fn refused(too_much: SubscriptionLimitError) -> RpcError {
 }
 
 fn name_of(message: &RpcMessage) -> Option<String> {
-    place(message.params()?, &["name"]).map(|(_, name)| name)
+    find_string(message.params()?, &["name"]).map(|(_, name)| name)
 }

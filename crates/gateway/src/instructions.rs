@@ -13,18 +13,18 @@ const EACH_MAX: usize = 1_000;
 // Maximum number of characters for all servers.
 const ALL_MAX: usize = 8_000;
 
-pub(super) fn aggregated(own: &str, caller: &CallerSnapshot) -> String {
+pub(super) fn aggregate_instructions(own: &str, caller: &CallerSnapshot) -> String {
     let given = caller.servers().filter(|(_, view)| view.status == Status::Online);
-    joined(own, given.filter_map(|(label, view)| Some((label, given_by(view)?))))
+    join_instructions(own, given.filter_map(|(label, view)| Some((label, server_instructions(view)?))))
 }
 
-fn given_by(view: &InstanceView) -> Option<String> {
+fn server_instructions(view: &InstanceView) -> Option<String> {
     let text = view.server.as_ref()?.instructions.as_deref()?;
     let text = view.spec.mask.apply(text.trim());
     (!text.is_empty()).then_some(text)
 }
 
-fn joined<'a>(own: &str, given: impl Iterator<Item = (&'a str, String)>) -> String {
+fn join_instructions<'a>(own: &str, given: impl Iterator<Item = (&'a str, String)>) -> String {
     let (mut text, mut left, mut dropped) = (own.to_owned(), ALL_MAX, 0);
     for (label, instructions) in given {
         let count = instructions.chars().count();
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn the_instructions_of_each_server_stand_under_its_name_and_within_limits() {
         let of = |given: &[(&'static str, usize)]| {
-            joined("Own.", given.iter().map(|(label, count)| (*label, "ä".repeat(*count))))
+            join_instructions("Own.", given.iter().map(|(label, count)| (*label, "ä".repeat(*count))))
         };
         assert_eq!(of(&[]), "Own.");
         let text = of(&[("files", 3), ("mail", EACH_MAX + 1)]);

@@ -113,14 +113,14 @@ impl GatewaySettings {
             authorization_servers: plan.authorization_servers.clone(),
             trusted_proxies: plan.trusted_proxies.clone(),
             tls: plan.tls.clone(),
-            answers: plan.answers,
+            answers: plan.response_style,
             limits: plan.limits.clone(),
             sse_after: SSE_AFTER,
             keep_alive: KEEP_ALIVE,
         }
     }
 
-    fn base(&self, host: &str) -> String {
+    fn base_url(&self, host: &str) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.public_url {
             Some(url) => url.trim_end_matches('/').to_owned(),
@@ -132,22 +132,22 @@ impl GatewaySettings {
     ///
     /// # Errors
     /// The certificate or the key cannot be read or used.
-    pub fn check(&self) -> io::Result<()> {
-        self.identity().map(drop)
+    pub fn check_certificate(&self) -> io::Result<()> {
+        self.load_identity().map(drop)
     }
 
-    fn form(&self) -> ResponseFormat {
+    fn response_format(&self) -> ResponseFormat {
         match self.answers {
             ResponseStyle::Json => ResponseFormat::Either,
             ResponseStyle::Sse => ResponseFormat::Stream,
         }
     }
 
-    fn connections(&self) -> ConnectionLimits {
+    fn connection_limits(&self) -> ConnectionLimits {
         ConnectionLimits::new(&self.limits, &self.trusted_proxies)
     }
 
-    fn identity(&self) -> io::Result<Option<TlsIdentity>> {
+    fn load_identity(&self) -> io::Result<Option<TlsIdentity>> {
         self.tls.as_ref().map(|tls| listen::identity(&tls.cert, &tls.key)).transpose()
     }
 }
@@ -156,7 +156,7 @@ impl GatewaySettings {
 pub struct Gateway {
     front: Arc<HttpFront>,
     terms: Arc<ListenerTerms>,
-    doors: Mutex<EndpointListeners>,
+    listeners: Mutex<EndpointListeners>,
     sweeper: JoinHandle<()>,
 }
 
@@ -202,19 +202,19 @@ impl Gateway {
         sessions: Arc<Sessions>,
         tell: ClientEventSink,
     ) -> io::Result<Self> {
-        let connections = Connections::new(settings.connections());
-        let terms = Arc::new(ListenerTerms::new(settings.identity()?, connections.clone()));
+        let connections = Connections::new(settings.connection_limits());
+        let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let address = listener.local_addr()?;
         let front = Arc::new(HttpFront::new(faces, sessions, tell, access, connections, settings));
         let door = EndpointListener::open(listener, front.clone(), terms.clone())?;
         let doors = EndpointListeners { address, open: Some(door), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(front.clone()));
-        Ok(Self { front, terms, doors: Mutex::new(doors), sweeper })
+        Ok(Self { front, terms, listeners: Mutex::new(doors), sweeper })
     }
 
     /// Returns the address that the endpoint listens on.
     pub fn address(&self) -> SocketAddr {
-        self.doors().address
+        self.listeners().address
     }
 
     /// Returns the configured certificate and key paths.
@@ -223,7 +223,7 @@ impl Gateway {
     }
 
     /// Returns the number of sessions.
-    pub fn sessions(&self) -> usize {
+    pub fn session_count(&self) -> usize {
         self.front.sessions.len()
     }
 
@@ -236,13 +236,13 @@ impl Gateway {
     ///
     /// # Errors
     /// The new address cannot be bound.
-    pub fn elsewhere(&self, listen: ListenSetting) -> io::Result<Option<TcpListener>> {
+    pub fn bind_new_address(&self, listen: ListenSetting) -> io::Result<Option<TcpListener>> {
         let now = self.address();
         match listen {
             // The configuration accepts any port, so the current one stays.
-            ListenSetting::At(address) if address.port() == 0 && address.ip() == now.ip() => Ok(None),
-            ListenSetting::At(address) if address != now => bind(address).map(Some),
-            ListenSetting::At(_) | ListenSetting::Anywhere | ListenSetting::Off => Ok(None),
+            ListenSetting::Address(address) if address.port() == 0 && address.ip() == now.ip() => Ok(None),
+            ListenSetting::Address(address) if address != now => bind(address).map(Some),
+            ListenSetting::Address(_) | ListenSetting::DefaultAddress | ListenSetting::Off => Ok(None),
         }
     }
 
@@ -254,31 +254,31 @@ impl Gateway {
     /// The certificate or the address cannot be used. Both keep their old value, because a new certificate may
     /// belong to the new address; all other settings apply.
     pub fn apply(&self, mut settings: GatewaySettings, elsewhere: Option<TcpListener>) -> io::Result<()> {
-        let (before, former) = (self.front.settings(), self.terms.identity());
-        let taken = settings.identity().and_then(|identity| {
+        let (before, former) = (self.front.settings(), self.terms.load_identity());
+        let taken = settings.load_identity().and_then(|identity| {
             let switched = settings.tls.is_some() != before.tls.is_some();
-            self.terms.set(identity, settings.connections());
-            self.front.set(Arc::new(settings.clone()));
+            self.terms.set(identity, settings.connection_limits());
+            self.front.set_settings(Arc::new(settings.clone()));
             self.move_to(elsewhere, switched, settings.limits.drain_timeout)
         });
         if taken.is_err() {
             settings.tls.clone_from(&before.tls);
             settings.guard.loopback = before.guard.loopback;
-            self.terms.set(former, settings.connections());
-            self.front.set(Arc::new(settings));
+            self.terms.set(former, settings.connection_limits());
+            self.front.set_settings(Arc::new(settings));
         }
-        self.revoke();
+        self.end_revoked_sessions();
         taken
     }
 
     fn move_to(&self, elsewhere: Option<TcpListener>, switched: bool, left: Duration) -> io::Result<()> {
-        let mut doors = self.doors();
+        let mut doors = self.listeners();
         while doors.closing.try_join_next().is_some() {}
         let Some(open) = doors.open.as_ref().filter(|_| switched || elsewhere.is_some()) else { return Ok(()) };
         let (front, terms) = (self.front.clone(), self.terms.clone());
         let (address, door) = match elsewhere {
             Some(listener) => (listener.local_addr()?, EndpointListener::open(listener, front, terms)?),
-            None => (doors.address, open.again(front, terms)?),
+            None => (doors.address, open.reopen(front, terms)?),
         };
         doors.address = address;
         if let Some(old) = doors.open.replace(door) {
@@ -288,16 +288,16 @@ impl Gateway {
     }
 
     /// Ends the sessions and stateless requests whose token is no longer accepted.
-    pub fn revoke(&self) {
+    pub fn end_revoked_sessions(&self) {
         for session in self.front.sessions.all() {
-            if !self.front.access.stands(&session.opening.pass) {
-                self.end(&session, SessionEnd::Revoked);
+            if !self.front.access.is_valid(&session.facts.permission) {
+                self.end_session(&session, SessionEnd::Revoked);
             }
         }
-        self.part(SessionEnd::Revoked, |guest| !self.front.access.stands(&guest.opening.pass));
+        self.end_guests(SessionEnd::Revoked, |guest| !self.front.access.is_valid(&guest.facts.permission));
     }
 
-    fn part(&self, why: SessionEnd, leaves: impl Fn(&session::ClientSession) -> bool) {
+    fn end_guests(&self, why: SessionEnd, leaves: impl Fn(&session::ClientSession) -> bool) {
         for guest in self.front.sessions.guests() {
             if leaves(&guest) {
                 guest.end(why);
@@ -307,24 +307,24 @@ impl Gateway {
     }
 
     /// Ends the sessions and requests of an instance that was removed.
-    pub fn removed(&self, endpoint: &EndpointId) {
+    pub fn end_endpoint_sessions(&self, endpoint: &EndpointId) {
         for session in self.front.sessions.all() {
-            if session.opening.endpoint == *endpoint {
-                self.end(&session, SessionEnd::Removed);
+            if session.facts.endpoint == *endpoint {
+                self.end_session(&session, SessionEnd::Removed);
             }
         }
-        self.part(SessionEnd::Removed, |guest| guest.opening.endpoint == *endpoint);
+        self.end_guests(SessionEnd::Removed, |guest| guest.facts.endpoint == *endpoint);
     }
 
-    fn end(&self, session: &Arc<session::ClientSession>, why: SessionEnd) {
+    fn end_session(&self, session: &Arc<session::ClientSession>, why: SessionEnd) {
         if let Some(session) = self.front.sessions.close(session, why) {
-            self.front.gone(&session);
+            self.front.handle_session_end(&session);
         }
     }
 
-    fn doors(&self) -> MutexGuard<'_, EndpointListeners> {
+    fn listeners(&self) -> MutexGuard<'_, EndpointListeners> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rejects new requests, waits up to the drain timeout for the open ones, and ends all sessions.
@@ -332,13 +332,13 @@ impl Gateway {
         let until = Instant::now() + self.front.settings().limits.drain_timeout;
         self.front.drain();
         // On a timeout, the unanswered requests are cancelled with their sessions.
-        let _ = timeout(until.saturating_duration_since(Instant::now()), self.front.rest()).await;
+        let _ = timeout(until.saturating_duration_since(Instant::now()), self.front.wait_for_open_requests()).await;
         for session in self.front.sessions.all() {
-            self.end(&session, SessionEnd::Drained);
+            self.end_session(&session, SessionEnd::Drained);
         }
-        self.part(SessionEnd::Drained, |_| true);
+        self.end_guests(SessionEnd::Drained, |_| true);
         let (open, mut closing) = {
-            let mut doors = self.doors();
+            let mut doors = self.listeners();
             (doors.open.take(), std::mem::take(&mut doors.closing))
         };
         let left = until.saturating_duration_since(Instant::now()).max(LAST_WORDS);
@@ -360,11 +360,11 @@ async fn sweep(front: Arc<HttpFront>) {
         let shortest = limits.session_idle.min(limits.session_age_max) / 2;
         let pause = AT_MOST.min(shortest).max(Duration::from_millis(10));
         // The timeout is the normal pause; a change of the settings ends it early.
-        let _ = timeout(pause, front.changed()).await;
+        let _ = timeout(pause, front.wait_for_settings_change()).await;
         for session in front.sessions.sweep(&front.settings().limits, Instant::now()) {
-            front.gone(&session);
+            front.handle_session_end(&session);
         }
         front.parked.sweep(Instant::now(), StatelessRequest::is_over);
-        front.sessions.relieve();
+        front.sessions.free_stream_memory();
     }
 }

@@ -46,10 +46,10 @@ impl ListenerTerms {
 
     pub(crate) fn set(&self, identity: Option<TlsIdentity>, limits: ConnectionLimits) {
         *self.identity.write().unwrap_or_else(PoisonError::into_inner) = identity;
-        self.connections.set(limits);
+        self.connections.set_limits(limits);
     }
 
-    pub(crate) fn identity(&self) -> Option<TlsIdentity> {
+    pub(crate) fn load_identity(&self) -> Option<TlsIdentity> {
         self.identity.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -69,7 +69,7 @@ impl EndpointListener {
         Ok(Self { socket, server })
     }
 
-    pub(crate) fn again(&self, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn reopen(&self, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open(socket.try_clone()?, front, terms)
     }
@@ -92,7 +92,7 @@ impl Admission for EndpointAdmission {
     type Stream = Either<Connection, TlsStream<Connection>>;
 
     async fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
-        let stream = self.leave_reserve(stream).await?;
+        let stream = self.move_out_of_reserve(stream).await?;
         let now = Instant::now();
         let place = self.terms.connections.admit(peer, stream.as_raw_fd(), now);
         let place = place.ok_or_else(|| io::Error::other("too many connections"))?;
@@ -106,7 +106,7 @@ impl Admission for EndpointAdmission {
     }
 
     async fn prepare(&self, connection: Connection) -> io::Result<Self::Stream> {
-        match self.terms.identity() {
+        match self.terms.load_identity() {
             None => Ok(Either::Left(connection)),
             Some(TlsIdentity(config)) => TlsAcceptor::from(config).accept(connection).await.map(Either::Right),
         }
@@ -116,7 +116,7 @@ impl Admission for EndpointAdmission {
 impl EndpointAdmission {
     /// Gives a connection whose descriptor is of the reserve the descriptor of the oldest unauthenticated connection, which
     /// is closed for it.
-    async fn leave_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
+    async fn move_out_of_reserve(&self, stream: TcpStream) -> io::Result<TcpStream> {
         if !self.terms.connections.evict_for_descriptor(stream.as_raw_fd()) {
             return Ok(stream);
         }
@@ -136,7 +136,7 @@ struct Connection {
 
 impl Connection {
     /// Returns true if the connection must end: it was evicted or had no valid token in time.
-    fn poll_over(&mut self, context: &mut Context<'_>) -> bool {
+    fn poll_should_close(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = &mut self.deadline else { return false };
         if self.place.is_authenticated() {
             self.deadline = None;
@@ -152,7 +152,7 @@ impl Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.poll_over(context) {
+        if self.poll_should_close(context) {
             // Reports the end of the stream, so an open response is still written.
             return Poll::Ready(Ok(()));
         }

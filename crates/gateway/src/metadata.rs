@@ -18,10 +18,10 @@ pub(crate) const PATH: &str = "/.well-known/oauth-protected-resource";
 /// the request; `None` without authorization servers, because a client that receives metadata starts an authorization.
 pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &AccessDenied) -> Response {
     let why = denied.to_string();
-    let mut response = reply::refused(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, &why);
+    let mut response = reply::error_response(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, &why);
     let metadata = resource.map(|(base, path)| {
         let (host, prefix) = split(base);
-        format!(r#"resource_metadata="{host}{PATH}{prefix}{}""#, escaped(path))
+        format!(r#"resource_metadata="{host}{PATH}{prefix}{}""#, escape_path(path))
     });
     let error = matches!(denied, AccessDenied::WrongToken).then(|| r#"error="invalid_token""#.to_owned());
     let parameters: Vec<String> = metadata.into_iter().chain(error).collect();
@@ -34,7 +34,7 @@ pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &AccessDenied) -
 }
 
 /// Percent-encodes the bytes that RFC 3986 does not allow in a path, so that the path cannot end a quoted string.
-fn escaped(path: &str) -> String {
+fn escape_path(path: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/%".contains(&byte);
     let mut escaped = String::with_capacity(path.len());
     for byte in path.bytes() {
@@ -77,7 +77,7 @@ pub(crate) fn document(base: &str, path: &str, name: &str, authorization_servers
 mod tests {
     use super::*;
 
-    fn challenged(resource: Option<(&str, &str)>, denied: &AccessDenied) -> String {
+    fn challenge_header(resource: Option<(&str, &str)>, denied: &AccessDenied) -> String {
         let response = challenge(resource, denied);
         let value = response.headers().get(header::WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
         value.unwrap_or_default().to_owned()
@@ -87,9 +87,9 @@ mod tests {
     fn a_path_cannot_add_a_parameter_to_the_challenge() {
         let path = "/i/a\"b\\%22é/mcp";
         assert_eq!(
-            challenged(Some(("http://h/base", path)), &AccessDenied::WrongToken),
+            challenge_header(Some(("http://h/base", path)), &AccessDenied::WrongToken),
             format!(r#"Bearer resource_metadata="http://h{PATH}/base/i/a%22b%5C%22%C3%A9/mcp", error="invalid_token""#)
         );
-        assert_eq!(challenged(None, &AccessDenied::NoToken), "Bearer");
+        assert_eq!(challenge_header(None, &AccessDenied::NoToken), "Bearer");
     }
 }

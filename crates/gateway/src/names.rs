@@ -21,12 +21,12 @@ pub struct ServerNames<'a> {
 }
 
 impl ServerNames<'_> {
-    fn longer(&self) -> String {
+    fn slug_with_installation(&self) -> String {
         format!("{}-{}", self.server, self.installation)
     }
 
     /// Returns true if `text` is one of the names.
-    pub fn is(&self, text: &str) -> bool {
+    pub fn has_name(&self, text: &str) -> bool {
         let rest = || text.strip_prefix(self.server).and_then(|rest| rest.strip_prefix('-'));
         self.full == text || self.server == text || rest() == Some(self.installation)
     }
@@ -37,13 +37,13 @@ pub fn labels(own: &[ServerNames<'_>]) -> Vec<String> {
     let mut times: HashMap<String, usize> = HashMap::new();
     for names in own {
         // Two equal names of one server count once.
-        let all = HashSet::from([names.server.to_owned(), names.longer(), names.full.to_owned()]);
+        let all = HashSet::from([names.server.to_owned(), names.slug_with_installation(), names.full.to_owned()]);
         for name in all {
             *times.entry(name).or_default() += 1;
         }
     }
     let label = |names: &ServerNames<'_>| {
-        let short = [names.server.to_owned(), names.longer()];
+        let short = [names.server.to_owned(), names.slug_with_installation()];
         short.into_iter().find(|name| times.get(name) == Some(&1)).unwrap_or_else(|| names.full.to_owned())
     };
     own.iter().map(label).collect()
@@ -63,18 +63,18 @@ pub enum NameLookup {
 /// Index from names to a caller's servers.
 #[derive(Debug)]
 pub struct ServerNameIndex {
-    found: HashMap<Box<str>, NameLookup>,
+    by_name: HashMap<Box<str>, NameLookup>,
     // Length of the longest name in bytes: a longer text cannot be a name.
     longest: usize,
 }
 
 impl ServerNameIndex {
     /// Indexes all names of the servers.
-    pub fn of(own: &[ServerNames<'_>]) -> Self {
-        let mut found: HashMap<Box<str>, NameLookup> = HashMap::new();
+    pub fn new(own: &[ServerNames<'_>]) -> Self {
+        let mut by_name: HashMap<Box<str>, NameLookup> = HashMap::new();
         for (at, names) in own.iter().enumerate() {
-            for name in [names.server.to_owned(), names.longer()] {
-                let known = found.entry(name.into()).or_insert(NameLookup::None);
+            for name in [names.server.to_owned(), names.slug_with_installation()] {
+                let known = by_name.entry(name.into()).or_insert(NameLookup::None);
                 *known = match std::mem::replace(known, NameLookup::None) {
                     NameLookup::None => NameLookup::One(at),
                     NameLookup::One(other) => NameLookup::Several(vec![other, at]),
@@ -83,14 +83,14 @@ impl ServerNameIndex {
             }
         }
         // A full name always refers to its server, even if it equals a shorter name of another.
-        found.extend(own.iter().enumerate().map(|(at, names)| (names.full.into(), NameLookup::One(at))));
-        let longest = found.keys().map(|name| name.len()).max().unwrap_or_default();
-        Self { found, longest }
+        by_name.extend(own.iter().enumerate().map(|(at, names)| (names.full.into(), NameLookup::One(at))));
+        let longest = by_name.keys().map(|name| name.len()).max().unwrap_or_default();
+        Self { by_name, longest }
     }
 
     /// Returns the servers that a text names.
     pub fn find(&self, text: &str) -> &NameLookup {
-        self.found.get(text).unwrap_or(&NameLookup::None)
+        self.by_name.get(text).unwrap_or(&NameLookup::None)
     }
 
     /// Splits `server:tool` or `server|uri` at the first separator that follows a known name, else at the first
@@ -112,18 +112,19 @@ impl ServerNameIndex {
 }
 
 /// Returns the prefix of the names of a server's tools in the list of all tools.
-pub fn flat_start(label: &str) -> String {
-    label.chars().map(legal).chain("__".chars()).collect()
+pub fn flat_prefix(label: &str) -> String {
+    label.chars().map(to_legal).chain("__".chars()).collect()
 }
 
 /// Returns the names of tools or prompts in one list of all, for pairs of a label and a server's own name:
 /// `label__name` in characters that every client accepts. A name that had to be changed or cut, and all names that
 /// would be equal, end with a digest of the pair.
-pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
-    let mut digits: Vec<DigestLength> = things.iter().map(|(label, name)| DigestLength::least(label, name)).collect();
+pub fn flat_names(things: &[(&str, &str)]) -> Vec<String> {
+    let mut digits: Vec<DigestLength> =
+        things.iter().map(|(label, name)| DigestLength::minimum_for(label, name)).collect();
     loop {
         let names: Vec<String> =
-            things.iter().zip(&digits).map(|((label, name), digits)| spelled(label, name, *digits)).collect();
+            things.iter().zip(&digits).map(|((label, name), digits)| flat_name(label, name, *digits)).collect();
         let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
         for (at, name) in names.iter().enumerate() {
             by_name.entry(name).or_default().push(at);
@@ -135,7 +136,7 @@ pub fn flat(things: &[(&str, &str)]) -> Vec<String> {
                 continue;
             }
             for at in same {
-                let more = digits[at].more();
+                let more = digits[at].longer();
                 changed |= more != digits[at];
                 digits[at] = more;
             }
@@ -156,13 +157,13 @@ enum DigestLength {
 }
 
 impl DigestLength {
-    fn least(label: &str, name: &str) -> Self {
+    fn minimum_for(label: &str, name: &str) -> Self {
         let plain = |text: &str| text.chars().all(is_legal);
         let length = label.len() + "__".len() + name.len();
         if plain(label) && plain(name) && length <= FLAT_MAX { Self::No } else { Self::Eight }
     }
 
-    fn more(self) -> Self {
+    fn longer(self) -> Self {
         match self {
             Self::No => Self::Eight,
             Self::Eight => Self::Sixteen,
@@ -184,12 +185,12 @@ fn is_legal(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-')
 }
 
-fn legal(letter: char) -> char {
+fn to_legal(letter: char) -> char {
     if is_legal(letter) { letter } else { '_' }
 }
 
-fn spelled(label: &str, name: &str, digits: DigestLength) -> String {
-    let mut flat: String = label.chars().chain("__".chars()).chain(name.chars()).map(legal).collect();
+fn flat_name(label: &str, name: &str, digits: DigestLength) -> String {
+    let mut flat: String = label.chars().chain("__".chars()).chain(name.chars()).map(to_legal).collect();
     if digits == DigestLength::No {
         return flat;
     }
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_server_is_found_by_each_of_its_names_and_never_by_one_that_means_two() {
-        let register = ServerNameIndex::of(&own());
+        let register = ServerNameIndex::new(&own());
         let find = |text: &str| register.find(text).clone();
         assert_eq!(find("git"), NameLookup::One(2));
         assert_eq!(find("git-c"), NameLookup::One(2));
@@ -239,14 +240,14 @@ mod tests {
         assert_eq!(find("files"), NameLookup::Several(vec![0, 1]));
         for nothing in ["", "fil", "files-", "files-c", "git-acme", "GIT"] {
             assert_eq!(find(nothing), NameLookup::None, "{nothing}");
-            assert!(!own().iter().any(|names| names.is(nothing)), "{nothing}");
+            assert!(!own().iter().any(|names| names.has_name(nothing)), "{nothing}");
         }
-        assert!(["git", "git-c", FULL[2]].iter().all(|name| own()[2].is(name)));
+        assert!(["git", "git-c", FULL[2]].iter().all(|name| own()[2].has_name(name)));
     }
 
     #[test]
     fn a_path_is_taken_apart_where_a_name_ends_that_means_something() {
-        let register = ServerNameIndex::of(&own());
+        let register = ServerNameIndex::new(&own());
         let split = |text, separator| register.split(text, separator);
         assert_eq!(split("git:log", ':'), Some((&NameLookup::One(2), "git", "log")));
         assert_eq!(split("git:a:b", ':'), Some((&NameLookup::One(2), "git", "a:b")));
@@ -256,17 +257,18 @@ mod tests {
         assert_eq!(split("git", ':'), None);
         // A name may belong to more than two servers.
         let (one, third) = (own()[0], names("files", "x", "files-acme-alice-x"));
-        let three = ServerNameIndex::of(&[one, own()[1], third]);
+        let three = ServerNameIndex::new(&[one, own()[1], third]);
         assert_eq!(three.find("files"), &NameLookup::Several(vec![0, 1, 2]));
         // A name may contain the separator.
-        let odd = ServerNameIndex::of(&[names("a:b", "c", "a:b-acme-alice-c")]);
+        let odd = ServerNameIndex::new(&[names("a:b", "c", "a:b-acme-alice-c")]);
         assert_eq!(odd.split("a:b:log", ':'), Some((&NameLookup::One(0), "a:b", "log")));
     }
 
     #[test]
     fn a_tool_keeps_its_name_in_the_list_of_all_where_every_client_takes_it() {
         let long = "t".repeat(60);
-        let flat = flat(&[("files", "read_file"), ("files", "read.file"), ("files", &long), ("a.b", "c"), ("a", "ü")]);
+        let flat =
+            flat_names(&[("files", "read_file"), ("files", "read.file"), ("files", &long), ("a.b", "c"), ("a", "ü")]);
         assert_eq!(flat[0], "files__read_file");
         assert!(flat[1].starts_with("files__read_file_") && flat[1].len() == 17 + 8, "{}", flat[1]);
         assert!(flat[2].starts_with("files__tttt") && flat[2].len() == FLAT_MAX, "{}", flat[2]);
@@ -276,13 +278,13 @@ mod tests {
 
     #[test]
     fn tools_that_come_to_the_same_name_are_all_told_apart_and_the_same_tool_twice_is_not() {
-        let same = flat(&[("a__b", "c"), ("a", "b__c"), ("a", "c"), ("a", "c")]);
+        let same = flat_names(&[("a__b", "c"), ("a", "b__c"), ("a", "c"), ("a", "c")]);
         assert!(same[0].starts_with("a__b__c_") && same[1].starts_with("a__b__c_"), "{same:?}");
         assert_ne!(same[0], same[1]);
         assert_eq!(same[2..], ["a__c", "a__c"]);
         // A tool whose own name equals the disambiguated name of another.
         let taken = same[0].strip_prefix("a__").unwrap_or_default();
-        let again = flat(&[("a__b", "c"), ("a", "b__c"), ("a", taken)]);
+        let again = flat_names(&[("a__b", "c"), ("a", "b__c"), ("a", taken)]);
         assert_eq!(again.iter().collect::<HashSet<_>>().len(), 3, "{again:?}");
     }
 
@@ -292,13 +294,13 @@ mod tests {
             pairs in proptest::collection::hash_set(("[ab_]{1,4}", "[ab_.ü]{1,70}|[ab_]{1,3}"), 1..20),
         ) {
             let mut pairs: Vec<(&str, &str)> = pairs.iter().map(|(label, name)| (&**label, &**name)).collect();
-            let names: HashMap<_, _> = pairs.iter().copied().zip(flat(&pairs)).collect();
+            let names: HashMap<_, _> = pairs.iter().copied().zip(flat_names(&pairs)).collect();
             prop_assert_eq!(names.values().collect::<HashSet<_>>().len(), pairs.len());
             for name in names.values() {
                 prop_assert!(name.len() <= FLAT_MAX && name.chars().all(is_legal), "{}", name);
             }
             pairs.reverse();
-            for (pair, name) in pairs.iter().zip(flat(&pairs)) {
+            for (pair, name) in pairs.iter().zip(flat_names(&pairs)) {
                 prop_assert_eq!(&names[pair], &name);
             }
         }
@@ -310,7 +312,7 @@ mod tests {
             let full: Vec<String> = slugs.iter().map(|(server, id)| format!("{server}-t-u-{id}")).collect();
             let own: Vec<ServerNames<'_>> = slugs.iter().zip(&full)
                 .map(|((server, installation), full)| ServerNames { server, installation, full }).collect();
-            let register = ServerNameIndex::of(&own);
+            let register = ServerNameIndex::new(&own);
             for (at, label) in labels(&own).iter().enumerate() {
                 prop_assert_eq!(register.find(label), &NameLookup::One(at), "{}", label);
             }

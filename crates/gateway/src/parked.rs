@@ -15,9 +15,9 @@ use subtle::ConstantTimeEq as _;
 use tokio::time::{Duration, Instant};
 
 use super::access::User;
-use super::era::may_ask_back;
+use super::era::can_require_input;
 use super::face::EndpointId;
-use super::sessions::{parse, split};
+use super::sessions::{parse_key, split_key};
 use super::tools::raw::JsonMembers;
 
 // Maximum number of waiting calls, per user and in total.
@@ -41,10 +41,10 @@ pub(crate) struct ParkedRequestIdentity {
 }
 
 impl ParkedRequestIdentity {
-    pub(crate) fn of(user: &User, endpoint: &EndpointId, message: &RpcMessage) -> Self {
+    pub(crate) fn new(user: &User, endpoint: &EndpointId, message: &RpcMessage) -> Self {
         let mut digest = Context::new(&SHA256);
         // Requests with other methods are never parked.
-        let params = message.params().filter(|_| message.method().is_some_and(may_ask_back));
+        let params = message.params().filter(|_| message.method().is_some_and(can_require_input));
         let params = params.and_then(JsonMembers::read).unwrap_or_default();
         let mut same: Vec<(&str, &str)> =
             params.iter().filter(|(name, _)| !matches!(*name, "_meta" | "inputResponses" | "requestState")).collect();
@@ -59,20 +59,20 @@ impl ParkedRequestIdentity {
         Self { team: user.team.clone(), user: user.user.clone(), endpoint: endpoint.clone(), method, params }
     }
 
-    fn is_of(&self, other: &Self) -> bool {
+    fn is_same_user(&self, other: &Self) -> bool {
         self.team == other.team && self.user == other.user
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParkedLimits {
-    of_one: usize,
-    of_all: usize,
+    per_user: usize,
+    total: usize,
 }
 
 impl ParkedLimits {
-    pub(crate) fn within(of_one: usize, of_all: usize) -> Self {
-        Self { of_one: of_one / OF_ONE_PART, of_all: of_all / OF_ALL_PART }
+    pub(crate) fn from_budgets(of_one: usize, of_all: usize) -> Self {
+        Self { per_user: of_one / OF_ONE_PART, total: of_all / OF_ALL_PART }
     }
 }
 
@@ -83,10 +83,10 @@ pub(crate) struct ParkedCalls<T> {
 
 struct ParkedCall<T> {
     secret: [u8; 16],
-    bound: ParkedRequestIdentity,
+    identity: ParkedRequestIdentity,
     bytes: usize,
-    until: Instant,
-    what: T,
+    expires_at: Instant,
+    call: T,
 }
 
 impl<T> Default for ParkedCalls<T> {
@@ -121,40 +121,40 @@ impl<T> ParkedCalls<T> {
         let (mut own, mut of_one, mut of_all) = (0, bytes, bytes);
         for place in table.values() {
             of_all += place.bytes;
-            if place.bound.is_of(&bound) {
+            if place.identity.is_same_user(&bound) {
                 own += 1;
                 of_one += place.bytes;
             }
         }
         let is_crowded = own >= OF_ONE_MAX || table.len() >= OF_ALL_MAX;
-        if is_crowded || of_one > room.of_one || of_all > room.of_all {
+        if is_crowded || of_one > room.per_user || of_all > room.total {
             return Err(what);
         }
         let (number, secret) = loop {
             if self.random.fill(&mut key).is_err() {
                 return Err(what);
             }
-            let (number, secret) = split(&key);
+            let (number, secret) = split_key(&key);
             if !table.contains_key(&number) {
                 break (number, secret);
             }
         };
-        table.insert(number, ParkedCall { secret, bound, bytes, until: now + PATIENCE, what });
+        table.insert(number, ParkedCall { secret, identity: bound, bytes, expires_at: now + PATIENCE, call: what });
         Ok(format!("{number:016x}{:032x}", u128::from_be_bytes(secret)))
     }
 
     /// Removes and returns the call of a state; `None` if the state does not belong to this request.
     pub(crate) fn take(&self, state: &str, bound: &ParkedRequestIdentity, now: Instant) -> Option<T> {
-        let (number, secret) = parse(state)?;
+        let (number, secret) = parse_key(state)?;
         let mut table = self.table();
         let place = table.get(&number)?;
-        let is_it = bool::from(secret.ct_eq(&place.secret)) && place.bound == *bound && now < place.until;
-        is_it.then(|| table.remove(&number).map(|place| place.what)).flatten()
+        let is_it = bool::from(secret.ct_eq(&place.secret)) && place.identity == *bound && now < place.expires_at;
+        is_it.then(|| table.remove(&number).map(|place| place.call)).flatten()
     }
 
     pub(crate) fn sweep(&self, now: Instant, is_over: impl Fn(&T) -> bool) {
         let mut table = self.table();
-        let over = |place: &ParkedCall<T>| now >= place.until || is_over(&place.what);
+        let over = |place: &ParkedCall<T>| now >= place.expires_at || is_over(&place.call);
         let numbers: Vec<u64> = table.iter().filter(|(_, place)| over(place)).map(|(number, _)| *number).collect();
         let gone: Vec<_> = numbers.into_iter().filter_map(|number| table.remove(&number)).collect();
         drop(table);
@@ -175,20 +175,20 @@ mod tests {
     use super::*;
 
     fn request(text: &str) -> RpcMessage {
-        RpcMessage::read(format!(r#"{{"jsonrpc":"2.0","id":1,{text}}}"#).into()).unwrap()
+        RpcMessage::parse(format!(r#"{{"jsonrpc":"2.0","id":1,{text}}}"#).into()).unwrap()
     }
 
-    fn bound(name: &str, endpoint: &EndpointId, text: &str) -> ParkedRequestIdentity {
-        ParkedRequestIdentity::of(&user(name).user, endpoint, &request(text))
+    fn identity(name: &str, endpoint: &EndpointId, text: &str) -> ParkedRequestIdentity {
+        ParkedRequestIdentity::new(&user(name).user, endpoint, &request(text))
     }
 
-    const ROOM: ParkedLimits = ParkedLimits { of_one: 100, of_all: 2000 };
+    const ROOM: ParkedLimits = ParkedLimits { per_user: 100, total: 2000 };
     const CALL: &str = r#""method":"tools/call","params":{"name":"a","arguments":{"x":1}}"#;
 
     #[test]
     fn a_state_is_good_once_for_the_same_request_of_the_same_user() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
-        let alices = bound("alice", &EndpointId::Tools, CALL);
+        let alices = identity("alice", &EndpointId::Tools, CALL);
         let state = parked.put(alices.clone(), 1, ROOM, now, "call").unwrap();
         assert_eq!(state.len(), 48);
         for (name, endpoint, text) in [
@@ -198,7 +198,7 @@ mod tests {
             ("alice", EndpointId::Tools, r#""method":"tools/call","params":{"name":"b","arguments":{"x":1}}"#),
             ("alice", EndpointId::Tools, r#""method":"prompts/get","params":{"name":"a","arguments":{"x":1}}"#),
         ] {
-            assert_eq!(parked.take(&state, &bound(name, &endpoint, text), now), None, "{name} {text}");
+            assert_eq!(parked.take(&state, &identity(name, &endpoint, text), now), None, "{name} {text}");
         }
         let flipped = format!("{}{}", &state[..47], if state.ends_with('0') { '1' } else { '0' });
         for wrong in [flipped.as_str(), &state[..47], "", "x"] {
@@ -206,14 +206,14 @@ mod tests {
         }
         // Changed metadata and another order of members do not matter.
         let again = r#""method":"tools/call","params":{"requestState":"s","arguments":{"x":1},"inputResponses":{},"_meta":{},"name":"a"}"#;
-        assert_eq!(parked.take(&state, &bound("alice", &EndpointId::Tools, again), now), Some("call"));
+        assert_eq!(parked.take(&state, &identity("alice", &EndpointId::Tools, again), now), Some("call"));
         assert_eq!(parked.take(&state, &alices, now), None, "it was used");
     }
 
     #[test]
     fn who_does_not_come_back_is_not_waited_for() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
-        let alices = bound("alice", &EndpointId::Tools, CALL);
+        let alices = identity("alice", &EndpointId::Tools, CALL);
         let (one, other) = (
             parked.put(alices.clone(), 1, ROOM, now, 1).unwrap(),
             parked.put(alices.clone(), 1, ROOM, now, 2).unwrap(),
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn there_is_room_for_some_of_each_user_and_for_some_of_all() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
-        let put = |name: &str| parked.put(bound(name, &EndpointId::Tools, CALL), 1, ROOM, now, ()).is_ok();
+        let put = |name: &str| parked.put(identity(name, &EndpointId::Tools, CALL), 1, ROOM, now, ()).is_ok();
         assert!((0..OF_ONE_MAX).all(|_| put("alice")) && !put("alice"));
         let users = OF_ALL_MAX / OF_ONE_MAX - 1;
         assert!((0..users).all(|user| (0..OF_ONE_MAX).all(|_| put(&user.to_string()))));
@@ -241,14 +241,14 @@ mod tests {
     #[test]
     fn what_waits_keeps_a_part_of_what_there_is_for_bodies_of_each_user_and_of_all() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
-        let room = ParkedLimits::within(1600, 1000);
-        let put = |name: &str, bytes| parked.put(bound(name, &EndpointId::Tools, CALL), bytes, room, now, ());
+        let room = ParkedLimits::from_budgets(1600, 1000);
+        let put = |name: &str, bytes| parked.put(identity(name, &EndpointId::Tools, CALL), bytes, room, now, ());
         assert!(put("alice", 101).is_err(), "one call may be too large");
         let state = put("alice", 60).unwrap();
         assert!(put("alice", 41).is_err() && put("alice", 40).is_ok());
         assert!(put("bob", 100).is_ok() && put("carol", 51).is_err() && put("carol", 50).is_ok());
         // A resumed call frees its capacity.
-        assert!(parked.take(&state, &bound("alice", &EndpointId::Tools, CALL), now).is_some());
+        assert!(parked.take(&state, &identity("alice", &EndpointId::Tools, CALL), now).is_some());
         assert!(put("carol", 50).is_ok() && put("alice", 11).is_err() && put("alice", 10).is_ok());
     }
 }

@@ -10,7 +10,7 @@ use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use serde::Serialize;
 
 use super::face::{CallAnswer, RpcError};
-use super::tools::raw::written;
+use super::tools::raw::to_json;
 use crate::remedy::command;
 
 /// JSON-RPC code for errors of the satellite that have no code of their own.
@@ -80,38 +80,44 @@ impl CallRefusal {
 
     /// Sets the next step.
     #[must_use]
-    pub fn then(mut self, next_step: impl Into<String>) -> Self {
+    pub fn with_next_step(mut self, next_step: impl Into<String>) -> Self {
         self.next_step = Some(next_step.into());
         self
     }
 
     #[must_use]
-    pub(super) fn coded(self, code: i64) -> Self {
+    pub(super) fn with_code(self, code: i64) -> Self {
         Self { code, ..self }
     }
 
-    pub(super) fn ending() -> Self {
-        Self::new("closing", "the satellite is stopping").then("Try again later.")
+    pub(super) fn closing() -> Self {
+        Self::new("closing", "the satellite is stopping").with_next_step("Try again later.")
     }
 
     pub(super) fn bad_input(message: impl Into<String>) -> Self {
-        Self { code: INVALID_PARAMS, ..Self::new("bad_input", message).then("Correct the input and call again.") }
+        Self {
+            code: INVALID_PARAMS,
+            ..Self::new("bad_input", message).with_next_step("Correct the input and call again.")
+        }
     }
 
     /// Returns the error for an unknown name. Names of other users count as unknown.
     pub(super) fn not_found(what: &str, name: &str) -> Self {
         let refusal = Self::new("not_found", format!("there is no {what} `{name}`"));
-        Self { code: INVALID_PARAMS, ..refusal.then(format!("List the {what}s again and use a name of that list.")) }
+        Self {
+            code: INVALID_PARAMS,
+            ..refusal.with_next_step(format!("List the {what}s again and use a name of that list."))
+        }
     }
 
     pub(super) fn ambiguous(name: &str, labels: &[&str]) -> Self {
         let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
         Self::new("ambiguous", format!("`{name}` names {} servers", labels.len()))
-            .then(format!("Use one of {}.", labels.join(", ")))
+            .with_next_step(format!("Use one of {}.", labels.join(", ")))
     }
 
     /// Returns the error for a failed call. Reads the instance's current status, because the call may have waited long.
-    pub(super) fn of_instance(
+    pub(super) fn from_instance_error(
         error: &CallError,
         runtime: &RuntimeHandle,
         id: &InstanceId,
@@ -121,13 +127,13 @@ impl CallRefusal {
         let name = view.as_ref().map_or("", |view| &*view.spec.name);
         let missing = view.as_ref().map_or(&[][..], |view| &view.spec.missing);
         let target = CallTarget { label, name, missing };
-        Self::of_call(error, view.as_ref().map(|view| view.status), &target)
+        Self::from_call_error(error, view.as_ref().map(|view| view.status), &target)
     }
 
     /// Returns the error for a failed call; `status` is the current status of its instance.
-    pub fn of_call(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> Self {
+    pub fn from_call_error(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> Self {
         let status = status.filter(|_| error.fate() == Some(CallFate::NotSent));
-        let mut refusal = Self::new(error.kind(), error.to_string()).then(next_step(error, status, target));
+        let mut refusal = Self::new(error.kind(), error.to_string()).with_next_step(next_step(error, status, target));
         let state = &mut *refusal.state;
         state.fate = error.fate();
         match error {
@@ -148,17 +154,17 @@ impl CallRefusal {
         refusal
     }
 
-    pub(super) fn of_control(error: &ControlError, target: &CallTarget<'_>) -> Self {
+    pub(super) fn from_control_error(error: &ControlError, target: &CallTarget<'_>) -> Self {
         let kind = match error {
             ControlError::NotFound => return Self::not_found("server", target.label.unwrap_or(target.name)),
             ControlError::Refused { remedy: Some(remedy), .. } => {
-                return Self::new("refused", error.to_string()).then(step_of(*remedy, target));
+                return Self::new("refused", error.to_string()).with_next_step(remedy_step(*remedy, target));
             }
             ControlError::Refused { remedy: None, .. } => "refused",
             ControlError::Superseded => "superseded",
             ControlError::Closing => "closing",
         };
-        Self::new(kind, error.to_string()).then("Call list_servers for the current status.")
+        Self::new(kind, error.to_string()).with_next_step("Call list_servers for the current status.")
     }
 
     fn text(&self) -> String {
@@ -170,18 +176,22 @@ impl CallRefusal {
 
     /// Returns the answer to a request of this method: a tool result for `tools/call`, because models see no other
     /// errors.
-    pub fn answer(&self, method: &str) -> CallAnswer {
-        if method == "tools/call" { CallAnswer::Result(self.result()) } else { CallAnswer::Error(self.rpc()) }
+    pub fn to_answer(&self, method: &str) -> CallAnswer {
+        if method == "tools/call" {
+            CallAnswer::Result(self.to_tool_result())
+        } else {
+            CallAnswer::Error(self.to_rpc_error())
+        }
     }
 
     /// Converts to a JSON-RPC error.
-    pub fn rpc(&self) -> RpcError {
-        RpcError { code: self.code, message: self.text(), data: Some(written(self)) }
+    pub fn to_rpc_error(&self) -> RpcError {
+        RpcError { code: self.code, message: self.text(), data: Some(to_json(self)) }
     }
 
     /// Converts to a tool result with `isError`. The data is in `_meta`, because clients validate structured content
     /// against the tool's output schema even for errors.
-    pub fn result(&self) -> String {
+    pub fn to_tool_result(&self) -> String {
         #[derive(Serialize)]
         struct Content {
             r#type: &'static str,
@@ -201,18 +211,18 @@ impl CallRefusal {
             meta: RefusalMeta<'a>,
         }
         let content = [Content { r#type: "text", text: self.text() }];
-        written(&Failed { content, is_error: true, meta: RefusalMeta { error: self } })
+        to_json(&Failed { content, is_error: true, meta: RefusalMeta { error: self } })
     }
 }
 
-fn reconnect(target: &CallTarget<'_>) -> String {
+fn reconnect_instruction(target: &CallTarget<'_>) -> String {
     match target.label {
         Some(label) => format!("call reconnect_server with name `{label}`"),
         None => format!("ask the user to run {}", target.command(Remedy::Reconnect)),
     }
 }
 
-fn step_of(remedy: Remedy, target: &CallTarget<'_>) -> String {
+fn remedy_step(remedy: Remedy, target: &CallTarget<'_>) -> String {
     let command = target.command(remedy);
     match remedy {
         // A model may repeat a secret that it has seen.
@@ -222,7 +232,7 @@ fn step_of(remedy: Remedy, target: &CallTarget<'_>) -> String {
             )
         }
         Remedy::Authorize => {
-            let reconnect = reconnect(target);
+            let reconnect = reconnect_instruction(target);
             format!(
                 "Ask the user to renew the server's credentials in the configuration, or to run {command} if the \
                  server uses OAuth; then {reconnect}."
@@ -241,19 +251,19 @@ fn step_of(remedy: Remedy, target: &CallTarget<'_>) -> String {
         Remedy::Start => {
             format!("A person stopped the server: ask the user whether it should run; {command} starts it.")
         }
-        Remedy::Reconnect => format!("Call again later; if that does not help, {}.", reconnect(target)),
+        Remedy::Reconnect => format!("Call again later; if that does not help, {}.", reconnect_instruction(target)),
         Remedy::ReadLogs => format!("Call again later; if that does not help, ask the user to look at {command}."),
     }
 }
 
 fn next_step(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> String {
-    let reconnect = reconnect(target);
+    let reconnect = reconnect_instruction(target);
     match error {
         CallError::NotFound { .. } => "Request the list again and use a name of that list.".to_owned(),
-        CallError::Refused { remedy: Some(remedy), .. } => step_of(*remedy, target),
+        CallError::Refused { remedy: Some(remedy), .. } => remedy_step(*remedy, target),
         CallError::Refused { remedy: None, .. } => "Call again in a few seconds.".to_owned(),
         CallError::Remote { failure, .. } if matches!(failure.kind, FailureKind::InsufficientScope { .. }) => {
-            step_of(Remedy::Authorize, target)
+            remedy_step(Remedy::Authorize, target)
         }
         CallError::Terminated { fate, .. } | CallError::TimedOut { fate, .. } | CallError::Remote { fate, .. } => {
             match fate {
@@ -302,7 +312,7 @@ mod tests {
     fn errors() -> Vec<CallError> {
         let (after, reason) = (Duration::from_secs(30), "exited with code 1".to_owned());
         let refused = |status: Status| {
-            let remedy = Remedy::of(status, status == Status::Offline, false);
+            let remedy = Remedy::for_status(status, status == Status::Offline, false);
             CallError::Refused { status, message: format!("`files-a` is {status}"), remedy }
         };
         let reconnecting = |next_retry_ms| CallError::Reconnecting {
@@ -333,10 +343,11 @@ mod tests {
         for error in errors() {
             for label in [Some("files"), None] {
                 let target = CallTarget { label, name: "files-acme-alice-a", missing: &missing };
-                let refusal = CallRefusal::of_call(&error, Some(Status::Connecting), &target);
+                let refusal = CallRefusal::from_call_error(&error, Some(Status::Connecting), &target);
                 let step = refusal.next_step.as_deref().unwrap();
                 assert!(step.ends_with('.'), "{step}");
-                let (rpc, result): (_, Value) = (refusal.rpc(), serde_json::from_str(&refusal.result()).unwrap());
+                let (rpc, result): (_, Value) =
+                    (refusal.to_rpc_error(), serde_json::from_str(&refusal.to_tool_result()).unwrap());
                 let data: Value = serde_json::from_str(rpc.data.as_deref().unwrap()).unwrap();
                 assert_eq!(data, result["_meta"]["mcp-satellite/error"]);
                 assert_eq!(result["content"][0]["text"], json!(rpc.message));
@@ -351,7 +362,8 @@ mod tests {
     #[test]
     fn a_status_is_told_where_the_call_did_not_get_past_it() {
         let target = CallTarget { label: Some("a"), name: "a-acme-alice-a", missing: &[] };
-        let told = |error: &CallError| CallRefusal::of_call(error, Some(Status::Connecting), &target).state.status;
+        let told =
+            |error: &CallError| CallRefusal::from_call_error(error, Some(Status::Connecting), &target).state.status;
         let late = CallError::TimedOut { after: Duration::from_secs(1), fate: CallFate::NotSent };
         assert_eq!(told(&late), Some("connecting"));
         let stopped = CallError::Refused { status: Status::Offline, message: String::new(), remedy: None };
@@ -362,7 +374,7 @@ mod tests {
     #[test]
     fn only_what_a_tool_answers_is_shown_to_a_model() {
         let refusal = CallRefusal::not_found("tool", "x");
-        assert!(matches!(refusal.answer("tools/call"), CallAnswer::Result(text) if text.contains("isError")));
-        assert!(matches!(refusal.answer("prompts/get"), CallAnswer::Error(error) if error.code == INVALID_PARAMS));
+        assert!(matches!(refusal.to_answer("tools/call"), CallAnswer::Result(text) if text.contains("isError")));
+        assert!(matches!(refusal.to_answer("prompts/get"), CallAnswer::Error(error) if error.code == INVALID_PARAMS));
     }
 }

@@ -9,7 +9,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
 use mcp_satellite_actors::byte_budget::ByteBudget;
-use mcp_satellite_actors::rpc::joined;
+use mcp_satellite_actors::rpc::join_parts;
 
 use super::access::LimitExceeded;
 use super::face::{CallAnswer, RpcError};
@@ -23,7 +23,7 @@ pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-i
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 
-fn with(status: StatusCode, kind: Option<HeaderValue>, body: Body) -> Response {
+fn build_response(status: StatusCode, kind: Option<HeaderValue>, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     if let Some(kind) = kind {
@@ -33,124 +33,124 @@ fn with(status: StatusCode, kind: Option<HeaderValue>, body: Body) -> Response {
 }
 
 pub(crate) fn empty(status: StatusCode) -> Response {
-    with(status, None, Body::empty())
+    build_response(status, None, Body::empty())
 }
 
 pub(crate) fn document(text: String) -> Response {
-    with(StatusCode::OK, Some(JSON), Body::from(text))
+    build_response(StatusCode::OK, Some(JSON), Body::from(text))
 }
 
-pub(crate) fn refused(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Response {
+pub(crate) fn error_response(status: StatusCode, id: Option<&str>, code: i64, message: &str) -> Response {
     let error = CallAnswer::Error(RpcError::new(code, message));
-    with(status, Some(JSON), Body::from(whole(&error, id.unwrap_or("null"))))
+    build_response(status, Some(JSON), Body::from(to_bytes(&error, id.unwrap_or("null"))))
 }
 
-pub(crate) fn limited(id: Option<&str>, limited: &LimitExceeded) -> Response {
+pub(crate) fn limit_exceeded(id: Option<&str>, limited: &LimitExceeded) -> Response {
     let LimitExceeded { kind, limit, retry_after } = limited;
     let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{}}}"#, retry_after.as_millis());
     let error = RpcError { code: super::refusal::SERVER_ERROR, message: limited.to_string(), data: Some(data) };
-    too_many(id, error, *retry_after)
+    too_many_requests(id, error, *retry_after)
 }
 
-pub(crate) fn too_many(id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
-    later(StatusCode::TOO_MANY_REQUESTS, id, error, retry_after)
+pub(crate) fn too_many_requests(id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
+    retry_later(StatusCode::TOO_MANY_REQUESTS, id, error, retry_after)
 }
 
 /// Returns 503: the shared memory for messages is exhausted.
-pub(crate) fn crowded(retry_after: Duration) -> Response {
+pub(crate) fn overloaded(retry_after: Duration) -> Response {
     let why = "requests in progress use all memory for messages; send this one again in a moment";
     let error = RpcError::new(super::refusal::SERVER_ERROR, why);
-    later(StatusCode::SERVICE_UNAVAILABLE, None, error, retry_after)
+    retry_later(StatusCode::SERVICE_UNAVAILABLE, None, error, retry_after)
 }
 
-fn later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
-    let body = whole(&CallAnswer::Error(error), id.unwrap_or("null"));
-    let mut response = with(status, Some(JSON), Body::from(body));
+fn retry_later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
+    let body = to_bytes(&CallAnswer::Error(error), id.unwrap_or("null"));
+    let mut response = build_response(status, Some(JSON), Body::from(body));
     // In whole seconds, at least one: zero would mean no pause.
     let seconds = retry_after.as_millis().div_ceil(1000).max(1);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)));
     response
 }
 
-pub(crate) fn wrong(status: StatusCode, id: &str, error: RpcError) -> Response {
-    with(status, Some(JSON), Body::from(whole(&CallAnswer::Error(error), id)))
+pub(crate) fn rpc_error(status: StatusCode, id: &str, error: RpcError) -> Response {
+    build_response(status, Some(JSON), Body::from(to_bytes(&CallAnswer::Error(error), id)))
 }
 
 pub(crate) fn answer(answer: &CallAnswer, id: &str) -> Response {
-    answer_as(StatusCode::OK, answer, id)
+    answer_with_status(StatusCode::OK, answer, id)
 }
 
 /// Returns a JSON-RPC response with this HTTP status. A long body counts in `unread` until it is written; if the budget
 /// has no room for it, the client gets an error response instead.
 pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer: &CallAnswer, id: &str) -> Response {
-    if matches!(answer, CallAnswer::Withdrawn) {
-        return answer_as(status, answer, id);
+    if matches!(answer, CallAnswer::Cancelled) {
+        return answer_with_status(status, answer, id);
     }
-    match until_written(unread, whole(answer, id)) {
-        Ok(body) => with(status, Some(JSON), Body::from(body)),
-        Err(bytes) => answer_as(StatusCode::OK, &no_room(bytes), id),
+    match hold_until_written(unread, to_bytes(answer, id)) {
+        Ok(body) => build_response(status, Some(JSON), Body::from(body)),
+        Err(bytes) => answer_with_status(StatusCode::OK, &unread_limit_error(bytes), id),
     }
 }
 
 /// Counts a long body until it is written. The error is its length, if the budget is exhausted.
-fn until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> {
+fn hold_until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> {
     if body.len() <= ASSURED {
         return Ok(body);
     }
     let mut share = unread.share();
-    if share.try_take(body.len()) { Ok(share.hold(body)) } else { Err(body.len()) }
+    if share.try_take(body.len()) { Ok(share.attach_to(body)) } else { Err(body.len()) }
 }
 
-fn no_room(bytes: usize) -> CallAnswer {
+fn unread_limit_error(bytes: usize) -> CallAnswer {
     let why = "responses that clients have not read yet use all memory for responses";
     let message = format!("{why}; the request was executed, but its response ({bytes} bytes) is lost");
     CallAnswer::Error(RpcError::new(super::refusal::SERVER_ERROR, message))
 }
 
-pub(crate) fn answer_as(status: StatusCode, answer: &CallAnswer, id: &str) -> Response {
+pub(crate) fn answer_with_status(status: StatusCode, answer: &CallAnswer, id: &str) -> Response {
     match answer {
         // The client waits for no answer, so the response is an event stream without events. Some clients treat 202 as
         // an error.
-        CallAnswer::Withdrawn => with(StatusCode::OK, Some(EVENTS), Body::empty()),
+        CallAnswer::Cancelled => build_response(StatusCode::OK, Some(EVENTS), Body::empty()),
         CallAnswer::Message(_) | CallAnswer::Result(_) | CallAnswer::Error(_) => {
-            with(status, Some(JSON), Body::from(whole(answer, id)))
+            build_response(status, Some(JSON), Body::from(to_bytes(answer, id)))
         }
     }
 }
 
 pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, CallAnswer)]) -> Response {
-    let answers = answers.iter().filter(|(_, answer)| !matches!(answer, CallAnswer::Withdrawn));
+    let answers = answers.iter().filter(|(_, answer)| !matches!(answer, CallAnswer::Cancelled));
     let mut text = Vec::from(*b"[");
     for (at, (id, answer)) in answers.enumerate() {
         if at > 0 {
             text.push(b',');
         }
-        text.extend_from_slice(&whole(answer, id));
+        text.extend_from_slice(&to_bytes(answer, id));
     }
     text.push(b']');
-    match until_written(unread, text.into()) {
-        Ok(body) => with(StatusCode::OK, Some(JSON), Body::from(body)),
-        Err(bytes) => answer_as(StatusCode::OK, &no_room(bytes), "null"),
+    match hold_until_written(unread, text.into()) {
+        Ok(body) => build_response(StatusCode::OK, Some(JSON), Body::from(body)),
+        Err(bytes) => answer_with_status(StatusCode::OK, &unread_limit_error(bytes), "null"),
     }
 }
 
 pub(crate) fn stream(listening: EventStreamBody) -> Response {
-    let mut response = with(StatusCode::OK, Some(EVENTS), Body::from_stream(listening));
+    let mut response = build_response(StatusCode::OK, Some(EVENTS), Body::from_stream(listening));
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     response
 }
 
-fn whole(answer: &CallAnswer, id: &str) -> Bytes {
-    parts(answer, id, |parts| joined(parts.unwrap_or_default()))
+fn to_bytes(answer: &CallAnswer, id: &str) -> Bytes {
+    with_parts(answer, id, |parts| join_parts(parts.unwrap_or_default()))
 }
 
 /// Writes an answer as the parts of a message and passes them to `then`; `None` if the request was cancelled.
-pub(crate) fn parts<R>(answer: &CallAnswer, id: &str, then: impl FnOnce(Option<&[&str]>) -> R) -> R {
+pub(crate) fn with_parts<R>(answer: &CallAnswer, id: &str, then: impl FnOnce(Option<&[&str]>) -> R) -> R {
     const START: &str = r#"{"jsonrpc":"2.0","id":"#;
     match answer {
-        CallAnswer::Message(message) => then(Some(&message.answering(id))),
+        CallAnswer::Message(message) => then(Some(&message.with_id(id))),
         CallAnswer::Result(result) => then(Some(&[START, id, r#","result":"#, result, "}"])),
         CallAnswer::Error(RpcError { code, message, data }) => {
             let (code, message) = (code.to_string(), serde_json::Value::from(message.as_str()).to_string());
@@ -158,7 +158,7 @@ pub(crate) fn parts<R>(answer: &CallAnswer, id: &str, then: impl FnOnce(Option<&
             let error = [START, id, r#","error":{"code":"#, &code, r#","message":"#, &message, comma, data, "}}"];
             then(Some(&error))
         }
-        CallAnswer::Withdrawn => then(None),
+        CallAnswer::Cancelled => then(None),
     }
 }
 
@@ -172,8 +172,9 @@ mod tests {
     #[test]
     fn an_answer_goes_out_under_the_id_of_its_client() {
         let message =
-            RpcMessage::read(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}")).unwrap();
-        let text = |answer: &CallAnswer| String::from_utf8(whole(answer, "\"a\"").to_vec()).unwrap();
+            RpcMessage::parse(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}"))
+                .unwrap();
+        let text = |answer: &CallAnswer| String::from_utf8(to_bytes(answer, "\"a\"").to_vec()).unwrap();
         assert_eq!(text(&CallAnswer::Message(message)), r#"{"x":1e400, "id":"a","jsonrpc":"2.0","result":{}}"#);
         assert_eq!(text(&CallAnswer::Result("[1]".into())), r#"{"jsonrpc":"2.0","id":"a","result":[1]}"#);
         let error = RpcError { code: -1, message: "\"quoted\"\n".into(), data: Some("{}".into()) };

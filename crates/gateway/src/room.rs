@@ -34,7 +34,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::face::EndpointId;
 use super::reply::METHOD_NOT_FOUND;
 use super::session::ClientSession;
-use super::session::guest::words;
+use super::session::guest::own_message;
 use super::sessions::Sessions;
 use super::wishes::{
     McpLogLevel, PendingSessionRequest, RequestDisposition, SessionRequestOutcome, SharedSessionRequest,
@@ -47,13 +47,13 @@ const INTERNAL_ERROR: i64 = -32603;
 #[derive(Debug)]
 pub struct GatewayAudience {
     sessions: Arc<Sessions>,
-    house: Arc<AudienceState>,
+    state: Arc<AudienceState>,
 }
 
 struct AudienceState {
     // Empty until the runtime has started.
     runtime: OnceLock<RuntimeHandle>,
-    rooms: Mutex<InstanceTable>,
+    instances: Mutex<InstanceTable>,
 }
 
 impl fmt::Debug for AudienceState {
@@ -64,7 +64,7 @@ impl fmt::Debug for AudienceState {
 
 #[derive(Default)]
 struct InstanceTable {
-    of: HashMap<InstanceId, InstanceClients>,
+    by_instance: HashMap<InstanceId, InstanceClients>,
     // Runs that requested roots and received an empty list, because no client had any.
     rootless: HashMap<InstanceId, RunNumber>,
 }
@@ -73,22 +73,22 @@ struct InstanceTable {
 #[derive(Default)]
 struct InstanceClients {
     clients: BTreeMap<u64, Arc<ClientSession>>,
-    wishes: SharedSessionState,
+    shared_state: SharedSessionState,
     // True if the last update of the server was not sent and has to be repeated.
     is_behind: bool,
-    held: Option<(RunNumber, KeepAwakeGuard)>,
-    begun: HashMap<RunNumber, RunFollower>,
+    keep_awake: Option<(RunNumber, KeepAwakeGuard)>,
+    followers: HashMap<RunNumber, RunFollower>,
     // The catalogue that clients have last seen.
-    known: Option<Arc<Catalogue>>,
+    known_catalogue: Option<Arc<Catalogue>>,
 }
 
 struct RunFollower {
     // Lists for which the server has sent a change notification itself.
-    said: Vec<CatalogueAspect>,
+    announced: Vec<CatalogueAspect>,
     _work: AbortOnDropHandle<()>,
 }
 
-fn list_of(method: &str) -> Option<CatalogueAspect> {
+fn changed_aspect(method: &str) -> Option<CatalogueAspect> {
     match method {
         "notifications/tools/list_changed" => Some(CatalogueAspect::Tools),
         "notifications/resources/list_changed" => Some(CatalogueAspect::Resources),
@@ -100,7 +100,7 @@ fn list_of(method: &str) -> Option<CatalogueAspect> {
 // Notifications that go to all clients, because only a client can tell if they concern it.
 const EVERYBODYS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
 
-fn change_of(aspect: CatalogueAspect) -> Option<&'static str> {
+fn list_changed_notification(aspect: CatalogueAspect) -> Option<&'static str> {
     match aspect {
         CatalogueAspect::Tools => Some(r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#),
         CatalogueAspect::Resources => Some(r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#),
@@ -109,11 +109,11 @@ fn change_of(aspect: CatalogueAspect) -> Option<&'static str> {
     }
 }
 
-fn meant(cause: MessageCause) -> Option<(u64, Option<u64>)> {
+fn client_and_call(cause: MessageCause) -> Option<(u64, Option<u64>)> {
     match cause {
         MessageCause::Call(origin) => Some((origin.client, Some(origin.call))),
         MessageCause::Client(client) => Some((client, None)),
-        MessageCause::Nobody | MessageCause::Stranger | MessageCause::Several(_) => None,
+        MessageCause::NoCall | MessageCause::NoClient | MessageCause::SeveralClients(_) => None,
     }
 }
 
@@ -124,15 +124,15 @@ fn run_of(view: Option<&InstanceView>) -> Option<RunNumber> {
 impl InstanceClients {
     /// Returns the clients that receive a message. `meant` is the client it was sent for; if that client is not in this
     /// room, all others receive the message, because the message may not belong to its call at all.
-    fn hearers(&self, message: &RpcMessage, meant: Option<u64>) -> Vec<Arc<ClientSession>> {
+    fn recipients(&self, message: &RpcMessage, meant: Option<u64>) -> Vec<Arc<ClientSession>> {
         let method = message.method().unwrap_or_default();
-        let (clients, wishes) = (&self.clients, &self.wishes);
+        let (clients, wishes) = (&self.clients, &self.shared_state);
         let meant = meant.filter(|client| clients.contains_key(client));
         let all = || clients.values().cloned().collect();
         let those = |hears: &dyn Fn(u64) -> bool| {
             clients.iter().filter(|(client, _)| hears(**client)).map(|(_, session)| session.clone()).collect()
         };
-        if list_of(method).is_some() || EVERYBODYS.contains(&method) {
+        if changed_aspect(method).is_some() || EVERYBODYS.contains(&method) {
             return all();
         }
         if method == "notifications/resources/updated" {
@@ -143,25 +143,26 @@ impl InstanceClients {
             }
             return those(&|client| subscribers.contains(&client) || meant == Some(client));
         }
-        let level = (method == "notifications/message").then(|| McpLogLevel::of(message));
+        let level = (method == "notifications/message").then(|| McpLogLevel::from_message(message));
         those(&|client| {
-            meant.is_none_or(|meant| meant == client) && level.is_none_or(|level| wishes.hears(client, level))
+            meant.is_none_or(|meant| meant == client)
+                && level.is_none_or(|level| wishes.is_level_enabled(client, level))
         })
     }
 
     /// Returns the clients that can answer this request. Guests only get the requests of their own calls.
-    fn able<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<ClientSession>> {
-        let sessions = self.clients.values().filter(|session| !session.is_guest() && session.ended().is_none());
-        sessions.filter(move |session| session.opening.greeting.answers(method))
+    fn clients_able_to_answer<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<ClientSession>> {
+        let sessions = self.clients.values().filter(|session| !session.is_guest() && session.end_reason().is_none());
+        sessions.filter(move |session| session.facts.client.can_answer(method))
     }
 
-    fn hold(&mut self, port: Option<&CallPort>) {
-        if !self.wishes.are_waiting() {
-            self.held = None;
+    fn update_keep_awake(&mut self, port: Option<&CallPort>) {
+        if !self.shared_state.has_subscriptions() {
+            self.keep_awake = None;
         } else if let Some(port) = port
-            && self.held.as_ref().is_none_or(|(run, _)| *run != port.run())
+            && self.keep_awake.as_ref().is_none_or(|(run, _)| *run != port.run())
         {
-            self.held = Some((port.run(), port.hold()));
+            self.keep_awake = Some((port.run(), port.keep_awake()));
         }
     }
 }
@@ -169,7 +170,7 @@ impl InstanceClients {
 impl AudienceState {
     fn table(&self) -> MutexGuard<'_, InstanceTable> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn catalogue(&self, id: &InstanceId) -> Option<Arc<Catalogue>> {
@@ -177,18 +178,18 @@ impl AudienceState {
     }
 
     /// Sends the server of an instance, if it runs, the changes in levels and subscriptions that it has not received.
-    async fn settle(&self, id: &InstanceId) {
+    async fn sync_server(&self, id: &InstanceId) {
         let Some(runtime) = self.runtime.get() else { return };
         loop {
             let Some(view) = runtime.status(id) else { return };
             let port = view.port.clone();
             let owed = {
                 let mut table = self.table();
-                let Some(room) = table.of.get_mut(id) else { return };
-                room.wishes.reaches(port.as_ref().map(CallPort::run));
-                room.hold(port.as_ref());
+                let Some(room) = table.by_instance.get_mut(id) else { return };
+                room.shared_state.set_run(port.as_ref().map(CallPort::run));
+                room.update_keep_awake(port.as_ref());
                 room.is_behind = false;
-                port.is_some().then(|| room.wishes.owed()).flatten()
+                port.is_some().then(|| room.shared_state.take_owed_request()).flatten()
             };
             let (Some(port), Some(owed)) = (port, owed) else { return };
             let params = RawValue::from_string(owed.params().to_string()).ok();
@@ -200,29 +201,29 @@ impl AudienceState {
                 tracing::debug!(instance = %name, method = owed.method(), error, "request to the server failed");
             }
             let mut table = self.table();
-            let Some(room) = table.of.get_mut(id) else { return };
+            let Some(room) = table.by_instance.get_mut(id) else { return };
             if was_not_sent {
                 // A retry at once would fail, too.
-                room.wishes.was_not_told(&owed, port.run());
+                room.shared_state.record_not_sent(&owed, port.run());
                 room.is_behind = true;
                 return;
             }
             if let SharedSessionRequest::Unsubscribe(uri) = &owed {
-                room.wishes.took_back(uri);
+                room.shared_state.record_unsubscribed(uri);
             }
         }
     }
 
-    fn settle_soon(self: &Arc<Self>, id: &InstanceId) {
+    fn spawn_server_sync(self: &Arc<Self>, id: &InstanceId) {
         // Without a tokio runtime the process is ending, and the servers with it.
         let Ok(handle) = Handle::try_current() else { return };
         let (house, id) = (self.clone(), id.clone());
-        handle.spawn(async move { house.settle(&id).await });
+        handle.spawn(async move { house.sync_server(&id).await });
     }
 
     /// Handles the start of a run: sends it the clients' levels and subscriptions, and sends the clients the changes of
     /// its lists.
-    async fn follow(&self, runtime: RuntimeHandle, of: SessionSource) {
+    async fn follow_run(&self, runtime: RuntimeHandle, of: SessionSource) {
         let mut watch = runtime.watch();
         let run_of = |snapshot: &Snapshot| run_of(snapshot.get(&of.id).map(|view| &**view));
         let serves = |snapshot: &Arc<Snapshot>| run_of(snapshot).is_some_and(|run| run >= of.run);
@@ -238,30 +239,30 @@ impl AudienceState {
             let Ok(snapshot) = watch.wait_for(is_read).await.map(|snapshot| snapshot.clone()) else { return };
             let view = snapshot.get(&of.id).filter(|_| run_of(&snapshot) == Some(of.run));
             if let Some(catalogue) = view.and_then(|view| view.catalogue.as_ref()) {
-                self.tell_of(&of, catalogue);
+                self.announce_changes(&of, catalogue);
             }
         };
-        tokio::join!(self.settle(&of.id), news);
+        tokio::join!(self.sync_server(&of.id), news);
     }
 
     /// Sends change notifications for the lists that differ from the last run's, unless the server sent them itself.
-    fn tell_of(&self, of: &SessionSource, catalogue: &Arc<Catalogue>) {
+    fn announce_changes(&self, of: &SessionSource, catalogue: &Arc<Catalogue>) {
         let (clients, changed): (Vec<_>, Vec<_>) = {
             let mut table = self.table();
-            let Some(room) = table.of.get_mut(&of.id) else { return };
+            let Some(room) = table.by_instance.get_mut(&of.id) else { return };
             let mut changed = Vec::new();
-            if let Some(known) = room.known.replace(catalogue.clone()) {
+            if let Some(known) = room.known_catalogue.replace(catalogue.clone()) {
                 let mut revisions = Revisions::default();
-                revisions.read(Some(&known), catalogue);
-                changed = revisions.since(&Revisions::default());
+                revisions.count_changes(Some(&known), catalogue);
+                changed = revisions.changes_since(&Revisions::default());
             }
-            let said = room.begun.get(&of.run).map_or(&[][..], |begun| &begun.said);
+            let said = room.followers.get(&of.run).map_or(&[][..], |begun| &begun.announced);
             changed.retain(|aspect| !said.contains(aspect));
             (room.clients.values().cloned().collect(), changed)
         };
-        for words in changed.into_iter().filter_map(change_of).filter_map(words) {
+        for words in changed.into_iter().filter_map(list_changed_notification).filter_map(own_message) {
             for session in &clients {
-                session.hear(None, &words);
+                session.deliver(None, &words);
             }
         }
     }
@@ -270,131 +271,132 @@ impl AudienceState {
 impl GatewayAudience {
     /// Creates an audience without clients. Clients are found in `sessions`.
     pub fn new(sessions: Arc<Sessions>) -> Self {
-        Self { sessions, house: Arc::new(AudienceState { runtime: OnceLock::new(), rooms: Mutex::default() }) }
+        Self { sessions, state: Arc::new(AudienceState { runtime: OnceLock::new(), instances: Mutex::default() }) }
     }
 
-    pub(super) fn open(&self, runtime: RuntimeHandle) {
+    pub(super) fn set_runtime(&self, runtime: RuntimeHandle) {
         // Called once.
-        let _ = self.house.runtime.set(runtime);
+        let _ = self.state.runtime.set(runtime);
     }
 
-    pub(super) fn enter(&self, session: &Arc<ClientSession>, id: &InstanceId) {
-        let catalogue = self.house.catalogue(id);
-        let mut table = self.house.table();
-        let room = table.of.entry(id.clone()).or_default();
-        room.known = room.known.take().or(catalogue);
+    pub(super) fn add_client(&self, session: &Arc<ClientSession>, id: &InstanceId) {
+        let catalogue = self.state.catalogue(id);
+        let mut table = self.state.table();
+        let room = table.by_instance.entry(id.clone()).or_default();
+        room.known_catalogue = room.known_catalogue.take().or(catalogue);
         room.clients.insert(session.number(), session.clone());
     }
 
     /// Adds a guest for the duration of its request and sets its log level. Waits up to `patience` for the server to
     /// receive the level before the request is sent.
-    pub(super) async fn hears_from(
+    pub(super) async fn add_guest_with_level(
         &self,
         session: &Arc<ClientSession>,
         id: &InstanceId,
         level: McpLogLevel,
         patience: Duration,
     ) {
-        self.enter(session, id);
-        if let Some(room) = self.house.table().of.get_mut(id) {
-            room.wishes.hear_from(session.number(), level);
+        self.add_client(session, id);
+        if let Some(room) = self.state.table().by_instance.get_mut(id) {
+            room.shared_state.set_level(session.number(), level);
         }
         // In its own task: the update includes other clients' settings and must finish even if this client disconnects.
-        let (house, id) = (self.house.clone(), id.clone());
-        let settled = tokio::spawn(async move { house.settle(&id).await });
+        let (house, id) = (self.state.clone(), id.clone());
+        let settled = tokio::spawn(async move { house.sync_server(&id).await });
         let _ = timeout(patience, settled).await;
     }
 
     /// Called when a client has initialized its session. Returns true if it is the first with roots after the server
     /// requested some in vain, so that the server has to be notified.
-    pub(super) fn brings_roots(&self, session: &ClientSession, id: &InstanceId) -> bool {
-        session.opening.greeting.roots && self.house.table().rootless.remove(id).is_some()
+    pub(super) fn take_rootless(&self, session: &ClientSession, id: &InstanceId) -> bool {
+        session.facts.client.roots && self.state.table().rootless.remove(id).is_some()
     }
 
     /// Returns the servers of the client's user that requested roots in vain; empty if this client has none. Called
     /// when a client of `/mcp` has initialized its session.
-    pub(super) fn rootless_before(&self, session: &ClientSession) -> Vec<InstanceId> {
-        if !session.opening.greeting.roots {
+    pub(super) fn take_all_rootless(&self, session: &ClientSession) -> Vec<InstanceId> {
+        if !session.facts.client.roots {
             return Vec::new();
         }
-        let (user, mut table) = (session.user(), self.house.table());
+        let (user, mut table) = (session.user(), self.state.table());
         let of_user = table.rootless.extract_if(|id, _| id.team == user.team && id.user == user.user);
         of_user.map(|(id, _)| id).collect()
     }
 
     /// Returns the clients of `/mcp` of the instance's user that have roots. A server's request outside of any call
     /// goes to them only if no client is connected to the server directly.
-    fn have_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<ClientSession>> {
-        let sessions = self.sessions.of(&id.team, &id.user).into_iter();
+    fn clients_with_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<ClientSession>> {
+        let sessions = self.sessions.user_sessions(&id.team, &id.user).into_iter();
         sessions.filter(|session| {
-            !matches!(session.opening.endpoint, EndpointId::Instance(_))
+            !matches!(session.facts.endpoint, EndpointId::Instance(_))
                 && !session.is_guest()
-                && session.ended().is_none()
-                && session.opening.greeting.roots
+                && session.end_reason().is_none()
+                && session.facts.client.roots
         })
     }
 
-    pub(super) fn leave(&self, session: &Arc<ClientSession>, id: &InstanceId) {
-        let mut table = self.house.table();
-        let Some(room) = table.of.get_mut(id) else { return };
+    pub(super) fn remove_client(&self, session: &Arc<ClientSession>, id: &InstanceId) {
+        let mut table = self.state.table();
+        let Some(room) = table.by_instance.get_mut(id) else { return };
         // Most guests were never added.
         if room.clients.remove(&session.number()).is_none() {
             return;
         }
-        room.wishes.forget(session.number());
+        room.shared_state.remove_client(session.number());
         drop(table);
-        let house = self.house.clone();
+        let house = self.state.clone();
         let Ok(handle) = Handle::try_current() else { return };
         let id = id.clone();
         handle.spawn(async move {
-            house.settle(&id).await;
+            house.sync_server(&id).await;
             let mut table = house.table();
-            if table.of.get(&id).is_some_and(|room| room.clients.is_empty() && !room.is_behind) {
-                table.of.remove(&id);
+            if table.by_instance.get(&id).is_some_and(|room| room.clients.is_empty() && !room.is_behind) {
+                table.by_instance.remove(&id);
             }
         });
     }
 
-    pub(super) fn wish(
+    pub(super) fn record_request(
         &self,
         session: &ClientSession,
         id: &InstanceId,
         wish: &SharedSessionRequest,
     ) -> Result<SessionRequestHandle, SubscriptionLimitError> {
         let run = self.run_of(id);
-        let made = match self.house.table().of.get_mut(id) {
-            Some(room) => room.wishes.make(session.number(), wish, run),
+        let made = match self.state.table().by_instance.get_mut(id) {
+            Some(room) => room.shared_state.record_request(session.number(), wish, run),
             // The client has left, so the answer does not matter.
             None => RequestDisposition::Granted,
         };
         let asked = match made {
             RequestDisposition::Granted => None,
-            RequestDisposition::Asked(asked) => Some(asked),
+            RequestDisposition::Pending(asked) => Some(asked),
             RequestDisposition::Refused(too_much) => return Err(too_much),
         };
-        let wished = SessionRequestHandle { house: self.house.clone(), id: id.clone(), asked };
+        let wished = SessionRequestHandle { state: self.state.clone(), id: id.clone(), pending: asked };
         if wished.is_granted() {
-            self.house.settle_soon(id);
+            self.state.spawn_server_sync(id);
         }
         Ok(wished)
     }
 
     /// Repeats a failed update of the server. Called when a request has ended, because the server may have capacity
     /// again.
-    pub(super) fn catch_up(&self, id: &InstanceId) {
-        if self.house.table().of.get(id).is_some_and(|room| room.is_behind) {
-            self.house.settle_soon(id);
+    pub(super) fn retry_failed_sync(&self, id: &InstanceId) {
+        if self.state.table().by_instance.get(id).is_some_and(|room| room.is_behind) {
+            self.state.spawn_server_sync(id);
         }
     }
 
     fn run_of(&self, id: &InstanceId) -> Option<RunNumber> {
-        run_of(self.house.runtime.get()?.status(id).as_deref())
+        run_of(self.state.runtime.get()?.status(id).as_deref())
     }
 
-    fn is_rootless(&self, of: &SessionSource) -> bool {
-        let mut table = self.house.table();
-        let is_rootless = table.of.get(&of.id).is_none_or(|room| room.able("roots/list").next().is_none())
-            && self.have_roots(&of.id).next().is_none();
+    fn record_if_rootless(&self, of: &SessionSource) -> bool {
+        let mut table = self.state.table();
+        let is_rootless =
+            table.by_instance.get(&of.id).is_none_or(|room| room.clients_able_to_answer("roots/list").next().is_none())
+                && self.clients_with_roots(&of.id).next().is_none();
         if is_rootless {
             // A client that brings roots later triggers a notification of this run.
             table.rootless.insert(of.id.clone(), of.run);
@@ -402,34 +404,40 @@ impl GatewayAudience {
         is_rootless
     }
 
-    fn asks(
+    fn choose_client(
         &self,
         id: &InstanceId,
         cause: MessageCause,
         question: &RpcMessage,
     ) -> Result<(Arc<ClientSession>, Option<u64>), String> {
-        if let Some((client, call)) = meant(cause) {
+        if let Some((client, call)) = client_and_call(cause) {
             let Some(session) = self.sessions.get(client) else {
                 return Err("the client that should answer has disconnected".to_owned());
             };
-            return session.answers(question).map(|()| (session, call));
+            return session.check_can_answer(question).map(|()| (session, call));
         }
         match cause {
-            MessageCause::Stranger => {
+            MessageCause::NoClient => {
                 return Err("the call in progress does not come from a client that can answer".to_owned());
             }
-            MessageCause::Several(count) => {
+            MessageCause::SeveralClients(count) => {
                 return Err(format!(
                     "calls of {count} clients are in progress, and the request does not identify one of them"
                 ));
             }
-            MessageCause::Call(_) | MessageCause::Client(_) | MessageCause::Nobody => {}
+            MessageCause::Call(_) | MessageCause::Client(_) | MessageCause::NoCall => {}
         }
-        let (table, method) = (self.house.table(), question.method().unwrap_or_default());
-        let mut able: Vec<_> = table.of.get(id).into_iter().flat_map(|room| room.able(method)).cloned().collect();
+        let (table, method) = (self.state.table(), question.method().unwrap_or_default());
+        let mut able: Vec<_> = table
+            .by_instance
+            .get(id)
+            .into_iter()
+            .flat_map(|room| room.clients_able_to_answer(method))
+            .cloned()
+            .collect();
         drop(table);
         if method == "roots/list" && able.is_empty() {
-            able.extend(self.have_roots(id));
+            able.extend(self.clients_with_roots(id));
         }
         let mut able = able.into_iter();
         match (able.next(), able.count()) {
@@ -446,78 +454,78 @@ impl GatewayAudience {
 /// A recorded wish whose outcome must be reported. Dropping it reports an unknown outcome.
 #[derive(Debug)]
 pub(super) struct SessionRequestHandle {
-    house: Arc<AudienceState>,
+    state: Arc<AudienceState>,
     id: InstanceId,
-    asked: Option<PendingSessionRequest>,
+    pending: Option<PendingSessionRequest>,
 }
 
 impl SessionRequestHandle {
     pub(super) fn is_granted(&self) -> bool {
-        self.asked.is_none()
+        self.pending.is_none()
     }
 
-    pub(super) fn answered(mut self, is_done: bool) {
-        let run = self.house.runtime.get().and_then(|runtime| run_of(runtime.status(&self.id).as_deref()));
-        self.came(if is_done { SessionRequestOutcome::Done(run) } else { SessionRequestOutcome::Refused });
+    pub(super) fn report_answer(mut self, is_done: bool) {
+        let run = self.state.runtime.get().and_then(|runtime| run_of(runtime.status(&self.id).as_deref()));
+        self.report_outcome(if is_done { SessionRequestOutcome::Done(run) } else { SessionRequestOutcome::Refused });
     }
 
-    fn came(&mut self, outcome: SessionRequestOutcome) {
-        let Some(asked) = self.asked.take() else { return };
-        if let Some(room) = self.house.table().of.get_mut(&self.id) {
-            room.wishes.came(asked, outcome);
+    fn report_outcome(&mut self, outcome: SessionRequestOutcome) {
+        let Some(asked) = self.pending.take() else { return };
+        if let Some(room) = self.state.table().by_instance.get_mut(&self.id) {
+            room.shared_state.record_outcome(asked, outcome);
         }
-        self.house.settle_soon(&self.id);
+        self.state.spawn_server_sync(&self.id);
     }
 }
 
 impl Drop for SessionRequestHandle {
     fn drop(&mut self) {
-        self.came(SessionRequestOutcome::Unknown);
+        self.report_outcome(SessionRequestOutcome::Unknown);
     }
 }
 
 impl Audience for GatewayAudience {
-    fn heard(&self, of: &SessionSource, cause: MessageCause, message: RpcMessage) {
-        let meant = meant(cause);
-        let list = list_of(message.method().unwrap_or_default());
+    fn on_notification(&self, of: &SessionSource, cause: MessageCause, message: RpcMessage) {
+        let meant = client_and_call(cause);
+        let list = changed_aspect(message.method().unwrap_or_default());
         let (hearers, is_there) = {
-            let mut table = self.house.table();
-            match table.of.get_mut(&of.id) {
+            let mut table = self.state.table();
+            match table.by_instance.get_mut(&of.id) {
                 Some(room) => {
-                    if let (Some(list), Some(begun)) = (list, room.begun.get_mut(&of.run)) {
-                        begun.said.push(list);
+                    if let (Some(list), Some(begun)) = (list, room.followers.get_mut(&of.run)) {
+                        begun.announced.push(list);
                     }
                     let is_there = meant.is_some_and(|(client, _)| room.clients.contains_key(&client));
-                    (room.hearers(&message, meant.map(|(client, _)| client)), is_there)
+                    (room.recipients(&message, meant.map(|(client, _)| client)), is_there)
                 }
                 None => (Vec::new(), false),
             }
         };
         for session in hearers {
             let call = meant.filter(|(client, _)| *client == session.number()).and_then(|(_, call)| call);
-            session.hear(call, &message);
+            session.deliver(call, &message);
         }
         // A client of `/mcp` receives the messages of its call, but not about lists and resources that it cannot see.
         let is_of_the_room = list.is_some() || message.method() == Some("notifications/resources/updated");
         if let Some((client, call)) = meant.filter(|_| !is_there && !is_of_the_room)
             && let Some(session) = self.sessions.get(client)
         {
-            session.hear(call, &message);
+            session.deliver(call, &message);
         }
     }
 
-    fn progress(&self, origin: CallOrigin, message: RpcMessage) {
+    fn on_progress(&self, origin: CallOrigin, message: RpcMessage) {
         if let Some(session) = self.sessions.get(origin.client) {
-            session.progress(origin.call, &message);
+            session.deliver_progress(origin.call, &message);
         }
     }
 
-    fn asked(&self, of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
+    fn on_request(&self, of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
         let method = question.message().method().unwrap_or_default().to_owned();
-        match (self.asks(&of.id, cause, question.message()), method.as_str()) {
+        match (self.choose_client(&of.id, cause, question.message()), method.as_str()) {
             (Ok((session, call)), _) => session.ask(of.clone(), call, question),
             // An empty list is correct only if no client has roots.
-            (Err(_), "roots/list") if self.is_rootless(of) => question.nobody(),
+            (Err(_), "roots/list") if self.record_if_rootless(of) => question.answer_without_client(),
             (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => {
                 question.decline(INTERNAL_ERROR, &why);
             }
@@ -525,44 +533,44 @@ impl Audience for GatewayAudience {
         }
     }
 
-    fn withdrawn(&self, of: &SessionSource, question: u64, message: RpcMessage) {
-        for session in self.sessions.of(&of.id.team, &of.id.user) {
-            session.withdraw(of, question, &message);
+    fn on_request_withdrawn(&self, of: &SessionSource, question: u64, message: RpcMessage) {
+        for session in self.sessions.user_sessions(&of.id.team, &of.id.user) {
+            session.cancel_question(of, question, &message);
         }
     }
 
-    fn began(&self, of: &SessionSource) {
-        let Some(runtime) = self.house.runtime.get() else { return };
-        let mut table = self.house.table();
-        let Some(room) = table.of.get_mut(&of.id) else { return };
-        let (house, runtime, source) = (self.house.clone(), runtime.clone(), of.clone());
-        let work = tokio::spawn(async move { house.follow(runtime, source).await });
-        room.begun.insert(of.run, RunFollower { said: Vec::new(), _work: AbortOnDropHandle::new(work) });
+    fn on_session_started(&self, of: &SessionSource) {
+        let Some(runtime) = self.state.runtime.get() else { return };
+        let mut table = self.state.table();
+        let Some(room) = table.by_instance.get_mut(&of.id) else { return };
+        let (house, runtime, source) = (self.state.clone(), runtime.clone(), of.clone());
+        let work = tokio::spawn(async move { house.follow_run(runtime, source).await });
+        room.followers.insert(of.run, RunFollower { announced: Vec::new(), _work: AbortOnDropHandle::new(work) });
     }
 
-    fn ended(&self, of: &SessionSource) {
+    fn on_session_ended(&self, of: &SessionSource) {
         {
-            let catalogue = self.house.catalogue(&of.id);
-            let mut table = self.house.table();
+            let catalogue = self.state.catalogue(&of.id);
+            let mut table = self.state.table();
             if table.rootless.get(&of.id) == Some(&of.run) {
                 table.rootless.remove(&of.id);
             }
-            if let Some(room) = table.of.get_mut(&of.id) {
-                room.begun.remove(&of.run);
-                room.known = catalogue.or(room.known.take());
-                room.wishes.ended(of.run);
-                if room.held.as_ref().is_some_and(|(run, _)| *run == of.run) {
-                    room.held = None;
+            if let Some(room) = table.by_instance.get_mut(&of.id) {
+                room.followers.remove(&of.run);
+                room.known_catalogue = catalogue.or(room.known_catalogue.take());
+                room.shared_state.end_run(of.run);
+                if room.keep_awake.as_ref().is_some_and(|(run, _)| *run == of.run) {
+                    room.keep_awake = None;
                 }
                 // A new run gets all settings anyway.
                 room.is_behind = false;
                 if room.clients.is_empty() {
-                    table.of.remove(&of.id);
+                    table.by_instance.remove(&of.id);
                 }
             }
         }
-        for session in self.sessions.of(&of.id.team, &of.id.user) {
-            session.withdraw_all(of);
+        for session in self.sessions.user_sessions(&of.id.team, &of.id.user) {
+            session.cancel_questions(of);
         }
     }
 }

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::access::{Permission, User};
 use super::face::{ClientDescription, EndpointId};
 use super::reply;
-use super::stream::{ASSURED, EventStream, ListenerId, SlowListener, StreamChoice, StreamItem, UNASKED, way};
+use super::stream::{ASSURED, EventStream, ListenerId, SlowListener, StreamChoice, StreamItem, UNASKED, choose_stream};
 use guest::{ClientLifetime, GuestSubscription};
 
 // SSE comment that keeps a silent connection open and detects a dead one.
@@ -77,18 +77,18 @@ impl SessionEnd {
 #[derive(Debug)]
 pub struct SessionFacts {
     /// The user and the token that admitted it.
-    pub pass: Permission,
+    pub permission: Permission,
     /// The endpoint that the session is bound to.
     pub endpoint: EndpointId,
     /// Name of the instance in the request path; empty for `/mcp`.
     pub name: Box<str>,
     /// The client's description of itself.
-    pub greeting: ClientDescription,
+    pub client: ClientDescription,
     /// The negotiated protocol version.
     pub version: String,
     /// `User-Agent` of the request that opened the session.
     pub user_agent: Option<String>,
-    pub presence: ClientLifetime,
+    pub lifetime: ClientLifetime,
 }
 
 /// The endpoint that a request path names.
@@ -121,10 +121,10 @@ pub struct ClientSession {
     number: u64,
     secret: [u8; 16],
     /// Facts that do not change.
-    pub opening: SessionFacts,
-    began: Instant,
-    tools_called: AtomicU64,
-    over: CancellationToken,
+    pub facts: SessionFacts,
+    started_at: Instant,
+    tool_calls: AtomicU64,
+    end_token: CancellationToken,
     // Notified when a listener attaches or detaches, when a stream was read completely, and when a guest gets a
     // question.
     changed: Notify,
@@ -134,63 +134,63 @@ pub struct ClientSession {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallEvent {
-    Word,
-    Over,
+    Message,
+    Ended,
 }
 
 #[derive(Debug)]
 struct SessionState {
     ended: Option<SessionEnd>,
     active_at: Instant,
-    unasked: StreamReader,
+    session_stream: StreamReader,
     calls: BTreeMap<u64, OpenCall>,
     calls_made: u64,
     questions: HashMap<u64, SentQuestion>,
-    questions_put: u64,
+    questions_sent: u64,
     is_guest: bool,
-    token: Option<Box<str>>,
-    hearing: Option<GuestSubscription>,
+    progress_token: Option<Box<str>>,
+    subscription: Option<GuestSubscription>,
 }
 
 #[derive(Debug)]
 struct StreamReader {
     stream: EventStream,
     waker: Option<Waker>,
-    gone_at: Option<Instant>,
+    left_at: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct OpenCall {
     // The client's own id, as JSON text.
     id: Arc<str>,
-    withdraw: Option<oneshot::Sender<RpcMessage>>,
-    streams: bool,
-    ear: StreamReader,
+    cancel: Option<oneshot::Sender<RpcMessage>>,
+    can_stream: bool,
+    reader: StreamReader,
 }
 
 #[derive(Debug)]
 struct SentQuestion {
-    of: SessionSource,
+    source: SessionSource,
     question: ClientQuestion,
     // The call that it belongs to: later messages about the question take the same stream.
     call: Option<u64>,
     // Stream and event number of the question. If that event is dropped, the client will never see the question.
-    at: (u64, u64),
+    position: (u64, u64),
     // Bytes of a question to a stateless client. For other clients the stream counts them.
-    _kept: Option<ByteShare>,
+    _share: Option<ByteShare>,
 }
 
 impl StreamReader {
     fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
-        Self { stream: EventStream::new(number, budget), waker: None, gone_at: None }
+        Self { stream: EventStream::new(number, budget), waker: None, left_at: None }
     }
 
-    fn nameless(number: u64, budget: &Arc<ByteBudget>) -> Self {
-        Self { stream: EventStream::nameless(number, budget), waker: None, gone_at: None }
+    fn without_ids(number: u64, budget: &Arc<ByteBudget>) -> Self {
+        Self { stream: EventStream::without_ids(number, budget), waker: None, left_at: None }
     }
 
-    fn say(&mut self, parts: &[&str]) -> Result<(), SlowListener> {
-        self.stream.say(parts)?;
+    fn append(&mut self, parts: &[&str]) -> Result<(), SlowListener> {
+        self.stream.append(parts)?;
         self.wake();
         Ok(())
     }
@@ -200,7 +200,7 @@ impl StreamReader {
         self.wake();
     }
 
-    fn listened_by(&mut self, context: &Context<'_>) {
+    fn register_waker(&mut self, context: &Context<'_>) {
         match &mut self.waker {
             Some(waker) => waker.clone_from(context.waker()),
             None => self.waker = Some(context.waker().clone()),
@@ -215,79 +215,83 @@ impl StreamReader {
 }
 
 impl SessionState {
-    fn ear(&mut self, stream: u64) -> Option<&mut StreamReader> {
+    fn reader(&mut self, stream: u64) -> Option<&mut StreamReader> {
         if stream == UNASKED {
-            return Some(&mut self.unasked);
+            return Some(&mut self.session_stream);
         }
-        self.calls.get_mut(&stream).filter(|call| call.streams).map(|call| &mut call.ear)
+        self.calls.get_mut(&stream).filter(|call| call.can_stream).map(|call| &mut call.reader)
     }
 
-    fn way(&self, call: Option<u64>) -> u64 {
+    fn choose_stream(&self, call: Option<u64>) -> u64 {
         if self.is_guest {
             // A stateless request may consist of several rounds; only the last one can be open.
             let last = self.calls.iter().next_back();
-            let open = last.filter(|(_, call)| call.streams && call.withdraw.is_some());
+            let open = last.filter(|(_, call)| call.can_stream && call.cancel.is_some());
             return open.map_or(UNASKED, |(number, _)| *number);
         }
         // The client no longer reads a call's stream after the answer.
-        let can_stream = self.calls.iter().filter(|(_, call)| call.streams && call.withdraw.is_some());
-        let (read, unread): (Vec<_>, Vec<_>) = can_stream.partition(|(_, call)| call.ear.stream.is_read());
+        let can_stream = self.calls.iter().filter(|(_, call)| call.can_stream && call.cancel.is_some());
+        let (read, unread): (Vec<_>, Vec<_>) =
+            can_stream.partition(|(_, call)| call.reader.stream.has_or_expects_listener());
         let numbers = |calls: Vec<(&u64, &OpenCall)>| calls.into_iter().map(|(number, _)| *number).collect::<Vec<_>>();
-        match way(call, &numbers(read), &numbers(unread), self.unasked.stream.is_heard()) {
+        match choose_stream(call, &numbers(read), &numbers(unread), self.session_stream.stream.has_listener()) {
             StreamChoice::Call(call) => call,
-            StreamChoice::Unasked => UNASKED,
+            StreamChoice::Session => UNASKED,
         }
     }
 
-    fn say(&mut self, call: Option<u64>, parts: &[&str]) -> Result<(), SlowListener> {
-        self.say_on(self.way(call), parts)
+    fn send(&mut self, call: Option<u64>, parts: &[&str]) -> Result<(), SlowListener> {
+        self.send_on(self.choose_stream(call), parts)
     }
 
-    fn say_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), SlowListener> {
+    fn send_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), SlowListener> {
         // A guest has no stream apart from its calls.
         if self.ended.is_some() || self.is_guest && stream == UNASKED {
             return Ok(());
         }
-        let said = self.ear(stream).map_or(Ok(()), |ear| ear.say(parts));
+        let said = self.reader(stream).map_or(Ok(()), |ear| ear.append(parts));
         self.decline_dropped(stream);
         said
     }
 
     /// Sends or resends a question under `number`, which is also its progress token, so that the client's progress
     /// notifications can be matched.
-    fn put(
+    fn send_question(
         &mut self,
         number: u64,
         of: SessionSource,
         call: Option<u64>,
         question: ClientQuestion,
     ) -> Result<(), SlowListener> {
-        let (stream, id, message) = (self.way(call), number.to_string(), question.message().clone());
-        let event = self.ear(stream).map_or(0, |ear| ear.stream.next());
-        self.questions.insert(number, SentQuestion { of, question, call, at: (stream, event), _kept: None });
-        self.say_on(stream, &message.asked_as(&id, &id))
+        let (stream, id, message) = (self.choose_stream(call), number.to_string(), question.message().clone());
+        let event = self.reader(stream).map_or(0, |ear| ear.stream.next_number());
+        self.questions
+            .insert(number, SentQuestion { source: of, question, call, position: (stream, event), _share: None });
+        self.send_on(stream, &message.with_id_and_token(&id, &id))
     }
 
     /// Removes the questions whose events were dropped from a stream. Dropping a question declines it.
     fn decline_dropped(&mut self, stream: u64) {
-        let dropped = self.ear(stream).map_or(0..0, |ear| ear.stream.take_dropped());
+        let dropped = self.reader(stream).map_or(0..0, |ear| ear.stream.take_dropped());
         if !dropped.is_empty() {
-            self.questions.retain(|_, asked| asked.at.0 != stream || !dropped.contains(&asked.at.1));
+            self.questions.retain(|_, asked| asked.position.0 != stream || !dropped.contains(&asked.position.1));
         }
     }
 
     /// Resends the questions from the stream of a closed call that was not read completely on another stream. If no
     /// stream has a reader, drops them, which declines them.
-    fn ask_again(&mut self, call: u64) -> Result<(), SlowListener> {
-        let asked = self.questions.iter().filter(|(_, asked)| asked.at.0 == call);
+    fn resend_questions(&mut self, call: u64) -> Result<(), SlowListener> {
+        let asked = self.questions.iter().filter(|(_, asked)| asked.position.0 == call);
         let mut numbers: Vec<u64> = asked.map(|(number, _)| *number).collect();
         numbers.sort_unstable();
         let mut said = Ok(());
         for number in numbers {
-            let Some(SentQuestion { of, question, call, .. }) = self.questions.remove(&number) else { continue };
-            let stream = self.way(call);
-            if self.ear(stream).is_some_and(|ear| ear.stream.is_read()) {
-                said = said.and(self.put(number, of, call, question));
+            let Some(SentQuestion { source: of, question, call, .. }) = self.questions.remove(&number) else {
+                continue;
+            };
+            let stream = self.choose_stream(call);
+            if self.reader(stream).is_some_and(|ear| ear.stream.has_or_expects_listener()) {
+                said = said.and(self.send_question(number, of, call, question));
             }
         }
         said
@@ -295,26 +299,26 @@ impl SessionState {
 }
 
 impl ClientSession {
-    pub fn new(number: u64, secret: [u8; 16], opening: SessionFacts, now: Instant, budget: Arc<ByteBudget>) -> Self {
+    pub fn new(number: u64, secret: [u8; 16], facts: SessionFacts, now: Instant, budget: Arc<ByteBudget>) -> Self {
         let state = SessionState {
             ended: None,
             active_at: now,
-            unasked: StreamReader::new(UNASKED, &budget),
+            session_stream: StreamReader::new(UNASKED, &budget),
             calls: BTreeMap::new(),
             calls_made: 0,
             questions: HashMap::new(),
-            questions_put: 0,
-            is_guest: opening.presence != ClientLifetime::Session,
-            token: None,
-            hearing: None,
+            questions_sent: 0,
+            is_guest: facts.lifetime != ClientLifetime::Session,
+            progress_token: None,
+            subscription: None,
         };
         Self {
             number,
             secret,
-            opening,
-            began: now,
-            tools_called: AtomicU64::new(0),
-            over: CancellationToken::new(),
+            facts,
+            started_at: now,
+            tool_calls: AtomicU64::new(0),
+            end_token: CancellationToken::new(),
             changed: Notify::new(),
             budget,
             state: Mutex::new(state),
@@ -328,7 +332,7 @@ impl ClientSession {
 
     /// Returns the user of the session.
     pub fn user(&self) -> &Arc<User> {
-        &self.opening.pass.user
+        &self.facts.permission.user
     }
 
     /// Returns the part of the id that is not secret, as 16 hex digits.
@@ -345,29 +349,29 @@ impl ClientSession {
         format!("{:016x}{:032x}", self.number, u128::from_be_bytes(self.secret))
     }
 
-    pub fn began(&self) -> Instant {
-        self.began
+    pub fn started_at(&self) -> Instant {
+        self.started_at
     }
 
-    pub fn count_tool(&self) {
-        self.tools_called.fetch_add(1, Ordering::Relaxed);
+    pub fn count_tool_call(&self) {
+        self.tool_calls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of tool calls of this client.
-    pub fn tool_count(&self) -> u64 {
-        self.tools_called.load(Ordering::Relaxed)
+    pub fn tool_call_count(&self) -> u64 {
+        self.tool_calls.load(Ordering::Relaxed)
     }
 
     pub fn budget(&self) -> &Arc<ByteBudget> {
         &self.budget
     }
 
-    pub fn over(&self) -> &CancellationToken {
-        &self.over
+    pub fn end_token(&self) -> &CancellationToken {
+        &self.end_token
     }
 
     /// Returns the reason for the end; `None` while the session is open.
-    pub fn ended(&self) -> Option<SessionEnd> {
+    pub fn end_reason(&self) -> Option<SessionEnd> {
         self.state().ended
     }
 
@@ -378,9 +382,9 @@ impl ClientSession {
 
     /// Sends a message, given in parts, to the client: on the stream of `call` if that is open and streams, else on a
     /// stream that has a reader. The message is buffered while there is no reader.
-    pub fn say(&self, call: Option<u64>, parts: &[&str]) {
-        let said = self.state().say(call, parts);
-        self.unless_slow(said);
+    pub fn send(&self, call: Option<u64>, parts: &[&str]) {
+        let said = self.state().send(call, parts);
+        self.end_if_slow(said);
     }
 
     /// Sends a server's question to the client. The question is declined if the session ends first or if its event is
@@ -392,40 +396,41 @@ impl ClientSession {
             return;
         }
         if state.is_guest {
-            let kept = state.keep(of, question, self.budget.share());
+            let kept = state.store_question(of, question, self.budget.share());
             drop(state);
             self.changed.notify_waiters();
             // Dropping the question declines it; the lock is free again.
             drop(kept);
             return;
         }
-        state.questions_put += 1;
-        let number = state.questions_put;
-        let said = state.put(number, of, call, question);
+        state.questions_sent += 1;
+        let number = state.questions_sent;
+        let said = state.send_question(number, of, call, question);
         drop(state);
-        self.unless_slow(said);
+        self.end_if_slow(said);
     }
 
     /// Withdraws a question that its server cancelled. `words` is the server's cancellation.
-    pub fn withdraw(&self, of: &SessionSource, question: u64, words: &RpcMessage) {
+    pub fn cancel_question(&self, of: &SessionSource, question: u64, words: &RpcMessage) {
         let mut state = self.state();
-        let is_it = |asked: &SentQuestion| asked.of == *of && asked.question.number() == question;
+        let is_it = |asked: &SentQuestion| asked.source == *of && asked.question.number() == question;
         let Some(number) = state.questions.iter().find(|(_, asked)| is_it(asked)).map(|(number, _)| *number) else {
             return;
         };
         let asked = state.questions.remove(&number);
         let call = asked.as_ref().and_then(|asked| asked.call);
         // A guest receives its questions only with the answer, so it has not seen this one.
-        let said = if state.is_guest { Ok(()) } else { state.say(call, &words.cancelling(&number.to_string())) };
+        let said =
+            if state.is_guest { Ok(()) } else { state.send(call, &words.with_cancelled_id(&number.to_string())) };
         drop(state);
         drop(asked);
-        self.unless_slow(said);
+        self.end_if_slow(said);
     }
 
     /// Withdraws all questions of a server whose run ended, and notifies the client.
-    pub fn withdraw_all(&self, of: &SessionSource) {
+    pub fn cancel_questions(&self, of: &SessionSource) {
         let mut state = self.state();
-        let gone = |asked: &SentQuestion| asked.of == *of;
+        let gone = |asked: &SentQuestion| asked.source == *of;
         let numbers: Vec<u64> =
             state.questions.iter().filter(|(_, asked)| gone(asked)).map(|(number, _)| *number).collect();
         let mut said = Ok(());
@@ -442,15 +447,15 @@ impl ClientSession {
                 &number,
                 r#","reason":"the server ended"}}"#,
             ];
-            said = said.and(state.say(asked.call, &parts));
+            said = said.and(state.send(asked.call, &parts));
             dropped.push(asked);
         }
         drop(state);
         drop(dropped);
-        self.unless_slow(said);
+        self.end_if_slow(said);
     }
 
-    pub fn answered(&self, message: RpcMessage) -> bool {
+    pub fn accept_answer(&self, message: RpcMessage) -> bool {
         let Some(number) = message.id().and_then(|id| id.parse().ok()) else { return false };
         let Some(asked) = self.state().questions.remove(&number) else { return false };
         asked.question.answer(message);
@@ -459,16 +464,16 @@ impl ClientSession {
 
     /// Finds the open question for a progress token from the client. Returns the server that asked and that server's
     /// own token.
-    pub fn question(&self, token: &str) -> Option<(SessionSource, String)> {
+    pub fn find_question(&self, token: &str) -> Option<(SessionSource, String)> {
         let number: u64 = token.parse().ok()?;
         let state = self.state();
         let asked = state.questions.get(&number)?;
-        Some((asked.of.clone(), asked.question.message().token()?.to_owned()))
+        Some((asked.source.clone(), asked.question.message().token()?.to_owned()))
     }
 
     /// Returns true if the client reads the session's GET stream.
     pub fn is_listening(&self) -> bool {
-        self.state().unasked.stream.is_heard()
+        self.state().session_stream.stream.has_listener()
     }
 
     /// Returns true if a request of the client is open.
@@ -478,17 +483,17 @@ impl ClientSession {
 
     pub fn open_count(&self) -> usize {
         let state = self.state();
-        state.calls.len() + usize::from(state.unasked.stream.is_heard())
+        state.calls.len() + usize::from(state.session_stream.stream.has_listener())
     }
 
     pub fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
-        (state.calls.is_empty() && !state.unasked.stream.is_heard()).then_some(state.active_at)
+        (state.calls.is_empty() && !state.session_stream.stream.has_listener()).then_some(state.active_at)
     }
 
     /// Records activity of the client. Returns false if the session has ended or belongs to another endpoint.
-    pub fn active(&self, place: EndpointPath<'_>, now: Instant) -> bool {
-        if !self.opening.is_at(place) {
+    pub fn record_activity(&self, place: EndpointPath<'_>, now: Instant) -> bool {
+        if !self.facts.is_at(place) {
             return false;
         }
         let mut state = self.state();
@@ -497,93 +502,99 @@ impl ClientSession {
     }
 
     /// Returns the sort key for dropping buffers: clients without a reader first, then the longest inactive.
-    pub fn worth_keeping(&self) -> (bool, Instant) {
+    pub fn drop_priority(&self) -> (bool, Instant) {
         let state = self.state();
-        (state.unasked.stream.is_heard(), state.active_at)
+        (state.session_stream.stream.has_listener(), state.active_at)
     }
 
-    pub fn forget(&self) {
+    pub fn drop_buffered_events(&self) {
         let mut state = self.state();
-        state.unasked.stream.forget();
+        state.session_stream.stream.drop_buffered_events();
         state.decline_dropped(UNASKED);
     }
 
-    pub fn lost(&self) -> u64 {
-        self.state().unasked.stream.lost()
+    pub fn lost_count(&self) -> u64 {
+        self.state().session_stream.stream.lost_count()
     }
 
-    pub fn begin(&self, id: &Arc<str>, streams: bool) -> Result<(u64, oneshot::Receiver<RpcMessage>), RequestIdInUse> {
+    pub fn open_call(
+        &self,
+        id: &Arc<str>,
+        streams: bool,
+    ) -> Result<(u64, oneshot::Receiver<RpcMessage>), RequestIdInUse> {
         let (withdraw, withdrawn) = oneshot::channel();
         let mut state = self.state();
         // An answered call no longer occupies its id, even if its stream is not read completely.
-        if state.calls.values().any(|call| call.id == *id && call.withdraw.is_some()) {
+        if state.calls.values().any(|call| call.id == *id && call.cancel.is_some()) {
             return Err(RequestIdInUse);
         }
         state.calls_made += 1;
         let number = state.calls_made;
         let ear = if state.is_guest {
-            StreamReader::nameless(number, &self.budget)
+            StreamReader::without_ids(number, &self.budget)
         } else {
             StreamReader::new(number, &self.budget)
         };
-        state.calls.insert(number, OpenCall { id: id.clone(), withdraw: Some(withdraw), streams, ear });
+        state
+            .calls
+            .insert(number, OpenCall { id: id.clone(), cancel: Some(withdraw), can_stream: streams, reader: ear });
         Ok((number, withdrawn))
     }
 
-    pub fn cancel(&self, words: RpcMessage) -> bool {
+    pub fn cancel_call(&self, words: RpcMessage) -> bool {
         let withdraw = {
             let mut state = self.state();
-            let Some(id) = words.of() else { return false };
-            let named = state.calls.values_mut().find(|call| *call.id == *id && call.withdraw.is_some());
-            named.and_then(|call| call.withdraw.take())
+            let Some(id) = words.cancelled_id() else { return false };
+            let named = state.calls.values_mut().find(|call| *call.id == *id && call.cancel.is_some());
+            named.and_then(|call| call.cancel.take())
         };
         withdraw.is_some_and(|withdraw| withdraw.send(words).is_ok())
     }
 
     /// Waits until a message is sent on the stream of a call or the session ends.
-    pub async fn news(&self, call: u64) -> CallEvent {
+    pub async fn wait_for_event(&self, call: u64) -> CallEvent {
         poll_fn(|context| {
             let mut state = self.state();
             let over = state.ended.is_some();
             match state.calls.get_mut(&call) {
                 Some(open) if !over => {
-                    if open.ear.stream.has_news() {
-                        return Poll::Ready(CallEvent::Word);
+                    if open.reader.stream.has_unread() {
+                        return Poll::Ready(CallEvent::Message);
                     }
-                    open.ear.listened_by(context);
+                    open.reader.register_waker(context);
                     Poll::Pending
                 }
-                Some(_) | None => Poll::Ready(CallEvent::Over),
+                Some(_) | None => Poll::Ready(CallEvent::Ended),
             }
         })
         .await
     }
 
     /// Returns true if the answer is the first message of the call. From then on no message is sent on its stream.
-    pub fn is_answered_first(&self, call: u64) -> bool {
+    pub fn try_finish_without_stream(&self, call: u64) -> bool {
         let mut state = self.state();
         let Some(open) = state.calls.get_mut(&call) else { return true };
-        let first = !open.ear.stream.has_news();
+        let first = !open.reader.stream.has_unread();
         if first {
-            open.withdraw = None;
+            open.cancel = None;
         }
         first
     }
 
     /// Ends the stream of a call, after its answer if there is one (`None` if the client cancelled the call).
-    pub fn finish(&self, call: u64, answer: Option<&[&str]>) {
+    pub fn finish_call(&self, call: u64, answer: Option<&[&str]>) {
         let said = {
             let mut state = self.state();
             let Some(open) = state.calls.get_mut(&call) else { return };
-            open.withdraw = None;
-            let said = answer.map_or(Ok(()), |parts| open.ear.say(parts));
-            open.ear.end();
+            open.cancel = None;
+            let said = answer.map_or(Ok(()), |parts| open.reader.append(parts));
+            open.reader.end();
             said
         };
-        self.unless_slow(said);
+        self.end_if_slow(said);
     }
 
-    pub fn close(&self, call: u64) {
+    pub fn close_call(&self, call: u64) {
         let mut state = self.state();
         // The last messages of an ended session still have to be read, unless its client reads too slowly.
         if state.ended.is_some_and(|why| why != SessionEnd::Slow) {
@@ -591,25 +602,25 @@ impl ClientSession {
         }
         let Some(mut closed) = state.calls.remove(&call) else { return };
         state.active_at = Instant::now();
-        let said = if closed.ear.stream.is_done() { Ok(()) } else { state.ask_again(call) };
+        let said = if closed.reader.stream.is_done() { Ok(()) } else { state.resend_questions(call) };
         drop(state);
-        closed.ear.end();
-        self.unless_slow(said);
+        closed.reader.end();
+        self.end_if_slow(said);
     }
 
     /// Waits until the stream of a call has no reader left: it was read completely, or its reader left and did not
     /// return within `grace` or cannot return.
-    pub async fn abandoned(&self, call: u64, grace: Duration) {
+    pub async fn wait_until_abandoned(&self, call: u64, grace: Duration) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let gone = {
                 let mut state = self.state();
-                let Some(ear) = state.ear(call) else { return };
+                let Some(ear) = state.reader(call) else { return };
                 if ear.stream.is_done() {
                     return;
                 }
-                ear.gone_at.map(|at| if ear.stream.is_resumable() { at + grace } else { at })
+                ear.left_at.map(|at| if ear.stream.is_resumable() { at + grace } else { at })
             };
             match gone {
                 None => changed.await,
@@ -626,27 +637,27 @@ impl ClientSession {
     /// Attaches a listener to a stream. `after` is the last event that a returning client has; `keep_alive` is the
     /// longest silence on the connection. Returns `None` if the session has ended or there is no such stream.
     pub fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>, keep_alive: Duration) -> Option<EventStreamBody> {
-        let primed = self.primes() && after.is_none();
+        let primed = self.needs_priming() && after.is_none();
         let (listener, first) = {
             let mut state = self.state();
             if state.ended.is_some() {
                 return None;
             }
-            let ear = state.ear(stream)?;
+            let ear = state.reader(stream)?;
             let listener = ear.stream.attach(after);
-            ear.gone_at = None;
+            ear.left_at = None;
             // Wakes the previous listener, which finds out that it was replaced.
             ear.wake();
-            (listener, primed.then(|| ear.stream.priming()))
+            (listener, primed.then(|| ear.stream.priming_event()))
         };
         self.changed.notify_waiters();
         let (silent_since, wakes) = (Instant::now(), Box::pin(sleep(keep_alive)));
-        Some(EventStreamBody { session: self.clone(), stream, listener, first, keep_alive, silent_since, wakes })
+        Some(EventStreamBody { session: self.clone(), stream, listener, first, keep_alive, silent_since, timer: wakes })
     }
 
     /// Reports whether streams begin with a priming event. Clients of older versions fail at an event without data.
-    fn primes(&self) -> bool {
-        self.opening.version.as_str() >= "2025-11-25" && !self.is_guest()
+    fn needs_priming(&self) -> bool {
+        self.facts.version.as_str() >= "2025-11-25" && !self.is_guest()
     }
 
     /// Ends the session: declines the questions to its client and cancels its calls. Calls with a stream are answered
@@ -658,24 +669,24 @@ impl ClientSession {
                 return false;
             }
             state.ended = Some(why);
-            state.unasked.end();
-            let last = state.last_words();
+            state.session_stream.end();
+            let last = state.final_answer();
             for call in state.calls.values_mut() {
-                if call.streams && call.withdraw.is_some() {
+                if call.can_stream && call.cancel.is_some() {
                     // The error means that the client reads too slowly, and the stream ends anyway.
-                    let _ = reply::parts(&last, &call.id, |parts| call.ear.say(parts.unwrap_or_default()));
+                    let _ = reply::with_parts(&last, &call.id, |parts| call.reader.append(parts.unwrap_or_default()));
                 }
-                call.ear.end();
+                call.reader.end();
             }
             std::mem::take(&mut state.questions)
         };
         drop(questions);
-        self.over.cancel();
+        self.end_token.cancel();
         self.changed.notify_waiters();
         true
     }
 
-    fn unless_slow(&self, said: Result<(), SlowListener>) {
+    fn end_if_slow(&self, said: Result<(), SlowListener>) {
         if said == Err(SlowListener) {
             tracing::warn!(session_id = self.public_id(), "a client reads too slowly; its session ends");
             self.end(SessionEnd::Slow);
@@ -691,7 +702,7 @@ pub struct EventStreamBody {
     first: Option<Bytes>,
     keep_alive: Duration,
     silent_since: Instant,
-    wakes: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
 }
 
 impl futures::Stream for EventStreamBody {
@@ -703,32 +714,32 @@ impl futures::Stream for EventStreamBody {
         }
         let next = {
             let mut state = self.session.state();
-            let Some(ear) = state.ear(self.stream) else { return Poll::Ready(None) };
+            let Some(ear) = state.reader(self.stream) else { return Poll::Ready(None) };
             let next = ear.stream.take(self.listener);
-            if next == StreamItem::Nothing {
-                ear.listened_by(context);
+            if next == StreamItem::Pending {
+                ear.register_waker(context);
             }
             next
         };
         match next {
             StreamItem::Event(event) => {
                 self.silent_since = Instant::now();
-                Poll::Ready(Some(Ok(until_written(&self.session.budget, event))))
+                Poll::Ready(Some(Ok(hold_until_written(&self.session.budget, event))))
             }
-            StreamItem::Over => {
+            StreamItem::Ended => {
                 self.session.changed.notify_waiters();
                 Poll::Ready(None)
             }
             StreamItem::Replaced => Poll::Ready(None),
-            StreamItem::Nothing => loop {
-                std::task::ready!(self.wakes.as_mut().poll(context));
+            StreamItem::Pending => loop {
+                std::task::ready!(self.timer.as_mut().poll(context));
                 // The timer is not reset for each event, so it may fire before the keep-alive is due.
                 let (now, due) = (Instant::now(), self.silent_since + self.keep_alive);
                 if now >= due {
                     self.silent_since = now;
                 }
                 let next = self.silent_since + self.keep_alive;
-                self.wakes.as_mut().reset(next);
+                self.timer.as_mut().reset(next);
                 if now >= due {
                     // hyper polls again at once and then registers the timer's waker.
                     return Poll::Ready(Some(Ok(KEEP_ALIVE)));
@@ -739,13 +750,13 @@ impl futures::Stream for EventStreamBody {
 }
 
 /// Counts a large event until the connection has written it: its stream no longer counts it.
-fn until_written(budget: &Arc<ByteBudget>, event: Bytes) -> Bytes {
+fn hold_until_written(budget: &Arc<ByteBudget>, event: Bytes) -> Bytes {
     if event.len() <= ASSURED {
         return event;
     }
     let mut share = budget.share();
     share.take(event.len());
-    share.hold(event)
+    share.attach_to(event)
 }
 
 impl Drop for EventStreamBody {
@@ -756,10 +767,10 @@ impl Drop for EventStreamBody {
             if self.stream == UNASKED {
                 state.active_at = now;
             }
-            if let Some(ear) = state.ear(self.stream)
+            if let Some(ear) = state.reader(self.stream)
                 && ear.stream.detach(self.listener)
             {
-                ear.gone_at = Some(now);
+                ear.left_at = Some(now);
             }
             state.decline_dropped(self.stream);
         }

@@ -26,19 +26,19 @@ pub enum SessionLimitError {
     /// The endpoint has the maximum number of sessions, and none is idle.
     All(usize),
     /// The system provides no random numbers.
-    NoNumbers,
+    NoRandomNumbers,
 }
 
 type Owner = (TeamId, UserId);
 
 #[derive(Debug, Default)]
 struct SessionTable {
-    all: HashMap<u64, Arc<ClientSession>>,
-    of: HashMap<Owner, HashSet<u64>>,
+    sessions: HashMap<u64, Arc<ClientSession>>,
+    by_owner: HashMap<Owner, HashSet<u64>>,
     // Sessions of stateless requests. They count against the user's calls, not as sessions.
     guests: HashMap<u64, Arc<ClientSession>>,
     // Statistics of the clients of stateless requests.
-    visitors: StatelessClients,
+    stateless_clients: StatelessClients,
 }
 
 /// The table of sessions. Created before the runtime, whose messages find their clients here.
@@ -64,22 +64,22 @@ fn owner(user: &User) -> Owner {
 
 impl SessionTable {
     fn remove(&mut self, number: u64) -> Option<Arc<ClientSession>> {
-        let session = self.all.remove(&number)?;
+        let session = self.sessions.remove(&number)?;
         if session.is_guest() {
-            self.visitors.leave(&session.opening, Instant::now());
+            self.stateless_clients.close_request(&session.facts, Instant::now());
         }
         let owner = owner(session.user());
-        if let Some(numbers) = self.of.get_mut(&owner) {
+        if let Some(numbers) = self.by_owner.get_mut(&owner) {
             numbers.remove(&number);
             if numbers.is_empty() {
-                self.of.remove(&owner);
+                self.by_owner.remove(&owner);
             }
         }
         Some(session)
     }
 
-    fn idlest<'a>(&self, numbers: impl Iterator<Item = &'a u64>) -> Option<u64> {
-        let idle = |number: &u64| Some((self.all.get(number)?.idle_since()?, *number));
+    fn longest_idle<'a>(&self, numbers: impl Iterator<Item = &'a u64>) -> Option<u64> {
+        let idle = |number: &u64| Some((self.sessions.get(number)?.idle_since()?, *number));
         numbers.filter_map(idle).min().map(|(_, number)| number)
     }
 }
@@ -87,11 +87,11 @@ impl SessionTable {
 impl Sessions {
     /// Creates an empty table without a memory limit.
     pub fn new() -> Self {
-        Self::within(ByteBudget::unlimited())
+        Self::with_memory(ByteBudget::unlimited())
     }
 
     /// Creates an empty table whose buffers count as part of `memory`.
-    pub fn within(memory: Arc<ByteBudget>) -> Self {
+    pub fn with_memory(memory: Arc<ByteBudget>) -> Self {
         let streams = memory.part(usize::MAX);
         Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams }
     }
@@ -101,7 +101,7 @@ impl Sessions {
     }
 
     /// Returns the budget of the streams of all clients.
-    pub fn streams(&self) -> &ByteBudget {
+    pub fn stream_budget(&self) -> &ByteBudget {
         &self.streams
     }
 
@@ -118,22 +118,22 @@ impl Sessions {
     ) -> Result<(Arc<ClientSession>, Vec<Arc<ClientSession>>), SessionLimitError> {
         let mut table = self.table();
         let mut evicted = Vec::new();
-        let owner = owner(&opening.pass.user);
-        let own = table.of.get(&owner).map_or(0, HashSet::len);
+        let owner = owner(&opening.permission.user);
+        let own = table.by_owner.get(&owner).map_or(0, HashSet::len);
         if own >= limits.sessions_per_user_max {
-            let idlest = table.of.get(&owner).and_then(|numbers| table.idlest(numbers.iter()));
+            let idlest = table.by_owner.get(&owner).and_then(|numbers| table.longest_idle(numbers.iter()));
             evicted.extend(table.remove(idlest.ok_or(SessionLimitError::User(limits.sessions_per_user_max))?));
-        } else if table.all.len() >= limits.sessions_max {
-            let idlest = table.idlest(table.all.keys());
+        } else if table.sessions.len() >= limits.sessions_max {
+            let idlest = table.longest_idle(table.sessions.keys());
             evicted.extend(table.remove(idlest.ok_or(SessionLimitError::All(limits.sessions_max))?));
         }
-        let session = self.made(&table, opening, now)?;
+        let session = self.create_session(&table, opening, now)?;
         let number = session.number();
         if session.is_guest() {
-            table.visitors.enter(&session.opening, false, now);
+            table.stateless_clients.open_request(&session.facts, false, now);
         }
-        table.all.insert(number, session.clone());
-        table.of.entry(owner).or_default().insert(number);
+        table.sessions.insert(number, session.clone());
+        table.by_owner.entry(owner).or_default().insert(number);
         drop(table);
         for session in &evicted {
             session.end(SessionEnd::Evicted);
@@ -141,38 +141,38 @@ impl Sessions {
         Ok((session, evicted))
     }
 
-    pub fn guest(&self, opening: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
+    pub fn open_guest(&self, opening: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut table = self.table();
-        let guest = self.made(&table, opening, now)?;
+        let guest = self.create_session(&table, opening, now)?;
         let calls_tool =
-            matches!(&guest.opening.presence, ClientLifetime::Request { method, .. } if &**method == "tools/call");
-        table.visitors.enter(&guest.opening, calls_tool, now);
+            matches!(&guest.facts.lifetime, ClientLifetime::Request { method, .. } if &**method == "tools/call");
+        table.stateless_clients.open_request(&guest.facts, calls_tool, now);
         table.guests.insert(guest.number(), guest.clone());
         Ok(guest)
     }
 
-    pub fn goes(&self, guest: &ClientSession) {
+    pub fn close_guest(&self, guest: &ClientSession) {
         guest.end(SessionEnd::Closed);
         let mut table = self.table();
         if table.guests.remove(&guest.number()).is_some() {
-            table.visitors.leave(&guest.opening, Instant::now());
+            table.stateless_clients.close_request(&guest.facts, Instant::now());
         }
     }
 
-    pub fn saw(&self, user: &User, client: &ClientDescription, now: Instant) {
-        self.table().visitors.seen(user, client, now);
+    pub fn record_request(&self, user: &User, client: &ClientDescription, now: Instant) {
+        self.table().stateless_clients.record_request(user, client, now);
     }
 
     pub fn clients(&self, now: Instant) -> Vec<ClientStatus> {
         let table = self.table();
-        let sessions = table.all.values().filter(|session| !session.is_guest());
-        let mut clients: Vec<_> = sessions.filter_map(|session| clients::of_session(session, now)).collect();
-        clients.extend(table.visitors.list(now));
-        clients.sort_by(|one, other| one.order().cmp(&other.order()));
+        let sessions = table.sessions.values().filter(|session| !session.is_guest());
+        let mut clients: Vec<_> = sessions.filter_map(|session| clients::session_status(session, now)).collect();
+        clients.extend(table.stateless_clients.list(now));
+        clients.sort_by(|one, other| one.sort_key().cmp(&other.sort_key()));
         clients
     }
 
-    fn made(
+    fn create_session(
         &self,
         table: &SessionTable,
         opening: SessionFacts,
@@ -180,9 +180,9 @@ impl Sessions {
     ) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut key = [0; 24];
         loop {
-            self.random.fill(&mut key).map_err(|_| SessionLimitError::NoNumbers)?;
-            let (number, secret) = split(&key);
-            if !table.all.contains_key(&number) && !table.guests.contains_key(&number) {
+            self.random.fill(&mut key).map_err(|_| SessionLimitError::NoRandomNumbers)?;
+            let (number, secret) = split_key(&key);
+            if !table.sessions.contains_key(&number) && !table.guests.contains_key(&number) {
                 return Ok(Arc::new(ClientSession::new(number, secret, opening, now, self.streams.clone())));
             }
         }
@@ -191,23 +191,23 @@ impl Sessions {
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
     pub fn find(&self, id: &str, user: &User, place: EndpointPath<'_>, now: Instant) -> Option<Arc<ClientSession>> {
-        let (number, secret) = parse(id)?;
-        let session = self.table().all.get(&number)?.clone();
+        let (number, secret) = parse_key(id)?;
+        let session = self.table().sessions.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
         let is_it = is_it && !session.is_guest() && session.user().is_same(user);
-        (is_it && session.active(place, now)).then_some(session)
+        (is_it && session.record_activity(place, now)).then_some(session)
     }
 
     /// Returns the session of a number, including those of stateless requests. Messages from servers contain this
     /// number.
     pub fn get(&self, number: u64) -> Option<Arc<ClientSession>> {
         let table = self.table();
-        table.all.get(&number).or_else(|| table.guests.get(&number)).cloned()
+        table.sessions.get(&number).or_else(|| table.guests.get(&number)).cloned()
     }
 
     /// Returns the number of sessions, without those of stateless requests.
     pub fn len(&self) -> usize {
-        self.table().all.len()
+        self.table().sessions.len()
     }
 
     /// Returns true if there is no session.
@@ -217,17 +217,17 @@ impl Sessions {
 
     /// Returns the sessions, without those of stateless requests.
     pub fn all(&self) -> Vec<Arc<ClientSession>> {
-        self.table().all.values().cloned().collect()
+        self.table().sessions.values().cloned().collect()
     }
 
     pub fn guests(&self) -> Vec<Arc<ClientSession>> {
         self.table().guests.values().cloned().collect()
     }
 
-    pub fn of(&self, team: &TeamId, user: &UserId) -> Vec<Arc<ClientSession>> {
+    pub fn user_sessions(&self, team: &TeamId, user: &UserId) -> Vec<Arc<ClientSession>> {
         let table = self.table();
-        let numbers = table.of.get(&(team.clone(), user.clone())).into_iter().flatten();
-        let sessions = numbers.filter_map(|number| table.all.get(number));
+        let numbers = table.by_owner.get(&(team.clone(), user.clone())).into_iter().flatten();
+        let sessions = numbers.filter_map(|number| table.sessions.get(number));
         let is_theirs = |guest: &&Arc<ClientSession>| guest.user().team == *team && guest.user().user == *user;
         sessions.chain(table.guests.values().filter(is_theirs)).cloned().collect()
     }
@@ -241,29 +241,29 @@ impl Sessions {
         let over = |session: &&Arc<ClientSession>| {
             let idle =
                 session.idle_since().is_some_and(|since| now.saturating_duration_since(since) >= limits.session_idle);
-            if now.saturating_duration_since(session.began()) >= limits.session_age_max {
+            if now.saturating_duration_since(session.started_at()) >= limits.session_age_max {
                 session.end(SessionEnd::Age);
             } else if idle {
                 session.end(SessionEnd::Idle);
             }
-            session.ended().is_some()
+            session.end_reason().is_some()
         };
         let mut table = self.table();
-        table.visitors.forget(now);
-        let numbers: Vec<u64> = table.all.values().filter(over).map(|session| session.number()).collect();
+        table.stateless_clients.remove_absent(now);
+        let numbers: Vec<u64> = table.sessions.values().filter(over).map(|session| session.number()).collect();
         numbers.into_iter().filter_map(|number| table.remove(number)).collect()
     }
 
     /// If more than half of the budget is used, drops events that are kept for absent clients, least useful first,
     /// until less than three eighths are used.
-    pub fn relieve(&self) {
+    pub fn free_stream_memory(&self) {
         if !is_crowded(&self.streams) {
             return;
         }
         let mut all = self.all();
-        all.sort_by_cached_key(|session| session.worth_keeping());
+        all.sort_by_cached_key(|session| session.drop_priority());
         for session in all {
-            session.forget();
+            session.drop_buffered_events();
             if !self.streams.is_overdrawn() && self.streams.used() <= self.streams.max() / 8 * 3 {
                 return;
             }
@@ -271,14 +271,14 @@ impl Sessions {
     }
 }
 
-pub(super) fn split(key: &[u8; 24]) -> (u64, [u8; 16]) {
+pub(super) fn split_key(key: &[u8; 24]) -> (u64, [u8; 16]) {
     let (mut number, mut secret) = ([0; 8], [0; 16]);
     number.copy_from_slice(&key[..8]);
     secret.copy_from_slice(&key[8..]);
     (u64::from_be_bytes(number), secret)
 }
 
-pub(super) fn parse(id: &str) -> Option<(u64, [u8; 16])> {
+pub(super) fn parse_key(id: &str) -> Option<(u64, [u8; 16])> {
     if id.len() != 48 || !id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
         return None;
     }
@@ -305,14 +305,14 @@ pub(super) mod tests {
     use mcp_satellite_config::{GatewayPlan, GatewayUser, TokenHash};
 
     pub(in super::super) fn user(name: &str) -> Permission {
-        let (team, slug, tokens) = ("team".into(), name.into(), vec![TokenHash::of("t")]);
+        let (team, slug, tokens) = ("team".into(), name.into(), vec![TokenHash::from_token("t")]);
         let user = GatewayUser {
             team,
             team_slug: "t".into(),
             user: name.into(),
             slug,
             tokens,
-            token_kept: false,
+            has_stored_token: false,
             flat: false,
         };
         let access = Access::new(&GatewayPlan { users: vec![user], ..GatewayPlan::default() }).unwrap();
@@ -320,10 +320,18 @@ pub(super) mod tests {
         access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
     }
 
-    pub(in super::super) fn opening(pass: &Permission, endpoint: EndpointId) -> SessionFacts {
+    pub(in super::super) fn session_facts(pass: &Permission, endpoint: EndpointId) -> SessionFacts {
         let (pass, greeting, version) = (pass.clone(), ClientDescription::default(), "2025-11-25".into());
         let name = if let EndpointId::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
-        SessionFacts { pass, endpoint, name, greeting, version, user_agent: None, presence: ClientLifetime::Session }
+        SessionFacts {
+            permission: pass,
+            endpoint,
+            name,
+            client: greeting,
+            version,
+            user_agent: None,
+            lifetime: ClientLifetime::Session,
+        }
     }
 
     fn instance(name: &str) -> EndpointId {
@@ -333,7 +341,8 @@ pub(super) mod tests {
     #[test]
     fn a_session_is_found_by_its_user_at_its_endpoint_and_by_nobody_else() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
+        let (session, _) =
+            sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
         let id = session.id();
         assert_eq!(id.len(), 48);
         let find = |id: &str, pass: &Permission, place| sessions.find(id, &pass.user, place, now).is_some();
@@ -350,9 +359,9 @@ pub(super) mod tests {
         assert!(sessions.close(&session, SessionEnd::Closed).is_some());
         assert!(!find(&id, &alice, EndpointPath::Tools));
         assert!(sessions.close(&session, SessionEnd::Closed).is_none());
-        assert!(sessions.is_empty() && sessions.table().of.is_empty());
+        assert!(sessions.is_empty() && sessions.table().by_owner.is_empty());
 
-        let (session, _) = sessions.open(opening(&alice, instance("a")), &GatewayLimits::default(), now).unwrap();
+        let (session, _) = sessions.open(session_facts(&alice, instance("a")), &GatewayLimits::default(), now).unwrap();
         assert!(find(&session.id(), &alice, EndpointPath::Instance("a")));
         for elsewhere in [EndpointPath::Instance("b"), EndpointPath::Instance(""), EndpointPath::Tools] {
             assert!(!find(&session.id(), &alice, elsewhere), "{elsewhere:?}");
@@ -364,7 +373,7 @@ pub(super) mod tests {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let open = |seconds| {
             let opened = sessions.open(
-                opening(&alice, EndpointId::Tools),
+                session_facts(&alice, EndpointId::Tools),
                 &GatewayLimits::default(),
                 start + Duration::from_secs(seconds),
             );
@@ -374,19 +383,19 @@ pub(super) mod tests {
         let away = [open(0), open(2), open(1), open(3)];
         let _listening = away[0].listen(0, None, Duration::from_secs(60));
         for session in &away {
-            session.say(None, &[&"x".repeat(1000)]);
+            session.send(None, &[&"x".repeat(1000)]);
         }
-        let used = sessions.streams().used();
-        let lost = || away.each_ref().map(|session| session.lost());
-        sessions.streams().set(2 * used);
-        sessions.relieve();
+        let used = sessions.stream_budget().used();
+        let lost = || away.each_ref().map(|session| session.lost_count());
+        sessions.stream_budget().set_max(2 * used);
+        sessions.free_stream_memory();
         assert_eq!(lost(), [0, 0, 0, 0], "there is room");
-        sessions.streams().set(2 * used - 10);
-        sessions.relieve();
+        sessions.stream_budget().set_max(2 * used - 10);
+        sessions.free_stream_memory();
         assert_eq!(lost(), [0, 1, 1, 0]);
-        assert!(!is_crowded(sessions.streams()));
-        sessions.streams().set(10);
-        sessions.relieve();
+        assert!(!is_crowded(sessions.stream_budget()));
+        sessions.stream_budget().set_max(10);
+        sessions.free_stream_memory();
         assert_eq!(lost(), [0, 1, 1, 1], "messages that a listener has not received are kept");
         drop(away);
     }
@@ -396,24 +405,24 @@ pub(super) mod tests {
         let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
         let limits = GatewayLimits { sessions_max: 4, sessions_per_user_max: 3, ..GatewayLimits::default() };
         let open = |user: &Permission, seconds| {
-            sessions.open(opening(user, EndpointId::Tools), &limits, start + Duration::from_secs(seconds))
+            sessions.open(session_facts(user, EndpointId::Tools), &limits, start + Duration::from_secs(seconds))
         };
         let (first, _) = open(&alice, 0).unwrap();
         let (second, _) = open(&alice, 1).unwrap();
         let (third, _) = open(&alice, 2).unwrap();
         let (_others, _) = open(&bob, 0).unwrap();
-        first.begin(&"1".into(), true).unwrap();
+        first.open_call(&"1".into(), true).unwrap();
         let (fourth, evicted) = open(&alice, 3).unwrap();
         assert_eq!(evicted.iter().map(|session| session.number()).collect::<Vec<_>>(), [second.number()]);
-        assert_eq!(second.ended(), Some(SessionEnd::Evicted));
-        third.begin(&"1".into(), true).unwrap();
-        fourth.begin(&"1".into(), true).unwrap();
+        assert_eq!(second.end_reason(), Some(SessionEnd::Evicted));
+        third.open_call(&"1".into(), true).unwrap();
+        fourth.open_call(&"1".into(), true).unwrap();
         assert_eq!(open(&alice, 4).err(), Some(SessionLimitError::User(3)));
         // Bob is below his own limit, but the endpoint is full: his idle session is evicted.
         let (bobs, evicted) = open(&bob, 5).unwrap();
         assert_eq!(evicted.len(), 1);
         assert_eq!(sessions.len(), 4);
-        bobs.begin(&"1".into(), true).unwrap();
+        bobs.open_call(&"1".into(), true).unwrap();
         assert_eq!(open(&bob, 6).err(), Some(SessionLimitError::All(4)));
     }
 
@@ -423,38 +432,39 @@ pub(super) mod tests {
         let second = Duration::from_secs(1);
         let limits =
             GatewayLimits { session_idle: 10 * second, session_age_max: 100 * second, ..GatewayLimits::default() };
-        let (idle, _) = sessions.open(opening(&alice, EndpointId::Tools), &limits, start).unwrap();
-        let (works, _) = sessions.open(opening(&alice, EndpointId::Tools), &limits, start).unwrap();
-        let (call, _withdrawn) = works.begin(&"1".into(), true).unwrap();
+        let (idle, _) = sessions.open(session_facts(&alice, EndpointId::Tools), &limits, start).unwrap();
+        let (works, _) = sessions.open(session_facts(&alice, EndpointId::Tools), &limits, start).unwrap();
+        let (call, _withdrawn) = works.open_call(&"1".into(), true).unwrap();
         assert!(sessions.sweep(&limits, start + 9 * second).is_empty());
         assert_eq!(sessions.sweep(&limits, start + 10 * second).len(), 1);
-        assert_eq!((idle.ended(), works.ended()), (Some(SessionEnd::Idle), None));
-        works.close(call);
-        assert!(works.active(EndpointPath::Tools, start + 95 * second));
+        assert_eq!((idle.end_reason(), works.end_reason()), (Some(SessionEnd::Idle), None));
+        works.close_call(call);
+        assert!(works.record_activity(EndpointPath::Tools, start + 95 * second));
         assert!(sessions.sweep(&limits, start + 99 * second).is_empty());
         assert_eq!(sessions.sweep(&limits, start + 100 * second).len(), 1);
-        assert_eq!(works.ended(), Some(SessionEnd::Age));
+        assert_eq!(works.end_reason(), Some(SessionEnd::Age));
     }
 
     #[tokio::test]
     async fn what_is_said_after_an_answer_is_not_lost() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
-        let (session, _) = sessions.open(opening(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
+        let (session, _) =
+            sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
         let mut expected = Vec::new();
         for answered_by_json in [true, false] {
-            let (call, _withdrawn) = session.begin(&"1".into(), true).unwrap();
+            let (call, _withdrawn) = session.open_call(&"1".into(), true).unwrap();
             if answered_by_json {
-                assert!(session.is_answered_first(call));
+                assert!(session.try_finish_without_stream(call));
             } else {
-                session.say(Some(call), &["before"]);
-                assert!(!session.is_answered_first(call));
-                session.finish(call, Some(&["answer"]));
+                session.send(Some(call), &["before"]);
+                assert!(!session.try_finish_without_stream(call));
+                session.finish_call(call, Some(&["answer"]));
             }
             for (of, text) in [(None, "unasked"), (Some(call), "of the call")] {
-                session.say(of, &[text]);
+                session.send(of, &[text]);
                 expected.push(format!("id: 0-{}\ndata: {text}\n\n", expected.len() + 1));
             }
-            session.close(call);
+            session.close_call(call);
         }
         let mut heard = session.listen(UNASKED, Some(0), Duration::from_secs(60)).unwrap();
         for expected in expected {

@@ -51,9 +51,9 @@ pub enum StreamItem {
     /// The next event in wire format.
     Event(Bytes),
     /// No event yet.
-    Nothing,
+    Pending,
     /// The stream has ended and was read completely.
-    Over,
+    Ended,
     /// Another listener has replaced this one.
     Replaced,
 }
@@ -62,7 +62,7 @@ pub enum StreamItem {
 #[derive(Debug)]
 pub struct EventStream {
     number: u64,
-    kept: VecDeque<Bytes>,
+    events: VecDeque<Bytes>,
     // Number of the first buffered event.
     first: u64,
     // Number of the first event that the listener has not read.
@@ -71,13 +71,13 @@ pub struct EventStream {
     bytes_unread: usize,
     listener: Option<ListenerId>,
     // True until the first listener of a call's stream attaches.
-    awaited: bool,
+    listener_expected: bool,
     listeners: u64,
     // True if events have ids, so that a listener can return.
-    named: bool,
+    has_ids: bool,
     // True if the listener has received an id with which it can return.
     resumable: bool,
-    over: bool,
+    ended: bool,
     lost: u64,
     // Numbers of the events dropped since the last `take_dropped`.
     dropped: Range<u64>,
@@ -88,70 +88,70 @@ impl EventStream {
     pub fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self {
             number,
-            kept: VecDeque::new(),
+            events: VecDeque::new(),
             first: 1,
             unread: 1,
             share: budget.share(),
             bytes_unread: 0,
             listener: None,
-            awaited: number != UNASKED,
+            listener_expected: number != UNASKED,
             listeners: 0,
-            named: true,
+            has_ids: true,
             resumable: false,
-            over: false,
+            ended: false,
             lost: 0,
             dropped: 0..0,
         }
     }
 
     /// Creates a stream without event ids, for a client that has no session to return to.
-    pub fn nameless(number: u64, budget: &Arc<ByteBudget>) -> Self {
-        Self { named: false, ..Self::new(number, budget) }
+    pub fn without_ids(number: u64, budget: &Arc<ByteBudget>) -> Self {
+        Self { has_ids: false, ..Self::new(number, budget) }
     }
 
     /// Appends a message, given in parts. Does nothing after the end.
     ///
     /// # Errors
     /// The listener reads too slowly; the message is not appended.
-    pub fn say(&mut self, parts: &[&str]) -> Result<(), SlowListener> {
-        if self.over {
+    pub fn append(&mut self, parts: &[&str]) -> Result<(), SlowListener> {
+        if self.ended {
             return Ok(());
         }
-        if self.is_read() && self.is_far_behind() {
+        if self.has_or_expects_listener() && self.is_far_behind() {
             return Err(SlowListener);
         }
-        let id = self.named.then(|| (self.number, self.next()));
-        let event = event(id, parts);
+        let id = self.has_ids.then(|| (self.number, self.next_number()));
+        let event = format_event(id, parts);
         self.share.take(weight(&event));
         self.bytes_unread += weight(&event);
-        self.kept.push_back(event);
+        self.events.push_back(event);
         self.trim();
         Ok(())
     }
 
     /// Ends the stream: no more messages are accepted.
     pub fn end(&mut self) {
-        self.over = true;
+        self.ended = true;
     }
 
     /// Returns true if the stream has ended and was read completely.
     pub fn is_done(&self) -> bool {
-        self.over && self.unread == self.next()
+        self.ended && self.unread == self.next_number()
     }
 
     /// Returns true if there is an unread event.
-    pub fn has_news(&self) -> bool {
-        self.unread < self.next()
+    pub fn has_unread(&self) -> bool {
+        self.unread < self.next_number()
     }
 
     /// Returns true if a listener is attached.
-    pub fn is_heard(&self) -> bool {
+    pub fn has_listener(&self) -> bool {
         self.listener.is_some()
     }
 
     /// Returns true if a listener is attached or expected.
-    pub fn is_read(&self) -> bool {
-        self.listener.is_some() || self.awaited
+    pub fn has_or_expects_listener(&self) -> bool {
+        self.listener.is_some() || self.listener_expected
     }
 
     /// Returns true if a listener that has left knows an id with which it can return.
@@ -160,7 +160,7 @@ impl EventStream {
     }
 
     /// Returns the number of events that were dropped because there was no listener.
-    pub fn lost(&self) -> u64 {
+    pub fn lost_count(&self) -> u64 {
         self.lost
     }
 
@@ -173,10 +173,10 @@ impl EventStream {
     /// Attaches a listener and replaces the previous one. `after` is the last event that a returning listener has.
     pub fn attach(&mut self, after: Option<u64>) -> ListenerId {
         if let Some(after) = after {
-            self.unread = after.saturating_add(1).clamp(self.first, self.next());
-            self.bytes_unread = self.kept.range(self.at(self.unread)..).map(weight).sum();
+            self.unread = after.saturating_add(1).clamp(self.first, self.next_number());
+            self.bytes_unread = self.events.range(self.index_of(self.unread)..).map(weight).sum();
         }
-        self.awaited = false;
+        self.listener_expected = false;
         self.listeners += 1;
         let listener = ListenerId(self.listeners);
         self.listener = Some(listener);
@@ -184,7 +184,7 @@ impl EventStream {
     }
 
     /// Returns an event without a message. It gives the listener an id to return with and the reconnection time.
-    pub fn priming(&mut self) -> Bytes {
+    pub fn priming_event(&mut self) -> Bytes {
         self.resumable = true;
         format!("id: {}-{}\nretry: {RETRY_MS}\ndata: \n\n", self.number, self.unread - 1).into()
     }
@@ -194,13 +194,13 @@ impl EventStream {
         if self.listener != Some(listener) {
             return StreamItem::Replaced;
         }
-        if !self.has_news() {
-            return if self.over { StreamItem::Over } else { StreamItem::Nothing };
+        if !self.has_unread() {
+            return if self.ended { StreamItem::Ended } else { StreamItem::Pending };
         }
-        let event = self.kept[self.at(self.unread)].clone();
+        let event = self.events[self.index_of(self.unread)].clone();
         self.unread += 1;
         self.bytes_unread -= weight(&event);
-        self.resumable = self.named;
+        self.resumable = self.has_ids;
         self.trim();
         StreamItem::Event(event)
     }
@@ -216,21 +216,21 @@ impl EventStream {
     }
 
     /// Drops the events that were read and, if there is no listener, the unread ones too.
-    pub fn forget(&mut self) {
-        while self.is_spare() && self.pop() {}
+    pub fn drop_buffered_events(&mut self) {
+        while self.can_drop_oldest() && self.drop_oldest() {}
     }
 
     fn is_far_behind(&self) -> bool {
-        let full = self.share.of().is_overdrawn();
+        let full = self.share.budget().is_overdrawn();
         self.bytes_unread >= if full { ASSURED } else { BEHIND }
     }
 
     /// Returns the number of the next event to be appended.
-    pub fn next(&self) -> u64 {
-        self.first + self.kept.len() as u64
+    pub fn next_number(&self) -> u64 {
+        self.first + self.events.len() as u64
     }
 
-    fn at(&self, number: u64) -> usize {
+    fn index_of(&self, number: u64) -> usize {
         usize::try_from(number - self.first).unwrap_or(usize::MAX)
     }
 
@@ -239,22 +239,22 @@ impl EventStream {
     fn trim(&mut self) {
         let (of_calls, assured) = (self.number != UNASKED, if self.number == UNASKED { 0 } else { ASSURED });
         loop {
-            let crowded = is_crowded(self.share.of()) && self.share.bytes() > assured;
-            let too_much = crowded || self.kept.len() > KEPT.events || self.share.bytes() > KEPT.bytes;
-            let newest = self.kept.len() <= 1 && (of_calls || !crowded);
-            if !too_much || newest || !self.is_spare() || !self.pop() {
+            let crowded = is_crowded(self.share.budget()) && self.share.bytes() > assured;
+            let too_much = crowded || self.events.len() > KEPT.events || self.share.bytes() > KEPT.bytes;
+            let newest = self.events.len() <= 1 && (of_calls || !crowded);
+            if !too_much || newest || !self.can_drop_oldest() || !self.drop_oldest() {
                 return;
             }
         }
     }
 
-    fn is_spare(&self) -> bool {
-        self.first < self.unread || !self.is_read()
+    fn can_drop_oldest(&self) -> bool {
+        self.first < self.unread || !self.has_or_expects_listener()
     }
 
-    fn pop(&mut self) -> bool {
-        let Some(oldest) = self.kept.pop_front() else { return false };
-        self.share.give(weight(&oldest));
+    fn drop_oldest(&mut self) -> bool {
+        let Some(oldest) = self.events.pop_front() else { return false };
+        self.share.release(weight(&oldest));
         if self.first == self.unread {
             let start = if self.dropped.end == self.first { self.dropped.start } else { self.first };
             self.dropped = start..self.first + 1;
@@ -278,7 +278,7 @@ fn weight(event: &Bytes) -> usize {
 
 /// Writes an event. A line break in a message is JSON white space and is replaced, because it would end the `data`
 /// line.
-fn event(id: Option<(u64, u64)>, parts: &[&str]) -> Bytes {
+fn format_event(id: Option<(u64, u64)>, parts: &[&str]) -> Bytes {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut event = BytesMut::with_capacity(length + 56);
     if let Some((stream, number)) = id {
@@ -311,20 +311,20 @@ pub enum StreamChoice {
     /// The stream of this call.
     Call(u64),
     /// The session's own stream.
-    Unasked,
+    Session,
 }
 
 /// Chooses the stream for a message: the stream of `call` if it can stream, or the only streaming call if there is
 /// exactly one and the message names none; else the session's stream if it is read, or the oldest call that can stream.
 /// `read` contains the calls whose streams have a listener, oldest first; `unread` the other calls that can stream,
 /// which are used only if no stream has a listener.
-pub fn way(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bool) -> StreamChoice {
+pub fn choose_stream(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bool) -> StreamChoice {
     let streaming = if read.is_empty() && !unasked_is_heard { unread } else { read };
     match (call, streaming) {
         (Some(call), _) if streaming.contains(&call) => StreamChoice::Call(call),
         (None, [only]) => StreamChoice::Call(*only),
         (_, [first, ..]) if !unasked_is_heard => StreamChoice::Call(*first),
-        (_, _) => StreamChoice::Unasked,
+        (_, _) => StreamChoice::Session,
     }
 }
 
@@ -348,12 +348,12 @@ mod tests {
     fn an_event_is_one_message_with_an_id_and_no_line_break_ends_it() {
         let mut stream = stream(5);
         let listener = stream.attach(None);
-        assert_eq!(stream.priming(), "id: 5-0\nretry: 1000\ndata: \n\n");
-        assert_eq!(stream.say(&["{\"a\":", "\r\n1", "}\n"]), Ok(()));
+        assert_eq!(stream.priming_event(), "id: 5-0\nretry: 1000\ndata: \n\n");
+        assert_eq!(stream.append(&["{\"a\":", "\r\n1", "}\n"]), Ok(()));
         assert_eq!(texts(&mut stream, listener), ["id: 5-1\ndata: {\"a\":  1} \n\n"]);
-        assert_eq!(stream.take(listener), StreamItem::Nothing);
+        assert_eq!(stream.take(listener), StreamItem::Pending);
         stream.end();
-        assert_eq!(stream.take(listener), StreamItem::Over);
+        assert_eq!(stream.take(listener), StreamItem::Ended);
         assert!(stream.is_done());
     }
 
@@ -362,18 +362,18 @@ mod tests {
         let mut stream = stream(0);
         let listener = stream.attach(None);
         for text in ["a", "b", "c"] {
-            assert_eq!(stream.say(&[text]), Ok(()));
+            assert_eq!(stream.append(&[text]), Ok(()));
         }
         assert_eq!(texts(&mut stream, listener).len(), 3);
         assert!(stream.detach(listener));
-        assert_eq!(stream.say(&["d"]), Ok(()));
+        assert_eq!(stream.append(&["d"]), Ok(()));
         let back = stream.attach(Some(1));
         assert_eq!(texts(&mut stream, back), ["id: 0-2\ndata: b\n\n", "id: 0-3\ndata: c\n\n", "id: 0-4\ndata: d\n\n"]);
         // A listener that claims an event beyond the end receives the next events.
         let liar = stream.attach(Some(u64::MAX));
         assert_eq!(stream.take(back), StreamItem::Replaced);
         assert!(!stream.detach(back));
-        assert_eq!(stream.say(&["e"]), Ok(()));
+        assert_eq!(stream.append(&["e"]), Ok(()));
         assert_eq!(texts(&mut stream, liar), ["id: 0-5\ndata: e\n\n"]);
     }
 
@@ -381,17 +381,17 @@ mod tests {
     fn without_a_listener_the_oldest_goes_and_is_counted() {
         let mut stream = stream(0);
         for _ in 0..KEPT.events + 10 {
-            assert_eq!(stream.say(&["x"]), Ok(()));
+            assert_eq!(stream.append(&["x"]), Ok(()));
         }
-        assert_eq!(stream.lost(), 10);
+        assert_eq!(stream.lost_count(), 10);
         let listener = stream.attach(None);
         let texts = texts(&mut stream, listener);
         assert_eq!((texts.len(), texts[0].as_str()), (KEPT.events, "id: 0-11\ndata: x\n\n"));
         // The newest stays, however large it is.
         stream.detach(listener);
-        assert_eq!(stream.say(&[&"y".repeat(2 * KEPT.bytes)]), Ok(()));
-        assert!(stream.has_news());
-        assert_eq!(stream.kept.len(), 1);
+        assert_eq!(stream.append(&[&"y".repeat(2 * KEPT.bytes)]), Ok(()));
+        assert!(stream.has_unread());
+        assert_eq!(stream.events.len(), 1);
     }
 
     #[test]
@@ -399,49 +399,49 @@ mod tests {
         let mut stream = stream(0);
         let listener = stream.attach(None);
         let mut said = 0;
-        while stream.say(&["x"]) == Ok(()) {
+        while stream.append(&["x"]) == Ok(()) {
             said += 1;
         }
         assert!((20_000..BEHIND / OVERHEAD).contains(&said), "the number of small messages is limited: {said}");
-        assert_eq!(stream.say(&["x"]), Err(SlowListener));
+        assert_eq!(stream.append(&["x"]), Err(SlowListener));
         assert_eq!(texts(&mut stream, listener).len(), said);
-        assert_eq!(stream.lost(), 0);
-        assert_eq!(stream.say(&[&"x".repeat(2 * BEHIND)]), Ok(()));
-        assert_eq!(stream.say(&["x"]), Err(SlowListener));
+        assert_eq!(stream.lost_count(), 0);
+        assert_eq!(stream.append(&[&"x".repeat(2 * BEHIND)]), Ok(()));
+        assert_eq!(stream.append(&["x"]), Err(SlowListener));
     }
 
     #[test]
     fn a_call_is_heard_from_its_beginning_until_its_listener_goes() {
         let mut call = stream(1);
         for _ in 0..3 * KEPT.events {
-            assert_eq!(call.say(&["x"]), Ok(()));
+            assert_eq!(call.append(&["x"]), Ok(()));
         }
-        assert_eq!((call.lost(), call.is_read()), (0, true));
+        assert_eq!((call.lost_count(), call.has_or_expects_listener()), (0, true));
         assert!(
-            (0..BEHIND).any(|_| call.say(&["x"]) == Err(SlowListener)),
+            (0..BEHIND).any(|_| call.append(&["x"]) == Err(SlowListener)),
             "the backlog of a slow listener is limited"
         );
         let listener = call.attach(None);
         assert!(texts(&mut call, listener).len() > 3 * KEPT.events);
-        assert!(call.detach(listener) && !call.is_read());
+        assert!(call.detach(listener) && !call.has_or_expects_listener());
         for _ in 0..3 * KEPT.events {
-            assert_eq!(call.say(&["x"]), Ok(()));
+            assert_eq!(call.append(&["x"]), Ok(()));
         }
-        assert_eq!(call.lost(), 2 * KEPT.events as u64);
+        assert_eq!(call.lost_count(), 2 * KEPT.events as u64);
     }
 
     #[test]
     fn what_is_dropped_is_told_once() {
         let mut stream = stream(0);
         let listener = stream.attach(None);
-        assert_eq!(stream.say(&["read"]), Ok(()));
+        assert_eq!(stream.append(&["read"]), Ok(()));
         assert_eq!(texts(&mut stream, listener).len(), 1);
         stream.detach(listener);
         for _ in 0..=KEPT.events {
-            assert_eq!(stream.say(&["x"]), Ok(()));
+            assert_eq!(stream.append(&["x"]), Ok(()));
         }
         assert_eq!((stream.take_dropped(), stream.take_dropped()), (2..3, 0..0));
-        stream.forget();
+        stream.drop_buffered_events();
         assert_eq!(stream.take_dropped(), 3..KEPT.events as u64 + 3);
     }
 
@@ -451,20 +451,20 @@ mod tests {
         let large = "x".repeat(ASSURED);
         let mut hoards = EventStream::new(0, &budget);
         for _ in 0..8 {
-            assert_eq!(hoards.say(&[&large]), Ok(()));
+            assert_eq!(hoards.append(&[&large]), Ok(()));
         }
-        assert!((3..=4).contains(&hoards.kept.len()), "half of the budget: {}", hoards.kept.len());
-        assert_eq!(hoards.lost(), 8 - hoards.kept.len() as u64);
+        assert!((3..=4).contains(&hoards.events.len()), "half of the budget: {}", hoards.events.len());
+        assert_eq!(hoards.lost_count(), 8 - hoards.events.len() as u64);
         let (mut late, mut call) = (EventStream::new(0, &budget), EventStream::new(1, &budget));
-        assert_eq!((late.say(&[&large]), late.say(&["x"])), (Ok(()), Ok(())));
+        assert_eq!((late.append(&[&large]), late.append(&["x"])), (Ok(()), Ok(())));
         // A small message may still fit; one that does not is lost, even if it is the newest.
-        assert!(late.share.bytes() < ASSURED && late.lost() > 0);
+        assert!(late.share.bytes() < ASSURED && late.lost_count() > 0);
         // The answer of a call waits for a listener that returns.
-        assert_eq!(call.say(&[&large]), Ok(()));
-        assert_eq!((call.kept.len(), call.lost()), (1, 0));
-        hoards.forget();
-        assert_eq!((hoards.kept.len(), hoards.share.bytes()), (0, 0));
-        assert_eq!((late.say(&[&large]), !late.kept.is_empty()), (Ok(()), true));
+        assert_eq!(call.append(&[&large]), Ok(()));
+        assert_eq!((call.events.len(), call.lost_count()), (1, 0));
+        hoards.drop_buffered_events();
+        assert_eq!((hoards.events.len(), hoards.share.bytes()), (0, 0));
+        assert_eq!((late.append(&[&large]), !late.events.is_empty()), (Ok(()), true));
         drop((hoards, late, call));
         assert_eq!(budget.used(), 0);
     }
@@ -475,17 +475,17 @@ mod tests {
         let mut behind = EventStream::new(0, &budget);
         let listener = behind.attach(None);
         while budget.used() <= budget.max() {
-            assert_eq!(behind.say(&[&"x".repeat(1000)]), Ok(()));
+            assert_eq!(behind.append(&[&"x".repeat(1000)]), Ok(()));
         }
-        assert_eq!(behind.say(&["x"]), Err(SlowListener));
+        assert_eq!(behind.append(&["x"]), Err(SlowListener));
         let mut reads = EventStream::new(0, &budget);
         let reader = reads.attach(None);
         for _ in 0..1000 {
-            assert_eq!(reads.say(&[&"x".repeat(1000)]), Ok(()));
+            assert_eq!(reads.append(&[&"x".repeat(1000)]), Ok(()));
             assert!(matches!(reads.take(reader), StreamItem::Event(_)));
         }
-        assert_eq!((reads.lost(), reads.kept.len()), (0, 0), "nothing is kept for a listener that returns");
-        assert_eq!(behind.lost(), 0);
+        assert_eq!((reads.lost_count(), reads.events.len()), (0, 0), "nothing is kept for a listener that returns");
+        assert_eq!(behind.lost_count(), 0);
         assert!(matches!(behind.take(listener), StreamItem::Event(_)));
     }
 
@@ -494,25 +494,25 @@ mod tests {
         let none = &[][..];
         let table = [
             (Some(1), &[1, 2][..], none, true, StreamChoice::Call(1)),
-            (Some(3), &[1, 2], none, true, StreamChoice::Unasked),
+            (Some(3), &[1, 2], none, true, StreamChoice::Session),
             (Some(3), &[1, 2], none, false, StreamChoice::Call(1)),
-            (Some(3), none, none, false, StreamChoice::Unasked),
+            (Some(3), none, none, false, StreamChoice::Session),
             (None, &[1], none, true, StreamChoice::Call(1)),
-            (None, &[1, 2], none, true, StreamChoice::Unasked),
+            (None, &[1, 2], none, true, StreamChoice::Session),
             (None, &[1, 2], none, false, StreamChoice::Call(1)),
-            (None, none, none, true, StreamChoice::Unasked),
-            (None, none, none, false, StreamChoice::Unasked),
+            (None, none, none, true, StreamChoice::Session),
+            (None, none, none, false, StreamChoice::Session),
             // A stream without a listener is chosen only if no stream has one.
-            (Some(1), none, &[1], true, StreamChoice::Unasked),
-            (Some(1), &[2], &[1], true, StreamChoice::Unasked),
+            (Some(1), none, &[1], true, StreamChoice::Session),
+            (Some(1), &[2], &[1], true, StreamChoice::Session),
             (Some(1), &[2], &[1], false, StreamChoice::Call(2)),
             (None, &[2], &[1], true, StreamChoice::Call(2)),
-            (None, none, &[1], true, StreamChoice::Unasked),
+            (None, none, &[1], true, StreamChoice::Session),
             (Some(2), none, &[1, 2], false, StreamChoice::Call(2)),
             (None, none, &[1, 2], false, StreamChoice::Call(1)),
         ];
         for (call, read, unread, heard, expected) in table {
-            assert_eq!(way(call, read, unread, heard), expected, "{call:?} {read:?} {unread:?} {heard}");
+            assert_eq!(choose_stream(call, read, unread, heard), expected, "{call:?} {read:?} {unread:?} {heard}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use mcp_satellite_actors::rpc::{RpcMessage, member};
 use serde::Deserialize;
 
-use super::tools::raw::written;
+use super::tools::raw::to_json;
 use super::wishes::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};
 
 /// Notifications that a client subscribes to.
@@ -58,7 +58,7 @@ impl SubscriptionFilter {
     /// Removes what a server with these capabilities does not support. A list needs no `listChanged` capability,
     /// because the satellite reads it again after every start of the server and reports changes itself.
     #[must_use]
-    pub fn within(mut self, capabilities: &str) -> Self {
+    pub fn restrict_to(mut self, capabilities: &str) -> Self {
         let has = |name: &str| member(capabilities, name).is_some();
         self.tools &= has("tools");
         self.prompts &= has("prompts");
@@ -70,7 +70,7 @@ impl SubscriptionFilter {
         self
     }
 
-    pub fn lets_in(&self, message: &RpcMessage) -> bool {
+    pub fn is_subscribed_to(&self, message: &RpcMessage) -> bool {
         match message.method().unwrap_or_default() {
             "notifications/tools/list_changed" => self.tools,
             "notifications/prompts/list_changed" => self.prompts,
@@ -82,14 +82,14 @@ impl SubscriptionFilter {
         }
     }
 
-    pub fn written(&self) -> String {
+    pub fn to_json(&self) -> String {
         let kinds = [
             (self.tools, "toolsListChanged"),
             (self.prompts, "promptsListChanged"),
             (self.resources, "resourcesListChanged"),
         ];
         let kinds = kinds.into_iter().filter(|(is, _)| *is).map(|(_, name)| format!(r#""{name}":true"#));
-        let uris = (!self.uris.is_empty()).then(|| format!(r#""resourceSubscriptions":{}"#, written(&self.uris)));
+        let uris = (!self.uris.is_empty()).then(|| format!(r#""resourceSubscriptions":{}"#, to_json(&self.uris)));
         format!("{{{}}}", kinds.chain(uris).collect::<Vec<_>>().join(","))
     }
 }
@@ -107,11 +107,11 @@ mod tests {
     fn somebody_is_told_what_it_asks_for_and_what_there_is() {
         let all = r#"{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["a:b"]}"#;
         let filter = read(all).unwrap();
-        assert_eq!(filter.written(), all);
-        let some = filter.clone().within(r#"{"tools":{},"resources":{"listChanged":true}}"#);
-        assert_eq!(some.written(), r#"{"toolsListChanged":true,"resourcesListChanged":true}"#);
-        assert_eq!(filter.within(r#"{"resources":{"subscribe":true}}"#).uris, ["a:b".to_owned()].into());
-        assert_eq!(read("{}").unwrap().written(), "{}");
+        assert_eq!(filter.to_json(), all);
+        let some = filter.clone().restrict_to(r#"{"tools":{},"resources":{"listChanged":true}}"#);
+        assert_eq!(some.to_json(), r#"{"toolsListChanged":true,"resourcesListChanged":true}"#);
+        assert_eq!(filter.restrict_to(r#"{"resources":{"subscribe":true}}"#).uris, ["a:b".to_owned()].into());
+        assert_eq!(read("{}").unwrap().to_json(), "{}");
         assert!(read("[]").is_err() && read("1").is_err() && SubscriptionFilter::read(None).is_err());
         assert!(read(r#"{"resourceSubscriptions":[1]}"#).is_err());
         let long = format!(r#"{{"resourceSubscriptions":["{}"]}}"#, "a".repeat(URI_BYTES_MAX + 1));
@@ -125,7 +125,7 @@ mod tests {
         let filter = read(r#"{"promptsListChanged":true,"resourceSubscriptions":["file:///a/"]}"#).unwrap();
         let told = |method: &str, params: &str| {
             let text = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}","params":{params}}}"#);
-            filter.lets_in(&RpcMessage::read(text.into()).unwrap())
+            filter.is_subscribed_to(&RpcMessage::parse(text.into()).unwrap())
         };
         assert!(told("prompts/list_changed", "{}") && !told("tools/list_changed", "{}"));
         assert!(told("resources/updated", r#"{"uri":"file:///a/b"}"#));

@@ -26,7 +26,7 @@ use super::front::HttpFront;
 use super::parked::ParkedRequestIdentity;
 use super::reply;
 use super::session::{CallEvent, ClientSession, ENDED};
-use super::tools::raw::{JsonMembers, quoted, spliced};
+use super::tools::raw::{JsonMembers, json_string, replace_part};
 
 // Reason for declining a server's request when the call cannot be parked.
 const NO_ROOM: &str = "too many or too large calls wait for a response of their client";
@@ -44,14 +44,14 @@ impl GuestSession {
 
 impl Drop for GuestSession {
     fn drop(&mut self) {
-        self.front.sessions.goes(&self.session);
-        self.front.faces.ended(&self.session);
+        self.front.sessions.close_guest(&self.session);
+        self.front.handler.handle_session_end(&self.session);
     }
 }
 
 pub(super) struct StatelessRequest {
     // Declared before the guest, so that the call is dropped (cancelled) while the guest still exists.
-    coming: BoxFuture<'static, CallAnswer>,
+    answer: BoxFuture<'static, CallAnswer>,
     guest: GuestSession,
     // The request of the first round.
     message: RpcMessage,
@@ -70,69 +70,76 @@ impl StatelessRequest {
         memory: impl Send + 'static,
     ) -> Self {
         let session = &guest.session;
-        session.asks_with(message.token());
-        let client = session.opening.greeting.facts.clone();
+        session.set_progress_token(message.token());
+        let client = session.facts.client.facts.clone();
         let origin = CallOrigin { client: session.number(), call: FIRST };
         let (withdraw, withdrawn) = oneshot::channel();
-        let call = EndpointCall { message: message.clone(), origin, withdrawn, timeout, era: Era::Stateless, client };
-        let coming = guest.front.faces.request(session.clone(), call);
-        Self { coming, guest, message, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
+        let call = EndpointCall {
+            message: message.clone(),
+            origin,
+            cancellation: withdrawn,
+            timeout,
+            era: Era::Stateless,
+            client,
+        };
+        let answer = guest.front.handler.handle_request(session.clone(), call);
+        Self { answer, guest, message, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.guest.session.ended().is_some()
+        self.guest.session.end_reason().is_some()
     }
 
     fn method(&self) -> &str {
         self.message.method().unwrap_or_default()
     }
 
-    pub(super) fn resumed(&self, message: &RpcMessage) {
-        self.guest.session.asks_with(message.token());
+    pub(super) fn resume(&self, message: &RpcMessage) {
+        self.guest.session.set_progress_token(message.token());
         let responses =
             message.params().and_then(|params| member(params, "inputResponses")).and_then(JsonMembers::read);
-        self.guest.session.answered_with(&responses.unwrap_or_default());
+        self.guest.session.accept_input_responses(&responses.unwrap_or_default());
     }
 }
 
 // Messages from servers go to the open round, whichever it is, so every round uses the same call number.
 const FIRST: u64 = 1;
 
-pub(super) async fn round(
+pub(super) async fn run_round(
     mut visit: StatelessRequest,
     id: Arc<str>,
     manner: ResponseSettings,
     work: impl Send + 'static,
 ) -> Response {
-    let streams = manner.form != ResponseFormat::Json;
+    let streams = manner.format != ResponseFormat::Json;
     let session = visit.guest.session.clone();
     // `begin` fails only if the id is in use. A guest has one open round at a time, and each has its own stream.
-    let Ok((call, _withdrawn)) = session.begin(&id, streams) else { return over(&id) };
+    let Ok((call, _withdrawn)) = session.open_call(&id, streams) else { return session_ended_response(&id) };
     let open = OpenCallGuard { session: session.clone(), call };
     loop {
         tokio::select! {
             biased;
-            answer = &mut visit.coming => {
-                let (status, answer) = finished(answer, visit.method());
-                let is_first = session.is_answered_first(call);
-                if is_first && (status != StatusCode::OK || manner.form != ResponseFormat::Stream) {
+            answer = &mut visit.answer => {
+                let (status, answer) = to_stateless_answer(answer, visit.method());
+                let is_first = session.try_finish_without_stream(call);
+                if is_first && (status != StatusCode::OK || manner.format != ResponseFormat::Stream) {
                     return reply::answer_within(session.budget(), status, &answer, &id);
                 }
-                visit.coming = Box::pin(ready(answer));
+                visit.answer = Box::pin(ready(answer));
                 break;
             }
             // Messages that were sent before the question are delivered first.
-            news = session.news(call) => {
-                if news == CallEvent::Over {
-                    return over(&id);
+            news = session.wait_for_event(call) => {
+                if news == CallEvent::Ended {
+                    return session_ended_response(&id);
                 }
                 break;
             }
-            () = session.asked() => {
+            () = session.wait_for_question() => {
                 match park(visit) {
                     Ok(question) => {
-                        if manner.form == ResponseFormat::Stream {
-                            return whole(open, &id, &question, manner);
+                        if manner.format == ResponseFormat::Stream {
+                            return stream_single_answer(open, &id, &question, manner);
                         }
                         return reply::answer_within(session.budget(), StatusCode::OK, &question, &id);
                     }
@@ -142,48 +149,50 @@ pub(super) async fn round(
             () = sleep(manner.sse_after), if streams => break,
         }
     }
-    let Some(listening) = session.listen(call, None, manner.keep_alive) else { return over(&id) };
-    tokio::spawn(stream(visit, open, id, work));
+    let Some(listening) = session.listen(call, None, manner.keep_alive) else { return session_ended_response(&id) };
+    tokio::spawn(stream_answer(visit, open, id, work));
     reply::stream(listening)
 }
 
-fn whole(open: OpenCallGuard, id: &Arc<str>, answer: &CallAnswer, manner: ResponseSettings) -> Response {
-    let Some(listening) = open.session.listen(open.call, None, manner.keep_alive) else { return over(id) };
-    reply::parts(answer, id, |parts| open.session.finish(open.call, parts));
-    tokio::spawn(async move { read(&open).await });
+fn stream_single_answer(open: OpenCallGuard, id: &Arc<str>, answer: &CallAnswer, manner: ResponseSettings) -> Response {
+    let Some(listening) = open.session.listen(open.call, None, manner.keep_alive) else {
+        return session_ended_response(id);
+    };
+    reply::with_parts(answer, id, |parts| open.session.finish_call(open.call, parts));
+    tokio::spawn(async move { wait_until_read(&open).await });
     reply::stream(listening)
 }
 
-async fn stream(mut visit: StatelessRequest, open: OpenCallGuard, id: Arc<str>, work: impl Send + 'static) {
+async fn stream_answer(mut visit: StatelessRequest, open: OpenCallGuard, id: Arc<str>, work: impl Send + 'static) {
     let session = open.session.clone();
     let answer = loop {
         tokio::select! {
             biased;
-            answer = &mut visit.coming => {
-                let (_, answer) = finished(answer, visit.method());
+            answer = &mut visit.answer => {
+                let (_, answer) = to_stateless_answer(answer, visit.method());
                 break (answer, Some(visit));
             }
-            () = session.asked() => {
+            () = session.wait_for_question() => {
                 match park(visit) {
                     Ok(question) => break (question, None),
                     Err(refused) => visit = *refused,
                 }
             }
-            () = session.over().cancelled() => return,
-            () = session.abandoned(open.call, std::time::Duration::ZERO) => return,
+            () = session.end_token().cancelled() => return,
+            () = session.wait_until_abandoned(open.call, std::time::Duration::ZERO) => return,
         }
     };
     let (answer, visit) = answer;
-    reply::parts(&answer, &id, |parts| session.finish(open.call, parts));
+    reply::with_parts(&answer, &id, |parts| session.finish_call(open.call, parts));
     let rest = visit.map(|StatelessRequest { guest, .. }| guest);
-    read(&open).await;
+    wait_until_read(&open).await;
     drop((work, rest));
 }
 
-async fn read(open: &OpenCallGuard) {
+async fn wait_until_read(open: &OpenCallGuard) {
     tokio::select! {
-        () = open.session.over().cancelled() => {}
-        () = open.session.abandoned(open.call, std::time::Duration::ZERO) => {}
+        () = open.session.end_token().cancelled() => {}
+        () = open.session.wait_until_abandoned(open.call, std::time::Duration::ZERO) => {}
     }
 }
 
@@ -192,60 +201,63 @@ async fn read(open: &OpenCallGuard) {
 fn park(visit: StatelessRequest) -> Result<CallAnswer, Box<StatelessRequest>> {
     let (front, session) = (visit.guest.front.clone(), visit.guest.session.clone());
     let requests = session.input_requests();
-    let bound = ParkedRequestIdentity::of(session.user(), &session.opening.endpoint, &visit.message);
-    let (bytes, room) = (visit.message.text().len(), front.room(session.user()));
+    let bound = ParkedRequestIdentity::new(session.user(), &session.facts.endpoint, &visit.message);
+    let (bytes, room) = (visit.message.text().len(), front.parked_limits(session.user()));
     match front.parked.put(bound, bytes, room, Instant::now(), visit) {
         Ok(state) => Ok(CallAnswer::Result(format!(
             r#"{{"resultType":"input_required","inputRequests":{requests},"requestState":{}}}"#,
-            quoted(&state)
+            json_string(&state)
         ))),
         Err(visit) => {
-            session.decline_all(NO_ROOM);
+            session.decline_questions(NO_ROOM);
             Err(Box::new(visit))
         }
     }
 }
 
-fn over(id: &str) -> Response {
-    reply::wrong(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(change::INTERNAL_ERROR, ENDED))
+fn session_ended_response(id: &str) -> Response {
+    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(change::INTERNAL_ERROR, ENDED))
 }
 
 /// Converts an answer to the stateless era. Returns it with its HTTP status.
-pub(super) fn finished(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
+pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
     match answer {
         CallAnswer::Message(message) => {
             let outcome = message.outcome().unwrap_or_default();
             if message.kind() == MessageKind::Result {
-                let completed = change::completed(outcome, method, None);
+                let completed = change::complete_result(outcome, method, None);
                 let same = completed == outcome;
-                return (StatusCode::OK, CallAnswer::Message(if same { message } else { again(message, &completed) }));
+                return (
+                    StatusCode::OK,
+                    CallAnswer::Message(if same { message } else { replace_outcome(message, &completed) }),
+                );
             }
             let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(change::INTERNAL_ERROR);
-            let coded = change::code(code, false);
+            let coded = change::stateless_error_code(code, false);
             let message = match JsonMembers::read(outcome) {
                 Some(mut error) if coded != code => {
                     error.set("code", coded.to_string());
-                    let text = error.written();
-                    again(message, &text)
+                    let text = error.to_json();
+                    replace_outcome(message, &text)
                 }
                 _ => message,
             };
             (status_of(coded), CallAnswer::Message(message))
         }
         CallAnswer::Result(result) => {
-            let result = change::completed(&result, method, Some(&change::own_info()));
+            let result = change::complete_result(&result, method, Some(&change::own_server_info()));
             (StatusCode::OK, CallAnswer::Result(result))
         }
         CallAnswer::Error(error) => {
-            let code = change::code(error.code, true);
+            let code = change::stateless_error_code(error.code, true);
             (status_of(code), CallAnswer::Error(RpcError { code, ..error }))
         }
-        CallAnswer::Withdrawn => (StatusCode::OK, CallAnswer::Withdrawn),
+        CallAnswer::Cancelled => (StatusCode::OK, CallAnswer::Cancelled),
     }
 }
 
-fn again(message: RpcMessage, outcome: &str) -> RpcMessage {
-    let text = spliced(message.text(), message.outcome().unwrap_or_default(), outcome);
+fn replace_outcome(message: RpcMessage, outcome: &str) -> RpcMessage {
+    let text = replace_part(message.text(), message.outcome().unwrap_or_default(), outcome);
     // The text is derived from a valid message and stays valid.
-    RpcMessage::read(text.into()).unwrap_or(message)
+    RpcMessage::parse(text.into()).unwrap_or(message)
 }

@@ -29,7 +29,7 @@ pub enum McpLogLevel {
 
 impl McpLogLevel {
     /// Returns the level in the params of `logging/setLevel` or of a log notification; `None` if it is unknown.
-    pub(super) fn of(message: &RpcMessage) -> Option<Self> {
+    pub(super) fn from_message(message: &RpcMessage) -> Option<Self> {
         param(message, "level")
     }
 
@@ -69,12 +69,12 @@ pub(super) enum SharedSessionRequest {
 
 impl SharedSessionRequest {
     /// Reads a request; `None` for other methods. Malformed params are left to the server to reject.
-    pub(super) fn of(message: &RpcMessage) -> Option<Self> {
+    pub(super) fn from_message(message: &RpcMessage) -> Option<Self> {
         if message.kind() != MessageKind::Request {
             return None;
         }
         match message.method()? {
-            "logging/setLevel" => McpLogLevel::of(message).map(Self::Level),
+            "logging/setLevel" => McpLogLevel::from_message(message).map(Self::Level),
             "resources/subscribe" => uri_of(message).map(Self::Subscribe),
             "resources/unsubscribe" => uri_of(message).map(Self::Unsubscribe),
             _ => None,
@@ -102,7 +102,7 @@ pub(super) enum RequestDisposition {
     // The server does so already for another client, so no request is necessary.
     Granted,
     // The client's own request must be sent to the server, and its outcome reported.
-    Asked(PendingSessionRequest),
+    Pending(PendingSessionRequest),
     Refused(SubscriptionLimitError),
 }
 
@@ -117,9 +117,9 @@ pub(super) enum SubscriptionLimitError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PendingSessionRequest {
     client: u64,
-    wish: SharedSessionRequest,
+    request: SharedSessionRequest,
     // The client's level before the request, restored if the request fails.
-    before: Option<McpLogLevel>,
+    previous_level: Option<McpLogLevel>,
     // The run that accepted calls when the request was sent.
     run: Option<RunNumber>,
 }
@@ -136,7 +136,7 @@ pub(super) enum SessionRequestOutcome {
 #[derive(Debug, Default)]
 struct ResourceSubscription {
     clients: BTreeSet<u64>,
-    asking: usize,
+    pending: usize,
 }
 
 #[derive(Debug, Default)]
@@ -151,28 +151,30 @@ pub(super) struct SharedSessionState {
     levels: BTreeMap<u64, McpLogLevel>,
     subscriptions: BTreeMap<String, ResourceSubscription>,
     counts: BTreeMap<u64, usize>,
-    told: RunSettings,
+    run_settings: RunSettings,
 }
 
 impl SharedSessionState {
     /// Records a wish. `run` is the run that accepts calls now.
-    pub(super) fn make(
+    pub(super) fn record_request(
         &mut self,
         client: u64,
         wish: &SharedSessionRequest,
         run: Option<RunNumber>,
     ) -> RequestDisposition {
-        self.reaches(run);
+        self.set_run(run);
         let mut before = None;
         let granted = match wish {
             SharedSessionRequest::Level(level) => {
                 before = self.levels.insert(client, *level);
                 let others = self.levels.iter().filter(|(other, _)| **other != client);
                 let lowest = others.map(|(_, level)| *level).min();
-                lowest.is_some_and(|lowest| lowest <= *level && self.told.level.is_some_and(|told| told <= lowest))
+                lowest.is_some_and(|lowest| {
+                    lowest <= *level && self.run_settings.level.is_some_and(|told| told <= lowest)
+                })
             }
             SharedSessionRequest::Subscribe(uri) => {
-                if let Some(too_much) = self.too_much(client, uri) {
+                if let Some(too_much) = self.exceeded_limit(client, uri) {
                     return RequestDisposition::Refused(too_much);
                 }
                 let subscription = self.subscriptions.entry(uri.clone()).or_default();
@@ -180,11 +182,11 @@ impl SharedSessionState {
                 if subscription.clients.insert(client) {
                     *self.counts.entry(client).or_default() += 1;
                 }
-                others && self.told.uris.contains(uri)
+                others && self.run_settings.uris.contains(uri)
             }
             SharedSessionRequest::Unsubscribe(uri) => {
-                self.lets_go(client, uri);
-                self.wants(uri)
+                self.unsubscribe(client, uri);
+                self.has_subscribers(uri)
             }
         };
         if granted {
@@ -193,38 +195,43 @@ impl SharedSessionState {
         if let SharedSessionRequest::Subscribe(uri) = wish
             && let Some(subscription) = self.subscriptions.get_mut(uri)
         {
-            subscription.asking += 1;
+            subscription.pending += 1;
         }
-        RequestDisposition::Asked(PendingSessionRequest { client, wish: wish.clone(), before, run })
+        RequestDisposition::Pending(PendingSessionRequest {
+            client,
+            request: wish.clone(),
+            previous_level: before,
+            run,
+        })
     }
 
-    pub(super) fn came(&mut self, asked: PendingSessionRequest, outcome: SessionRequestOutcome) {
-        let PendingSessionRequest { client, wish, before, run } = asked;
+    pub(super) fn record_outcome(&mut self, asked: PendingSessionRequest, outcome: SessionRequestOutcome) {
+        let PendingSessionRequest { client, request: wish, previous_level: before, run } = asked;
         if let SharedSessionRequest::Subscribe(uri) = &wish
             && let Some(subscription) = self.subscriptions.get_mut(uri)
         {
-            subscription.asking -= 1;
-            self.tidy(uri);
+            subscription.pending -= 1;
+            self.remove_if_unused(uri);
         }
         let told = |this: &mut Self, now: Option<RunNumber>| {
-            this.reaches(now);
+            this.set_run(now);
             // If the run has changed, it is unknown which run received the request.
             now.is_some() && now == run
         };
         match (outcome, wish) {
             (SessionRequestOutcome::Done(now), SharedSessionRequest::Level(level)) => {
                 if told(self, now) {
-                    self.told.level = Some(level);
+                    self.run_settings.level = Some(level);
                 }
             }
             (SessionRequestOutcome::Done(now), SharedSessionRequest::Subscribe(uri)) => {
                 if told(self, now) {
-                    self.told.uris.insert(uri);
+                    self.run_settings.uris.insert(uri);
                 }
             }
             (SessionRequestOutcome::Done(now), SharedSessionRequest::Unsubscribe(uri)) => {
-                self.reaches(now);
-                self.told.uris.remove(&uri);
+                self.set_run(now);
+                self.run_settings.uris.remove(&uri);
             }
             (SessionRequestOutcome::Refused | SessionRequestOutcome::Unknown, SharedSessionRequest::Level(level)) => {
                 if self.levels.get(&client) == Some(&level) {
@@ -234,16 +241,16 @@ impl SharedSessionState {
                     };
                 }
                 // The server's level is now unknown.
-                if outcome == SessionRequestOutcome::Unknown && self.told.run == run {
-                    self.told.level = None;
+                if outcome == SessionRequestOutcome::Unknown && self.run_settings.run == run {
+                    self.run_settings.level = None;
                 }
             }
-            (SessionRequestOutcome::Refused, SharedSessionRequest::Subscribe(uri)) => self.lets_go(client, &uri),
+            (SessionRequestOutcome::Refused, SharedSessionRequest::Subscribe(uri)) => self.unsubscribe(client, &uri),
             (SessionRequestOutcome::Unknown, SharedSessionRequest::Subscribe(uri)) => {
-                self.lets_go(client, &uri);
+                self.unsubscribe(client, &uri);
                 // Counts as subscribed, so that the next `owed` unsubscribes from it.
-                if self.told.run == run && run.is_some() {
-                    self.told.uris.insert(uri);
+                if self.run_settings.run == run && run.is_some() {
+                    self.run_settings.uris.insert(uri);
                 }
             }
             // The server still counts as subscribed.
@@ -252,74 +259,77 @@ impl SharedSessionState {
         }
     }
 
-    pub(super) fn forget(&mut self, client: u64) {
+    pub(super) fn remove_client(&mut self, client: u64) {
         self.levels.remove(&client);
         let uris: Vec<String> = self.subscriptions.keys().cloned().collect();
         for uri in uris {
-            self.lets_go(client, &uri);
+            self.unsubscribe(client, &uri);
         }
     }
 
     /// Records the run that accepts calls now. A new run has received no settings yet.
-    pub(super) fn reaches(&mut self, run: Option<RunNumber>) {
-        if run.is_some() && self.told.run != run {
-            self.told = RunSettings { run, ..RunSettings::default() };
+    pub(super) fn set_run(&mut self, run: Option<RunNumber>) {
+        if run.is_some() && self.run_settings.run != run {
+            self.run_settings = RunSettings { run, ..RunSettings::default() };
         }
     }
 
-    pub(super) fn ended(&mut self, run: RunNumber) {
-        if self.told.run == Some(run) {
-            self.told = RunSettings::default();
+    pub(super) fn end_run(&mut self, run: RunNumber) {
+        if self.run_settings.run == Some(run) {
+            self.run_settings = RunSettings::default();
         }
     }
 
     /// Returns the next request that the satellite itself must send to the server, and records it as sent.
-    pub(super) fn owed(&mut self) -> Option<SharedSessionRequest> {
+    pub(super) fn take_owed_request(&mut self) -> Option<SharedSessionRequest> {
         let lowest = self.levels.values().min().copied();
-        if let Some(level) = lowest.filter(|level| self.told.level != Some(*level)) {
-            self.told.level = Some(level);
+        if let Some(level) = lowest.filter(|level| self.run_settings.level != Some(*level)) {
+            self.run_settings.level = Some(level);
             return Some(SharedSessionRequest::Level(level));
         }
-        if let Some(uri) = self.told.uris.iter().find(|uri| !self.wants(uri)).cloned() {
-            self.told.uris.remove(&uri);
+        if let Some(uri) = self.run_settings.uris.iter().find(|uri| !self.has_subscribers(uri)).cloned() {
+            self.run_settings.uris.remove(&uri);
             return Some(SharedSessionRequest::Unsubscribe(uri));
         }
         // A client's own request for this resource is on its way.
-        let missing = |(uri, of): &(&String, &ResourceSubscription)| of.asking == 0 && !self.told.uris.contains(*uri);
+        let missing =
+            |(uri, of): &(&String, &ResourceSubscription)| of.pending == 0 && !self.run_settings.uris.contains(*uri);
         let uri = self.subscriptions.iter().find(missing).map(|(uri, _)| uri.clone())?;
-        self.told.uris.insert(uri.clone());
+        self.run_settings.uris.insert(uri.clone());
         Some(SharedSessionRequest::Subscribe(uri))
     }
 
     /// Records that a request from `owed` did not reach this run, so that it is returned again.
-    pub(super) fn was_not_told(&mut self, wish: &SharedSessionRequest, run: RunNumber) {
-        if self.told.run != Some(run) {
+    pub(super) fn record_not_sent(&mut self, wish: &SharedSessionRequest, run: RunNumber) {
+        if self.run_settings.run != Some(run) {
             return;
         }
         match wish {
             // Another level may have been sent meanwhile.
-            SharedSessionRequest::Level(level) => self.told.level = self.told.level.filter(|told| told != level),
+            SharedSessionRequest::Level(level) => {
+                self.run_settings.level = self.run_settings.level.filter(|told| told != level)
+            }
             SharedSessionRequest::Subscribe(uri) => {
-                self.told.uris.remove(uri);
+                self.run_settings.uris.remove(uri);
             }
             SharedSessionRequest::Unsubscribe(uri) => {
-                self.told.uris.insert(uri.clone());
+                self.run_settings.uris.insert(uri.clone());
             }
         }
     }
 
     /// Records an unsubscription that the satellite sent. A client may have subscribed before it took effect, so the
     /// server no longer counts as subscribed.
-    pub(super) fn took_back(&mut self, uri: &str) {
-        self.told.uris.remove(uri);
+    pub(super) fn record_unsubscribed(&mut self, uri: &str) {
+        self.run_settings.uris.remove(uri);
     }
 
-    pub(super) fn are_waiting(&self) -> bool {
+    pub(super) fn has_subscriptions(&self) -> bool {
         self.subscriptions.values().any(|subscription| !subscription.clients.is_empty())
     }
 
     /// Returns true if a client receives log messages of this level. A client without a level receives all.
-    pub(super) fn hears(&self, client: u64, level: Option<McpLogLevel>) -> bool {
+    pub(super) fn is_level_enabled(&self, client: u64, level: Option<McpLogLevel>) -> bool {
         match (self.levels.get(&client), level) {
             (Some(from), Some(level)) => *from <= level,
             (None, _) | (_, None) => true,
@@ -332,15 +342,15 @@ impl SharedSessionState {
     }
 
     /// Sets the level of a stateless client. The server receives it through `owed`, not through a client's request.
-    pub(super) fn hear_from(&mut self, client: u64, level: McpLogLevel) {
+    pub(super) fn set_level(&mut self, client: u64, level: McpLogLevel) {
         self.levels.insert(client, level);
     }
 
-    fn wants(&self, uri: &str) -> bool {
+    fn has_subscribers(&self, uri: &str) -> bool {
         self.subscriptions.get(uri).is_some_and(|subscription| !subscription.clients.is_empty())
     }
 
-    fn too_much(&self, client: u64, uri: &str) -> Option<SubscriptionLimitError> {
+    fn exceeded_limit(&self, client: u64, uri: &str) -> Option<SubscriptionLimitError> {
         if uri.len() > URI_BYTES_MAX {
             return Some(SubscriptionLimitError::Uri);
         }
@@ -349,7 +359,7 @@ impl SharedSessionState {
         (is_full && !self.subscriptions.get(uri).is_some_and(has)).then_some(SubscriptionLimitError::Subscriptions)
     }
 
-    fn lets_go(&mut self, client: u64, uri: &str) {
+    fn unsubscribe(&mut self, client: u64, uri: &str) {
         let Some(subscription) = self.subscriptions.get_mut(uri) else { return };
         if subscription.clients.remove(&client)
             && let Some(count) = self.counts.get_mut(&client)
@@ -359,11 +369,11 @@ impl SharedSessionState {
                 self.counts.remove(&client);
             }
         }
-        self.tidy(uri);
+        self.remove_if_unused(uri);
     }
 
-    fn tidy(&mut self, uri: &str) {
-        if self.subscriptions.get(uri).is_some_and(|of| of.clients.is_empty() && of.asking == 0) {
+    fn remove_if_unused(&mut self, uri: &str) {
+        if self.subscriptions.get(uri).is_some_and(|of| of.clients.is_empty() && of.pending == 0) {
             self.subscriptions.remove(uri);
         }
     }
@@ -384,50 +394,50 @@ mod tests {
         SharedSessionRequest::Unsubscribe(uri.to_owned())
     }
 
-    fn asked(
+    fn record_pending(
         wishes: &mut SharedSessionState,
         client: u64,
         wish: &SharedSessionRequest,
         run: Option<RunNumber>,
     ) -> PendingSessionRequest {
-        match wishes.make(client, wish, run) {
-            RequestDisposition::Asked(asked) => asked,
+        match wishes.record_request(client, wish, run) {
+            RequestDisposition::Pending(asked) => asked,
             other => panic!("{wish:?} of {client} does not reach the server: {other:?}"),
         }
     }
 
-    fn done(wishes: &mut SharedSessionState, client: u64, wish: &SharedSessionRequest, run: Option<RunNumber>) {
-        let asked = asked(wishes, client, wish, run);
-        wishes.came(asked, SessionRequestOutcome::Done(run));
+    fn record_done(wishes: &mut SharedSessionState, client: u64, wish: &SharedSessionRequest, run: Option<RunNumber>) {
+        let asked = record_pending(wishes, client, wish, run);
+        wishes.record_outcome(asked, SessionRequestOutcome::Done(run));
     }
 
-    fn all_owed(wishes: &mut SharedSessionState) -> Vec<SharedSessionRequest> {
-        std::iter::from_fn(|| wishes.owed()).collect()
+    fn take_owed_requests(wishes: &mut SharedSessionState) -> Vec<SharedSessionRequest> {
+        std::iter::from_fn(|| wishes.take_owed_request()).collect()
     }
 
     #[test]
     fn the_server_is_subscribed_to_by_the_first_and_let_go_by_the_last() {
         let mut wishes = SharedSessionState::default();
-        done(&mut wishes, 1, &subscribe("a"), ONE);
-        assert_eq!(wishes.make(2, &subscribe("a"), ONE), RequestDisposition::Granted);
+        record_done(&mut wishes, 1, &subscribe("a"), ONE);
+        assert_eq!(wishes.record_request(2, &subscribe("a"), ONE), RequestDisposition::Granted);
         // A repeated subscription is answered by the server, as if this client were alone.
-        done(&mut wishes, 3, &subscribe("b"), ONE);
-        done(&mut wishes, 3, &subscribe("b"), ONE);
+        record_done(&mut wishes, 3, &subscribe("b"), ONE);
+        record_done(&mut wishes, 3, &subscribe("b"), ONE);
         assert_eq!(wishes.subscribers("a"), [1, 2].into());
-        assert_eq!(wishes.make(1, &unsubscribe("a"), ONE), RequestDisposition::Granted);
-        assert!(wishes.are_waiting());
-        done(&mut wishes, 2, &unsubscribe("a"), ONE);
-        assert_eq!(all_owed(&mut wishes), []);
-        wishes.forget(3);
-        assert_eq!(all_owed(&mut wishes), [unsubscribe("b")]);
-        assert!(!wishes.are_waiting());
+        assert_eq!(wishes.record_request(1, &unsubscribe("a"), ONE), RequestDisposition::Granted);
+        assert!(wishes.has_subscriptions());
+        record_done(&mut wishes, 2, &unsubscribe("a"), ONE);
+        assert_eq!(take_owed_requests(&mut wishes), []);
+        wishes.remove_client(3);
+        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("b")]);
+        assert!(!wishes.has_subscriptions());
     }
 
     #[test]
     fn a_subscription_covers_what_is_below_it_and_not_what_is_beside_it() {
         let mut wishes = SharedSessionState::default();
-        done(&mut wishes, 1, &subscribe("file:///a"), ONE);
-        done(&mut wishes, 2, &subscribe("file:///"), ONE);
+        record_done(&mut wishes, 1, &subscribe("file:///a"), ONE);
+        record_done(&mut wishes, 2, &subscribe("file:///"), ONE);
         for (uri, subscribers) in [
             ("file:///a", vec![1, 2]),
             ("file:///a/b", vec![1, 2]),
@@ -442,105 +452,112 @@ mod tests {
     #[test]
     fn another_run_is_told_everything_again_but_what_a_client_tells_it_just_now() {
         let mut wishes = SharedSessionState::default();
-        done(&mut wishes, 1, &subscribe("a"), ONE);
-        done(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Info), ONE);
-        wishes.ended(RunNumber(1));
-        let asking = asked(&mut wishes, 2, &subscribe("b"), None);
+        record_done(&mut wishes, 1, &subscribe("a"), ONE);
+        record_done(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Info), ONE);
+        wishes.end_run(RunNumber(1));
+        let asking = record_pending(&mut wishes, 2, &subscribe("b"), None);
         // There is no run, so the first request starts one.
-        let again = asked(&mut wishes, 2, &subscribe("a"), None);
-        wishes.reaches(TWO);
-        assert_eq!(all_owed(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
-        wishes.came(again, SessionRequestOutcome::Done(TWO));
+        let again = record_pending(&mut wishes, 2, &subscribe("a"), None);
+        wishes.set_run(TWO);
+        assert_eq!(take_owed_requests(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
+        wishes.record_outcome(again, SessionRequestOutcome::Done(TWO));
         // It is unknown which run received it, so this run gets it, perhaps twice.
-        assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
-        wishes.came(asking, SessionRequestOutcome::Refused);
-        assert_eq!(all_owed(&mut wishes), []);
+        assert_eq!(take_owed_requests(&mut wishes), [subscribe("a")]);
+        wishes.record_outcome(asking, SessionRequestOutcome::Refused);
+        assert_eq!(take_owed_requests(&mut wishes), []);
         assert_eq!(wishes.subscribers("b"), [].into());
         // An outdated end of a run changes nothing.
-        wishes.ended(RunNumber(1));
-        assert_eq!(all_owed(&mut wishes), []);
+        wishes.end_run(RunNumber(1));
+        assert_eq!(take_owed_requests(&mut wishes), []);
     }
 
     #[test]
     fn what_may_have_been_carried_out_for_nobody_is_taken_back() {
         let mut wishes = SharedSessionState::default();
-        let asking = asked(&mut wishes, 1, &subscribe("a"), ONE);
-        wishes.forget(1);
-        wishes.came(asking, SessionRequestOutcome::Unknown);
-        assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
+        let asking = record_pending(&mut wishes, 1, &subscribe("a"), ONE);
+        wishes.remove_client(1);
+        wishes.record_outcome(asking, SessionRequestOutcome::Unknown);
+        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("a")]);
 
         // A client that left before the answer.
-        let asking = asked(&mut wishes, 1, &subscribe("a"), ONE);
-        wishes.forget(1);
-        wishes.came(asking, SessionRequestOutcome::Done(ONE));
-        assert_eq!(all_owed(&mut wishes), [unsubscribe("a")]);
+        let asking = record_pending(&mut wishes, 1, &subscribe("a"), ONE);
+        wishes.remove_client(1);
+        wishes.record_outcome(asking, SessionRequestOutcome::Done(ONE));
+        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("a")]);
 
         // A client that subscribes while the unsubscription is on its way may have been first.
-        done(&mut wishes, 2, &subscribe("a"), ONE);
-        wishes.took_back("a");
-        assert_eq!(all_owed(&mut wishes), [subscribe("a")]);
+        record_done(&mut wishes, 2, &subscribe("a"), ONE);
+        wishes.record_unsubscribed("a");
+        assert_eq!(take_owed_requests(&mut wishes), [subscribe("a")]);
     }
 
     #[test]
     fn what_did_not_reach_the_server_is_owed_again() {
         let mut wishes = SharedSessionState::default();
-        done(&mut wishes, 1, &subscribe("a"), ONE);
-        done(&mut wishes, 2, &subscribe("b"), ONE);
-        done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
-        wishes.forget(1);
-        wishes.reaches(TWO);
-        wishes.reaches(ONE);
+        record_done(&mut wishes, 1, &subscribe("a"), ONE);
+        record_done(&mut wishes, 2, &subscribe("b"), ONE);
+        record_done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
+        wishes.remove_client(1);
+        wishes.set_run(TWO);
+        wishes.set_run(ONE);
         for owed in [SharedSessionRequest::Level(McpLogLevel::Error), subscribe("b")] {
             for _ in 0..2 {
-                assert_eq!(wishes.owed().as_ref(), Some(&owed));
-                wishes.was_not_told(&owed, RunNumber(1));
+                assert_eq!(wishes.take_owed_request().as_ref(), Some(&owed));
+                wishes.record_not_sent(&owed, RunNumber(1));
             }
-            assert_eq!(wishes.owed(), Some(owed));
+            assert_eq!(wishes.take_owed_request(), Some(owed));
         }
-        wishes.forget(2);
-        assert_eq!(wishes.owed(), Some(unsubscribe("b")));
-        wishes.was_not_told(&unsubscribe("b"), RunNumber(1));
-        assert_eq!(all_owed(&mut wishes), [unsubscribe("b")]);
+        wishes.remove_client(2);
+        assert_eq!(wishes.take_owed_request(), Some(unsubscribe("b")));
+        wishes.record_not_sent(&unsubscribe("b"), RunNumber(1));
+        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("b")]);
         // Another run does not have this subscription.
-        wishes.was_not_told(&unsubscribe("b"), RunNumber(2));
-        assert_eq!(all_owed(&mut wishes), []);
+        wishes.record_not_sent(&unsubscribe("b"), RunNumber(2));
+        assert_eq!(take_owed_requests(&mut wishes), []);
     }
 
     #[test]
     fn the_server_logs_as_much_as_the_client_that_wants_most_and_each_hears_its_own() {
         let mut wishes = SharedSessionState::default();
-        let asking = asked(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
+        let asking = record_pending(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         // A request that is still on its way may be refused, so the second client's request is sent, too.
-        let other = asked(&mut wishes, 3, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
+        let other = record_pending(&mut wishes, 3, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         for asked in [asking, other] {
-            wishes.came(asked, SessionRequestOutcome::Done(ONE));
+            wishes.record_outcome(asked, SessionRequestOutcome::Done(ONE));
         }
-        done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
-        assert_eq!(wishes.make(3, &SharedSessionRequest::Level(McpLogLevel::Info), ONE), RequestDisposition::Granted);
-        assert_eq!(all_owed(&mut wishes), []);
+        record_done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
+        assert_eq!(
+            wishes.record_request(3, &SharedSessionRequest::Level(McpLogLevel::Info), ONE),
+            RequestDisposition::Granted
+        );
+        assert_eq!(take_owed_requests(&mut wishes), []);
         let hears = |wishes: &SharedSessionState, level| {
-            (1..=4).filter(|client| wishes.hears(*client, level)).collect::<Vec<_>>()
+            (1..=4).filter(|client| wishes.is_level_enabled(*client, level)).collect::<Vec<_>>()
         };
         assert_eq!(hears(&wishes, Some(McpLogLevel::Debug)), [2, 4]);
         assert_eq!(hears(&wishes, Some(McpLogLevel::Info)), [2, 3, 4]);
         assert_eq!(hears(&wishes, Some(McpLogLevel::Emergency)), [1, 2, 3, 4]);
         assert_eq!(hears(&wishes, None), [1, 2, 3, 4]);
         // The client with the lowest level raises it: the other levels count at once.
-        assert_eq!(wishes.make(2, &SharedSessionRequest::Level(McpLogLevel::Alert), ONE), RequestDisposition::Granted);
-        assert_eq!(all_owed(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
-        wishes.forget(3);
-        assert_eq!(all_owed(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Error)]);
+        assert_eq!(
+            wishes.record_request(2, &SharedSessionRequest::Level(McpLogLevel::Alert), ONE),
+            RequestDisposition::Granted
+        );
+        assert_eq!(take_owed_requests(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
+        wishes.remove_client(3);
+        assert_eq!(take_owed_requests(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Error)]);
         // A refused level does not count.
-        let asking = asked(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
-        wishes.came(asking, SessionRequestOutcome::Refused);
+        let asking = record_pending(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
+        wishes.record_outcome(asking, SessionRequestOutcome::Refused);
         assert_eq!(hears(&wishes, Some(McpLogLevel::Error)), [1, 3, 4]);
-        assert_eq!(all_owed(&mut wishes), []);
+        assert_eq!(take_owed_requests(&mut wishes), []);
     }
 
     #[test]
     fn a_request_says_what_it_wishes_or_is_the_servers_to_refuse() {
-        let wish =
-            |text: &str| RpcMessage::read(text.to_owned().into()).ok().as_ref().and_then(SharedSessionRequest::of);
+        let wish = |text: &str| {
+            RpcMessage::parse(text.to_owned().into()).ok().as_ref().and_then(SharedSessionRequest::from_message)
+        };
         let request = |method: &str, params: &str| {
             wish(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#))
         };

@@ -41,7 +41,7 @@ pub fn client(url: &Url) -> reqwest::Result<reqwest::Client> {
 
 /// Returns the root cause of a failed exchange: the error's own text would show the whole URL. `None` if there is no
 /// other cause.
-pub fn root_of(error: &reqwest::Error) -> Option<String> {
+pub fn root_cause(error: &reqwest::Error) -> Option<String> {
     let mut root: &dyn std::error::Error = error;
     while let Some(source) = root.source() {
         root = source;
@@ -50,7 +50,7 @@ pub fn root_of(error: &reqwest::Error) -> Option<String> {
 }
 
 /// Returns the pause that a `Retry-After` value requests, given in seconds or as a date.
-pub fn pause(value: &str, now: Timestamp) -> Option<Duration> {
+pub fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     let asked = if let Ok(seconds) = value.trim().parse() {
         Duration::from_secs(seconds)
     } else {
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn retry_after_is_read_as_seconds_or_as_a_date_and_has_a_limit() {
         let now = Timestamp::from_second(1_445_412_420).unwrap_or_default();
-        let seconds = |value| pause(value, now).map(|pause| pause.as_secs());
+        let seconds = |value| parse_retry_after(value, now).map(|pause| pause.as_secs());
         assert_eq!(seconds("120"), Some(120));
         assert_eq!(seconds("Wed, 21 Oct 2015 07:28:00 GMT"), Some(60));
         assert_eq!(seconds("Wed, 21 Oct 2015 07:00:00 GMT"), Some(0));

@@ -33,7 +33,7 @@ impl ByteBudget {
     }
 
     /// Changes the limit. Bytes in use stay in use.
-    pub fn set(&self, max: usize) {
+    pub fn set_max(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
     }
 
@@ -54,7 +54,7 @@ impl ByteBudget {
 
     /// Creates an empty share.
     pub fn share(self: &Arc<Self>) -> ByteShare {
-        ByteShare { of: Arc::clone(self), bytes: 0 }
+        ByteShare { budget: Arc::clone(self), bytes: 0 }
     }
 
     fn try_take(&self, bytes: usize) -> bool {
@@ -77,10 +77,10 @@ impl ByteBudget {
         }
     }
 
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(whole) = &self.whole {
-            whole.give(bytes);
+            whole.release(bytes);
         }
     }
 }
@@ -96,7 +96,7 @@ pub struct ServerMemory {
 
 impl ServerMemory {
     /// Creates the parts of the satellite's budget.
-    pub fn part_of(whole: &Arc<ByteBudget>) -> Self {
+    pub fn from_budget(whole: &Arc<ByteBudget>) -> Self {
         // A quarter always remains for clients.
         let part = whole.max() / 8 * 3;
         Self { lists: whole.part(part), messages: whole.part(part) }
@@ -105,20 +105,20 @@ impl ServerMemory {
 
 impl Default for ServerMemory {
     fn default() -> Self {
-        Self::part_of(&ByteBudget::unlimited())
+        Self::from_budget(&ByteBudget::unlimited())
     }
 }
 
 /// Bytes that one user of a budget has taken. Dropping it returns them.
 #[derive(Debug)]
 pub struct ByteShare {
-    of: Arc<ByteBudget>,
+    budget: Arc<ByteBudget>,
     bytes: usize,
 }
 
 impl Drop for ByteShare {
     fn drop(&mut self) {
-        self.give(self.bytes);
+        self.release(self.bytes);
     }
 }
 
@@ -126,7 +126,7 @@ impl ByteShare {
     /// Takes more bytes if the budget allows it. Returns true if it did.
     #[must_use]
     pub fn try_take(&mut self, bytes: usize) -> bool {
-        let taken = self.of.try_take(bytes);
+        let taken = self.budget.try_take(bytes);
         if taken {
             self.bytes += bytes;
         }
@@ -135,14 +135,14 @@ impl ByteShare {
 
     /// Takes more bytes even if that exceeds the budget.
     pub fn take(&mut self, bytes: usize) {
-        self.of.take(bytes);
+        self.budget.take(bytes);
         self.bytes += bytes;
     }
 
     /// Returns bytes to the budget: at most as many as were taken.
-    pub fn give(&mut self, bytes: usize) {
+    pub fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
-        self.of.give(bytes);
+        self.budget.release(bytes);
         self.bytes -= bytes;
     }
 
@@ -152,12 +152,12 @@ impl ByteShare {
     }
 
     /// Returns the budget.
-    pub fn of(&self) -> &ByteBudget {
-        &self.of
+    pub fn budget(&self) -> &ByteBudget {
+        &self.budget
     }
 
     /// Returns the same bytes with this share attached; the share is dropped with the last reference to them.
-    pub fn hold(self, bytes: Bytes) -> Bytes {
+    pub fn attach_to(self, bytes: Bytes) -> Bytes {
         struct Counted {
             bytes: Bytes,
             _share: ByteShare,
@@ -184,13 +184,13 @@ mod tests {
         assert!(one.try_take(60) && !other.try_take(41) && other.try_take(40));
         assert_eq!((budget.used(), one.bytes(), other.bytes()), (100, 60, 40));
         other.take(10);
-        one.give(20);
-        one.give(1000);
+        one.release(20);
+        one.release(1000);
         assert_eq!((budget.used(), one.bytes()), (50, 0));
         drop(other);
         assert_eq!(budget.used(), 0);
         assert!(!one.try_take(usize::MAX));
-        budget.set(1);
+        budget.set_max(1);
         assert!(!one.try_take(2) && one.try_take(1));
     }
 
@@ -213,7 +213,7 @@ mod tests {
         let budget = ByteBudget::new(100);
         let mut share = budget.share();
         assert!(share.try_take(5));
-        let bytes = share.hold(Bytes::from_static(b"bytes"));
+        let bytes = share.attach_to(Bytes::from_static(b"bytes"));
         let part = bytes.slice(1..3);
         drop(bytes);
         assert_eq!((&part[..], budget.used()), (&b"yt"[..], 5));

@@ -21,7 +21,7 @@ pub struct Catalogue {
     /// Prompts, by `name`.
     pub prompts: Vec<CatalogueEntry>,
     /// Lists that could not be read. Their entries here are older than the rest, or incomplete.
-    pub unread: Vec<ListKind>,
+    pub unreadable: Vec<ListKind>,
     /// Index of the tools by name, built at the first lookup.
     pub by_name: ToolIndex,
     /// Memory used by the lists.
@@ -35,7 +35,7 @@ pub struct ListMemory([Option<Arc<ByteShare>>; 4]);
 
 impl ListMemory {
     /// Keeps the memory of a list counted for as long as the catalogue exists.
-    pub fn count(&mut self, list: ListKind, share: ByteShare) {
+    pub fn set_share(&mut self, list: ListKind, share: ByteShare) {
         self.0[list as usize] = Some(Arc::new(share));
     }
 }
@@ -118,7 +118,7 @@ pub enum CatalogueAspect {
 impl Revisions {
     /// Counts the differences between the catalogue `before` and the catalogue `now`. Without a catalogue before, every
     /// list counts as changed.
-    pub fn read(&mut self, before: Option<&Catalogue>, now: &Catalogue) {
+    pub fn count_changes(&mut self, before: Option<&Catalogue>, now: &Catalogue) {
         let same =
             |of: fn(&Catalogue) -> &[CatalogueEntry]| before.is_some_and(|before| same_entries(of(before), of(now)));
         let tools = |before: &Catalogue| before.tools.iter().map(Tool::text).eq(now.tools.iter().map(Tool::text));
@@ -128,7 +128,7 @@ impl Revisions {
     }
 
     /// Returns the aspects that have changed since `before`.
-    pub fn since(&self, before: &Self) -> Vec<CatalogueAspect> {
+    pub fn changes_since(&self, before: &Self) -> Vec<CatalogueAspect> {
         let all = [
             (CatalogueAspect::Capabilities, self.capabilities != before.capabilities),
             (CatalogueAspect::Tools, self.tools != before.tools),
@@ -260,9 +260,9 @@ impl Catalogue {
     /// Returns this catalogue, with each list that could not be read replaced by the list of `before`. Only the server
     /// can remove entries, not a failed read.
     #[must_use]
-    pub fn kept_from(&self, before: &Self) -> Self {
+    pub fn with_unreadable_from(&self, before: &Self) -> Self {
         let mut whole = self.clone();
-        for list in &self.unread {
+        for list in &self.unreadable {
             let (old, new) = match list {
                 // A catalogue without a list of tools is never created.
                 ListKind::Tools => continue,

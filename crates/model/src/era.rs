@@ -28,7 +28,7 @@ impl Era {
     }
 
     /// Returns the method of the first request to a server.
-    pub fn opening(self) -> &'static str {
+    pub fn opening_method(self) -> &'static str {
         match self {
             Self::Sessions => "initialize",
             Self::Stateless => "server/discover",
@@ -36,7 +36,7 @@ impl Era {
     }
 
     /// Returns the method that checks whether a server is reachable.
-    pub fn check(self) -> &'static str {
+    pub fn check_method(self) -> &'static str {
         match self {
             Self::Sessions => "ping",
             Self::Stateless => "server/discover",

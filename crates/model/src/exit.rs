@@ -21,13 +21,13 @@ pub struct WorkerExit {
     /// True if the process was killed after its grace period.
     pub forced: bool,
     /// Time from `initialized` to the end; `None` if the handshake did not complete (such a run counts as 0 s).
-    pub ran: Option<Duration>,
+    pub uptime: Option<Duration>,
     /// Process ID.
     pub pid: Option<u32>,
     /// Limit that ended the process, if any.
     pub limit: Option<ExceededLimit>,
     /// Last line of stderr, or of non-JSON output on stdout if stderr was empty. See
-    /// [`output::excerpt`](mcp_satellite_actors::rules::output::excerpt).
+    /// `rules::output::excerpt`.
     pub last_line: Option<String>,
 }
 
@@ -35,7 +35,7 @@ pub struct WorkerExit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExceededLimit {
     /// Limited resource.
-    pub of: LimitedResource,
+    pub resource: LimitedResource,
     /// True if the limit is only the likely cause, because the kernel does not report it.
     pub suspected: bool,
 }
@@ -53,7 +53,7 @@ pub enum LimitedResource {
 
 impl std::fmt::Display for ExceededLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.of {
+        f.write_str(match self.resource {
             LimitedResource::Memory => "limit: memory",
             LimitedResource::Cpu => "limit: cpu",
             LimitedResource::FileSize => "limit: file size",
@@ -66,7 +66,7 @@ impl std::fmt::Display for ExceededLimit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExitCause {
     /// The run was stopped on request.
-    Asked,
+    Requested,
     /// The process ended by itself; see its code and signal.
     Exited,
     /// The process could not be started: the error of the operating system and the name of the command.
@@ -88,15 +88,15 @@ pub enum ExitCause {
 
 impl WorkerExit {
     /// Creates an exit whose cause is not an exit of the process itself.
-    pub fn because(cause: ExitCause) -> Self {
-        Self { cause, code: None, signal: None, forced: false, ran: None, pid: None, limit: None, last_line: None }
+    pub fn from_cause(cause: ExitCause) -> Self {
+        Self { cause, code: None, signal: None, forced: false, uptime: None, pid: None, limit: None, last_line: None }
     }
 
     /// Returns true if this is a crash. An unrequested exit with code 0 is not a crash.
     pub fn is_crash(&self) -> bool {
         match self.cause {
             // Not a fault of the server: it was not started.
-            ExitCause::Asked | ExitCause::Machine(_) => false,
+            ExitCause::Requested | ExitCause::Machine(_) => false,
             ExitCause::Exited => self.code != Some(0),
             ExitCause::Spawn(_)
             | ExitCause::Handshake(_)
@@ -110,18 +110,18 @@ impl WorkerExit {
     /// Returns the cause and the last line of output, for a status message: `exited with code 1: no such table`.
     pub fn reason(&self) -> String {
         match &self.last_line {
-            Some(line) => format!("{}: {line}", self.cause()),
-            None => self.cause(),
+            Some(line) => format!("{}: {line}", self.cause_text()),
+            None => self.cause_text(),
         }
     }
 
     /// Returns the cause without the output: `exited with code 1`, `killed by SIGKILL`.
-    pub fn cause(&self) -> String {
+    pub fn cause_text(&self) -> String {
         match &self.cause {
-            ExitCause::Asked => "stopped".to_owned(),
+            ExitCause::Requested => "stopped".to_owned(),
             ExitCause::Exited => match self.limit {
-                Some(limit) => format!("{} ({limit})", self.how_it_ended()),
-                None => self.how_it_ended(),
+                Some(limit) => format!("{} ({limit})", self.end_description()),
+                None => self.end_description(),
             },
             ExitCause::Spawn(why) | ExitCause::Machine(why) => why.clone(),
             ExitCause::Handshake(why) => format!("handshake failed: {why}"),
@@ -133,7 +133,7 @@ impl WorkerExit {
     }
 
     /// Returns `exited with code 1`, `killed by SIGKILL`, or `ended` if neither is known.
-    pub fn how_it_ended(&self) -> String {
+    pub fn end_description(&self) -> String {
         match (self.code, self.signal) {
             (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
             (Some(code), None) => format!("exited with code {code}"),
@@ -278,7 +278,7 @@ pub enum CallError {
 }
 
 /// Returns the message of a refused call: the instance, its status and the cause.
-pub fn refused_because(name: &str, status: Status, why: &str) -> String {
+pub fn refusal_message(name: &str, status: Status, why: &str) -> String {
     format!("`{name}` is {status}: {why}")
 }
 
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     fn exited(code: Option<i32>, signal: Option<i32>) -> WorkerExit {
-        WorkerExit { code, signal, ..WorkerExit::because(ExitCause::Exited) }
+        WorkerExit { code, signal, ..WorkerExit::from_cause(ExitCause::Exited) }
     }
 
     #[test]
@@ -339,9 +339,9 @@ mod tests {
         assert!(exited(Some(1), None).is_crash());
         assert!(exited(None, Some(15)).is_crash());
         assert!(exited(None, None).is_crash(), "an end without exit code and signal is a crash");
-        assert!(!WorkerExit::because(ExitCause::Asked).is_crash());
+        assert!(!WorkerExit::from_cause(ExitCause::Requested).is_crash());
         let why = String::new;
-        assert!(!WorkerExit::because(ExitCause::Machine(why())).is_crash());
+        assert!(!WorkerExit::from_cause(ExitCause::Machine(why())).is_crash());
         for cause in [
             ExitCause::Spawn(why()),
             ExitCause::Handshake(why()),
@@ -350,7 +350,7 @@ mod tests {
             ExitCause::Panicked(why()),
         ] {
             // The exit code does not matter for these causes.
-            assert!(WorkerExit { code: Some(0), ..WorkerExit::because(cause.clone()) }.is_crash(), "{cause:?}");
+            assert!(WorkerExit { code: Some(0), ..WorkerExit::from_cause(cause.clone()) }.is_crash(), "{cause:?}");
         }
     }
 
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(exited(None, Some(9)).reason(), "killed by SIGKILL");
         assert_eq!(exited(None, Some(34)).reason(), "killed by signal 34");
         assert_eq!(exited(None, None).reason(), "ended");
-        let because = |cause| WorkerExit::because(cause).reason();
+        let because = |cause| WorkerExit::from_cause(cause).reason();
         assert_eq!(because(ExitCause::Spawn("cannot start `npx`: not found".into())), "cannot start `npx`: not found");
         assert_eq!(because(ExitCause::Handshake("no answer".into())), "handshake failed: no answer");
         assert_eq!(because(ExitCause::Wire("stdout closed".into())), "connection broken: stdout closed");
@@ -368,7 +368,7 @@ mod tests {
         let last_line = Some("ModuleNotFoundError: No module named 'x'".to_owned());
         let exit = WorkerExit { last_line, ..exited(Some(1), None) };
         assert_eq!(exit.reason(), "exited with code 1: ModuleNotFoundError: No module named 'x'");
-        assert_eq!(exit.cause(), "exited with code 1");
+        assert_eq!(exit.cause_text(), "exited with code 1");
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub enum FailureKind {
         /// HTTP status of the answer.
         status: u16,
         /// Error message of the server.
-        said: Option<String>,
+        message: Option<String>,
     },
     /// The server no longer speaks the protocol era of the request, with the reason.
     OtherEra(String),
@@ -86,7 +86,7 @@ pub enum FailureKind {
         /// HTTP status of the answer.
         status: u16,
         /// Error message of the server.
-        said: Option<String>,
+        message: Option<String>,
     },
     /// A successful HTTP answer that is not MCP.
     NotMcp {
@@ -107,7 +107,7 @@ pub enum FailureKind {
     /// Too many messages wait because the server does not read them.
     Flooded,
     /// No connector of this host supports the transport.
-    Unserved,
+    UnsupportedTransport,
     /// The server rejected the handshake or speaks no supported protocol version.
     Handshake(String),
     /// This number of consecutive health checks failed on an established connection.
@@ -135,13 +135,13 @@ impl ExchangeFailure {
 
 impl FailureKind {
     /// Creates a failure with an HTTP status and no message.
-    pub const fn status(status: u16) -> Self {
-        Self::Status { status, said: None }
+    pub const fn from_status(status: u16) -> Self {
+        Self::Status { status, message: None }
     }
 
     /// Creates a session expiry with an HTTP status and no message.
-    pub const fn expired(status: u16) -> Self {
-        Self::SessionExpired { status, said: None }
+    pub const fn session_expired(status: u16) -> Self {
+        Self::SessionExpired { status, message: None }
     }
 }
 
@@ -173,8 +173,8 @@ impl fmt::Display for FailureKind {
                 write!(f, "the authorization lacks the scopes `{scopes}` (HTTP 403)")
             }
             Self::NotRenewed(why) => write!(f, "the authorization cannot be renewed: {why}"),
-            Self::SessionExpired { status, said: None } => write!(f, "the session has expired (HTTP {status})"),
-            Self::SessionExpired { status, said: Some(said) } => {
+            Self::SessionExpired { status, message: None } => write!(f, "the session has expired (HTTP {status})"),
+            Self::SessionExpired { status, message: Some(said) } => {
                 write!(f, "the session has expired (HTTP {status}): {said}")
             }
             Self::OtherEra(why) => write!(f, "the server no longer speaks this era of the protocol: {why}"),
@@ -189,11 +189,11 @@ impl fmt::Display for FailureKind {
             Self::Redirected { status, to: None } => {
                 write!(f, "the server redirects (HTTP {status}), which is not followed: configure the right address")
             }
-            Self::Status { status: 404, said: None } => {
+            Self::Status { status: 404, message: None } => {
                 f.write_str("there is no MCP server at this address (HTTP 404)")
             }
-            Self::Status { status, said: None } => write!(f, "the server refused the request (HTTP {status})"),
-            Self::Status { status, said: Some(said) } => {
+            Self::Status { status, message: None } => write!(f, "the server refused the request (HTTP {status})"),
+            Self::Status { status, message: Some(said) } => {
                 write!(f, "the server refused the request (HTTP {status}): {said}")
             }
             Self::NotMcp { content_type: Some(content_type) } => {
@@ -209,7 +209,7 @@ impl fmt::Display for FailureKind {
             }
             Self::BadAddress(why) => write!(f, "the address cannot be used: {why}"),
             Self::Flooded => f.write_str("too many undelivered messages: the server does not read them"),
-            Self::Unserved => f.write_str("this host has no connector for the transport of the server"),
+            Self::UnsupportedTransport => f.write_str("this host has no connector for the transport of the server"),
             Self::Handshake(why) => write!(f, "handshake failed: {why}"),
             Self::Unhealthy(checks) => write!(f, "{checks} health checks in a row have failed"),
             Self::Panicked(how) => write!(f, "worker panicked: {how}"),

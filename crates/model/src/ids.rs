@@ -87,7 +87,7 @@ impl InstanceId {
     }
 
     /// Returns the lower bound of a team's range: the empty text orders before every other.
-    pub fn first_of(team: &TeamId) -> Self {
+    pub fn lower_bound(team: &TeamId) -> Self {
         Self::new(team.clone(), UserId::from(""), InstallationId::from(""))
     }
 }

@@ -5,19 +5,19 @@ use std::fmt::Write;
 
 /// Returns true if a terminal acts on the character instead of showing it: a control character, or a mark that reorders
 /// bidirectional text or ends a line.
-fn controls(letter: char) -> bool {
+fn is_control(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Returns one line of text with all such characters except tabs replaced.
 pub fn line(text: &str) -> String {
-    text.chars().map(|letter| if controls(letter) && letter != '\t' { '\u{fffd}' } else { letter }).collect()
+    text.chars().map(|letter| if is_control(letter) && letter != '\t' { '\u{fffd}' } else { letter }).collect()
 }
 
 /// Returns text of several lines with all such characters except tabs and line ends replaced.
 pub fn lines(text: &str) -> String {
-    let shown = |letter: char| if controls(letter) && !"\t\n".contains(letter) { '\u{fffd}' } else { letter };
+    let shown = |letter: char| if is_control(letter) && !"\t\n".contains(letter) { '\u{fffd}' } else { letter };
     text.chars().map(shown).collect()
 }
 
@@ -29,7 +29,7 @@ pub fn json(text: &str) -> String {
         match letter {
             '\n' | '\t' => escaped.push(letter),
             '\r' => escaped.push(' '),
-            letter if controls(letter) => {
+            letter if is_control(letter) => {
                 // Writing to a String does not fail.
                 let _ = write!(escaped, "\\u{:04x}", u32::from(letter));
             }
@@ -42,7 +42,7 @@ pub fn json(text: &str) -> String {
 /// Replaces each of these characters by as many question marks as it has bytes, so that positions do not change.
 pub fn in_place(text: &str) -> String {
     let shown = |letter: char| {
-        let hides = controls(letter) && !"\t\n\r".contains(letter);
+        let hides = is_control(letter) && !"\t\n\r".contains(letter);
         if hides { "?".repeat(letter.len_utf8()) } else { letter.to_string() }
     };
     text.chars().map(shown).collect()
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn no_control_character_or_bidirectional_mark_is_printed() {
         for text in [line(HOSTILE), lines(HOSTILE), json(HOSTILE), in_place(HOSTILE)] {
-            assert!(!text.chars().any(|letter| controls(letter) && letter != '\r'), "{text:?}");
+            assert!(!text.chars().any(|letter| is_control(letter) && letter != '\r'), "{text:?}");
         }
         assert_eq!(line("a\tb\nc"), "a\tb\u{fffd}c");
         assert_eq!(lines("a\tb\nc"), "a\tb\nc");

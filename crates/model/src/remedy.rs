@@ -25,7 +25,7 @@ pub enum Remedy {
 
 impl Remedy {
     /// Returns the next step for an instance with this status; `None` if there is nothing to do but wait.
-    pub fn of(status: Status, is_stopped: bool, is_remote: bool) -> Option<Self> {
+    pub fn for_status(status: Status, is_stopped: bool, is_remote: bool) -> Option<Self> {
         match status {
             Status::AwaitingUserConfig => Some(Self::Configure),
             Status::RequiresReauth => Some(Self::Authorize),

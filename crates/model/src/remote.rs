@@ -88,12 +88,12 @@ pub struct ServerInfo {
     /// Usage instructions for models.
     pub instructions: Option<String>,
     /// Complete result of `initialize` or `server/discover`, as sent.
-    pub greeting: Box<RawValue>,
+    pub handshake_result: Box<RawValue>,
 }
 
 impl ServerInfo {
     /// Returns true if both have the same capabilities, in any order of members.
-    pub fn is_as_capable(&self, other: &Self) -> bool {
+    pub fn has_same_capabilities(&self, other: &Self) -> bool {
         let read = |info: &Self| serde_json::from_str::<serde_json::Value>(info.capabilities.get()).ok();
         self.capabilities.get() == other.capabilities.get() || read(self) == read(other)
     }

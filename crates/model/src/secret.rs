@@ -55,7 +55,7 @@ pub struct SecretMask {
 
 impl PartialEq for SecretMask {
     fn eq(&self, other: &Self) -> bool {
-        self.configured().eq(other.configured())
+        self.configured_needles().eq(other.configured_needles())
     }
 }
 
@@ -79,46 +79,46 @@ impl SecretMask {
             let escaped = serde_json::Value::from(secret).to_string();
             add(&escaped[1..escaped.len() - 1]);
         }
-        Self::longest_first(needles, Vec::new())
+        Self::from_needles(needles, Vec::new())
     }
 
-    fn longest_first(mut needles: Vec<Box<str>>, replaced: Vec<Box<str>>) -> Self {
+    fn from_needles(mut needles: Vec<Box<str>>, replaced: Vec<Box<str>>) -> Self {
         needles.sort_by_key(|needle| std::cmp::Reverse(needle.len()));
         Self { needles: needles.into(), replaced: replaced.into() }
     }
 
-    fn configured(&self) -> impl Iterator<Item = &Box<str>> {
+    fn configured_needles(&self) -> impl Iterator<Item = &Box<str>> {
         self.needles.iter().filter(|needle| !self.replaced.contains(needle))
     }
 
     /// Returns this mask extended by the secrets of `before`, because a server may still echo secrets that it received
     /// earlier.
     #[must_use]
-    pub fn replacing(&self, before: &Self) -> Self {
-        let old = before.replaced.iter().chain(before.configured());
+    pub fn with_secrets_of(&self, before: &Self) -> Self {
+        let old = before.replaced.iter().chain(before.configured_needles());
         let mut replaced: Vec<Box<str>> =
-            old.filter(|old| !self.configured().any(|new| new == *old)).cloned().collect();
+            old.filter(|old| !self.configured_needles().any(|new| new == *old)).cloned().collect();
         replaced.drain(..replaced.len().saturating_sub(REPLACED_MAX));
-        Self::longest_first(self.configured().chain(&replaced).cloned().collect(), replaced)
+        Self::from_needles(self.configured_needles().chain(&replaced).cloned().collect(), replaced)
     }
 
     /// Returns this mask with `after` in the place of `before`.
     #[must_use]
-    pub fn exchange(&self, before: Option<&str>, after: &str) -> Self {
+    pub fn with_exchanged(&self, before: Option<&str>, after: &str) -> Self {
         let (before, after) = (Self::new(before), Self::new([after]));
-        let kept = self.configured().filter(|needle| !before.needles.contains(needle));
+        let kept = self.configured_needles().filter(|needle| !before.needles.contains(needle));
         let mut needles: Vec<_> = kept.chain(self.replaced.iter()).cloned().collect();
-        needles.extend(after.needles.iter().filter(|new| !self.configured().any(|old| old == *new)).cloned());
-        Self::longest_first(needles, self.replaced.to_vec())
+        needles.extend(after.needles.iter().filter(|new| !self.configured_needles().any(|old| old == *new)).cloned());
+        Self::from_needles(needles, self.replaced.to_vec())
     }
 
     /// Returns the length of the longest secret, in bytes.
-    pub fn longest(&self) -> usize {
+    pub fn max_len(&self) -> usize {
         self.needles.first().map_or(0, |needle| needle.len())
     }
 
     /// Returns true if `text` contains a secret.
-    pub fn hides(&self, text: &str) -> bool {
+    pub fn has_match_in(&self, text: &str) -> bool {
         self.needles.iter().any(|needle| memchr::memmem::find(text.as_bytes(), needle.as_bytes()).is_some())
     }
 
@@ -171,20 +171,21 @@ mod tests {
     #[test]
     fn what_was_replaced_is_hidden_too_and_is_no_part_of_the_configuration() {
         let (old, new) = (SecretMask::new(["token-one"]), SecretMask::new(["token-two", "token-one-and-more"]));
-        let both = new.replacing(&old);
+        let both = new.with_secrets_of(&old);
         assert_eq!(both.apply("token-one token-two token-one-and-more"), "[secret] [secret] [secret]");
         assert_eq!(both, new);
         assert_ne!(both, old);
-        let back = old.replacing(&both);
+        let back = old.with_secrets_of(&both);
         assert_eq!(back.apply("token-one token-two"), "[secret] [secret]");
         assert_eq!(back, old);
-        let exchanged = old.exchange(Some("token-one"), "token-three");
+        let exchanged = old.with_exchanged(Some("token-one"), "token-three");
         assert_eq!(exchanged.apply("token-one token-three"), "token-one [secret]");
-        assert_eq!(exchanged.exchange(None, "token-one").apply("token-one token-three"), "[secret] [secret]");
+        assert_eq!(exchanged.with_exchanged(None, "token-one").apply("token-one token-three"), "[secret] [secret]");
         assert_ne!(exchanged, old);
         let tokens: Vec<String> = (0..1000).map(|number| format!("token-{number:04}")).collect();
-        let last =
-            tokens.iter().fold(SecretMask::default(), |mask, token| SecretMask::new([token.as_str()]).replacing(&mask));
+        let last = tokens
+            .iter()
+            .fold(SecretMask::default(), |mask, token| SecretMask::new([token.as_str()]).with_secrets_of(&mask));
         assert_eq!(last.apply("token-0999 token-0950 token-0001"), "[secret] [secret] token-0001");
     }
 }

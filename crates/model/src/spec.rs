@@ -160,17 +160,17 @@ pub struct InstanceConfig {
     /// Process to start or server to connect to.
     pub target: ServerTarget,
     /// Lowest tier; the tiers of team and user override it.
-    pub server_layer: ConfigTier,
+    pub server_tier: ConfigTier,
     /// Middle tier.
-    pub team_layer: ConfigTier,
+    pub team_tier: ConfigTier,
     /// Highest tier.
-    pub user_layer: ConfigTier,
+    pub user_tier: ConfigTier,
     /// Keys of environment, headers or query that the user must set.
     pub user_required: Vec<String>,
     /// Lifetime of the process.
-    pub keep: ProcessLifetime,
+    pub lifetime: ProcessLifetime,
     /// Method of applying a new configuration.
-    pub on_update: UpdateMethod,
+    pub update_method: UpdateMethod,
     /// True if requests may be logged.
     pub request_logging: bool,
     /// Limits and timings.
@@ -203,9 +203,9 @@ pub struct InstanceSpec {
     /// Keys that the user must set and has not set. The instance does not start until this is empty.
     pub missing: Vec<String>,
     /// Lifetime of the process.
-    pub keep: ProcessLifetime,
+    pub lifetime: ProcessLifetime,
     /// Method of applying this configuration to a running instance.
-    pub on_update: UpdateMethod,
+    pub update_method: UpdateMethod,
     /// True if requests may be logged.
     pub request_logging: bool,
     /// Mask that hides the secrets of this instance where its server echoes them.
@@ -218,7 +218,7 @@ impl InstanceConfig {
     /// Merges server → team → user: arguments are appended in that order, everything else is overridden key by key.
     pub fn merge(self) -> InstanceSpec {
         let given = |key: &String| {
-            [&self.user_layer.env, &self.user_layer.headers, &self.user_layer.query]
+            [&self.user_tier.env, &self.user_tier.headers, &self.user_tier.query]
                 .iter()
                 .any(|tier| tier.contains_key(key))
         };
@@ -226,7 +226,7 @@ impl InstanceConfig {
         let name = format!("{}-{}-{}-{}", self.server, self.team_slug, self.user_slug, self.installation);
 
         let mut merged = ConfigTier::default();
-        for tier in [self.server_layer, self.team_layer, self.user_layer] {
+        for tier in [self.server_tier, self.team_tier, self.user_tier] {
             merged.args.extend(tier.args);
             merged.env.extend(tier.env);
             merged.headers.extend(tier.headers);
@@ -252,8 +252,8 @@ impl InstanceConfig {
             headers: texts(merged.headers),
             query: texts(merged.query),
             missing,
-            keep: self.keep,
-            on_update: self.on_update,
+            lifetime: self.lifetime,
+            update_method: self.update_method,
             request_logging: self.request_logging,
             mask,
             policy: self.policy,
@@ -272,13 +272,13 @@ impl InstanceSpec {
     }
 
     /// Returns true if both send the same headers and query parameters.
-    pub fn has_credentials_of(&self, other: &Self) -> bool {
+    pub fn has_same_credentials(&self, other: &Self) -> bool {
         self.headers == other.headers && self.query == other.query
     }
 
     /// Returns true if a run of this specification can continue under `new`. The process or the remote server must have
     /// been started with the same parameters; numbers of the policy and data sent with each request may differ.
-    pub fn can_go_on_as(&self, new: &Self) -> bool {
+    pub fn can_continue_as(&self, new: &Self) -> bool {
         // Every field is named, so that a new field must be considered here.
         let Self {
             id,
@@ -293,8 +293,8 @@ impl InstanceSpec {
             policy,
             headers: _,
             query: _,
-            keep: _,
-            on_update: _,
+            lifetime: _,
+            update_method: _,
             request_logging: _,
             mask: _,
         } = self;
@@ -334,12 +334,12 @@ mod tests {
             installation: "abc123".into(),
             server: "sequential-thinking".into(),
             target: ServerTarget::Stdio { command: "npx".to_owned(), cwd: None },
-            server_layer: ConfigTier::default(),
-            team_layer: ConfigTier::default(),
-            user_layer: ConfigTier::default(),
+            server_tier: ConfigTier::default(),
+            team_tier: ConfigTier::default(),
+            user_tier: ConfigTier::default(),
             user_required: Vec::new(),
-            keep: ProcessLifetime::Listed,
-            on_update: UpdateMethod::Restart,
+            lifetime: ProcessLifetime::Listed,
+            update_method: UpdateMethod::Restart,
             request_logging: true,
             policy: Arc::default(),
         }
@@ -356,9 +356,9 @@ mod tests {
     #[test]
     fn arguments_are_appended_server_team_user() {
         let mut config = config();
-        config.user_layer.args = vec!["user".into()];
-        config.server_layer.args = vec!["-y".into(), "server".into()];
-        config.team_layer.args = vec!["team".into(), "-y".into()];
+        config.user_tier.args = vec!["user".into()];
+        config.server_tier.args = vec!["-y".into(), "server".into()];
+        config.team_tier.args = vec!["team".into(), "-y".into()];
         let spec = config.merge();
         let args: Vec<&str> = spec.args.iter().map(Secret::expose).collect();
         assert_eq!(args, ["-y", "server", "team", "-y", "user"]);
@@ -368,18 +368,18 @@ mod tests {
     fn env_headers_and_query_are_overridden_key_by_key_and_never_mixed() {
         let mut config = config();
         for (layer, name) in
-            [(&mut config.server_layer, "server"), (&mut config.team_layer, "team"), (&mut config.user_layer, "user")]
+            [(&mut config.server_tier, "server"), (&mut config.team_tier, "team"), (&mut config.user_tier, "user")]
         {
             layer.env = tier([("ALL", ConfigValue::plain(format!("env of {name}")))]);
             layer.headers = tier([("ALL", ConfigValue::plain(format!("header of {name}")))]);
             layer.query = tier([("ALL", ConfigValue::plain(format!("query of {name}")))]);
         }
         config
-            .server_layer
+            .server_tier
             .env
             .extend(tier([("SERVER", ConfigValue::plain("1")), ("BOTH", ConfigValue::plain("server"))]));
-        config.team_layer.env.extend(tier([("TEAM", ConfigValue::plain("2")), ("BOTH", ConfigValue::plain("team"))]));
-        config.user_layer.env.extend(tier([("USER", ConfigValue::plain("3"))]));
+        config.team_tier.env.extend(tier([("TEAM", ConfigValue::plain("2")), ("BOTH", ConfigValue::plain("team"))]));
+        config.user_tier.env.extend(tier([("USER", ConfigValue::plain("3"))]));
         let spec = config.merge();
         assert_eq!(
             texts(&spec.env),
@@ -393,25 +393,25 @@ mod tests {
     fn what_is_required_of_the_user_is_given_by_the_user_alone() {
         let mut config = config();
         config.user_required = ["A", "B", "C", "D", "E"].map(str::to_owned).to_vec();
-        config.server_layer.env = tier([("D", ConfigValue::plain("from the server"))]);
-        config.team_layer.headers = tier([("E", ConfigValue::plain("from the team"))]);
-        config.user_layer.env = tier([("A", ConfigValue::plain(""))]);
-        config.user_layer.headers = tier([("B", ConfigValue::plain("b"))]);
-        config.user_layer.query = tier([("C", ConfigValue::plain("c"))]);
+        config.server_tier.env = tier([("D", ConfigValue::plain("from the server"))]);
+        config.team_tier.headers = tier([("E", ConfigValue::plain("from the team"))]);
+        config.user_tier.env = tier([("A", ConfigValue::plain(""))]);
+        config.user_tier.headers = tier([("B", ConfigValue::plain("b"))]);
+        config.user_tier.query = tier([("C", ConfigValue::plain("c"))]);
         assert_eq!(config.merge().missing, ["D", "E"]);
     }
 
     #[test]
     fn secrets_are_masked_where_a_server_echoes_them_and_so_is_a_credential_without_its_scheme() {
         let mut config = config();
-        config.server_layer.env =
+        config.server_tier.env =
             tier([("OLD", ConfigValue::secret("overridden")), ("PLAIN", ConfigValue::plain("not-hidden"))]);
-        config.user_layer.env = tier([("OLD", ConfigValue::secret("sk-of-alice"))]);
-        config.user_layer.headers = tier([
+        config.user_tier.env = tier([("OLD", ConfigValue::secret("sk-of-alice"))]);
+        config.user_tier.headers = tier([
             ("Authorization", ConfigValue::secret("Bearer abc.def")),
             ("X-Auth", ConfigValue::plain("Token plain-token")),
         ]);
-        config.user_layer.query = tier([("key", ConfigValue::secret("in-the-url"))]);
+        config.user_tier.query = tier([("key", ConfigValue::secret("in-the-url"))]);
         let spec = config.merge();
         let echoed = "sk-of-alice|not-hidden|Bearer abc.def|abc.def|plain-token|in-the-url";
         assert_eq!(spec.mask.apply(echoed), "[secret]|not-hidden|[secret]|[secret]|[secret]|[secret]");
@@ -420,10 +420,10 @@ mod tests {
     #[test]
     fn neither_a_configuration_nor_its_spec_shows_a_value_when_printed() {
         let mut config = config();
-        config.server_layer.args = vec!["hush-args".into()];
-        config.team_layer.env = tier([("KEY", ConfigValue::plain("hush-env"))]);
-        config.user_layer.headers = tier([("Authorization", ConfigValue::secret("Bearer hush-header"))]);
-        config.user_layer.query = tier([("q", ConfigValue::secret("hush-query"))]);
+        config.server_tier.args = vec!["hush-args".into()];
+        config.team_tier.env = tier([("KEY", ConfigValue::plain("hush-env"))]);
+        config.user_tier.headers = tier([("Authorization", ConfigValue::secret("Bearer hush-header"))]);
+        config.user_tier.query = tier([("q", ConfigValue::secret("hush-query"))]);
         assert!(!format!("{config:?}").contains("hush"));
         assert!(!format!("{:?}", config.merge()).contains("hush"));
     }
@@ -445,23 +445,23 @@ mod tests {
         let goes_on = |change: fn(&mut InstanceConfig)| {
             let mut other = config();
             change(&mut other);
-            started.can_go_on_as(&other.merge())
+            started.can_continue_as(&other.merge())
         };
         let in_place: [fn(&mut InstanceConfig); 7] = [
             |config| policy(config).restart.max_crashes = 9,
             |config| policy(config).idle.idle = std::time::Duration::from_secs(1),
             |config| policy(config).session.request_timeout = std::time::Duration::from_secs(1),
             |config| policy(config).logs.line_max = 99,
-            |config| config.keep = ProcessLifetime::AlwaysOn,
-            |config| config.on_update = UpdateMethod::Rolling,
+            |config| config.lifetime = ProcessLifetime::AlwaysOn,
+            |config| config.update_method = UpdateMethod::Rolling,
             |config| config.request_logging = false,
         ];
         assert!(in_place.into_iter().all(goes_on));
         let seen_by_the_process: [fn(&mut InstanceConfig); 6] = [
             |config| policy(config).isolation.network = false,
             |config| policy(config).session.protocol = Some(crate::era::Era::Stateless),
-            |config| config.user_layer.args = vec!["more".into()],
-            |config| drop(config.user_layer.env.insert("KEY".to_owned(), ConfigValue::plain("v"))),
+            |config| config.user_tier.args = vec!["more".into()],
+            |config| drop(config.user_tier.env.insert("KEY".to_owned(), ConfigValue::plain("v"))),
             |config| config.target = ServerTarget::Stdio { command: "npx".to_owned(), cwd: Some("/".to_owned()) },
             |config| config.user_required = vec!["KEY".to_owned()],
         ];

@@ -99,7 +99,7 @@ pub enum StatusCause {
     /// The configuration is complete.
     Configured,
     /// The satellite accepts the instance and requests a start permit.
-    Taken,
+    Accepted,
     /// An attempt begins: a permit was granted, a delay ended, or a connection is retried.
     Attempt,
     /// `notifications/initialized` was sent.
@@ -109,7 +109,7 @@ pub enum StatusCause {
     /// The catalogue was published.
     Synced,
     /// The catalogue is known from an earlier satellite, and the instance sleeps until it is called.
-    Recalled,
+    Restored,
     /// The configuration of a running instance changed.
     ConfigChanged,
     /// The run ended without a request and will be restarted.
@@ -127,7 +127,7 @@ pub enum StatusCause {
     /// A person requested a stop.
     Stopped,
     /// A person requested a start or a restart.
-    Asked,
+    Requested,
 }
 
 impl StatusCause {
@@ -135,12 +135,12 @@ impl StatusCause {
     pub const ALL: [Self; 17] = [
         Self::ConfigMissing,
         Self::Configured,
-        Self::Taken,
+        Self::Accepted,
         Self::Attempt,
         Self::Initialized,
         Self::Discovered,
         Self::Synced,
-        Self::Recalled,
+        Self::Restored,
         Self::ConfigChanged,
         Self::Ended,
         Self::BudgetSpent,
@@ -149,7 +149,7 @@ impl StatusCause {
         Self::AuthRefused,
         Self::CredentialsChanged,
         Self::Stopped,
-        Self::Asked,
+        Self::Requested,
     ];
 }
 
@@ -176,12 +176,12 @@ pub fn next(status: Status, cause: StatusCause) -> Option<Status> {
             Provisioning | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online | Restarting
             | Offline | Error | RequiresReauth | PermanentlyFailed => None,
         },
-        StatusCause::Taken => match status {
+        StatusCause::Accepted => match status {
             Provisioning => Some(CommandReceived),
             AwaitingUserConfig | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online
             | Restarting | Offline | Error | RequiresReauth | PermanentlyFailed => None,
         },
-        StatusCause::Recalled => match status {
+        StatusCause::Restored => match status {
             Provisioning => Some(Online),
             AwaitingUserConfig | CommandReceived | Connecting | DiscoveringTools | SyncingTools | Online
             | Restarting | Offline | Error | RequiresReauth | PermanentlyFailed => None,
@@ -241,7 +241,7 @@ pub fn next(status: Status, cause: StatusCause) -> Option<Status> {
             AwaitingUserConfig | Provisioning | CommandReceived | Connecting | DiscoveringTools | SyncingTools
             | Online | Restarting | Offline | Error | PermanentlyFailed => None,
         },
-        StatusCause::Asked => match status {
+        StatusCause::Requested => match status {
             Connecting | DiscoveringTools | SyncingTools | Online | Restarting | Offline | Error | RequiresReauth
             | PermanentlyFailed => Some(Connecting),
             AwaitingUserConfig | Provisioning | CommandReceived => None,

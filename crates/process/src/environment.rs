@@ -44,7 +44,7 @@ pub fn environment(
 /// # Errors
 ///
 /// Fails if a name in `given` is empty or contains `=`.
-pub fn sandboxed(
+pub fn sandbox_environment(
     home: &str,
     lang: Option<OsString>,
     given: &BTreeMap<String, Secret>,
@@ -69,14 +69,14 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), Secret::from(*value))).collect()
     }
 
-    fn of(pairs: &[(&str, &str)]) -> BTreeMap<OsString, OsString> {
+    fn variables(pairs: &[(&str, &str)]) -> BTreeMap<OsString, OsString> {
         pairs.iter().map(|(name, value)| (name.into(), value.into())).collect()
     }
 
     #[test]
     fn what_is_given_overrides_what_is_inherited() {
         let environment = environment(inherited(&["PATH", "HOME"]), &[], &given(&[("HOME", "/h"), ("KEY", "k")]));
-        assert_eq!(environment, Ok(of(&[("HOME", "/h"), ("KEY", "k"), ("PATH", "inherited")])));
+        assert_eq!(environment, Ok(variables(&[("HOME", "/h"), ("KEY", "k"), ("PATH", "inherited")])));
     }
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
     fn secrets_of_the_satellite_are_not_inherited_but_may_be_given() {
         let withheld = ["ALICE_TOKEN".to_owned(), "API_KEY".to_owned()];
         let environment = environment(inherited(&["ALICE_TOKEN", "API_KEY"]), &withheld, &given(&[("API_KEY", "own")]));
-        assert_eq!(environment, Ok(of(&[("API_KEY", "own")])));
+        assert_eq!(environment, Ok(variables(&[("API_KEY", "own")])));
     }
 
     #[test]

@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// Calls `tell` with each reading, one every two seconds, and never returns. `tell` is not called if the kernel does
 /// not report memory sizes.
 pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
-    let sources = MemorySources::of_this_machine();
+    let sources = MemorySources::detect();
     loop {
         if let Some(reading) = sources.read() {
             tell(reading);
@@ -33,7 +33,7 @@ pub struct MemorySources {
 
 impl MemorySources {
     /// Returns `/proc` and the cgroups of this process.
-    pub fn of_this_machine() -> Self {
+    pub fn detect() -> Self {
         Self::new("/proc", own_cgroup().as_deref())
     }
 
@@ -57,7 +57,7 @@ impl MemorySources {
             let waits = pressure(&cgroup.join("memory.pressure"));
             // The higher pressure of machine and cgroup counts, as far as they are known.
             reading.pressure_percent = reading.pressure_percent.into_iter().chain(waits).reduce(f64::max);
-            if let Some((available, total)) = within(cgroup)
+            if let Some((available, total)) = cgroup_memory(cgroup)
                 && available < reading.available_bytes
             {
                 (reading.available_bytes, reading.total_bytes) = (available, total);
@@ -68,7 +68,7 @@ impl MemorySources {
 }
 
 /// Returns the unused part of a cgroup's memory limit and the limit in bytes; `None` without a limit.
-fn within(cgroup: &Path) -> Option<(u64, u64)> {
+fn cgroup_memory(cgroup: &Path) -> Option<(u64, u64)> {
     let number = |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();
     let total = number("memory.max")?;
     let used = number("memory.current")?;
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_files_of_this_machine_are_read() {
-        let reading = MemorySources::of_this_machine().read().unwrap();
+        let reading = MemorySources::detect().read().unwrap();
         assert!(reading.available_bytes > 0 && reading.available_bytes <= reading.total_bytes, "{reading:?}");
         let tells = Path::new("/proc/pressure/memory").exists();
         assert_eq!(reading.pressure_percent.is_some(), tells, "{reading:?}");

@@ -15,28 +15,28 @@ use crate::process::own_cgroup;
 const LEAST: u64 = 8 << 20;
 
 pub fn budget() -> Arc<ByteBudget> {
-    let limits = [of_machine(), of_cgroup(own_cgroup().as_deref()), of_address_space()];
-    let bytes = share_of(limits);
+    let limits = [machine_memory(), cgroup_limit(own_cgroup().as_deref()), free_address_space()];
+    let bytes = budget_bytes(limits);
     tracing::debug!(bytes, "memory limit for lists, messages and streams");
     ByteBudget::new(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-fn share_of(limits: [Option<u64>; 3]) -> u64 {
+fn budget_bytes(limits: [Option<u64>; 3]) -> u64 {
     (limits.into_iter().flatten().min().unwrap_or(u64::MAX) / 4).max(LEAST)
 }
 
-fn of_machine() -> Option<u64> {
+fn machine_memory() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-fn of_cgroup(own: Option<&Path>) -> Option<u64> {
+fn cgroup_limit(own: Option<&Path>) -> Option<u64> {
     let limit = |directory: &Path| fs::read_to_string(directory.join("memory.max")).ok()?.trim().parse::<u64>().ok();
     own?.ancestors().filter_map(limit).min()
 }
 
 /// Returns the rest of the address space limit. Much of the address space in use is reserved and never touched, so it
 /// is subtracted.
-fn of_address_space() -> Option<u64> {
+fn free_address_space() -> Option<u64> {
     let (soft, _) = getrlimit(Resource::RLIMIT_AS).ok()?;
     // `RLIM_INFINITY` means no limit.
     (soft < u64::MAX).then(|| {
@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn the_least_limit_counts_and_a_quarter_of_it_is_used() {
-        assert_eq!(share_of([Some(4 << 30), Some(512 << 20), None]), 128 << 20);
-        assert_eq!(share_of([Some(4 << 30), None, Some(1 << 20)]), LEAST);
+        assert_eq!(budget_bytes([Some(4 << 30), Some(512 << 20), None]), 128 << 20);
+        assert_eq!(budget_bytes([Some(4 << 30), None, Some(1 << 20)]), LEAST);
         assert_eq!(kibibytes("MemFree: 1 kB\nMemTotal:       16 kB\n", "MemTotal:"), Some(16 << 10));
         assert_eq!(kibibytes("MemTotal: much\n", "MemTotal:"), None);
     }
@@ -68,11 +68,11 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         let own = top.path().join("a/b");
         fs::create_dir_all(&own).unwrap();
-        assert_eq!(of_cgroup(Some(&own)), None);
+        assert_eq!(cgroup_limit(Some(&own)), None);
         fs::write(top.path().join("a/memory.max"), "1048576\n").unwrap();
         fs::write(own.join("memory.max"), "max\n").unwrap();
-        assert_eq!((of_cgroup(Some(&own)), of_cgroup(None)), (Some(1 << 20), None));
+        assert_eq!((cgroup_limit(Some(&own)), cgroup_limit(None)), (Some(1 << 20), None));
         fs::write(own.join("memory.max"), "4096\n").unwrap();
-        assert_eq!(of_cgroup(Some(&own)), Some(4096));
+        assert_eq!(cgroup_limit(Some(&own)), Some(4096));
     }
 }

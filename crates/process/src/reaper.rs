@@ -54,27 +54,27 @@ const PLAIN: [Signal; 3] = [Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 type OrphanCleanup = Box<dyn FnOnce() + Send>;
 
 pub struct ReaperLink {
-    pub asked: mpsc::UnboundedReceiver<Signal>,
+    pub signals: mpsc::UnboundedReceiver<Signal>,
 }
 
 static LAST_ACT: Mutex<Option<OrphanCleanup>> = Mutex::new(None);
 
 impl ReaperLink {
     /// Sets the cleanup that runs on its own thread if the reaper is killed. The process exits afterwards.
-    pub fn when_orphaned(act: impl FnOnce() + Send + 'static) {
+    pub fn on_orphaned(act: impl FnOnce() + Send + 'static) {
         *LAST_ACT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
     }
 }
 
 /// Runs `satellite` in a child process and becomes its reaper. `satellite` returns its exit code. Must be called while
 /// the process has one thread.
-pub fn above(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
+pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
     let (below, pipe) = io::pipe()?;
     let (last_word, mut done) = io::pipe()?;
     let mut waited_for = SigSet::empty();
     waited_for.add(Signal::SIGCHLD);
     // Signals that `nohup` or a similar command ignores remain ignored.
-    for signal in ASKING.into_iter().chain(PLAIN).filter(|signal| !signals::are_ignored(*signal)) {
+    for signal in ASKING.into_iter().chain(PLAIN).filter(|signal| !signals::is_ignored(*signal)) {
         waited_for.add(signal);
     }
     #[expect(unsafe_code, reason = "there is no safe way to set a signal's action")]
@@ -101,8 +101,8 @@ pub fn above(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
                 set_reaper(reaper.as_raw().unsigned_abs());
             }
             let (ask, asked) = mpsc::unbounded_channel();
-            thread::Builder::new().name("satellite-below".into()).spawn(move || listen(below, &ask))?;
-            let code = satellite(ReaperLink { asked });
+            thread::Builder::new().name("satellite-below".into()).spawn(move || receive_signals(below, &ask))?;
+            let code = satellite(ReaperLink { signals: asked });
             // An error means that the reaper was killed.
             let _ = done.write_all(&[code]);
             Ok(ExitCode::from(code))
@@ -112,7 +112,7 @@ pub fn above(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
             let _ = set_name(NAME);
             // Children do not inherit the setting. Without it orphans go to the process above the reaper.
             let _ = set_child_subreaper(true);
-            Ok(watch(child, pipe, last_word, &signals))
+            Ok(supervise_satellite(child, pipe, last_word, &signals))
         }
     }
 }
@@ -123,7 +123,7 @@ pub fn is_orphan(pid: u32) -> bool {
     name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
 }
 
-fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
+fn receive_signals(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
     let mut byte = [0];
     loop {
         match pipe.read(&mut byte) {
@@ -146,7 +146,7 @@ fn listen(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
 }
 
 /// Forwards signals and waits for the satellite until it has ended; then ends the processes that it left.
-fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &SignalFd) -> ExitCode {
+fn supervise_satellite(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &SignalFd) -> ExitCode {
     // Dropped after the exit code was read.
     let mut last_word = Some(last_word);
     // Exit code of the satellite, and the deadline for its exit.
@@ -190,7 +190,7 @@ fn watch(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &
             }
         }
     };
-    let ended = end_orphans(&LeftoverCgroups::satellite(satellite.as_raw().unsigned_abs()), stuck);
+    let ended = end_orphans(&LeftoverCgroups::for_satellite(satellite.as_raw().unsigned_abs()), stuck);
     if let Some(signal) = code.checked_sub(SIGNAL_BASE).and_then(|signal| Signal::try_from(i32::from(signal)).ok()) {
         let _ = writeln!(
             io::stderr(),
@@ -225,7 +225,7 @@ fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
     let mut ended = 0;
     loop {
         // Killing the whole cgroup at once catches a process that forks faster than it can be found.
-        let cgroups_are_empty = cgroups.end();
+        let cgroups_are_empty = cgroups.kill_and_remove();
         for child in children() {
             let _ = kill(child, Signal::SIGKILL);
         }

@@ -51,7 +51,7 @@ impl StdioConnector {
     ///
     /// Fails if a thread cannot be created or `/proc` cannot be read.
     pub fn new(withheld: Vec<String>) -> io::Result<Self> {
-        Self::with(StdioOptions { withheld, ..StdioOptions::default() })
+        Self::with_options(StdioOptions { withheld, ..StdioOptions::default() })
     }
 
     /// Creates a connector with these options.
@@ -60,7 +60,7 @@ impl StdioConnector {
     ///
     /// Fails as [`StdioConnector::new`] does, and if the data directory cannot be written, or cgroups are required and
     /// not available.
-    pub fn with(options: StdioOptions) -> io::Result<Self> {
+    pub fn with_options(options: StdioOptions) -> io::Result<Self> {
         let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range } = options;
         let launchers = LaunchFactory::new(isolation, strictness, data_dir.clone(), uid_range)?;
         Ok(Self {
@@ -95,8 +95,8 @@ impl StdioConnector {
 
     /// Returns the process ids of the servers whose ledger rows could not be written yet: if the satellite and its
     /// reaper are killed, the next satellite cannot find these servers.
-    pub fn unrecorded(&self) -> HashSet<u32> {
-        self.processes.unrecorded()
+    pub fn unrecorded_pids(&self) -> HashSet<u32> {
+        self.processes.unrecorded_pids()
     }
 
     /// Returns the instances that have a home in the data directory. Reads a directory, so it blocks.
@@ -105,18 +105,18 @@ impl StdioConnector {
     }
 
     /// Sets the home of an instance aside, so that a new instance with the same id gets an empty one. The content
-    /// remains until [`Self::erase_set_aside`].
+    /// remains until [`Self::erase_set_aside_homes`].
     ///
     /// # Errors
     ///
     /// Fails if the home cannot be renamed.
-    pub fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
-        self.launchers.set_aside(id)
+    pub fn set_aside_home(&self, id: &InstanceId) -> io::Result<()> {
+        self.launchers.set_aside_home(id)
     }
 
     /// Erases the homes that were set aside. Blocks for as long as the file system takes.
-    pub fn erase_set_aside(&self) {
-        self.launchers.erase_set_aside();
+    pub fn erase_set_aside_homes(&self) {
+        self.launchers.erase_set_aside_homes();
     }
 
     /// Returns which sandboxes work on this machine, and why others do not. The first call makes a trial run of each.
@@ -125,14 +125,14 @@ impl StdioConnector {
     }
 
     /// Describes the means that hold the process trees of servers, for people.
-    pub fn held_by(&self) -> String {
-        self.processes.held_by()
+    pub fn describe_containment(&self) -> String {
+        self.processes.describe_containment()
     }
 
     /// Kills all servers without grace, and waits until they are gone, at most for `patience`. No server can be started
     /// afterwards. For a host that must end at once.
-    pub fn end_all(&self, patience: Duration) {
-        self.processes.end_all(patience);
+    pub fn kill_all(&self, patience: Duration) {
+        self.processes.kill_all(patience);
     }
 }
 
@@ -155,7 +155,7 @@ impl Connector for StdioConnector {
             let PreparedLaunch { launch, identity } =
                 preparing.await.map_err(|error| failed(error.reason, error.is_machine_fault))?;
             processes.launch(launch, identity).await.map_err(|error| match &spec.target {
-                ServerTarget::Stdio { command, .. } if error.is_missing() && !command.contains('/') => {
+                ServerTarget::Stdio { command, .. } if error.is_command_missing() && !command.contains('/') => {
                     OpenError::Server(spec.mask.apply(&format!("executable \"{command}\" not found in PATH")))
                 }
                 ServerTarget::Stdio { .. } | ServerTarget::Remote { .. } => {

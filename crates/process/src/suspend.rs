@@ -20,7 +20,7 @@ pub async fn watch(mut woke: impl FnMut(Duration)) {
     let mut suspends = SuspendDetector::default();
     loop {
         if let Some(reading) = ClockReading::now()
-            && let Some(suspended) = suspends.look(reading)
+            && let Some(suspended) = suspends.observe(reading)
         {
             woke(suspended);
         }
@@ -30,9 +30,9 @@ pub async fn watch(mut woke: impl FnMut(Duration)) {
 
 /// Returns how long the machine was suspended, counted from an arbitrary moment: only the difference of two results is
 /// meaningful. Accurate to a tenth of a second, less on a machine so busy that the clocks cannot be read together.
-pub fn suspended() -> Duration {
+pub fn total_suspended() -> Duration {
     let looks = (0..LOOKS_MAX).find_map(|_| ClockReading::now());
-    let ClockReading { since_boot, awake } = looks.unwrap_or_else(ClockReading::at_any_rate);
+    let ClockReading { since_boot, awake } = looks.unwrap_or_else(ClockReading::now_imprecise);
     // In a container each clock may have its own offset.
     (since_boot + OFFSET_MAX).saturating_sub(awake)
 }
@@ -54,7 +54,7 @@ impl ClockReading {
         (awake.saturating_sub(before) < AT_ONCE).then_some(Self { since_boot, awake })
     }
 
-    fn at_any_rate() -> Self {
+    fn now_imprecise() -> Self {
         let awake = duration(clock_gettime(ClockId::Monotonic));
         Self { since_boot: duration(clock_gettime(ClockId::Boottime)), awake }
     }
@@ -68,7 +68,7 @@ pub struct SuspendDetector {
 
 impl SuspendDetector {
     /// Returns how long the machine was suspended since the last call, if it was.
-    pub fn look(&mut self, now: ClockReading) -> Option<Duration> {
+    pub fn observe(&mut self, now: ClockReading) -> Option<Duration> {
         // Differences only: in a container each clock may have its own offset.
         let last = self.last.replace(now)?;
         let (elapsed, awake) = (now.since_boot.saturating_sub(last.since_boot), now.awake.saturating_sub(last.awake));
@@ -92,34 +92,34 @@ mod tests {
     #[test]
     fn a_suspend_is_noticed_once_and_by_its_length() {
         let mut suspends = SuspendDetector::default();
-        assert_eq!(suspends.look(at(100_000, 60_000)), None, "what was before our time is no news");
-        assert_eq!(suspends.look(at(102_000, 62_000)), None);
-        assert_eq!(suspends.look(at(3_704_000, 64_000)), Some(Duration::from_secs(3600)));
-        assert_eq!(suspends.look(at(3_706_000, 66_000)), None);
-        assert_eq!(suspends.look(at(3_713_500, 68_000)), Some(Duration::from_millis(5_500)));
+        assert_eq!(suspends.observe(at(100_000, 60_000)), None, "what was before our time is no news");
+        assert_eq!(suspends.observe(at(102_000, 62_000)), None);
+        assert_eq!(suspends.observe(at(3_704_000, 64_000)), Some(Duration::from_secs(3600)));
+        assert_eq!(suspends.observe(at(3_706_000, 66_000)), None);
+        assert_eq!(suspends.observe(at(3_713_500, 68_000)), Some(Duration::from_millis(5_500)));
     }
 
     #[test]
     fn a_process_that_was_stopped_or_starved_was_not_suspended() {
         let mut suspends = SuspendDetector::default();
-        suspends.look(at(1_000, 1_000));
-        assert_eq!(suspends.look(at(500_000, 500_000)), None, "both clocks went on");
-        assert_eq!(suspends.look(at(500_900, 500_000)), None, "read a moment apart");
-        assert_eq!(suspends.look(at(502_000, 502_000)), None, "and together again");
+        suspends.observe(at(1_000, 1_000));
+        assert_eq!(suspends.observe(at(500_000, 500_000)), None, "both clocks went on");
+        assert_eq!(suspends.observe(at(500_900, 500_000)), None, "read a moment apart");
+        assert_eq!(suspends.observe(at(502_000, 502_000)), None, "and together again");
     }
 
     #[test]
     fn clocks_that_began_at_different_times_are_as_good() {
         let mut suspends = SuspendDetector::default();
-        suspends.look(at(1_000, 900_000));
-        assert_eq!(suspends.look(at(2_000, 901_000)), None);
-        assert_eq!(suspends.look(at(9_000, 902_000)), Some(Duration::from_secs(6)));
+        suspends.observe(at(1_000, 900_000));
+        assert_eq!(suspends.observe(at(2_000, 901_000)), None);
+        assert_eq!(suspends.observe(at(9_000, 902_000)), Some(Duration::from_secs(6)));
     }
 
     #[test]
     fn a_machine_that_is_awake_was_suspended_no_longer_a_moment_later() {
-        let before = suspended();
-        let after = suspended();
+        let before = total_suspended();
+        let after = total_suspended();
         assert!(after.abs_diff(before) <= AT_ONCE * 2, "{before:?} {after:?}");
     }
 

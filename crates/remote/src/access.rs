@@ -32,7 +32,7 @@ pub(super) struct ServerAccess {
     headers: HeaderMap,
     query: Vec<(String, Secret)>,
     // Absent if the instance's headers contain a credential.
-    purse: Option<InstanceTokens>,
+    tokens: Option<InstanceTokens>,
     pub(super) mask: SecretMask,
     pub(super) policy: Arc<Policy>,
 }
@@ -46,7 +46,7 @@ impl ServerAccess {
     ) -> Result<Self, FailureKind> {
         let bad = |why: String| FailureKind::BadAddress(spec.mask.apply(&why));
         let ServerTarget::Remote { url, health_url, .. } = &spec.target else {
-            return Err(FailureKind::Unserved);
+            return Err(FailureKind::UnsupportedTransport);
         };
         let query: Vec<_> = spec.query.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         let parse = |what: &str, text: &str| {
@@ -58,7 +58,7 @@ impl ServerAccess {
                 let why = "this machine has no CA certificates; install them, or set SSL_CERT_FILE";
                 return Err(FailureKind::Tls(why.to_owned()));
             }
-            extend(&mut url, &query);
+            extend_query(&mut url, &query);
             Ok(url)
         };
         let url = parse("url", url)?;
@@ -74,20 +74,20 @@ impl ServerAccess {
             headers.insert(name, value);
         }
         let client = |url: &Url| {
-            clients.of(url, &spec.policy.remote).map_err(|error| {
+            clients.client_for_url(url, &spec.policy.remote).map_err(|error| {
                 FailureKind::BadAddress(format!("cannot prepare the HTTP client: {}", error.without_url()))
             })
         };
         let health = health_url.map(|url| Ok((client(&url)?, url))).transpose()?;
         let client = client(&url)?;
         let (mask, policy) = (spec.mask.clone(), Arc::clone(&spec.policy));
-        Ok(Self { client, url, health, headers, query, purse: InstanceTokens::of(spec, tokens), mask, policy })
+        Ok(Self { client, url, health, headers, query, tokens: InstanceTokens::from_spec(spec, tokens), mask, policy })
     }
 
     /// Returns the source of tokens for a request to `url`: only for the origin of this server, for which tokens are
     /// issued.
-    pub(super) fn purse(&self, url: &Url) -> Option<&InstanceTokens> {
-        self.purse.as_ref().filter(|_| url.origin() == self.url.origin())
+    pub(super) fn tokens_for(&self, url: &Url) -> Option<&InstanceTokens> {
+        self.tokens.as_ref().filter(|_| url.origin() == self.url.origin())
     }
 
     /// Returns the configured address. It contains the query and must not be shown.
@@ -95,9 +95,9 @@ impl ServerAccess {
         &self.url
     }
 
-    pub(super) fn endpoint(&self, endpoint: &Url) -> Url {
+    pub(super) fn with_query(&self, endpoint: &Url) -> Url {
         let mut url = endpoint.clone();
-        extend(&mut url, &self.query);
+        extend_query(&mut url, &self.query);
         url
     }
 
@@ -122,7 +122,7 @@ impl ServerAccess {
     }
 }
 
-fn extend(url: &mut Url, query: &[(String, Secret)]) {
+fn extend_query(url: &mut Url, query: &[(String, Secret)]) {
     if query.is_empty() {
         return;
     }

@@ -35,10 +35,10 @@ struct ClientSettings {
 
 pub struct HttpClients {
     tls: ClientConfig,
-    names: DnsResolver,
+    resolver: DnsResolver,
     // False if no CA certificates were found: then no TLS server can be trusted.
     has_roots: bool,
-    known: Mutex<HashMap<ClientSettings, Client>>,
+    clients: Mutex<HashMap<ClientSettings, Client>>,
 }
 
 impl HttpClients {
@@ -56,7 +56,7 @@ impl HttpClients {
         let has_roots = !roots.is_empty();
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let tls = tls.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
-        let clients = Self { tls, names: DnsResolver::new(), has_roots, known: Mutex::default() };
+        let clients = Self { tls, resolver: DnsResolver::new(), has_roots, clients: Mutex::default() };
         // If no client can be built, fail now instead of for every instance.
         clients
             .client(ClientSettings { connect_timeout: RemotePolicy::default().connect_timeout, direct: false })
@@ -64,7 +64,7 @@ impl HttpClients {
         Ok(clients)
     }
 
-    pub fn of(&self, url: &Url, policy: &RemotePolicy) -> Result<Client, reqwest::Error> {
+    pub fn client_for_url(&self, url: &Url, policy: &RemotePolicy) -> Result<Client, reqwest::Error> {
         self.client(ClientSettings { connect_timeout: policy.connect_timeout, direct: is_loopback(url) })
     }
 
@@ -73,13 +73,13 @@ impl HttpClients {
     }
 
     fn client(&self, kind: ClientSettings) -> Result<Client, reqwest::Error> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = known.get(&kind) {
             return Ok(client.clone());
         }
         let mut builder = Client::builder()
             .tls_backend_preconfigured(self.tls.clone())
-            .dns_resolver(self.names.clone())
+            .dns_resolver(self.resolver.clone())
             .user_agent(USER_AGENT)
             // A redirect could send credentials to an origin that was not configured.
             .redirect(redirect::Policy::none())

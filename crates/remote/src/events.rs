@@ -81,7 +81,7 @@ impl SseDecoder {
                     return Err(SseError::TooLong);
                 }
                 self.line.extend_from_slice(&rest);
-                self.count()?;
+                self.account_memory()?;
                 break;
             };
             let part = self.chunk.split_to(end);
@@ -90,16 +90,16 @@ impl SseDecoder {
                 return Err(SseError::TooLong);
             }
             let event = if self.line.is_empty() {
-                self.read(&part)?
+                self.process_line(&part)?
             } else {
                 let mut line = std::mem::take(&mut self.line);
                 line.extend_from_slice(&part);
-                self.read(&line)?
+                self.process_line(&line)?
             };
             if event.is_some() {
                 return Ok(event);
             }
-            self.give_back();
+            self.release_memory();
         }
         // An empty remainder would keep the buffer of the whole chunk.
         self.chunk = Bytes::new();
@@ -115,19 +115,19 @@ impl SseDecoder {
         self.retry
     }
 
-    fn count(&mut self) -> Result<(), SseError> {
+    fn account_memory(&mut self) -> Result<(), SseError> {
         let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
         let uncounted = bytes.saturating_sub(COUNTED_FROM + self.share.bytes());
         if uncounted == 0 || self.share.try_take(uncounted) { Ok(()) } else { Err(SseError::NoMemory) }
     }
 
-    fn give_back(&mut self) {
+    fn release_memory(&mut self) {
         let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
         let needed = bytes.saturating_sub(COUNTED_FROM);
-        self.share.give(self.share.bytes().saturating_sub(needed));
+        self.share.release(self.share.bytes().saturating_sub(needed));
     }
 
-    fn read(&mut self, line: &[u8]) -> Result<Option<SseEvent>, SseError> {
+    fn process_line(&mut self, line: &[u8]) -> Result<Option<SseEvent>, SseError> {
         let line = match line.strip_prefix(b"\xEF\xBB\xBF") {
             Some(rest) if self.at_start => rest,
             _ => line,
@@ -152,7 +152,7 @@ impl SseDecoder {
                     }
                     None => self.data = Some(value.to_vec()),
                 }
-                self.count()?;
+                self.account_memory()?;
             }
             b"event" => self.kind = Some(String::from_utf8_lossy(value).into_owned()),
             b"id" if !value.contains(&0) => self.next_id = Some(value.to_vec()),
@@ -175,7 +175,7 @@ impl SseDecoder {
         let counted = (self.share.bytes() > 0).then(|| std::mem::replace(&mut self.share, self.memory.share()));
         let data = Bytes::from(self.data.take().filter(|data| !data.is_empty())?);
         let data = match counted {
-            Some(share) => share.hold(data),
+            Some(share) => share.attach_to(data),
             None => data,
         };
         Some(SseEvent { kind, data })
@@ -186,7 +186,7 @@ impl SseDecoder {
 mod tests {
     use super::*;
 
-    fn read(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, SseDecoder), SseError> {
+    fn decode(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, SseDecoder), SseError> {
         let mut events = SseDecoder::new(limit, &ByteBudget::unlimited());
         let mut seen = Vec::new();
         for chunk in text.chunks(size) {
@@ -209,7 +209,7 @@ mod tests {
         for ends in ["\n", "\r", "\r\n"] {
             let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', ends);
             for size in 1..=text.len() {
-                let (seen, events) = read(text.as_bytes(), size, 1000).expect("the text is within the limit");
+                let (seen, events) = decode(text.as_bytes(), size, 1000).expect("the text is within the limit");
                 assert_eq!(seen, [pair("message", "{\"a\":\n1}"), pair("", " two"), pair("x", "z")], "{size} {ends:?}");
                 assert_eq!(events.last_id(), Some(&b"7"[..]));
                 assert_eq!(events.retry(), Some(Duration::from_millis(250)));
@@ -219,36 +219,36 @@ mod tests {
 
     #[test]
     fn mixed_line_ends_are_read() {
-        let (seen, _) = read(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("the text is within the limit");
+        let (seen, _) = decode(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("the text is within the limit");
         assert_eq!(seen, [pair("", "a"), pair("", "b"), pair("", "c")]);
     }
 
     #[test]
     fn an_id_counts_when_its_event_is_whole_and_an_empty_one_forgets_it() {
-        let (seen, events) = read(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("the text is within the limit");
+        let (seen, events) = decode(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("the text is within the limit");
         assert!(seen.is_empty(), "an event without data says only its id");
         assert_eq!(events.last_id(), Some(&b"1"[..]));
-        let (_, events) = read(b"id: 1\n\nid\n\n", 5, 100).expect("the text is within the limit");
+        let (_, events) = decode(b"id: 1\n\nid\n\n", 5, 100).expect("the text is within the limit");
         assert_eq!(events.last_id(), None);
-        let (_, events) = read(b"id: a\0b\n\nretry: soon\n\n", 5, 100).expect("the text is within the limit");
+        let (_, events) = decode(b"id: a\0b\n\nretry: soon\n\n", 5, 100).expect("the text is within the limit");
         assert_eq!((events.last_id(), events.retry()), (None, None));
     }
 
     #[test]
     fn neither_a_line_nor_an_event_grows_beyond_the_limit() {
         let endless = [b'x'; 101];
-        assert_eq!(read(&endless, 10, 100).err(), Some(SseError::TooLong));
-        assert_eq!(read(&endless, 200, 100).err(), Some(SseError::TooLong));
-        assert_eq!(read(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(SseError::TooLong));
+        assert_eq!(decode(&endless, 10, 100).err(), Some(SseError::TooLong));
+        assert_eq!(decode(&endless, 200, 100).err(), Some(SseError::TooLong));
+        assert_eq!(decode(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(SseError::TooLong));
         let lines = "data: 0123456789\n".repeat(10);
-        assert_eq!(read(lines.as_bytes(), 7, 100).err(), Some(SseError::TooLong));
-        assert!(read(lines.as_bytes(), 7, 109).is_ok());
+        assert_eq!(decode(lines.as_bytes(), 7, 100).err(), Some(SseError::TooLong));
+        assert!(decode(lines.as_bytes(), 7, 109).is_ok());
     }
 
     #[test]
     fn an_idle_stream_holds_no_memory() {
         let text = [b"data: ", "y".repeat(5000).as_bytes(), b"\n\n"].concat();
-        let (seen, events) = read(&text, 999, 10_000).expect("the text is within the limit");
+        let (seen, events) = decode(&text, 999, 10_000).expect("the text is within the limit");
         assert_eq!(seen.len(), 1);
         assert_eq!((events.line.capacity(), events.chunk.len(), events.data.is_some()), (0, 0, false));
     }

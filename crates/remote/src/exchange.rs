@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use super::access::{JSON, PROTOCOL_VERSION, SESSION_ID, ServerAccess, TEXT};
 use super::clients::HttpClients;
 use super::events::{COUNTED_FROM, SseDecoder, SseError, SseEvent};
-use super::failures::{challenge, of_error, of_status, one_line};
+use super::failures::{challenge, failure_from_error, failure_from_status, one_line};
 use super::line::OneWayKind;
 use super::message;
 use super::tokens::{TokenRefusal, TokenSource};
@@ -34,15 +34,15 @@ const SESSION_ID_MIN: usize = 5;
 
 #[derive(Debug)]
 pub(super) enum ExchangeMessage {
-    Of(LineEvent),
+    Event(LineEvent),
     /// A message of the server other than the awaited answer. It may answer the request of another exchange.
-    Aside(Bytes, Option<u64>),
+    Unsolicited(Bytes, Option<u64>),
     /// The request with this number was answered a while ago on the stream of another exchange.
-    Answered(u64),
+    AnsweredElsewhere(u64),
     Initialized,
     Endpoint,
-    Unopened(ExchangeFailure),
-    Told(OneWayKind),
+    OpenFailed(ExchangeFailure),
+    Delivered(OneWayKind),
     Done,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum ExchangeMessage {
 /// has to wait.
 pub(super) struct ExchangeSender {
     line: mpsc::Sender<ExchangeMessage>,
-    of: Option<u64>,
+    request_id: Option<u64>,
 }
 
 impl ExchangeSender {
@@ -59,24 +59,25 @@ impl ExchangeSender {
         let _ = self.line.send(news).await;
     }
 
-    pub(super) async fn answer(&mut self, text: Bytes) {
-        self.messages(text, |message, of| ExchangeMessage::Of(LineEvent::Message { message, of })).await;
+    pub(super) async fn send_answer(&mut self, text: Bytes) {
+        self.send_messages(text, |message, of| ExchangeMessage::Event(LineEvent::Message { message, request: of }))
+            .await;
     }
 
     /// Sends any other text of the server.
-    pub(super) async fn aside(&mut self, text: Bytes) {
-        self.messages(text, ExchangeMessage::Aside).await;
+    pub(super) async fn send_unsolicited(&mut self, text: Bytes) {
+        self.send_messages(text, ExchangeMessage::Unsolicited).await;
     }
 
     // Splits a batch into its messages. Text that is not JSON is passed on, because the session counts invalid
     // messages.
-    async fn messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> ExchangeMessage) {
+    async fn send_messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> ExchangeMessage) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
-        match is_batch.then(|| message::messages(&text)).flatten() {
-            None => self.send(news(text, self.of)).await,
+        match is_batch.then(|| message::split_messages(&text)).flatten() {
+            None => self.send(news(text, self.request_id)).await,
             Some(batch) => {
                 for message in batch {
-                    self.send(news(message, self.of)).await;
+                    self.send(news(message, self.request_id)).await;
                 }
             }
         }
@@ -114,7 +115,7 @@ impl LineExchanges {
     {
         let (handle, registration) = AbortHandle::new_pair();
         let exchange =
-            exchange(ExchangeSender { line: self.sender.clone(), of: id }).map(move |news| (id, news)).boxed();
+            exchange(ExchangeSender { line: self.sender.clone(), request_id: id }).map(move |news| (id, news)).boxed();
         self.running.push(Abortable::new(exchange, registration));
         if let Some(id) = id {
             self.abandonable.push((id, handle));
@@ -122,8 +123,8 @@ impl LineExchanges {
         self.wake();
     }
 
-    pub(super) fn answered_by(&self, message: &[u8]) -> Option<u64> {
-        let id = (!self.abandonable.is_empty()).then(|| message::answered(message)).flatten()?;
+    pub(super) fn answered_request(&self, message: &[u8]) -> Option<u64> {
+        let id = (!self.abandonable.is_empty()).then(|| message::answered_id(message)).flatten()?;
         self.abandonable.iter().any(|(its, _)| *its == id).then_some(id)
     }
 
@@ -199,21 +200,21 @@ impl LineSession {
         Arc::new(Self { clients, tokens, memory, state })
     }
 
-    pub(super) fn terms(&self) -> Result<ExchangeContext, ExchangeFailure> {
+    pub(super) fn context(&self) -> Result<ExchangeContext, ExchangeFailure> {
         let state = self.state();
         let access = state.access.clone().map_err(ExchangeFailure::unsent)?;
         let (id, version, endpoint) = (state.id.clone(), state.version.clone(), state.endpoint.clone());
         let (greets, memory) = (version.is_none(), self.memory.clone());
-        Ok(ExchangeContext { access, alone: false, greets, id, version, endpoint, memory })
+        Ok(ExchangeContext { access, stateless: false, is_first_request: greets, id, version, endpoint, memory })
     }
 
-    pub(super) fn adopt(&self, spec: &InstanceSpec) {
+    pub(super) fn update_access(&self, spec: &InstanceSpec) {
         let access = ServerAccess::new(spec, &self.clients, &self.tokens).map(Arc::new);
         self.state().access = access;
     }
 
     /// Stores the session id from the response to `initialize`. Ignored once a version is negotiated.
-    pub(super) fn greeted(&self, headers: &HeaderMap) {
+    pub(super) fn store_session_id(&self, headers: &HeaderMap) {
         let mut state = self.state();
         if let Some(id) = headers.get(SESSION_ID).filter(|_| state.version.is_none()) {
             // A copy: the original keeps the whole head of the response in memory.
@@ -224,11 +225,11 @@ impl LineSession {
         }
     }
 
-    pub(super) fn agreed(&self, version: &str) {
+    pub(super) fn set_version(&self, version: &str) {
         self.state().version = HeaderValue::from_str(version).ok();
     }
 
-    pub(super) fn directed(&self, endpoint: Url) {
+    pub(super) fn set_endpoint(&self, endpoint: Url) {
         self.state().endpoint = Some(endpoint);
     }
 
@@ -241,9 +242,9 @@ impl LineSession {
 pub(super) struct ExchangeContext {
     pub(super) access: Arc<ServerAccess>,
     // True for a request outside any session.
-    alone: bool,
+    stateless: bool,
     // True before a version is negotiated: a refused token then concerns the server as a whole.
-    greets: bool,
+    is_first_request: bool,
     id: Option<HeaderValue>,
     version: Option<HeaderValue>,
     endpoint: Option<Url>,
@@ -252,33 +253,33 @@ pub(super) struct ExchangeContext {
 
 impl ExchangeContext {
     /// Returns the terms of a request outside any session. `greets` is true for the first request to the server.
-    pub(super) fn alone(self, greets: bool) -> Self {
-        Self { alone: true, greets, id: None, version: None, ..self }
+    pub(super) fn into_stateless(self, greets: bool) -> Self {
+        Self { stateless: true, is_first_request: greets, id: None, version: None, ..self }
     }
 
-    pub(super) fn is_alone(&self) -> bool {
-        self.alone
+    pub(super) fn is_stateless(&self) -> bool {
+        self.stateless
     }
 
     /// Returns true if the server has given the session an id or an endpoint.
-    pub(super) fn names_session(&self) -> bool {
-        !self.alone && (self.id.is_some() || self.endpoint.is_some())
+    pub(super) fn has_session(&self) -> bool {
+        !self.stateless && (self.id.is_some() || self.endpoint.is_some())
     }
 
-    pub(super) fn has_begun(&self) -> bool {
+    pub(super) fn is_negotiated(&self) -> bool {
         self.version.is_some()
     }
 
     pub(super) fn post(&self, body: Bytes) -> RequestBuilder {
         let url = match &self.endpoint {
-            Some(endpoint) => self.access.endpoint(endpoint),
+            Some(endpoint) => self.access.with_query(endpoint),
             None => self.access.url().clone(),
         };
         self.access.post(url, body)
     }
 
     /// Sends a request of the session, and waits for the head of the response.
-    pub(super) async fn ask(
+    pub(super) async fn send_in_session(
         &self,
         mut request: RequestBuilder,
         header_timeout: Option<Duration>,
@@ -288,34 +289,34 @@ impl ExchangeContext {
                 request = request.header(name, value);
             }
         }
-        self.ask_alone(request, header_timeout).await
+        self.send_authorized(request, header_timeout).await
     }
 
     /// Sends a request outside any session. A request refused because of its token is sent once more with another
     /// token: the server has not processed it.
-    pub(super) async fn ask_alone(
+    pub(super) async fn send_authorized(
         &self,
         request: RequestBuilder,
         header_timeout: Option<Duration>,
     ) -> Result<Response, ExchangeFailure> {
         let (client, request) = request.build_split();
-        let request = request.map_err(|error| of_error(&error, &self.access))?;
-        let Some(purse) = self.access.purse(request.url()) else {
+        let request = request.map_err(|error| failure_from_error(&error, &self.access))?;
+        let Some(purse) = self.access.tokens_for(request.url()) else {
             return self.send(&client, request, header_timeout).await;
         };
         let (mut used, mut again) = (purse.token(), request.try_clone());
-        let mut response = self.send(&client, bearing(request, used.as_ref()), header_timeout).await?;
+        let mut response = self.send(&client, add_bearer_token(request, used.as_ref()), header_timeout).await?;
         while matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             let refusal = TokenRefusal {
                 status: response.status().as_u16(),
-                used,
+                token: used,
                 challenge: challenge(response.headers()),
-                first: self.greets,
-                again: again.is_none(),
+                is_first_request: self.is_first_request,
+                is_retry: again.is_none(),
             };
-            let another = purse.another(refusal).await.map_err(ExchangeFailure::sent)?;
+            let another = purse.replacement_token(refusal).await.map_err(ExchangeFailure::sent)?;
             let (Some(token), Some(request)) = (another, again.take()) else { break };
-            response = self.send(&client, bearing(request, Some(&token)), header_timeout).await?;
+            response = self.send(&client, add_bearer_token(request, Some(&token)), header_timeout).await?;
             used = Some(token);
         }
         Ok(response)
@@ -334,46 +335,46 @@ impl ExchangeContext {
             }
             None => asked.await,
         };
-        answer.map_err(|error| of_error(&error, &self.access))
+        answer.map_err(|error| failure_from_error(&error, &self.access))
     }
 
     /// Interprets an error response: returns its messages if they answer request `id`, otherwise the failure.
-    pub(super) async fn refusal(&self, response: Response, id: Option<u64>) -> Result<Vec<Bytes>, FailureKind> {
+    pub(super) async fn interpret_error(&self, response: Response, id: Option<u64>) -> Result<Vec<Bytes>, FailureKind> {
         let status = response.status();
-        let kind = of_status(&response, &self.access);
+        let kind = failure_from_status(&response, &self.access);
         if !matches!(kind, FailureKind::Status { .. }) {
             return Err(kind);
         }
         // The body is read only where it makes a difference, and with a timeout.
         let speaks = match content_type(&response).as_deref() {
             Some(JSON) => status.is_client_error(),
-            Some(TEXT) => status.is_client_error() && self.names_session(),
+            Some(TEXT) => status.is_client_error() && self.has_session(),
             _ => false,
         };
         let body = if speaks {
-            timeout(self.access.policy.remote.header_timeout, self.body(response)).await
+            timeout(self.access.policy.remote.header_timeout, self.read_body(response)).await
         } else {
             Ok(Ok(Bytes::new()))
         };
         let body = body.ok().and_then(Result::ok).unwrap_or_default();
-        let messages = message::messages(&body).unwrap_or_default();
-        let in_session = id.filter(|_| self.version.is_some() && self.names_session());
+        let messages = message::split_messages(&body).unwrap_or_default();
+        let in_session = id.filter(|_| self.version.is_some() && self.has_session());
         // A message that the session is unknown counts for any request.
         let is_told = in_session.is_some()
             && if messages.is_empty() {
-                message::says_session_not_found(&String::from_utf8_lossy(&body))
+                message::is_session_not_found(&String::from_utf8_lossy(&body))
             } else {
                 messages
                     .iter()
-                    .filter_map(|message| message::complaint(message))
-                    .any(|said| message::says_session_not_found(&said))
+                    .filter_map(|message| message::error_message(message))
+                    .any(|said| message::is_session_not_found(&said))
             };
-        if !is_told && id.is_some_and(|id| messages.iter().any(|message| message::answers(message, id))) {
+        if !is_told && id.is_some_and(|id| messages.iter().any(|message| message::is_answer_to(message, id))) {
             return Ok(messages);
         }
         // A server that no longer has sessions does not know the method, and returns an error without a request id.
         if let Some(id) = in_session
-            && let Some(answer) = messages.iter().find_map(|message| message::unknown_method(message, id))
+            && let Some(answer) = messages.iter().find_map(|message| message::method_not_found_answer(message, id))
         {
             return Ok(vec![answer]);
         }
@@ -385,22 +386,23 @@ impl ExchangeContext {
             // empty body can mean either.
             StatusCode::BAD_REQUEST => {
                 let begun = id.is_some() && self.version.is_some();
-                let speaks = if begun { message::is_error } else { message::is_error_about_nothing };
+                let speaks = if begun { message::is_error } else { message::is_error_without_id };
                 messages.iter().any(|message| speaks(message))
             }
             _ => false,
         };
-        let said = messages.iter().find_map(|message| message::complaint(message)).map(|said| self.told(&said));
+        let said =
+            messages.iter().find_map(|message| message::error_message(message)).map(|said| self.mask_line(&said));
         let status = status.as_u16();
-        Err(if expired && self.names_session() {
-            FailureKind::SessionExpired { status, said }
+        Err(if expired && self.has_session() {
+            FailureKind::SessionExpired { status, message: said }
         } else {
-            FailureKind::Status { status, said }
+            FailureKind::Status { status, message: said }
         })
     }
 
     /// Masks secrets and the session id in a message of the server. The id gives access to the session.
-    fn told(&self, said: &str) -> String {
+    fn mask_line(&self, said: &str) -> String {
         let masked = self.access.mask.apply(said);
         match self.id.as_ref().and_then(|id| id.to_str().ok()).filter(|id| id.len() >= SESSION_ID_MIN) {
             // After the mask: a secret that contains the id would no longer be recognized.
@@ -409,7 +411,7 @@ impl ExchangeContext {
         }
     }
 
-    pub(super) async fn body(&self, mut response: Response) -> Result<Bytes, ExchangeFailure> {
+    pub(super) async fn read_body(&self, mut response: Response) -> Result<Bytes, ExchangeFailure> {
         let limit = self.line_max();
         let too_long = || ExchangeFailure::sent(FailureKind::TooLong(limit));
         if response.content_length().is_some_and(|length| usize::try_from(length).map_or(true, |length| length > limit))
@@ -432,10 +434,10 @@ impl ExchangeContext {
             Ok([whole]) => whole,
             Err(parts) => parts.concat().into(),
         };
-        Ok(if share.bytes() == 0 { whole } else { share.hold(whole) })
+        Ok(if share.bytes() == 0 { whole } else { share.attach_to(whole) })
     }
 
-    pub(super) fn events(&self) -> SseDecoder {
+    pub(super) fn sse_decoder(&self) -> SseDecoder {
         SseDecoder::new(self.line_max(), &self.memory)
     }
 
@@ -443,7 +445,7 @@ impl ExchangeContext {
         self.access.policy.session.line_max
     }
 
-    pub(super) fn unread(&self, error: &SseError) -> ExchangeFailure {
+    pub(super) fn sse_failure(&self, error: &SseError) -> ExchangeFailure {
         ExchangeFailure::sent(match error {
             SseError::TooLong => FailureKind::TooLong(self.line_max()),
             SseError::NoMemory => FailureKind::NoMemory,
@@ -457,7 +459,7 @@ impl ExchangeContext {
 
 /// Adds the token to a request. A token that is not a valid header value is left out, and the server rejects the
 /// request.
-fn bearing(mut request: Request, token: Option<&Secret>) -> Request {
+fn add_bearer_token(mut request: Request, token: Option<&Secret>) -> Request {
     let value = token.and_then(|token| HeaderValue::from_str(&format!("Bearer {}", token.expose())).ok());
     if let Some(mut value) = value {
         value.set_sensitive(true);
@@ -474,7 +476,7 @@ pub(super) fn content_type(response: &Response) -> Option<String> {
 
 /// Drops the headers of a response: they share a buffer with the whole head, which a stream open for days would keep in
 /// memory.
-pub(super) fn forget_head(response: &mut Response) {
+pub(super) fn drop_headers(response: &mut Response) {
     *response.headers_mut() = HeaderMap::new();
 }
 

@@ -11,13 +11,13 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
 use reqwest::{Response, StatusCode, Url};
 
 use super::access::ServerAccess;
-use mcp_satellite_http::client::pause;
+use mcp_satellite_http::client::parse_retry_after;
 
 // Maximum number of characters of a foreign text in a message.
 const TEXT_MAX: usize = 200;
 const CONTENT_TYPE_MAX: usize = 64;
 
-pub(super) fn of_error(error: &reqwest::Error, access: &ServerAccess) -> ExchangeFailure {
+pub(super) fn failure_from_error(error: &reqwest::Error, access: &ServerAccess) -> ExchangeFailure {
     let connecting = error.is_connect();
     let kind = if error.is_builder() {
         FailureKind::BadAddress("no HTTP request can be built for it".to_owned())
@@ -35,7 +35,7 @@ fn cause(error: &reqwest::Error, connecting: bool, access: &ServerAccess) -> Fai
     let mut last: &(dyn Error + 'static) = error;
     loop {
         if let Some(error) = last.downcast_ref::<rustls::Error>() {
-            return FailureKind::Tls(told(&error.to_string(), access));
+            return FailureKind::Tls(mask_line(&error.to_string(), access));
         }
         let io = last.downcast_ref::<io::Error>();
         if connecting && io.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
@@ -52,11 +52,11 @@ fn cause(error: &reqwest::Error, connecting: bool, access: &ServerAccess) -> Fai
         Some(error) if error.raw_os_error().is_some() => error.kind().to_string(),
         // The text of this error would contain the whole address.
         _ if last.is::<reqwest::Error>() => "the HTTP exchange failed".to_owned(),
-        _ => told(&last.to_string(), access),
+        _ => mask_line(&last.to_string(), access),
     })
 }
 
-pub(super) fn of_status(response: &Response, access: &ServerAccess) -> FailureKind {
+pub(super) fn failure_from_status(response: &Response, access: &ServerAccess) -> FailureKind {
     let headers = response.headers();
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     // A client needs the whole challenge, so it is masked and not shortened.
@@ -72,22 +72,22 @@ pub(super) fn of_status(response: &Response, access: &ServerAccess) -> FailureKi
             let to = text(&LOCATION).and_then(|location| access.url().join(location).ok());
             FailureKind::Redirected {
                 status: status.as_u16(),
-                to: to.map(|to| told(&shown(&to, access.url()), access)),
+                to: to.map(|to| mask_line(&redact_url(&to, access.url()), access)),
             }
         }
-        status => FailureKind::status(status.as_u16()),
+        status => FailureKind::from_status(status.as_u16()),
     }
 }
 
 pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &ServerAccess) -> FailureKind {
-    let text = content_type.and_then(|value| value.to_str().ok()).map(|text| told(text, access));
+    let text = content_type.and_then(|value| value.to_str().ok()).map(|text| mask_line(text, access));
     let media_type = text.as_deref().and_then(|text| text.split(';').next()).map(str::trim);
     let media_type = media_type.filter(|media_type| !media_type.is_empty());
     FailureKind::NotMcp { content_type: media_type.map(|shown| shown.chars().take(CONTENT_TYPE_MAX).collect()) }
 }
 
 /// Masks secrets in a foreign text and shortens it to one line.
-pub(super) fn told(text: &str, access: &ServerAccess) -> String {
+pub(super) fn mask_line(text: &str, access: &ServerAccess) -> String {
     one_line(&access.mask.apply(text))
 }
 
@@ -97,7 +97,7 @@ pub(super) fn one_line(text: &str) -> String {
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    headers.get(RETRY_AFTER).and_then(|value| pause(value.to_str().ok()?, Timestamp::now()))
+    headers.get(RETRY_AFTER).and_then(|value| parse_retry_after(value.to_str().ok()?, Timestamp::now()))
 }
 
 /// Returns the `WWW-Authenticate` challenges, unmasked.
@@ -108,21 +108,21 @@ pub(super) fn challenge(headers: &HeaderMap) -> Option<String> {
 
 /// Formats an address without credentials and parameters. Many hosted servers have the credential in the path, so parts
 /// of the configured path that may be one are masked.
-fn shown(url: &Url, configured: &Url) -> String {
+fn redact_url(url: &Url, configured: &Url) -> String {
     let origin = url.origin().ascii_serialization();
     if url.path() == configured.path() {
         return origin;
     }
     let hidden = |segment| {
         let is_ours = configured.path().split('/').any(|ours| ours == segment);
-        if looks_secret(segment, is_ours) { MASKED } else { segment }
+        if is_likely_secret(segment, is_ours) { MASKED } else { segment }
     };
     let path: Vec<_> = url.path().split('/').map(hidden).collect();
     format!("{origin}{}", path.join("/"))
 }
 
 /// Returns true if a part of a path is treated as a secret. False positives do no harm: the operator knows the address.
-fn looks_secret(segment: &str, is_ours: bool) -> bool {
+fn is_likely_secret(segment: &str, is_ours: bool) -> bool {
     let word = |byte: u8| !byte.is_ascii_digit() && !byte.is_ascii_uppercase();
     segment.len() >= 32 || segment.len() >= 8 && (is_ours || !segment.bytes().all(word))
 }

@@ -12,45 +12,46 @@ use tokio::time::timeout_at;
 use super::access::{EVENT_STREAM, ServerAccess};
 use super::events::{SseDecoder, SseEvent};
 use super::exchange::{
-    ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, forget_head, next_event,
+    ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, drop_headers, next_event,
 };
-use super::failures::{not_mcp, told};
+use super::failures::{mask_line, not_mcp};
 
 pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -> ExchangeMessage {
     let opening = async {
-        let terms = session.terms()?;
+        let terms = session.context()?;
         let header_timeout = terms.header_timeout();
         let until = tokio::time::Instant::now() + header_timeout;
         let late = |_| ExchangeFailure::sent(FailureKind::HeaderTimeout(header_timeout));
         let mut response = open(&terms).await?;
-        forget_head(&mut response);
-        let mut events = terms.events();
-        let endpoint = timeout_at(until, endpoint(&terms, &mut response, &mut events)).await.map_err(late)??;
-        session.directed(endpoint);
+        drop_headers(&mut response);
+        let mut events = terms.sse_decoder();
+        let endpoint = timeout_at(until, read_endpoint(&terms, &mut response, &mut events)).await.map_err(late)??;
+        session.set_endpoint(endpoint);
         Ok((terms, response, events))
     };
     let (terms, mut response, mut events) = match opening.await {
         Ok(opened) => opened,
-        Err(failure) => return ExchangeMessage::Unopened(failure),
+        Err(failure) => return ExchangeMessage::OpenFailed(failure),
     };
     out.send(ExchangeMessage::Endpoint).await;
     loop {
         match next_event(&mut response, &mut events).await {
             Ok(Some(SseEvent { kind, data })) if kind.as_ref().is_none_or(|kind| kind == "message") => {
-                out.aside(data).await;
+                out.send_unsolicited(data).await;
             }
             Ok(Some(_)) => {}
-            Ok(None) => return ExchangeMessage::Of(LineEvent::Lost(ExchangeFailure::sent(ended()))),
-            Err(error) => return ExchangeMessage::Of(LineEvent::Lost(terms.unread(&error))),
+            Ok(None) => return ExchangeMessage::Event(LineEvent::Lost(ExchangeFailure::sent(stream_closed()))),
+            Err(error) => return ExchangeMessage::Event(LineEvent::Lost(terms.sse_failure(&error))),
         }
     }
 }
 
 async fn open(terms: &ExchangeContext) -> Result<Response, ExchangeFailure> {
-    let response = terms.ask(terms.access.listen(), Some(terms.header_timeout())).await?;
+    let response = terms.send_in_session(terms.access.listen(), Some(terms.header_timeout())).await?;
     if !response.status().is_success() {
         // Without a request id no message of the response can be an answer.
-        let kind = terms.refusal(response, None).await.err().unwrap_or(FailureKind::NotMcp { content_type: None });
+        let kind =
+            terms.interpret_error(response, None).await.err().unwrap_or(FailureKind::NotMcp { content_type: None });
         return Err(ExchangeFailure::sent(kind));
     }
     match content_type(&response).as_deref() {
@@ -59,7 +60,7 @@ async fn open(terms: &ExchangeContext) -> Result<Response, ExchangeFailure> {
     }
 }
 
-async fn endpoint(
+async fn read_endpoint(
     terms: &ExchangeContext,
     response: &mut Response,
     events: &mut SseDecoder,
@@ -67,17 +68,17 @@ async fn endpoint(
     loop {
         match next_event(response, events).await {
             Ok(Some(SseEvent { kind: Some(kind), data })) if kind == "endpoint" => {
-                return resolve(&String::from_utf8_lossy(&data), &terms.access).map_err(ExchangeFailure::sent);
+                return resolve_endpoint(&String::from_utf8_lossy(&data), &terms.access).map_err(ExchangeFailure::sent);
             }
             Ok(Some(_)) => {}
-            Ok(None) => return Err(ExchangeFailure::sent(ended())),
-            Err(error) => return Err(terms.unread(&error)),
+            Ok(None) => return Err(ExchangeFailure::sent(stream_closed())),
+            Err(error) => return Err(terms.sse_failure(&error)),
         }
     }
 }
 
 /// Resolves the endpoint and requires the configured origin: credentials go to no other.
-fn resolve(endpoint: &str, access: &ServerAccess) -> Result<Url, FailureKind> {
+fn resolve_endpoint(endpoint: &str, access: &ServerAccess) -> Result<Url, FailureKind> {
     let home = access.url();
     let endpoint = home
         .join(endpoint.trim())
@@ -90,10 +91,10 @@ fn resolve(endpoint: &str, access: &ServerAccess) -> Result<Url, FailureKind> {
         } else {
             format!("{}:", endpoint.scheme())
         };
-        Err(FailureKind::ForeignEndpoint { origin: told(&origin, access) })
+        Err(FailureKind::ForeignEndpoint { origin: mask_line(&origin, access) })
     }
 }
 
-fn ended() -> FailureKind {
+fn stream_closed() -> FailureKind {
     FailureKind::Broken("the server has closed its stream".to_owned())
 }

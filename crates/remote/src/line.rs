@@ -30,7 +30,7 @@ pub(super) struct RemoteLine {
     transport: RemoteTransport,
     session: Arc<LineSession>,
     exchanges: LineExchanges,
-    gate: SendState,
+    send_state: SendState,
     notifications: DeliveryQueue,
     responses: DeliveryQueue,
     ready: VecDeque<LineEvent>,
@@ -40,8 +40,8 @@ pub(super) struct RemoteLine {
 /// gets the other.
 #[derive(Default)]
 struct DeliveryQueue {
-    untold: VecDeque<Bytes>,
-    telling: usize,
+    queued: VecDeque<Bytes>,
+    in_flight: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -52,10 +52,10 @@ pub(super) enum OneWayKind {
 
 enum SendState {
     /// The stream of an HTTP+SSE server is not opened yet.
-    Untried,
+    Unopened,
     /// The stream is being opened, or `notifications/initialized` is in flight and must not be overtaken. These
     /// messages wait.
-    Shut(VecDeque<LineOutput>),
+    Blocked(VecDeque<LineOutput>),
     Open,
     Closed,
 }
@@ -67,8 +67,8 @@ impl RemoteLine {
         tokens: Arc<dyn TokenSource>,
         memory: Arc<ByteBudget>,
     ) -> Self {
-        let (transport, gate) = match spec.target {
-            ServerTarget::Remote { transport: RemoteTransport::Sse, .. } => (RemoteTransport::Sse, SendState::Untried),
+        let (transport, send_state) = match spec.target {
+            ServerTarget::Remote { transport: RemoteTransport::Sse, .. } => (RemoteTransport::Sse, SendState::Unopened),
             // A spec without a remote target has no `Access`, so its requests fail.
             ServerTarget::Remote { .. } | ServerTarget::Stdio { .. } => (RemoteTransport::Http, SendState::Open),
         };
@@ -77,7 +77,7 @@ impl RemoteLine {
             transport,
             session,
             exchanges: LineExchanges::new(),
-            gate,
+            send_state,
             notifications: DeliveryQueue::default(),
             responses: DeliveryQueue::default(),
             ready: VecDeque::new(),
@@ -96,17 +96,17 @@ impl RemoteLine {
                     match deliver(&session, body, Some(id), header_timeout).await {
                         // The response arrives on the stream.
                         Ok(None) => ExchangeMessage::Done,
-                        Ok(Some(message)) => ExchangeMessage::Of(LineEvent::Message { message, of: Some(id) }),
-                        Err(failure) => ExchangeMessage::Of(LineEvent::Failed { id, failure }),
+                        Ok(Some(message)) => ExchangeMessage::Event(LineEvent::Message { message, request: Some(id) }),
+                        Err(failure) => ExchangeMessage::Event(LineEvent::Failed { id, failure }),
                     }
                 }),
             },
-            LineOutput::Notification { body } => self.tell(OneWayKind::Notification, Some(body)),
-            LineOutput::Response { body } => self.tell(OneWayKind::Response, Some(body)),
+            LineOutput::Notification { body } => self.enqueue_one_way(OneWayKind::Notification, Some(body)),
+            LineOutput::Response { body } => self.enqueue_one_way(OneWayKind::Response, Some(body)),
             LineOutput::Initialized { version, body } => {
-                session.agreed(&version);
-                self.gate = SendState::Shut(VecDeque::new());
-                self.exchanges.start(None, |_| initialized(session, body));
+                session.set_version(&version);
+                self.send_state = SendState::Blocked(VecDeque::new());
+                self.exchanges.start(None, |_| send_initialized(session, body));
             }
             LineOutput::Probe { id } => self.exchanges.start(Some(id), |_| probe(session, id)),
             LineOutput::Abandon { .. } | LineOutput::Credentials(_) | LineOutput::Close => {}
@@ -115,33 +115,33 @@ impl RemoteLine {
 
     /// Queues a message and sends a few at a time: a server that sends many requests must not get a connection for each
     /// response.
-    fn tell(&mut self, telling: OneWayKind, body: Option<Bytes>) {
-        let lane = self.lane(telling);
-        lane.untold.extend(body);
-        if matches!(telling, OneWayKind::Notification) && lane.untold.len() > NOTIFICATIONS_MAX {
-            lane.untold.pop_front();
+    fn enqueue_one_way(&mut self, telling: OneWayKind, body: Option<Bytes>) {
+        let lane = self.delivery_queue(telling);
+        lane.queued.extend(body);
+        if matches!(telling, OneWayKind::Notification) && lane.queued.len() > NOTIFICATIONS_MAX {
+            lane.queued.pop_front();
         }
-        while self.lane(telling).telling < TELLING_MAX
-            && let Some(body) = self.lane(telling).untold.pop_front()
+        while self.delivery_queue(telling).in_flight < TELLING_MAX
+            && let Some(body) = self.delivery_queue(telling).queued.pop_front()
         {
-            self.lane(telling).telling += 1;
+            self.delivery_queue(telling).in_flight += 1;
             let session = Arc::clone(&self.session);
-            self.exchanges.start(None, |_| notify(session, telling, body));
+            self.exchanges.start(None, |_| send_one_way(session, telling, body));
         }
     }
 
     /// Returns the number of notifications and responses that wait for the gate, plus the queued responses. The number
     /// of requests is limited elsewhere.
-    fn untold(&self) -> usize {
-        let gate = if let SendState::Shut(waiting) = &self.gate {
-            waiting.iter().filter(|message| is_telling(message)).count()
+    fn queued_count(&self) -> usize {
+        let gate = if let SendState::Blocked(waiting) = &self.send_state {
+            waiting.iter().filter(|message| is_one_way(message)).count()
         } else {
             0
         };
-        gate + self.responses.untold.len()
+        gate + self.responses.queued.len()
     }
 
-    fn lane(&mut self, telling: OneWayKind) -> &mut DeliveryQueue {
+    fn delivery_queue(&mut self, telling: OneWayKind) -> &mut DeliveryQueue {
         match telling {
             OneWayKind::Notification => &mut self.notifications,
             OneWayKind::Response => &mut self.responses,
@@ -150,7 +150,7 @@ impl RemoteLine {
 
     /// Queues a message until the gate opens. The oldest notification is dropped beyond the limit, because cancelled
     /// requests can produce many.
-    fn wait(waiting: &mut VecDeque<LineOutput>, message: LineOutput) {
+    fn queue_until_open(waiting: &mut VecDeque<LineOutput>, message: LineOutput) {
         let is_notification = |message: &LineOutput| matches!(message, LineOutput::Notification { .. });
         if is_notification(&message)
             && waiting.iter().filter(|waiting| is_notification(waiting)).count() >= NOTIFICATIONS_MAX
@@ -161,13 +161,13 @@ impl RemoteLine {
         waiting.push_back(message);
     }
 
-    fn lost(&mut self, failure: ExchangeFailure) {
-        self.unsent(&failure.kind);
+    fn report_lost(&mut self, failure: ExchangeFailure) {
+        self.fail_unsent(&failure.kind);
         self.ready.push_back(LineEvent::Lost(failure));
     }
 
-    fn unsent(&mut self, kind: &FailureKind) {
-        let SendState::Shut(waiting) = &mut self.gate else { return };
+    fn fail_unsent(&mut self, kind: &FailureKind) {
+        let SendState::Blocked(waiting) = &mut self.send_state else { return };
         for message in waiting.drain(..) {
             if let LineOutput::Request { id, .. } = message {
                 self.ready.push_back(LineEvent::Failed { id, failure: ExchangeFailure::unsent(kind.clone()) });
@@ -176,10 +176,10 @@ impl RemoteLine {
     }
 
     fn open(&mut self) {
-        let SendState::Shut(mut waiting) = std::mem::replace(&mut self.gate, SendState::Open) else { return };
+        let SendState::Blocked(mut waiting) = std::mem::replace(&mut self.send_state, SendState::Open) else { return };
         while let Some(message) = waiting.pop_front() {
             self.start(message);
-            if let SendState::Shut(behind) = &mut self.gate {
+            if let SendState::Blocked(behind) = &mut self.send_state {
                 behind.append(&mut waiting);
             }
         }
@@ -187,8 +187,8 @@ impl RemoteLine {
 
     /// Fails the waiting messages as unsent, because the stream of an HTTP+SSE server could not be opened. The next
     /// message is another try.
-    fn unopened(&mut self, failure: &ExchangeFailure) {
-        let SendState::Shut(waiting) = std::mem::replace(&mut self.gate, SendState::Untried) else { return };
+    fn fail_unopened(&mut self, failure: &ExchangeFailure) {
+        let SendState::Blocked(waiting) = std::mem::replace(&mut self.send_state, SendState::Unopened) else { return };
         for message in waiting {
             let failure = ExchangeFailure::unsent(failure.kind.clone());
             match message {
@@ -206,46 +206,46 @@ impl RemoteLine {
 
     fn close(&mut self) {
         self.ready.retain(|incoming| matches!(incoming, LineEvent::Failed { .. }));
-        self.unsent(&FailureKind::Cut);
-        self.gate = SendState::Closed;
+        self.fail_unsent(&FailureKind::Cut);
+        self.send_state = SendState::Closed;
         (self.notifications, self.responses) = (DeliveryQueue::default(), DeliveryQueue::default());
         self.exchanges.abandon_all();
         let session = Arc::clone(&self.session);
         match self.transport {
             RemoteTransport::Http => self.exchanges.start(None, |_| streamable::close(session)),
-            RemoteTransport::Sse => self.exchanges.start(None, |_| async { ExchangeMessage::Of(LineEvent::Closed) }),
+            RemoteTransport::Sse => self.exchanges.start(None, |_| async { ExchangeMessage::Event(LineEvent::Closed) }),
         }
     }
 }
 
-fn is_telling(message: &LineOutput) -> bool {
+fn is_one_way(message: &LineOutput) -> bool {
     matches!(message, LineOutput::Notification { .. } | LineOutput::Response { .. })
 }
 
 impl ServerLine for RemoteLine {
     fn send(&mut self, message: LineOutput) {
-        let counts = is_telling(&message);
-        match (message, &mut self.gate) {
-            (LineOutput::Credentials(spec), _) => self.session.adopt(&spec),
+        let counts = is_one_way(&message);
+        match (message, &mut self.send_state) {
+            (LineOutput::Credentials(spec), _) => self.session.update_access(&spec),
             (LineOutput::Close, _) => self.close(),
             (_, SendState::Closed) => {}
             (LineOutput::Abandon { id: abandoned }, gate) => {
-                if let SendState::Shut(waiting) = gate {
+                if let SendState::Blocked(waiting) = gate {
                     waiting.retain(|message| !matches!(message, LineOutput::Request { id, .. } if *id == abandoned));
                 }
                 self.exchanges.abandon(abandoned);
             }
             // A probe is not part of the session.
             (message @ LineOutput::Probe { .. }, _) | (message, SendState::Open) => self.start(message),
-            (message, SendState::Shut(waiting)) => Self::wait(waiting, message),
-            (message, SendState::Untried) => {
-                self.gate = SendState::Shut(VecDeque::from([message]));
+            (message, SendState::Blocked(waiting)) => Self::queue_until_open(waiting, message),
+            (message, SendState::Unopened) => {
+                self.send_state = SendState::Blocked(VecDeque::from([message]));
                 let session = Arc::clone(&self.session);
                 self.exchanges.start(None, |out: ExchangeSender| legacy::listen(session, out));
             }
         }
-        if counts && self.untold() > UNTOLD_MAX {
-            self.lost(ExchangeFailure::sent(FailureKind::Flooded));
+        if counts && self.queued_count() > UNTOLD_MAX {
+            self.report_lost(ExchangeFailure::sent(FailureKind::Flooded));
         }
         self.exchanges.wake();
     }
@@ -256,19 +256,19 @@ impl ServerLine for RemoteLine {
                 return Poll::Ready(incoming);
             }
             match ready!(self.exchanges.poll_next(cx)) {
-                ExchangeMessage::Of(LineEvent::Lost(failure)) => self.lost(failure),
-                ExchangeMessage::Of(incoming) => return Poll::Ready(incoming),
-                ExchangeMessage::Aside(message, of) => {
+                ExchangeMessage::Event(LineEvent::Lost(failure)) => self.report_lost(failure),
+                ExchangeMessage::Event(incoming) => return Poll::Ready(incoming),
+                ExchangeMessage::Unsolicited(message, of) => {
                     // A server may answer on this stream and never end the exchange of the request.
-                    if let Some(id) = self.exchanges.answered_by(&message) {
+                    if let Some(id) = self.exchanges.answered_request(&message) {
                         self.exchanges.start(None, |_| async move {
                             sleep(LAST_WORDS).await;
-                            ExchangeMessage::Answered(id)
+                            ExchangeMessage::AnsweredElsewhere(id)
                         });
                     }
-                    return Poll::Ready(LineEvent::Message { message, of });
+                    return Poll::Ready(LineEvent::Message { message, request: of });
                 }
-                ExchangeMessage::Answered(id) => self.exchanges.abandon(id),
+                ExchangeMessage::AnsweredElsewhere(id) => self.exchanges.abandon(id),
                 ExchangeMessage::Initialized => {
                     if self.transport == RemoteTransport::Http {
                         let session = Arc::clone(&self.session);
@@ -277,10 +277,10 @@ impl ServerLine for RemoteLine {
                     self.open();
                 }
                 ExchangeMessage::Endpoint => self.open(),
-                ExchangeMessage::Unopened(failure) => self.unopened(&failure),
-                ExchangeMessage::Told(telling) => {
-                    self.lane(telling).telling -= 1;
-                    self.tell(telling, None);
+                ExchangeMessage::OpenFailed(failure) => self.fail_unopened(&failure),
+                ExchangeMessage::Delivered(telling) => {
+                    self.delivery_queue(telling).in_flight -= 1;
+                    self.enqueue_one_way(telling, None);
                 }
                 ExchangeMessage::Done => {}
             }
@@ -295,40 +295,40 @@ async fn deliver(
     id: Option<u64>,
     header_timeout: Option<std::time::Duration>,
 ) -> Result<Option<Bytes>, ExchangeFailure> {
-    let terms = session.terms()?;
-    let response = terms.ask(terms.post(body), header_timeout).await?;
+    let terms = session.context()?;
+    let response = terms.send_in_session(terms.post(body), header_timeout).await?;
     if response.status().is_success() {
         return Ok(None);
     }
-    let messages = terms.refusal(response, id).await.map_err(ExchangeFailure::sent)?;
-    Ok(messages.into_iter().find(|message| id.is_some_and(|id| message::answers(message, id))))
+    let messages = terms.interpret_error(response, id).await.map_err(ExchangeFailure::sent)?;
+    Ok(messages.into_iter().find(|message| id.is_some_and(|id| message::is_answer_to(message, id))))
 }
 
-async fn notify(session: Arc<LineSession>, telling: OneWayKind, body: Bytes) -> ExchangeMessage {
-    let Err(failure) = tell(&session, body).await else { return ExchangeMessage::Told(telling) };
-    if ends_session(&failure) {
-        return ExchangeMessage::Of(LineEvent::Lost(failure));
+async fn send_one_way(session: Arc<LineSession>, telling: OneWayKind, body: Bytes) -> ExchangeMessage {
+    let Err(failure) = deliver_one_way(&session, body).await else { return ExchangeMessage::Delivered(telling) };
+    if is_session_lost(&failure) {
+        return ExchangeMessage::Event(LineEvent::Lost(failure));
     }
     tracing::debug!(%failure, ?telling, "the server did not accept a notification or response");
-    ExchangeMessage::Told(telling)
+    ExchangeMessage::Delivered(telling)
 }
 
 /// Delivers `notifications/initialized` before the first request: some servers reject requests that arrive too early.
-async fn initialized(session: Arc<LineSession>, body: Bytes) -> ExchangeMessage {
-    match tell(&session, body).await {
+async fn send_initialized(session: Arc<LineSession>, body: Bytes) -> ExchangeMessage {
+    match deliver_one_way(&session, body).await {
         Ok(()) => ExchangeMessage::Initialized,
-        Err(failure) => ExchangeMessage::Of(LineEvent::Lost(failure)),
+        Err(failure) => ExchangeMessage::Event(LineEvent::Lost(failure)),
     }
 }
 
-async fn tell(session: &LineSession, body: Bytes) -> Result<(), ExchangeFailure> {
-    let header_timeout = session.terms()?.header_timeout();
+async fn deliver_one_way(session: &LineSession, body: Bytes) -> Result<(), ExchangeFailure> {
+    let header_timeout = session.context()?.header_timeout();
     deliver(session, body, None, Some(header_timeout)).await.map(drop)
 }
 
 /// Returns true if the failure of a notification means that the session is over. If the server received it and was slow
 /// or broke off, the next request shows whether the session is lost.
-fn ends_session(failure: &ExchangeFailure) -> bool {
+fn is_session_lost(failure: &ExchangeFailure) -> bool {
     match failure.kind {
         FailureKind::Unauthorized { .. } | FailureKind::Forbidden { .. } | FailureKind::SessionExpired { .. } => true,
         _ => !failure.sent,
@@ -337,18 +337,18 @@ fn ends_session(failure: &ExchangeFailure) -> bool {
 
 async fn probe(session: Arc<LineSession>, id: u64) -> ExchangeMessage {
     let healthy = async {
-        let terms = session.terms()?.alone(false);
+        let terms = session.context()?.into_stateless(false);
         let unknown = || ExchangeFailure::unsent(FailureKind::BadAddress("no health_url is configured".to_owned()));
         let request = terms.access.probe().ok_or_else(unknown)?;
-        let response = terms.ask_alone(request, Some(terms.header_timeout())).await?;
+        let response = terms.send_authorized(request, Some(terms.header_timeout())).await?;
         if response.status().is_success() {
             Ok(())
         } else {
             // A probe has no session that could have expired.
-            Err(ExchangeFailure::sent(super::failures::of_status(&response, &terms.access)))
+            Err(ExchangeFailure::sent(super::failures::failure_from_status(&response, &terms.access)))
         }
     };
-    ExchangeMessage::Of(match healthy.await {
+    ExchangeMessage::Event(match healthy.await {
         Ok(()) => LineEvent::Probed { id },
         Err(failure) => LineEvent::Failed { id, failure },
     })

@@ -23,7 +23,7 @@ struct MessageEnvelope<'a> {
 
 impl<'a> MessageEnvelope<'a> {
     /// Parses the envelope. The first byte is checked because serde would also read the struct from an array.
-    fn of(message: &'a [u8]) -> Option<Self> {
+    fn parse(message: &'a [u8]) -> Option<Self> {
         let message = message.trim_ascii_start();
         (message.first() == Some(&b'{')).then(|| serde_json::from_slice(message).ok()).flatten()
     }
@@ -34,23 +34,23 @@ impl<'a> MessageEnvelope<'a> {
 }
 
 /// Returns the id of the request that this message answers.
-pub(super) fn answered(message: &[u8]) -> Option<u64> {
-    MessageEnvelope::of(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
+pub(super) fn answered_id(message: &[u8]) -> Option<u64> {
+    MessageEnvelope::parse(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
 }
 
-pub(super) fn answers(message: &[u8], id: u64) -> bool {
-    answered(message) == Some(id)
+pub(super) fn is_answer_to(message: &[u8], id: u64) -> bool {
+    answered_id(message) == Some(id)
 }
 
 pub(super) fn is_error(message: &[u8]) -> bool {
-    MessageEnvelope::of(message).is_some_and(|outside| outside.is_error())
+    MessageEnvelope::parse(message).is_some_and(|outside| outside.is_error())
 }
 
-pub(super) fn is_error_about_nothing(message: &[u8]) -> bool {
-    MessageEnvelope::of(message).is_some_and(|outside| outside.is_error() && outside.id.is_none())
+pub(super) fn is_error_without_id(message: &[u8]) -> bool {
+    MessageEnvelope::parse(message).is_some_and(|outside| outside.is_error() && outside.id.is_none())
 }
 
-pub(super) fn complaint(message: &[u8]) -> Option<String> {
+pub(super) fn error_message(message: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct ErrorEnvelope {
         error: Complaint,
@@ -63,12 +63,12 @@ pub(super) fn complaint(message: &[u8]) -> Option<String> {
     Some(refusal.error.message).filter(|said| !said.trim().is_empty())
 }
 
-pub(super) fn says_session_not_found(text: &str) -> bool {
+pub(super) fn is_session_not_found(text: &str) -> bool {
     text.to_ascii_lowercase().contains("session not found")
 }
 
 /// Converts a method-not-found error to an answer to request `id`.
-pub(super) fn unknown_method(message: &[u8], id: u64) -> Option<Bytes> {
+pub(super) fn method_not_found_answer(message: &[u8], id: u64) -> Option<Bytes> {
     #[derive(Deserialize)]
     struct RefusalBody<'a> {
         #[serde(borrow)]
@@ -78,14 +78,14 @@ pub(super) fn unknown_method(message: &[u8], id: u64) -> Option<Bytes> {
     struct Coded {
         code: i64,
     }
-    MessageEnvelope::of(message).filter(MessageEnvelope::is_error)?;
+    MessageEnvelope::parse(message).filter(MessageEnvelope::is_error)?;
     let RefusalBody { error } = serde_json::from_slice(message).ok()?;
     let Coded { code } = serde_json::from_str(error.get()).ok()?;
     (code == METHOD_NOT_FOUND).then(|| format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into())
 }
 
 /// Splits a text into messages: one object, or the members of a batch. Returns `None` if it is not JSON.
-pub(super) fn messages(text: &Bytes) -> Option<Vec<Bytes>> {
+pub(super) fn split_messages(text: &Bytes) -> Option<Vec<Bytes>> {
     let trimmed = text.trim_ascii();
     match trimmed.first() {
         Some(b'{') => {
@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn an_answer_has_our_id_and_no_method() {
-        assert!(answers(br#" {"jsonrpc":"2.0","id":7,"result":{}}"#, 7));
-        assert!(answers(br#"{"id":7,"jsonrpc":"2.0","error":{"code":1,"message":"no"}}"#, 7));
+        assert!(is_answer_to(br#" {"jsonrpc":"2.0","id":7,"result":{}}"#, 7));
+        assert!(is_answer_to(br#"{"id":7,"jsonrpc":"2.0","error":{"code":1,"message":"no"}}"#, 7));
         for other in [
             r#"{"jsonrpc":"2.0","id":8,"result":{}}"#,
             r#"{"jsonrpc":"2.0","id":"7","result":{}}"#,
@@ -117,33 +117,36 @@ mod tests {
             "7",
             "",
         ] {
-            assert!(!answers(other.as_bytes(), 7), "{other}");
+            assert!(!is_answer_to(other.as_bytes(), 7), "{other}");
         }
     }
 
     #[test]
     fn an_error_about_nothing_has_no_id() {
-        assert!(is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"},"id":null}"#));
-        assert!(is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"}}"#));
-        assert!(!is_error_about_nothing(br#"{"jsonrpc":"2.0","error":{},"id":1}"#));
+        assert!(is_error_without_id(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"},"id":null}"#));
+        assert!(is_error_without_id(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"}}"#));
+        assert!(!is_error_without_id(br#"{"jsonrpc":"2.0","error":{},"id":1}"#));
         assert!(is_error(br#"{"jsonrpc":"2.0","error":{},"id":"server-error"}"#));
         assert!(!is_error(br#"{"error":{},"id":1}"#));
-        assert!(!is_error_about_nothing(br#"{"error":{},"id":null}"#));
-        assert!(!is_error_about_nothing(br#"{"jsonrpc":"2.0","result":{},"id":null}"#));
+        assert!(!is_error_without_id(br#"{"error":{},"id":null}"#));
+        assert!(!is_error_without_id(br#"{"jsonrpc":"2.0","result":{},"id":null}"#));
     }
 
     #[test]
     fn an_unknown_method_becomes_the_answer_to_the_request_that_was_refused() {
         let error = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"Method not found"}}"#;
-        let answer = unknown_method(error, 7).unwrap();
+        let answer = method_not_found_answer(error, 7).unwrap();
         assert_eq!(&answer[..], br#"{"jsonrpc":"2.0","id":7,"error":{"code":-32601,"message":"Method not found"}}"#);
-        assert!(unknown_method(br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no"}}"#, 7).is_none());
-        assert!(unknown_method(br#"{"jsonrpc":"2.0","id":null,"result":{}}"#, 7).is_none());
+        assert!(
+            method_not_found_answer(br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no"}}"#, 7)
+                .is_none()
+        );
+        assert!(method_not_found_answer(br#"{"jsonrpc":"2.0","id":null,"result":{}}"#, 7).is_none());
     }
 
     #[test]
     fn a_batch_is_taken_apart_and_a_message_left_as_it_is() {
-        let of = |text: &'static str| messages(&Bytes::from_static(text.as_bytes()));
+        let of = |text: &'static str| split_messages(&Bytes::from_static(text.as_bytes()));
         assert_eq!(of(" {\"a\": 1}\n").unwrap(), ["{\"a\": 1}"]);
         assert_eq!(of("[{\"a\":1}, {\"b\" :2}]").unwrap(), ["{\"a\":1}", "{\"b\" :2}"]);
         assert_eq!(of("[]").unwrap(), Vec::<Bytes>::new());

@@ -37,8 +37,8 @@ type LookUp = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 #[derive(Clone)]
 pub(super) struct DnsResolver {
     look_up: Arc<LookUp>,
-    places: Arc<Semaphore>,
-    suspect_places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
+    suspect_permits: Arc<Semaphore>,
     suspects: Arc<Mutex<HashSet<String>>>,
     patience: Duration,
     // Lookups that have a waiter or a running thread.
@@ -47,14 +47,17 @@ pub(super) struct DnsResolver {
 
 impl DnsResolver {
     pub(super) fn new() -> Self {
-        Self::with(PATIENCE, |host| Ok((host, 0).to_socket_addrs()?.collect()))
+        Self::with_lookup(PATIENCE, |host| Ok((host, 0).to_socket_addrs()?.collect()))
     }
 
-    fn with(patience: Duration, look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
+    fn with_lookup(
+        patience: Duration,
+        look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> Self {
         Self {
             look_up: Arc::new(look_up),
-            places: Arc::new(Semaphore::new(LOOKUPS_MAX)),
-            suspect_places: Arc::new(Semaphore::new(SUSPECT_LOOKUPS_MAX)),
+            permits: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+            suspect_permits: Arc::new(Semaphore::new(SUSPECT_LOOKUPS_MAX)),
             suspects: Arc::default(),
             patience,
             lookups: Arc::default(),
@@ -65,11 +68,11 @@ impl DnsResolver {
         self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn places(&self, host: &str) -> Arc<Semaphore> {
-        Arc::clone(if self.suspects().contains(host) { &self.suspect_places } else { &self.places })
+    fn permits(&self, host: &str) -> Arc<Semaphore> {
+        Arc::clone(if self.suspects().contains(host) { &self.suspect_permits } else { &self.permits })
     }
 
-    fn ask(&self, host: &str) -> Answer {
+    fn look_up_blocking(&self, host: &str) -> Answer {
         let asked_at = Instant::now();
         let answer = (self.look_up)(host).map_err(|_| ResolveError);
         let mut suspects = self.suspects();
@@ -99,14 +102,14 @@ impl DnsResolver {
         let lookup = self.lookup(&host);
         let begun = lookup.get_or_try_init(|| async {
             // The semaphore is never closed.
-            let place = self.places(&host).acquire_owned().await.map_err(|_| ResolveError)?;
+            let place = self.permits(&host).acquire_owned().await.map_err(|_| ResolveError)?;
             let (told, answered) = watch::channel(None);
             let (names, kept) = (self.clone(), Arc::clone(&lookup));
             // The thread runs to its end even if all callers have given up. Until then it keeps its permit and its
             // entry in `lookups`.
             spawn_blocking(move || {
                 let _until_then = (place, kept);
-                told.send_replace(Some(names.ask(&host)));
+                told.send_replace(Some(names.look_up_blocking(&host)));
             });
             Ok(answered)
         });
@@ -146,7 +149,7 @@ mod tests {
         let (asked, asking) = unbounded_channel();
         let (go, gate) = mpsc::channel();
         let gate = Mutex::new(gate);
-        let names = DnsResolver::with(patience, move |host| {
+        let names = DnsResolver::with_lookup(patience, move |host| {
             asked.send(host.to_owned()).unwrap();
             gate.lock().unwrap().recv().unwrap();
             if host.starts_with("bad") {
@@ -249,11 +252,11 @@ mod tests {
     #[tokio::test]
     async fn who_gives_up_before_there_was_a_place_leaves_nothing() {
         let (names, _asking, _go) = slow();
-        let all = Arc::clone(&names.places).acquire_many_owned(u32::try_from(LOOKUPS_MAX).unwrap()).await.unwrap();
+        let all = Arc::clone(&names.permits).acquire_many_owned(u32::try_from(LOOKUPS_MAX).unwrap()).await.unwrap();
         assert!(names.clone().addresses("gone".to_owned()).now_or_never().is_none());
         assert!(names.clone().addresses("here".to_owned()).now_or_never().is_none());
         drop(all);
-        assert_eq!(names.places.available_permits(), LOOKUPS_MAX);
+        assert_eq!(names.permits.available_permits(), LOOKUPS_MAX);
         assert_eq!(names.lookups.lock().unwrap().len(), 1);
     }
 }

@@ -17,14 +17,14 @@ pub(super) fn headers(routing: &RequestHeaders) -> impl Iterator<Item = (HeaderN
     let RequestHeaders { version, method, name, params } = routing;
     let ours = [(PROTOCOL_VERSION, Some(&**version)), (METHOD, Some(&**method)), (NAME, name.as_deref())];
     let ours = ours.into_iter().filter_map(|(name, value)| {
-        let mut value = spelled(value?)?;
+        let mut value = encode_value(value?)?;
         // The name may be an address that contains a secret.
         value.set_sensitive(name == NAME);
         Some((name, value))
     });
     let params = params.iter().filter_map(|(name, value)| {
         let name = HeaderName::from_bytes(format!("{PARAM}{name}").as_bytes()).ok()?;
-        let mut value = spelled(value)?;
+        let mut value = encode_value(value)?;
         // The value is an argument of a tool call and may be secret.
         value.set_sensitive(true);
         Some((name, value))
@@ -32,7 +32,7 @@ pub(super) fn headers(routing: &RequestHeaders) -> impl Iterator<Item = (HeaderN
     ours.chain(params)
 }
 
-fn spelled(value: &str) -> Option<HeaderValue> {
+fn encode_value(value: &str) -> Option<HeaderValue> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let bytes = value.as_bytes();
     let is_text = bytes.iter().all(|byte| (b' '..=b'~').contains(byte));
@@ -58,7 +58,7 @@ mod tests {
             ("line1\nline2", "=?base64?bGluZTEKbGluZTI=?="),
             ("=?base64?literal?=", "=?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?="),
         ] {
-            assert_eq!(spelled(value).unwrap(), spelling, "{value}");
+            assert_eq!(encode_value(value).unwrap(), spelling, "{value}");
         }
     }
 

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
 use super::events::SseDecoder;
 use super::exchange::{
-    ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, forget_head, next_event,
+    ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, drop_headers, next_event,
 };
 use super::failures::not_mcp;
 use super::{message, routing};
@@ -38,13 +38,13 @@ pub(super) async fn request(
     routing: Option<Box<RequestHeaders>>,
     mut out: ExchangeSender,
 ) -> ExchangeMessage {
-    match ask(&session, id, body, header_timeout, routing.as_deref(), &mut out).await {
+    match try_request(&session, id, body, header_timeout, routing.as_deref(), &mut out).await {
         Ok(()) => ExchangeMessage::Done,
-        Err(failure) => ExchangeMessage::Of(LineEvent::Failed { id, failure }),
+        Err(failure) => ExchangeMessage::Event(LineEvent::Failed { id, failure }),
     }
 }
 
-async fn ask(
+async fn try_request(
     session: &LineSession,
     id: u64,
     body: Bytes,
@@ -53,24 +53,26 @@ async fn ask(
     out: &mut ExchangeSender,
 ) -> Result<(), ExchangeFailure> {
     let terms = match routing {
-        Some(routing) => session.terms()?.alone(matches!(&*routing.method, "initialize" | "server/discover")),
-        None => session.terms()?,
+        Some(routing) => {
+            session.context()?.into_stateless(matches!(&*routing.method, "initialize" | "server/discover"))
+        }
+        None => session.context()?,
     };
     let post = terms.post(body);
     let post =
         routing.into_iter().flat_map(routing::headers).fold(post, |post, (name, value)| post.header(name, value));
-    let response = terms.ask(post, header_timeout).await?;
+    let response = terms.send_in_session(post, header_timeout).await?;
     if !response.status().is_success() {
-        let is_known = routing.is_some() || terms.has_begun();
-        let refused = |kind| ExchangeFailure::sent(if is_known { kind } else { perhaps_older(kind) });
-        let answer = terms.refusal(response, Some(id)).await.map_err(refused)?;
+        let is_known = routing.is_some() || terms.is_negotiated();
+        let refused = |kind| ExchangeFailure::sent(if is_known { kind } else { hint_at_older_transport(kind) });
+        let answer = terms.interpret_error(response, Some(id)).await.map_err(refused)?;
         for message in answer {
-            out.send(ExchangeMessage::Of(LineEvent::Message { message, of: Some(id) })).await;
+            out.send(ExchangeMessage::Event(LineEvent::Message { message, request: Some(id) })).await;
         }
         return Ok(());
     }
     if routing.is_none() {
-        session.greeted(response.headers());
+        session.store_session_id(response.headers());
     }
     let content_type = content_type(&response);
     let accepted = response.status() == StatusCode::ACCEPTED;
@@ -78,11 +80,11 @@ async fn ask(
         Some(EVENT_STREAM) => follow(session, terms, id, response, out).await,
         Some(JSON) | None if !accepted => {
             let named = response.headers().get(CONTENT_TYPE).cloned();
-            let body = terms.body(response).await?;
-            let messages = message::messages(&body).unwrap_or_default();
-            let answered = messages.iter().any(|message| message::answers(message, id));
+            let body = terms.read_body(response).await?;
+            let messages = message::split_messages(&body).unwrap_or_default();
+            let answered = messages.iter().any(|message| message::is_answer_to(message, id));
             for message in messages {
-                out.send(ExchangeMessage::Of(LineEvent::Message { message, of: Some(id) })).await;
+                out.send(ExchangeMessage::Event(LineEvent::Message { message, request: Some(id) })).await;
             }
             if answered { Ok(()) } else { Err(ExchangeFailure::sent(not_mcp(named.as_ref(), &terms.access))) }
         }
@@ -95,10 +97,10 @@ async fn ask(
 
 /// Adds a hint if the server may speak the older transport: such servers reject a POST to the address of their stream
 /// with one of these statuses.
-fn perhaps_older(kind: FailureKind) -> FailureKind {
+fn hint_at_older_transport(kind: FailureKind) -> FailureKind {
     match kind {
         // A server that gives a reason speaks JSON-RPC and not the older transport.
-        FailureKind::Status { status: 400 | 404 | 405, said: None } => {
+        FailureKind::Status { status: 400 | 404 | 405, message: None } => {
             FailureKind::Handshake(format!("{kind}; if the server supports only HTTP+SSE, set transport = \"sse\""))
         }
         kind => kind,
@@ -117,38 +119,40 @@ async fn follow(
     let mut last_id = None;
     loop {
         let began = Instant::now();
-        let mut events = terms.events();
-        while let Some(event) = next_event(&mut response, &mut events).await.map_err(|error| terms.unread(&error))? {
+        let mut events = terms.sse_decoder();
+        while let Some(event) =
+            next_event(&mut response, &mut events).await.map_err(|error| terms.sse_failure(&error))?
+        {
             if event.kind.is_some_and(|kind| kind != "message") {
                 continue;
             }
-            let answered = match message::messages(&event.data) {
-                Some(messages) => messages.iter().any(|message| message::answers(message, id)),
+            let answered = match message::split_messages(&event.data) {
+                Some(messages) => messages.iter().any(|message| message::is_answer_to(message, id)),
                 None => false,
             };
             if answered {
-                out.answer(event.data).await;
-                last_words(&mut response, &mut events, out).await;
+                out.send_answer(event.data).await;
+                forward_remaining(&mut response, &mut events, out).await;
                 return Ok(());
             }
-            out.aside(event.data).await;
+            out.send_unsolicited(event.data).await;
         }
         let cut = || ExchangeFailure::sent(FailureKind::Cut);
-        if terms.is_alone() {
+        if terms.is_stateless() {
             return Err(cut());
         }
-        last_id = resumption(&events).or(last_id);
+        last_id = last_event_id(&events).or(last_id);
         let last_id = last_id.as_ref().ok_or_else(cut)?;
-        sleep(pace.ended(began.elapsed(), events.retry())).await;
+        sleep(pace.delay_after_end(began.elapsed(), events.retry())).await;
 
         // The server has accepted the request: a refused resumption does not mean that it was not executed.
-        terms = session.terms().map_err(|failure| ExchangeFailure::answering(failure.kind))?;
+        terms = session.context().map_err(|failure| ExchangeFailure::answering(failure.kind))?;
         let request = terms.access.listen().header(LAST_EVENT_ID, last_id);
-        let resumed = terms.ask(request, Some(terms.header_timeout())).await;
+        let resumed = terms.send_in_session(request, Some(terms.header_timeout())).await;
         response = match resumed {
             Ok(response) if is_stream(&response) => response,
             Ok(response) if response.status().is_success() => return Err(cut()),
-            Ok(response) => match terms.refusal(response, None).await {
+            Ok(response) => match terms.interpret_error(response, None).await {
                 Err(
                     kind @ (FailureKind::Unauthorized { .. }
                     | FailureKind::Forbidden { .. }
@@ -164,25 +168,25 @@ async fn follow(
     }
 }
 
-async fn last_words(response: &mut Response, events: &mut SseDecoder, out: &mut ExchangeSender) {
+async fn forward_remaining(response: &mut Response, events: &mut SseDecoder, out: &mut ExchangeSender) {
     let until = Instant::now() + LAST_WORDS;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
         if event.kind.is_none_or(|kind| kind == "message") {
-            out.aside(event.data).await;
+            out.send_unsolicited(event.data).await;
         }
     }
 }
 
 /// Listens on the GET stream until the session ends or the server turns out to have no such stream.
 pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -> ExchangeMessage {
-    let lost = |failure| ExchangeMessage::Of(LineEvent::Lost(failure));
+    let lost = |failure| ExchangeMessage::Event(LineEvent::Lost(failure));
     let mut pace = ReopenBackoff::default();
     let mut last_id: Option<HeaderValue> = None;
     // Until a stream was opened, an error response is about GET and not about the session.
     let mut opened = false;
     let mut broken = false;
     loop {
-        let terms = match session.terms() {
+        let terms = match session.context() {
             Ok(terms) => terms,
             Err(failure) => return lost(failure),
         };
@@ -191,27 +195,27 @@ pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -
             request = request.header(LAST_EVENT_ID, last_id);
         }
         // No header timeout: a server may send the head of its response only with its first message.
-        let pause = match terms.ask(request, None).await {
+        let pause = match terms.send_in_session(request, None).await {
             Ok(response) if response.status().is_success() && !is_stream(&response) => return ExchangeMessage::Done,
             Ok(mut response) if response.status().is_success() => {
                 (opened, broken) = (true, false);
-                forget_head(&mut response);
+                drop_headers(&mut response);
                 let began = Instant::now();
-                let mut events = terms.events();
+                let mut events = terms.sse_decoder();
                 loop {
                     match next_event(&mut response, &mut events).await {
                         Ok(Some(event)) if event.kind.as_ref().is_none_or(|kind| kind == "message") => {
-                            out.aside(event.data).await;
+                            out.send_unsolicited(event.data).await;
                         }
                         Ok(Some(_)) => {}
                         Ok(None) => break,
-                        Err(error) => return lost(terms.unread(&error)),
+                        Err(error) => return lost(terms.sse_failure(&error)),
                     }
                 }
-                last_id = resumption(&events).or(last_id);
-                pace.ended(began.elapsed(), events.retry())
+                last_id = last_event_id(&events).or(last_id);
+                pace.delay_after_end(began.elapsed(), events.retry())
             }
-            Ok(response) => match terms.refusal(response, None).await {
+            Ok(response) => match terms.interpret_error(response, None).await {
                 Err(FailureKind::Status { status: 405, .. }) => return ExchangeMessage::Done,
                 Err(
                     kind @ (FailureKind::Unauthorized { .. }
@@ -219,19 +223,19 @@ pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -
                     | FailureKind::SessionExpired { .. }),
                 ) if opened => return lost(ExchangeFailure::sent(kind)),
                 Err(FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. }) => {
-                    pace.refused(retry_after)
+                    pace.delay_after_refusal(retry_after)
                 }
-                Err(FailureKind::Status { status: 409, .. }) => pace.refused(None),
+                Err(FailureKind::Status { status: 409, .. }) => pace.delay_after_refusal(None),
                 Ok(_) | Err(_) if !opened => return ExchangeMessage::Done,
                 Ok(_) | Err(_) => {
                     // The server may not know the last event id.
                     last_id = None;
-                    pace.refused(None)
+                    pace.delay_after_refusal(None)
                 }
             },
             // The server may have closed a pooled connection at that moment: try once more, on another connection.
             Err(failure) if failure.sent && opened && !std::mem::replace(&mut broken, true) => Duration::ZERO,
-            Err(failure) if failure.sent && !opened => pace.refused(None),
+            Err(failure) if failure.sent && !opened => pace.delay_after_refusal(None),
             Err(failure) => return lost(failure),
         };
         if !pause.is_zero() {
@@ -242,43 +246,43 @@ pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -
 
 /// Ends the session with DELETE, if the server has an id for it.
 pub(super) async fn close(session: Arc<LineSession>) -> ExchangeMessage {
-    if let Ok(terms) = session.terms()
-        && terms.names_session()
+    if let Ok(terms) = session.context()
+        && terms.has_session()
     {
         // The session is over on this side, whatever the result.
-        let _ = terms.ask(terms.access.delete(), Some(terms.access.policy.remote.close_timeout)).await;
+        let _ = terms.send_in_session(terms.access.delete(), Some(terms.access.policy.remote.close_timeout)).await;
     }
-    ExchangeMessage::Of(LineEvent::Closed)
+    ExchangeMessage::Event(LineEvent::Closed)
 }
 
 fn is_stream(response: &Response) -> bool {
     response.status().is_success() && content_type(response).as_deref() == Some(EVENT_STREAM)
 }
 
-fn resumption(events: &SseDecoder) -> Option<HeaderValue> {
+fn last_event_id(events: &SseDecoder) -> Option<HeaderValue> {
     HeaderValue::from_bytes(events.last_id()?).ok()
 }
 
 /// Backoff for reopening a stream: at once first, then with growing pauses.
 #[derive(Default)]
 struct ReopenBackoff {
-    quick: u32,
+    quick_ends: u32,
 }
 
 impl ReopenBackoff {
     /// Returns the pause after a stream that lasted this long. `retry` is the pause requested by the server.
-    fn ended(&mut self, lasted: Duration, retry: Option<Duration>) -> Duration {
-        self.quick = if lasted < QUICK { self.quick.saturating_add(1) } else { 0 };
-        self.pause().max(retry.unwrap_or_default()).min(BACKOFF_MAX)
+    fn delay_after_end(&mut self, lasted: Duration, retry: Option<Duration>) -> Duration {
+        self.quick_ends = if lasted < QUICK { self.quick_ends.saturating_add(1) } else { 0 };
+        self.delay().max(retry.unwrap_or_default()).min(BACKOFF_MAX)
     }
 
-    fn refused(&mut self, retry_after: Option<Duration>) -> Duration {
-        self.quick = self.quick.max(1).saturating_add(1);
-        self.pause().max(retry_after.unwrap_or_default())
+    fn delay_after_refusal(&mut self, retry_after: Option<Duration>) -> Duration {
+        self.quick_ends = self.quick_ends.max(1).saturating_add(1);
+        self.delay().max(retry_after.unwrap_or_default())
     }
 
-    fn pause(&self) -> Duration {
-        match self.quick {
+    fn delay(&self) -> Duration {
+        match self.quick_ends {
             0 | 1 => Duration::ZERO,
             times => BACKOFF_MIN.saturating_mul(1 << (times - 2).min(16)).min(BACKOFF_MAX),
         }
@@ -293,13 +297,13 @@ mod tests {
     fn a_stream_is_opened_again_at_once_and_then_later_and_later_while_it_ends_quickly() {
         let (quick, long) = (Duration::from_secs(1), Duration::from_secs(60));
         let mut pace = ReopenBackoff::default();
-        let pauses: Vec<_> = (0..10).map(|_| pace.ended(quick, None).as_secs()).collect();
+        let pauses: Vec<_> = (0..10).map(|_| pace.delay_after_end(quick, None).as_secs()).collect();
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 64, 128, 180]);
-        assert_eq!(pace.ended(long, None), Duration::ZERO);
-        assert_eq!(pace.ended(long, Some(Duration::from_secs(3))), Duration::from_secs(3));
-        assert_eq!(pace.ended(long, Some(Duration::from_secs(9999))), BACKOFF_MAX);
-        let refusals: Vec<_> = (0..3).map(|_| pace.refused(None).as_secs()).collect();
+        assert_eq!(pace.delay_after_end(long, None), Duration::ZERO);
+        assert_eq!(pace.delay_after_end(long, Some(Duration::from_secs(3))), Duration::from_secs(3));
+        assert_eq!(pace.delay_after_end(long, Some(Duration::from_secs(9999))), BACKOFF_MAX);
+        let refusals: Vec<_> = (0..3).map(|_| pace.delay_after_refusal(None).as_secs()).collect();
         assert_eq!(refusals, [1, 2, 4]);
-        assert_eq!(pace.refused(Some(Duration::from_secs(600))), Duration::from_secs(600));
+        assert_eq!(pace.delay_after_refusal(Some(Duration::from_secs(600))), Duration::from_secs(600));
     }
 }

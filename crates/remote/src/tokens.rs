@@ -27,14 +27,14 @@ pub struct TokenRefusal {
     /// HTTP status: 401 or 403.
     pub status: u16,
     /// Token of the request, if it had one.
-    pub used: Option<Secret>,
+    pub token: Option<Secret>,
     /// Value of `WWW-Authenticate`, unmasked: it may echo the token.
     pub challenge: Option<String>,
     /// True for the first request to the server (`initialize`, `server/discover`): the refusal then concerns more than
     /// a single call.
-    pub first: bool,
+    pub is_first_request: bool,
     /// True if the request was refused before, with another token. It is not sent again.
-    pub again: bool,
+    pub is_retry: bool,
 }
 
 /// Source of tokens for instances without a credential of their own.
@@ -48,7 +48,7 @@ pub trait TokenSource: Send + Sync + 'static {
     /// # Errors
     ///
     /// Fails with the reason why there is no token.
-    fn another(
+    fn replacement_token(
         &self,
         holder: &TokenHolder,
         refusal: TokenRefusal,
@@ -61,16 +61,16 @@ pub(super) struct InstanceTokens {
 }
 
 impl InstanceTokens {
-    pub(super) fn of(spec: &InstanceSpec, tokens: &Arc<dyn TokenSource>) -> Option<Self> {
-        TokenHolder::of(spec).map(|holder| Self { holder, tokens: Arc::clone(tokens) })
+    pub(super) fn from_spec(spec: &InstanceSpec, tokens: &Arc<dyn TokenSource>) -> Option<Self> {
+        TokenHolder::from_spec(spec).map(|holder| Self { holder, tokens: Arc::clone(tokens) })
     }
 
     pub(super) fn token(&self) -> Option<Secret> {
         self.tokens.token(&self.holder)
     }
 
-    pub(super) async fn another(&self, refusal: TokenRefusal) -> Result<Option<Secret>, FailureKind> {
-        self.tokens.another(&self.holder, refusal).await
+    pub(super) async fn replacement_token(&self, refusal: TokenRefusal) -> Result<Option<Secret>, FailureKind> {
+        self.tokens.replacement_token(&self.holder, refusal).await
     }
 }
 
@@ -83,7 +83,7 @@ impl TokenSource for NoTokens {
         None
     }
 
-    fn another(
+    fn replacement_token(
         &self,
         _holder: &TokenHolder,
         _refusal: TokenRefusal,
@@ -94,7 +94,7 @@ impl TokenSource for NoTokens {
 
 impl TokenHolder {
     /// Returns the holder for an instance of a remote server that has no `Authorization` header of its own.
-    pub fn of(spec: &InstanceSpec) -> Option<Self> {
+    pub fn from_spec(spec: &InstanceSpec) -> Option<Self> {
         let ServerTarget::Remote { url, .. } = &spec.target else { return None };
         let brings_its_own = spec.headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"));
         (!brings_its_own).then(|| Self { id: spec.id.clone(), name: spec.name.clone(), url: url.clone() })

@@ -62,7 +62,7 @@ impl SimPlan {
     }
 
     /// Creates a plan without a server: the start fails for this reason.
-    pub fn fails(why: impl Into<String>) -> Self {
+    pub fn with_open_error(why: impl Into<String>) -> Self {
         Self { open_error: Some(why.into()), ..Self::new(SimScript::default()) }
     }
 }
@@ -80,7 +80,7 @@ type Planner = dyn Fn(&InstanceSpec, RunNumber) -> SimPlan + Send + Sync;
 #[derive(Clone)]
 pub struct SimConnector {
     plan: Arc<Planner>,
-    census: Arc<SimRegistry>,
+    registry: Arc<SimRegistry>,
     remote: Arc<endpoint::SimEndpoints>,
 }
 
@@ -88,38 +88,38 @@ impl SimConnector {
     /// Creates a connector with the same script for every instance.
     pub fn new(script: impl Into<Arc<SimScript>>) -> Self {
         let plan = SimPlan::new(script);
-        Self::with(move |_, _| plan.clone())
+        Self::with_plan(move |_, _| plan.clone())
     }
 
     /// Creates a connector with a plan for each run of each instance.
-    pub fn with(plan: impl Fn(&InstanceSpec, RunNumber) -> SimPlan + Send + Sync + 'static) -> Self {
-        Self { plan: Arc::new(plan), census: Arc::default(), remote: Arc::default() }
+    pub fn with_plan(plan: impl Fn(&InstanceSpec, RunNumber) -> SimPlan + Send + Sync + 'static) -> Self {
+        Self { plan: Arc::new(plan), registry: Arc::default(), remote: Arc::default() }
     }
 
     /// Makes the remote endpoints keep no history, so that the connector can run for long.
     #[must_use]
-    pub fn forgetful(self) -> Self {
-        Self { remote: Arc::new(endpoint::SimEndpoints::forgetful()), ..self }
+    pub fn without_history(self) -> Self {
+        Self { remote: Arc::new(endpoint::SimEndpoints::without_history()), ..self }
     }
 
     /// Returns the number of servers that exist now, including those of which only a grandchild is left.
-    pub fn alive(&self) -> usize {
-        self.census.books().alive
+    pub fn alive_count(&self) -> usize {
+        self.registry.state().alive
     }
 
     /// Returns the number of servers ever started.
-    pub fn opened(&self) -> u64 {
-        self.census.books().opened
+    pub fn opened_count(&self) -> u64 {
+        self.registry.state().opened
     }
 
     /// Returns how often a server was started for an instance that still had one, or a line created beside another.
     pub fn overlaps(&self) -> u64 {
-        self.census.books().overlaps + self.remote.overlaps()
+        self.registry.state().overlaps + self.remote.overlaps()
     }
 
     /// Returns the server of an instance, the latest if there are several.
     pub fn handle(&self, id: &InstanceId) -> Option<SimHandle> {
-        self.census.books().there.get(id)?.last().cloned().map(SimHandle)
+        self.registry.state().servers.get(id)?.last().cloned().map(SimHandle)
     }
 
     /// Returns the endpoint of a remote instance, which exists from the beginning and outlives its sessions.
@@ -128,8 +128,8 @@ impl SimConnector {
     }
 
     /// Returns the number of lines to remote servers that exist now, connected or not.
-    pub fn lines(&self) -> usize {
-        self.remote.lines()
+    pub fn line_count(&self) -> usize {
+        self.remote.line_count()
     }
 
     /// Returns the highest number of concurrent handshakes with remote servers.
@@ -139,14 +139,15 @@ impl SimConnector {
 
     fn start(&self, spec: Arc<InstanceSpec>, run: RunNumber, plan: SimPlan) -> ProcessLink {
         let SimPlan { script, kind, .. } = plan;
-        let control = Arc::new(SimProcessState::simulated(&script, Arc::downgrade(&self.census), spec.id.clone()));
-        self.census.enter(spec.id.clone(), Arc::clone(&control));
+        let control =
+            Arc::new(SimProcessState::for_simulation(&script, Arc::downgrade(&self.registry), spec.id.clone()));
+        self.registry.insert(spec.id.clone(), Arc::clone(&control));
 
         // Two pipes instead of the two directions of one: closing stdin must leave stdout open.
         let (writer, stdin) = duplex(PIPE_SIZE);
         let (stdout, reader) = duplex(PIPE_SIZE);
         let (stderr, stderr_reader) =
-            script.writes_stderr().then(|| duplex(PIPE_SIZE)).map_or((None, None), |(a, b)| (Some(a), Some(b)));
+            script.has_stderr_output().then(|| duplex(PIPE_SIZE)).map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let guard = TaskGuard(Arc::clone(&control));
         let env = EnvSource::Spec(spec);
         match kind {
@@ -238,12 +239,12 @@ impl ServerProcess for SimProcess {
         Some(self.pid)
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
-        Box::pin(self.control.ended())
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        Box::pin(self.control.wait())
     }
 
-    fn gone(&mut self) -> BoxFuture<'_, ()> {
-        Box::pin(self.control.gone())
+    fn wait_all(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(self.control.wait_all())
     }
 
     fn terminate(&mut self) {
@@ -268,35 +269,35 @@ pub(super) struct SimRegistry(Mutex<SimRegistryState>);
 
 #[derive(Default)]
 struct SimRegistryState {
-    there: HashMap<InstanceId, Vec<Arc<SimProcessState>>>,
+    servers: HashMap<InstanceId, Vec<Arc<SimProcessState>>>,
     alive: usize,
     opened: u64,
     overlaps: u64,
 }
 
 impl SimRegistry {
-    fn enter(&self, id: InstanceId, control: Arc<SimProcessState>) {
-        let mut books = self.books();
+    fn insert(&self, id: InstanceId, control: Arc<SimProcessState>) {
+        let mut books = self.state();
         books.alive += 1;
         books.opened += 1;
-        let there = books.there.entry(id).or_insert_with(|| Vec::with_capacity(1));
+        let there = books.servers.entry(id).or_insert_with(|| Vec::with_capacity(1));
         there.push(control);
         if there.len() > 1 {
             books.overlaps += 1;
         }
     }
 
-    pub(super) fn strike(&self, id: &InstanceId, gone: &SimProcessState) {
-        let mut books = self.books();
-        let Some(there) = books.there.get_mut(id) else { return };
+    pub(super) fn remove(&self, id: &InstanceId, gone: &SimProcessState) {
+        let mut books = self.state();
+        let Some(there) = books.servers.get_mut(id) else { return };
         there.retain(|control| !std::ptr::eq(&raw const **control, gone));
         if there.is_empty() {
-            books.there.remove(id);
+            books.servers.remove(id);
         }
         books.alive -= 1;
     }
 
-    fn books(&self) -> MutexGuard<'_, SimRegistryState> {
+    fn state(&self) -> MutexGuard<'_, SimRegistryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

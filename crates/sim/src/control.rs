@@ -23,7 +23,7 @@ pub(super) enum OnSigterm {
 }
 
 impl OnSigterm {
-    pub(super) fn of(script: &SimScript) -> Self {
+    pub(super) fn from_script(script: &SimScript) -> Self {
         match (script.ignore_sigterm, script.sigterm_delay) {
             (true, _) => Self::Ignore,
             (false, Some(_)) => Self::Handle,
@@ -38,7 +38,7 @@ pub(super) struct SimProcessState {
     server: AtomicWaker,
     changed: Notify,
     // Registry from which the process is removed once it is gone.
-    census: Option<(Weak<SimRegistry>, InstanceId)>,
+    registry: Option<(Weak<SimRegistry>, InstanceId)>,
 }
 
 #[derive(Default)]
@@ -50,25 +50,25 @@ struct SimControlState {
 }
 
 impl SimControlState {
-    fn gone(&self) -> bool {
+    fn is_gone(&self) -> bool {
         self.end.is_some() && self.grandchild.is_none()
     }
 }
 
 impl SimProcessState {
-    pub(super) fn simulated(script: &SimScript, census: Weak<SimRegistry>, id: InstanceId) -> Self {
+    pub(super) fn for_simulation(script: &SimScript, census: Weak<SimRegistry>, id: InstanceId) -> Self {
         let state = SimControlState { grandchild: script.grandchild, ..SimControlState::default() };
-        Self { census: Some((census, id)), state: Mutex::new(state), ..Self::of_process(script) }
+        Self { registry: Some((census, id)), state: Mutex::new(state), ..Self::for_process(script) }
     }
 
     /// Creates the control of this process, which only reports signals to its engine.
-    pub(super) fn of_process(script: &SimScript) -> Self {
+    pub(super) fn for_process(script: &SimScript) -> Self {
         Self {
-            on_sigterm: OnSigterm::of(script),
+            on_sigterm: OnSigterm::from_script(script),
             state: Mutex::default(),
             server: AtomicWaker::new(),
             changed: Notify::new(),
-            census: None,
+            registry: None,
         }
     }
 
@@ -80,7 +80,7 @@ impl SimProcessState {
         self.state().end
     }
 
-    pub(super) fn frozen(&self) -> bool {
+    pub(super) fn is_frozen(&self) -> bool {
         self.state().frozen
     }
 
@@ -121,19 +121,19 @@ impl SimProcessState {
         });
     }
 
-    pub(super) async fn ended(&self) -> ProcessEnd {
-        self.until(|state| state.end).await
+    pub(super) async fn wait(&self) -> ProcessEnd {
+        self.wait_for(|state| state.end).await
     }
 
-    pub(super) async fn gone(&self) {
-        self.until(|state| state.gone().then_some(())).await;
+    pub(super) async fn wait_all(&self) {
+        self.wait_for(|state| state.is_gone().then_some(())).await;
     }
 
-    pub(super) async fn sigterm(&self) {
-        self.until(|state| state.sigterm.then_some(())).await;
+    pub(super) async fn wait_sigterm(&self) {
+        self.wait_for(|state| state.sigterm.then_some(())).await;
     }
 
-    async fn until<T>(&self, found: impl Fn(&SimControlState) -> Option<T>) -> T {
+    async fn wait_for<T>(&self, found: impl Fn(&SimControlState) -> Option<T>) -> T {
         loop {
             // Created before the check, so that a change in between is not missed.
             let changed = self.changed.notified();
@@ -147,13 +147,13 @@ impl SimProcessState {
     fn change(&self, change: impl FnOnce(&mut SimControlState)) {
         let went = {
             let mut state = self.state();
-            let before = state.gone();
+            let before = state.is_gone();
             change(&mut state);
-            !before && state.gone()
+            !before && state.is_gone()
         };
-        let census = self.census.as_ref().filter(|_| went);
+        let census = self.registry.as_ref().filter(|_| went);
         if let Some((census, id)) = census.and_then(|(census, id)| Some((census.upgrade()?, id))) {
-            census.strike(id, self);
+            census.remove(id, self);
         }
         self.server.wake();
         self.changed.notify_waiters();

@@ -26,7 +26,7 @@ pub struct SimBehavior {
     /// Failure of every exchange, while it is set.
     pub down: Option<FailureKind>,
     /// Failures of the next requests and health checks, one each. They take precedence over `down`.
-    pub fails_next: VecDeque<FailureKind>,
+    pub next_failures: VecDeque<FailureKind>,
     /// Additional delay of the first exchange of a line: name lookup, connection, TLS. If it is longer than the
     /// policy's `connect_timeout`, the exchange fails after that timeout.
     pub connect_delay: Duration,
@@ -37,15 +37,15 @@ pub struct SimBehavior {
     /// Seed of the random variation.
     pub seed: u64,
     /// Header and value that every exchange must contain.
-    pub wants: Option<(String, Secret)>,
+    pub required_header: Option<(String, Secret)>,
     /// Failure of an exchange without that header; by default status 401.
-    pub refuses: Option<FailureKind>,
+    pub refusal: Option<FailureKind>,
     /// Methods that are accepted and never answered. `*` means every method, the health check and the end of a session.
     pub silent_on: BTreeSet<&'static str>,
     /// Methods that are answered with a method-not-found error.
-    pub unknown: BTreeSet<&'static str>,
+    pub unknown_methods: BTreeSet<&'static str>,
     /// Failure of a GET of the `health_url`, if it fails.
-    pub unhealthy: Option<FailureKind>,
+    pub health_failure: Option<FailureKind>,
 }
 
 impl SimBehavior {
@@ -53,11 +53,11 @@ impl SimBehavior {
         self.silent_on.contains(method) || self.silent_on.contains("*")
     }
 
-    fn refuses(&self, spec: &InstanceSpec) -> Option<FailureKind> {
-        let (name, wanted) = self.wants.as_ref()?;
+    fn refusal_for(&self, spec: &InstanceSpec) -> Option<FailureKind> {
+        let (name, wanted) = self.required_header.as_ref()?;
         let given = spec.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
         let refused = given.is_none_or(|(_, given)| given != wanted);
-        refused.then(|| self.refuses.clone().unwrap_or(FailureKind::Unauthorized { challenge: None }))
+        refused.then(|| self.refusal.clone().unwrap_or(FailureKind::Unauthorized { challenge: None }))
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn failure(kind: FailureKind) -> ExchangeFailure {
         | FailureKind::ForeignEndpoint { .. }
         | FailureKind::BadAddress(_)
         | FailureKind::NotRenewed(_)
-        | FailureKind::Unserved => ExchangeFailure::unsent(kind),
+        | FailureKind::UnsupportedTransport => ExchangeFailure::unsent(kind),
         FailureKind::Broken(_)
         | FailureKind::HeaderTimeout(_)
         | FailureKind::Cut
@@ -123,7 +123,7 @@ pub struct SimSessionCounts {
 
 impl SimSessionCounts {
     /// Returns the number of sessions that exist now, with their client.
-    pub fn open(self) -> u64 {
+    pub fn open_count(self) -> u64 {
         self.opened - self.closed - self.dropped - self.forgotten
     }
 }
@@ -131,8 +131,8 @@ impl SimSessionCounts {
 #[derive(Default)]
 pub(super) struct SimEndpoints {
     endpoints: Mutex<HashMap<InstanceId, Arc<SimEndpoint>>>,
-    flights: Mutex<SimCounters>,
-    forgetful: bool,
+    counters: Mutex<SimCounters>,
+    keeps_no_history: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -145,30 +145,35 @@ struct SimCounters {
 }
 
 impl SimEndpoints {
-    pub(super) fn forgetful() -> Self {
-        Self { forgetful: true, ..Self::default() }
+    pub(super) fn without_history() -> Self {
+        Self { keeps_no_history: true, ..Self::default() }
     }
 
     pub(super) fn endpoint(self: &Arc<Self>, id: &InstanceId) -> Arc<SimEndpoint> {
-        let mut endpoints = unpoisoned(&self.endpoints);
+        let mut endpoints = lock(&self.endpoints);
         let endpoint = endpoints.entry(id.clone()).or_insert_with(|| {
             // The world owns its endpoints; they need it only for its counters.
             let (changed, world) = (Notify::new(), Arc::downgrade(self));
-            Arc::new(SimEndpoint { state: Mutex::default(), changed, world, forgetful: self.forgetful })
+            Arc::new(SimEndpoint {
+                state: Mutex::default(),
+                changed,
+                endpoints: world,
+                keeps_no_history: self.keeps_no_history,
+            })
         });
         Arc::clone(endpoint)
     }
 
-    pub(super) fn lines(&self) -> usize {
-        unpoisoned(&self.flights).lines
+    pub(super) fn line_count(&self) -> usize {
+        lock(&self.counters).lines
     }
 
     pub(super) fn overlaps(&self) -> u64 {
-        unpoisoned(&self.flights).overlaps
+        lock(&self.counters).overlaps
     }
 
     pub(super) fn attempts_max(&self) -> usize {
-        unpoisoned(&self.flights).attempts_max
+        lock(&self.counters).attempts_max
     }
 }
 
@@ -176,16 +181,16 @@ pub(super) struct SimEndpoint {
     state: Mutex<SimEndpointState>,
     // Notified when a message arrives or an attempt ends.
     changed: Notify,
-    world: Weak<SimEndpoints>,
-    forgetful: bool,
+    endpoints: Weak<SimEndpoints>,
+    keeps_no_history: bool,
 }
 
 #[derive(Default)]
 struct SimEndpointState {
-    manner: SimBehavior,
-    seats: BTreeMap<u64, LineInbox>,
+    behavior: SimBehavior,
+    inboxes: BTreeMap<u64, LineInbox>,
     lines: u64,
-    known: BTreeSet<u64>,
+    open_sessions: BTreeSet<u64>,
     // HTTP status for an unknown session; by default 404.
     expired_status: Option<u16>,
     sessions: SimSessionCounts,
@@ -204,101 +209,101 @@ pub(super) enum DeliveryProgress {
 #[derive(Default)]
 struct LineInbox {
     waker: Option<Waker>,
-    news: VecDeque<EndpointEvent>,
+    events: VecDeque<EndpointEvent>,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum EndpointEvent {
     Cut,
     Lost(FailureKind),
-    Said(Bytes),
+    Message(Bytes),
 }
 
 impl SimEndpoint {
-    pub(super) fn enter(&self) -> u64 {
+    pub(super) fn add_line(&self) -> u64 {
         let mut state = self.state();
-        if let Some(world) = self.world.upgrade() {
-            let mut flights = unpoisoned(&world.flights);
-            flights.lines += 1;
-            flights.overlaps += u64::from(!state.seats.is_empty());
+        if let Some(world) = self.endpoints.upgrade() {
+            let mut counters = lock(&world.counters);
+            counters.lines += 1;
+            counters.overlaps += u64::from(!state.inboxes.is_empty());
         }
         state.lines += 1;
         let line = state.lines;
-        state.seats.insert(line, LineInbox::default());
+        state.inboxes.insert(line, LineInbox::default());
         line
     }
 
-    pub(super) fn leave(&self, line: u64, session: Option<u64>) {
-        if let Some(world) = self.world.upgrade() {
-            unpoisoned(&world.flights).lines -= 1;
+    pub(super) fn remove_line(&self, line: u64, session: Option<u64>) {
+        if let Some(world) = self.endpoints.upgrade() {
+            lock(&world.counters).lines -= 1;
         }
         let mut state = self.state();
-        state.seats.remove(&line);
-        if session.is_some_and(|session| state.known.remove(&session)) {
+        state.inboxes.remove(&line);
+        if session.is_some_and(|session| state.open_sessions.remove(&session)) {
             state.sessions.dropped += 1;
         }
     }
 
     pub(super) fn register(&self, line: u64, waker: &Waker) {
-        if let Some(seat) = self.state().seats.get_mut(&line) {
+        if let Some(seat) = self.state().inboxes.get_mut(&line) {
             seat.waker = Some(waker.clone());
         }
     }
 
     pub(super) fn wake(&self, line: u64) {
-        let waker = self.state().seats.get_mut(&line).and_then(|seat| seat.waker.take());
+        let waker = self.state().inboxes.get_mut(&line).and_then(|seat| seat.waker.take());
         waker.inspect(Waker::wake_by_ref);
     }
 
-    pub(super) fn news(&self, line: u64) -> VecDeque<EndpointEvent> {
-        self.state().seats.get_mut(&line).map(|seat| mem::take(&mut seat.news)).unwrap_or_default()
+    pub(super) fn take_events(&self, line: u64) -> VecDeque<EndpointEvent> {
+        self.state().inboxes.get_mut(&line).map(|seat| mem::take(&mut seat.events)).unwrap_or_default()
     }
 
-    pub(super) fn manner<T>(&self, of: impl FnOnce(&mut SimBehavior) -> T) -> T {
-        of(&mut self.state().manner)
+    pub(super) fn with_behavior<T>(&self, of: impl FnOnce(&mut SimBehavior) -> T) -> T {
+        of(&mut self.state().behavior)
     }
 
     /// Returns the configured failure of the next exchange, if there is one.
-    pub(super) fn fails(&self, is_asked: bool) -> Option<FailureKind> {
-        let manner = &mut self.state().manner;
-        let next = if is_asked { manner.fails_next.pop_front() } else { None };
+    pub(super) fn next_failure(&self, is_asked: bool) -> Option<FailureKind> {
+        let manner = &mut self.state().behavior;
+        let next = if is_asked { manner.next_failures.pop_front() } else { None };
         next.or_else(|| manner.down.clone())
     }
 
     /// Returns the failure with which an arrived message is refused, if it is. `session` is the session that it names.
-    pub(super) fn refuses(&self, spec: &InstanceSpec, session: Option<u64>) -> Option<FailureKind> {
+    pub(super) fn refusal_for(&self, spec: &InstanceSpec, session: Option<u64>) -> Option<FailureKind> {
         let state = self.state();
-        let unknown = session.is_some_and(|session| !state.known.contains(&session));
-        let expired = unknown.then(|| FailureKind::expired(state.expired_status.unwrap_or(404)));
-        state.manner.refuses(spec).or(expired)
+        let unknown = session.is_some_and(|session| !state.open_sessions.contains(&session));
+        let expired = unknown.then(|| FailureKind::session_expired(state.expired_status.unwrap_or(404)));
+        state.behavior.refusal_for(spec).or(expired)
     }
 
-    pub(super) fn note(&self, now: Instant, reach: DeliveryProgress, what: &str) {
-        if !self.forgetful {
+    pub(super) fn record_delivery(&self, now: Instant, reach: DeliveryProgress, what: &str) {
+        if !self.keeps_no_history {
             self.state().log.push((now, reach, what.into()));
         }
         self.changed.notify_waiters();
     }
 
-    pub(super) fn attempt_began(&self, run: RunNumber, now: Instant) -> usize {
-        if let Some(world) = self.world.upgrade() {
-            let mut flights = unpoisoned(&world.flights);
-            flights.attempts += 1;
-            flights.attempts_max = flights.attempts_max.max(flights.attempts);
+    pub(super) fn begin_attempt(&self, run: RunNumber, now: Instant) -> usize {
+        if let Some(world) = self.endpoints.upgrade() {
+            let mut counters = lock(&world.counters);
+            counters.attempts += 1;
+            counters.attempts_max = counters.attempts_max.max(counters.attempts);
         }
         let mut state = self.state();
         if state.attempts.iter().rev().take(8).any(|attempt| attempt.ended.is_none()) {
             state.overlaps += 1;
-        } else if self.forgetful {
+        } else if self.keeps_no_history {
             state.attempts.clear();
         }
         state.attempts.push(SimHandshake { run, began: now, ended: None, succeeded: false });
         state.attempts.len() - 1
     }
 
-    pub(super) fn attempt_ended(&self, number: usize, succeeded: bool, now: Instant) {
-        if let Some(world) = self.world.upgrade() {
-            unpoisoned(&world.flights).attempts -= 1;
+    pub(super) fn end_attempt(&self, number: usize, succeeded: bool, now: Instant) {
+        if let Some(world) = self.endpoints.upgrade() {
+            lock(&world.counters).attempts -= 1;
         }
         if let Some(attempt) = self.state().attempts.get_mut(number) {
             *attempt = SimHandshake { ended: Some(now), succeeded, ..attempt.clone() };
@@ -306,49 +311,49 @@ impl SimEndpoint {
         self.changed.notify_waiters();
     }
 
-    pub(super) fn session_opened(&self) -> u64 {
+    pub(super) fn open_session(&self) -> u64 {
         let mut state = self.state();
         state.sessions.opened += 1;
         let number = state.sessions.opened;
-        state.known.insert(number);
+        state.open_sessions.insert(number);
         number
     }
 
-    pub(super) fn session_closed(&self, session: u64) {
+    pub(super) fn close_session(&self, session: u64) {
         let mut state = self.state();
-        if state.known.remove(&session) {
+        if state.open_sessions.remove(&session) {
             state.sessions.closed += 1;
         }
     }
 
-    pub(super) fn session_forgotten(&self, session: u64) {
+    pub(super) fn forget_session(&self, session: u64) {
         let mut state = self.state();
-        if state.known.remove(&session) {
+        if state.open_sessions.remove(&session) {
             state.sessions.forgotten += 1;
         }
     }
 
-    fn forget_all(&self, status: u16) {
+    fn forget_sessions(&self, status: u16) {
         let mut state = self.state();
         state.expired_status = Some(status);
-        state.sessions.forgotten += mem::take(&mut state.known).len() as u64;
+        state.sessions.forgotten += mem::take(&mut state.open_sessions).len() as u64;
     }
 
-    fn tell(&self, news: &EndpointEvent) {
+    fn broadcast(&self, news: &EndpointEvent) {
         let mut wakers = Vec::new();
-        for seat in self.state().seats.values_mut() {
-            seat.news.push_back(news.clone());
+        for seat in self.state().inboxes.values_mut() {
+            seat.events.push_back(news.clone());
             wakers.extend(seat.waker.take());
         }
         wakers.iter().for_each(Waker::wake_by_ref);
     }
 
     fn state(&self) -> MutexGuard<'_, SimEndpointState> {
-        unpoisoned(&self.state)
+        lock(&self.state)
     }
 }
 
-fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -359,54 +364,54 @@ pub struct SimRemote(pub(super) Arc<SimEndpoint>);
 impl SimRemote {
     /// Changes the behaviour from now on.
     pub fn change(&self, change: impl FnOnce(&mut SimBehavior)) {
-        self.0.manner(change);
+        self.0.with_behavior(change);
     }
 
     /// Makes the endpoint unreachable from now on. Sessions and exchanges in progress are not affected.
-    pub fn down(&self, kind: FailureKind) {
+    pub fn take_down(&self, kind: FailureKind) {
         self.change(|manner| manner.down = Some(kind));
     }
 
     /// Makes the endpoint reachable again.
-    pub fn up(&self) {
+    pub fn bring_up(&self) {
         self.change(|manner| manner.down = None);
     }
 
     /// Kills the server: it is unreachable from now on, exchanges in progress break off, and its sessions are
     /// forgotten.
     pub fn kill(&self, kind: FailureKind) {
-        self.down(kind);
+        self.take_down(kind);
         self.expire(404);
         self.cut();
     }
 
     /// Forgets all sessions. A message that names one gets this HTTP status (404 or 400).
     pub fn expire(&self, status: u16) {
-        self.0.forget_all(status);
+        self.0.forget_sessions(status);
     }
 
     /// Breaks off the exchanges in progress. Their requests may have been executed.
     pub fn cut(&self) {
-        self.0.tell(&EndpointEvent::Cut);
+        self.0.broadcast(&EndpointEvent::Cut);
     }
 
     /// Reports to every line that its session is lost, without a request.
-    pub fn lose(&self, kind: FailureKind) {
-        self.0.tell(&EndpointEvent::Lost(kind));
+    pub fn report_session_lost(&self, kind: FailureKind) {
+        self.0.broadcast(&EndpointEvent::Lost(kind));
     }
 
     /// Sends a JSON-RPC message to every client, without a request.
     pub fn say(&self, message: impl Into<Bytes>) {
-        self.0.tell(&EndpointEvent::Said(message.into()));
+        self.0.broadcast(&EndpointEvent::Message(message.into()));
     }
 
     /// Sets the failures of the next requests and health checks, one each.
     pub fn fail_next(&self, kinds: impl IntoIterator<Item = FailureKind>) {
-        self.change(|manner| manner.fails_next = kinds.into_iter().collect());
+        self.change(|manner| manner.next_failures = kinds.into_iter().collect());
     }
 
     /// Waits until `seen` returns true.
-    pub async fn until(&self, mut seen: impl FnMut(&Self) -> bool) {
+    pub async fn wait_until(&self, mut seen: impl FnMut(&Self) -> bool) {
         loop {
             // Created before the check, so that a change in between is not missed.
             let changed = self.0.changed.notified();
@@ -434,21 +439,21 @@ impl SimRemote {
 
     /// Returns the times at which messages of this method were sent, including those that could not be delivered. `GET`
     /// is a health check by URL, `DELETE` the end of a session, and `tools/call echo` a call of that tool.
-    pub fn tried(&self, method: &str) -> Vec<Instant> {
-        self.seen(DeliveryProgress::Tried, method)
+    pub fn tried_at(&self, method: &str) -> Vec<Instant> {
+        self.delivery_times(DeliveryProgress::Tried, method)
     }
 
     /// Returns the times at which the endpoint received such messages, whatever it did with them.
-    pub fn received(&self, method: &str) -> Vec<Instant> {
-        self.seen(DeliveryProgress::Received, method)
+    pub fn received_at(&self, method: &str) -> Vec<Instant> {
+        self.delivery_times(DeliveryProgress::Received, method)
     }
 
     /// Returns the times at which the server of a session got such messages. Only these may have been executed.
-    pub fn served(&self, method: &str) -> Vec<Instant> {
-        self.seen(DeliveryProgress::Served, method)
+    pub fn served_at(&self, method: &str) -> Vec<Instant> {
+        self.delivery_times(DeliveryProgress::Served, method)
     }
 
-    fn seen(&self, reach: DeliveryProgress, method: &str) -> Vec<Instant> {
+    fn delivery_times(&self, reach: DeliveryProgress, method: &str) -> Vec<Instant> {
         // `tools/call` matches the calls of all tools.
         let is_it = |what: &str| what == method || what.split_once(' ').is_some_and(|(kind, _)| kind == method);
         let state = self.0.state();

@@ -62,7 +62,7 @@ where
             if let Some(end) = self.control.end() {
                 return Poll::Ready(end);
             }
-            if self.control.frozen() {
+            if self.control.is_frozen() {
                 return Poll::Pending;
             }
             // Like a program that blocks in a write to stderr: it does nothing else until the output is read.
@@ -73,7 +73,7 @@ where
             if self.control.take_sigterm() {
                 self.server.terminate(now);
             }
-            self.server.due(now);
+            self.server.run_due_timers(now);
             if !self.server.err.is_empty() && self.pipes.stderr.is_some() {
                 continue;
             }
@@ -89,7 +89,7 @@ where
                     }
                 }
             }
-            let Some(next) = self.server.next() else { return Poll::Pending };
+            let Some(next) = self.server.next_timer() else { return Poll::Pending };
             if timer.deadline() != next {
                 timer.as_mut().reset(next);
             }
@@ -105,18 +105,18 @@ where
         let mut rest = chunk.filled();
         if read.is_err() || rest.is_empty() {
             self.pipes.stdin = None;
-            self.server.eof(now);
+            self.server.handle_eof(now);
             return Poll::Ready(());
         }
         while let Some(newline) = memchr::memchr(b'\n', rest) {
             let line = &rest[..newline];
             rest = &rest[newline + 1..];
             if self.partial.is_empty() {
-                self.server.line(now, line);
+                self.server.handle_line(now, line);
             } else {
                 let mut whole = std::mem::take(&mut self.partial);
                 whole.extend_from_slice(line);
-                self.server.line(now, &whole);
+                self.server.handle_line(now, &whole);
             }
             if self.server.phase != SimPhase::Serving {
                 return Poll::Ready(());

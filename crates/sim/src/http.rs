@@ -107,9 +107,9 @@ pub async fn serve_http(
     options: HttpOptions,
     listening: impl FnOnce(SocketAddr),
 ) -> io::Result<i32> {
-    let (script, start_delay) = over_http(script);
+    let (script, start_delay) = adapt_script_for_http(script);
     if script.exit_before_handshake {
-        return Ok(ended_by(script.end()));
+        return Ok(reproduce_exit(script.end()));
     }
     tokio::time::sleep(start_delay).await;
     let listener = TcpListener::bind(options.address).await?;
@@ -123,24 +123,24 @@ pub async fn serve_http(
         answers: options.answers,
         get_stream: options.get_stream,
         began: Instant::now(),
-        birth: RandomState::new().hash_one(()),
+        session_id_prefix: RandomState::new().hash_one(()),
         opened: AtomicU64::new(0),
         books: Mutex::default(),
         end,
     });
     let routes = Router::new()
-        .route(&options.path, post(answer).get(listen).delete(close))
+        .route(&options.path, post(handle_post).get(handle_get).delete(handle_delete))
         .route("/stats", get(async |State(endpoint): State<Arc<HttpEndpoint>>| Json(endpoint.stats())))
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(endpoint);
     listening(address);
     tokio::select! {
         served = axum::serve(listener, routes).into_future() => served.map(|()| 0),
-        end = ended.wait_for(Option::is_some) => Ok(end.ok().and_then(|end| *end).map_or(0, ended_by)),
+        end = ended.wait_for(Option::is_some) => Ok(end.ok().and_then(|end| *end).map_or(0, reproduce_exit)),
     }
 }
 
-fn over_http(script: SimScript) -> (SimScript, Duration) {
+fn adapt_script_for_http(script: SimScript) -> (SimScript, Duration) {
     let start_delay = script.start_delay;
     let script = SimScript {
         start_delay: Duration::ZERO,
@@ -156,7 +156,7 @@ fn over_http(script: SimScript) -> (SimScript, Duration) {
     (script, start_delay)
 }
 
-fn ended_by(end: ProcessEnd) -> i32 {
+fn reproduce_exit(end: ProcessEnd) -> i32 {
     match (end.signal, end.code) {
         (Some(signal), _) => die_by(signal),
         (None, code) => code.unwrap_or_default(),
@@ -169,7 +169,7 @@ struct HttpEndpoint {
     get_stream: bool,
     began: Instant,
     // Random for each process, so that session ids of an ended process are not valid.
-    birth: u64,
+    session_id_prefix: u64,
     opened: AtomicU64,
     books: Mutex<HttpBooks>,
     end: watch::Sender<Option<ProcessEnd>>,
@@ -179,8 +179,8 @@ struct HttpEndpoint {
 struct HttpBooks {
     sessions: HashMap<String, Arc<HttpSession>>,
     // By `x-instance`: number of unanswered `initialize` requests.
-    shaking: HashMap<Box<str>, u64>,
-    told: HttpStats,
+    pending_initializes: HashMap<Box<str>, u64>,
+    stats: HttpStats,
 }
 
 impl HttpEndpoint {
@@ -190,21 +190,21 @@ impl HttpEndpoint {
 
     fn stats(&self) -> HttpStats {
         let books = self.books();
-        HttpStats { sessions: books.sessions.len(), instances: books.shaking.len(), ..books.told.clone() }
+        HttpStats { sessions: books.sessions.len(), instances: books.pending_initializes.len(), ..books.stats.clone() }
     }
 
-    fn open(self: &Arc<Self>) -> Arc<HttpSession> {
+    fn open_session(self: &Arc<Self>) -> Arc<HttpSession> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let server = SimResponder::new(Arc::clone(&self.script), EnvSource::Process, RunNumber(number), Instant::now());
         let session = Arc::new(HttpSession {
-            id: format!("{:016x}{number:016x}", self.birth),
+            id: format!("{:016x}{number:016x}", self.session_id_prefix),
             endpoint: Arc::clone(self),
             state: Mutex::new(SessionExchange {
                 server,
                 waiting: Vec::new(),
-                asked: 0,
-                unasked: VecDeque::new(),
-                listened_to: false,
+                request_count: 0,
+                unsolicited: VecDeque::new(),
+                has_get_stream: false,
                 closed: false,
             }),
             changed: Notify::new(),
@@ -212,7 +212,7 @@ impl HttpEndpoint {
         self.books().sessions.insert(session.id.clone(), Arc::clone(&session));
         if self.script.exit_after.is_some() {
             let session = Arc::clone(&session);
-            tokio::spawn(async move { session.until(|exchange| exchange.closed.then_some(())).await });
+            tokio::spawn(async move { session.wait_for(|exchange| exchange.closed.then_some(())).await });
         }
         session
     }
@@ -225,7 +225,7 @@ impl HttpEndpoint {
         if let Some(session) = books.sessions.get(id) {
             return Ok(Arc::clone(session));
         }
-        books.told.strangers += 1;
+        books.stats.strangers += 1;
         Err(HttpRefusal(StatusCode::NOT_FOUND, "no such session"))
     }
 }
@@ -240,9 +240,9 @@ struct HttpSession {
 struct SessionExchange {
     server: SimResponder,
     waiting: Vec<WaitingRequest>,
-    asked: u64,
-    unasked: VecDeque<Bytes>,
-    listened_to: bool,
+    request_count: u64,
+    unsolicited: VecDeque<Bytes>,
+    has_get_stream: bool,
     closed: bool,
 }
 
@@ -274,12 +274,12 @@ impl HttpSession {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn until<T>(&self, mut wanted: impl FnMut(&mut SessionExchange) -> Option<T>) -> T {
+    async fn wait_for<T>(&self, mut wanted: impl FnMut(&mut SessionExchange) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
             let next = {
                 let mut exchange = self.exchange();
-                let next = self.turn(&mut exchange);
+                let next = self.advance(&mut exchange);
                 if let Some(found) = wanted(&mut exchange) {
                     return found;
                 }
@@ -292,14 +292,14 @@ impl HttpSession {
         }
     }
 
-    fn turn(&self, exchange: &mut SessionExchange) -> Option<Instant> {
-        exchange.server.due(Instant::now());
+    fn advance(&self, exchange: &mut SessionExchange) -> Option<Instant> {
+        exchange.server.run_due_timers(Instant::now());
         if !exchange.server.out.is_empty() {
-            exchange.hand_over(self.endpoint.answers);
+            exchange.route_output(self.endpoint.answers);
             self.changed.notify_waiters();
         }
         match exchange.server.phase {
-            SimPhase::Starting | SimPhase::Serving => exchange.server.next(),
+            SimPhase::Starting | SimPhase::Serving => exchange.server.next_timer(),
             SimPhase::Hung => None,
             SimPhase::Ended(end) => {
                 self.endpoint.end.send_replace(Some(end));
@@ -308,33 +308,33 @@ impl HttpSession {
         }
     }
 
-    fn tell(&self, body: &[u8]) {
+    fn deliver(&self, body: &[u8]) {
         let mut exchange = self.exchange();
         if exchange.server.phase == SimPhase::Serving {
-            exchange.server.line(Instant::now(), body);
-            self.turn(&mut exchange);
+            exchange.server.handle_line(Instant::now(), body);
+            self.advance(&mut exchange);
             // The server may have set a timer that the waiting requests do not include yet.
             self.changed.notify_waiters();
         }
     }
 
-    fn ask(self: Arc<Self>, message: &WireMessage<'_>, id: &RawValue, body: &[u8]) -> PendingAnswer {
+    fn deliver_request(self: Arc<Self>, message: &WireMessage<'_>, id: &RawValue, body: &[u8]) -> PendingAnswer {
         let token =
             parse::<CallParams<'_>>(message.params).ok().and_then(|call| Some(call.meta?.progress_token?.get().into()));
         let number = {
             let mut exchange = self.exchange();
-            exchange.asked += 1;
-            let number = exchange.asked;
+            exchange.request_count += 1;
+            let number = exchange.request_count;
             let (id, messages) = (id.get().into(), VecDeque::new());
             exchange.waiting.push(WaitingRequest { number, id, token, messages, answered: false });
             if exchange.server.phase == SimPhase::Serving {
-                exchange.server.line(Instant::now(), body);
-                self.turn(&mut exchange);
+                exchange.server.handle_line(Instant::now(), body);
+                self.advance(&mut exchange);
             }
             number
         };
-        self.endpoint.books().told.posts_open += 1;
-        PendingAnswer { session: self, number, shaking: None }
+        self.endpoint.books().stats.posts_open += 1;
+        PendingAnswer { session: self, number, initializing_instance: None }
     }
 
     fn close(&self) {
@@ -345,7 +345,7 @@ impl HttpSession {
 }
 
 impl SessionExchange {
-    fn hand_over(&mut self, answers: AnswerFormat) {
+    fn route_output(&mut self, answers: AnswerFormat) {
         let said = self.server.out.split().freeze();
         for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let message = said.slice_ref(line);
@@ -364,8 +364,8 @@ impl SessionExchange {
                 // An answer to a request that was given up.
                 None if id.is_some() => {}
                 None => {
-                    self.unasked.truncate(UNASKED_MAX - 1);
-                    self.unasked.push_back(message);
+                    self.unsolicited.truncate(UNASKED_MAX - 1);
+                    self.unsolicited.push_back(message);
                 }
             }
         }
@@ -376,7 +376,7 @@ impl SessionExchange {
 struct PendingAnswer {
     session: Arc<HttpSession>,
     number: u64,
-    shaking: Option<Box<str>>,
+    initializing_instance: Option<Box<str>>,
 }
 
 impl PendingAnswer {
@@ -389,7 +389,7 @@ impl PendingAnswer {
                 None => exchange.closed.then_some(None),
             }
         };
-        self.session.until(wanted).await
+        self.session.wait_for(wanted).await
     }
 }
 
@@ -397,8 +397,10 @@ impl Drop for PendingAnswer {
     fn drop(&mut self) {
         self.session.exchange().waiting.retain(|waiting| waiting.number != self.number);
         let mut books = self.session.endpoint.books();
-        books.told.posts_open -= 1;
-        if let Some(open) = self.shaking.take().and_then(|instance| books.shaking.get_mut(&instance)) {
+        books.stats.posts_open -= 1;
+        if let Some(open) =
+            self.initializing_instance.take().and_then(|instance| books.pending_initializes.get_mut(&instance))
+        {
             *open -= 1;
         }
     }
@@ -408,13 +410,13 @@ struct GetStream(Arc<HttpSession>);
 
 impl Drop for GetStream {
     fn drop(&mut self) {
-        self.0.exchange().listened_to = false;
-        self.0.endpoint.books().told.streams -= 1;
+        self.0.exchange().has_get_stream = false;
+        self.0.endpoint.books().stats.streams -= 1;
     }
 }
 
-async fn answer(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap, body: Bytes) -> Response {
-    if let Err(refusal) = check(&headers, &["application/json", "text/event-stream"]) {
+async fn handle_post(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(refusal) = check_headers(&headers, &["application/json", "text/event-stream"]) {
         return refusal.into_response();
     }
     let Ok(message) = serde_json::from_slice::<WireMessage<'_>>(&body) else {
@@ -423,7 +425,7 @@ async fn answer(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap, b
     let method = message.method.as_ref().map(|method| &*method.0);
     let begins = method == Some("initialize") && !headers.contains_key(SESSION);
     let session = if begins {
-        endpoint.open()
+        endpoint.open_session()
     } else {
         match endpoint.session(&headers) {
             Ok(session) => session,
@@ -431,17 +433,17 @@ async fn answer(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap, b
         }
     };
     let (Some(_), Some(id)) = (method, message.id) else {
-        session.tell(&body);
+        session.deliver(&body);
         return StatusCode::ACCEPTED.into_response();
     };
     let named = begins.then(|| session.id.clone());
-    let mut ask = session.ask(&message, id, &body);
+    let mut ask = session.deliver_request(&message, id, &body);
     if begins {
-        ask.shaking = endpoint.shaken(&headers);
+        ask.initializing_instance = endpoint.record_initialize(&headers);
     }
     let mut response = match endpoint.answers {
-        AnswerFormat::Json => as_json(ask).await,
-        AnswerFormat::Sse => as_events(ask),
+        AnswerFormat::Json => respond_json(ask).await,
+        AnswerFormat::Sse => respond_events(ask),
     };
     if let Some(id) = named.and_then(|id| id.try_into().ok()) {
         response.headers_mut().insert(SESSION, id);
@@ -450,24 +452,24 @@ async fn answer(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap, b
 }
 
 impl HttpEndpoint {
-    fn shaken(&self, headers: &HeaderMap) -> Option<Box<str>> {
+    fn record_initialize(&self, headers: &HeaderMap) -> Option<Box<str>> {
         let after = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let instance = headers.get(INSTANCE).and_then(|instance| instance.to_str().ok());
         let instance: Option<Box<str>> = instance.map(Into::into);
         let mut books = self.books();
-        books.told.initializes += 1;
-        books.told.initialized_at_ms.push(after);
+        books.stats.initializes += 1;
+        books.stats.initialized_at_ms.push(after);
         if let Some(instance) = instance.clone() {
-            let open = books.shaking.entry(instance).or_default();
+            let open = books.pending_initializes.entry(instance).or_default();
             *open += 1;
             let overlaps = *open > 1;
-            books.told.overlaps += u64::from(overlaps);
+            books.stats.overlaps += u64::from(overlaps);
         }
         instance
     }
 }
 
-async fn as_json(ask: PendingAnswer) -> Response {
+async fn respond_json(ask: PendingAnswer) -> Response {
     while let Some((message, last)) = ask.next().await {
         if last {
             return ([(header::CONTENT_TYPE, "application/json")], message).into_response();
@@ -476,42 +478,42 @@ async fn as_json(ask: PendingAnswer) -> Response {
     refuse(StatusCode::NOT_FOUND, "the session was closed")
 }
 
-fn as_events(ask: PendingAnswer) -> Response {
+fn respond_events(ask: PendingAnswer) -> Response {
     let events = stream::unfold(Some(ask), async |ask| {
         let ask = ask?;
         let (message, last) = ask.next().await?;
-        Some((Ok::<_, Infallible>(event(&message)), (!last).then_some(ask)))
+        Some((Ok::<_, Infallible>(sse_event(&message)), (!last).then_some(ask)))
     });
     event_stream(Body::from_stream(events))
 }
 
-async fn listen(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) -> Response {
+async fn handle_get(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) -> Response {
     if !endpoint.get_stream {
         return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST, DELETE")]).into_response();
     }
-    if let Err(refusal) = check(&headers, &["text/event-stream"]) {
+    if let Err(refusal) = check_headers(&headers, &["text/event-stream"]) {
         return refusal.into_response();
     }
     let session = match endpoint.session(&headers) {
         Ok(session) => session,
         Err(refusal) => return refusal.into_response(),
     };
-    if std::mem::replace(&mut session.exchange().listened_to, true) {
+    if std::mem::replace(&mut session.exchange().has_get_stream, true) {
         return refuse(StatusCode::CONFLICT, "the session already has a GET stream");
     }
-    endpoint.books().told.streams += 1;
+    endpoint.books().stats.streams += 1;
     let events = stream::unfold(GetStream(session), async |listening| {
-        let wanted = |exchange: &mut SessionExchange| match exchange.unasked.pop_front() {
+        let wanted = |exchange: &mut SessionExchange| match exchange.unsolicited.pop_front() {
             Some(message) => Some(Some(message)),
             None => exchange.closed.then_some(None),
         };
-        let message = listening.0.until(wanted).await?;
-        Some((Ok::<_, Infallible>(event(&message)), listening))
+        let message = listening.0.wait_for(wanted).await?;
+        Some((Ok::<_, Infallible>(sse_event(&message)), listening))
     });
     event_stream(Body::from_stream(events))
 }
 
-async fn close(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) -> Response {
+async fn handle_delete(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) -> Response {
     match endpoint.session(&headers) {
         Ok(session) => {
             session.close();
@@ -521,7 +523,7 @@ async fn close(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMap) ->
     }
 }
 
-fn check(headers: &HeaderMap, accepted: &[&str]) -> Result<(), HttpRefusal> {
+fn check_headers(headers: &HeaderMap, accepted: &[&str]) -> Result<(), HttpRefusal> {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let accept = value("accept");
     if !accepted.iter().all(|wanted| accept.contains(wanted) || accept == "*/*") {
@@ -550,7 +552,7 @@ fn refuse_as(status: StatusCode, code: i32, message: &str) -> Response {
     (status, Json(json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}}))).into_response()
 }
 
-fn event(message: &Bytes) -> Bytes {
+fn sse_event(message: &Bytes) -> Bytes {
     [b"event: message\ndata: ", &**message, b"\n\n"].concat().into()
 }
 

@@ -41,8 +41,8 @@ pub async fn serve_stdio(script: SimScript) -> i32 {
 }
 
 async fn serve(script: Arc<SimScript>) -> io::Result<i32> {
-    let control = Arc::new(SimProcessState::of_process(&script));
-    if OnSigterm::of(&script) != OnSigterm::Default {
+    let control = Arc::new(SimProcessState::for_process(&script));
+    if OnSigterm::from_script(&script) != OnSigterm::Default {
         let mut sigterm = signal(SignalKind::terminate())?;
         let control = Arc::clone(&control);
         tokio::spawn(async move {

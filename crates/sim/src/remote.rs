@@ -35,16 +35,16 @@ pub(super) struct SimLine {
     run: RunNumber,
     // Script of its sessions, unless the endpoint sets another.
     script: Arc<SimScript>,
-    dice: RunRng,
+    rng: RunRng,
     connected: bool,
     session: Option<SimSession>,
     // Server of requests without a session, created by the first one.
-    alone: Option<SimResponder>,
+    stateless_server: Option<SimResponder>,
     inbox: VecDeque<LineEvent>,
     // Requests and probes that are neither answered nor abandoned.
-    open: BTreeMap<u64, OpenExchange>,
+    open_exchanges: BTreeMap<u64, OpenExchange>,
     // Messages in transit, by arrival time and order of sending.
-    travelling: BTreeMap<(Instant, u64), TransitMessage>,
+    in_transit: BTreeMap<(Instant, u64), TransitMessage>,
     sent: u64,
     // Earliest arrival of later messages: none overtakes `notifications/initialized`.
     not_before: Option<Instant>,
@@ -62,18 +62,18 @@ struct OpenExchange {
     deadline: Option<(Instant, Duration)>,
     // Number of the handshake attempt, if it is one.
     attempt: Option<usize>,
-    alone: bool,
+    stateless: bool,
 }
 
 struct TransitMessage {
-    what: TransitKind,
+    kind: TransitKind,
     body: Bytes,
-    fails: Option<FailureKind>,
+    failure: Option<FailureKind>,
 }
 
 enum TransitKind {
     Request(u64),
-    Alone(u64),
+    Stateless(u64),
     Probe(u64),
     Initialized,
     Notification,
@@ -90,44 +90,51 @@ impl SimLine {
         run: RunNumber,
         script: Arc<SimScript>,
     ) -> Self {
-        let seed = endpoint.manner(|manner| manner.seed);
+        let seed = endpoint.with_behavior(|manner| manner.seed);
         Self {
-            number: endpoint.enter(),
+            number: endpoint.add_line(),
             endpoint,
             spec,
             run,
             script,
-            dice: RunRng::new(seed, run),
+            rng: RunRng::new(seed, run),
             connected: false,
             session: None,
-            alone: None,
+            stateless_server: None,
             inbox: VecDeque::new(),
-            open: BTreeMap::new(),
-            travelling: BTreeMap::new(),
+            open_exchanges: BTreeMap::new(),
+            in_transit: BTreeMap::new(),
             sent: 0,
             not_before: None,
             timer: None,
         }
     }
 
-    fn ask(&mut self, now: Instant, id: u64, header_timeout: Option<Duration>, attempt: Option<usize>, alone: bool) {
+    fn open_exchange(
+        &mut self,
+        now: Instant,
+        id: u64,
+        header_timeout: Option<Duration>,
+        attempt: Option<usize>,
+        alone: bool,
+    ) {
         let deadline = header_timeout.map(|after| (now + after, after));
-        self.open.insert(id, OpenExchange { deadline, attempt, alone });
+        self.open_exchanges.insert(id, OpenExchange { deadline, attempt, stateless: alone });
     }
 
     fn post(&mut self, now: Instant, what: TransitKind, body: Bytes) {
-        self.note(now, DeliveryProgress::Tried, &what, &body);
+        self.record_delivery(now, DeliveryProgress::Tried, &what, &body);
         let mut fails = self
             .endpoint
-            .fails(matches!(what, TransitKind::Request(_) | TransitKind::Alone(_) | TransitKind::Probe(_)));
+            .next_failure(matches!(what, TransitKind::Request(_) | TransitKind::Stateless(_) | TransitKind::Probe(_)));
         let takes = match &fails {
             Some(FailureKind::ConnectTimeout(after) | FailureKind::HeaderTimeout(after)) => *after,
-            _ => self.travel(&mut fails),
+            _ => self.transit_time(&mut fails),
         };
         let takes = match what {
             TransitKind::Close => takes.min(self.spec.policy.remote.close_timeout),
             TransitKind::Request(_)
-            | TransitKind::Alone(_)
+            | TransitKind::Stateless(_)
             | TransitKind::Probe(_)
             | TransitKind::Initialized
             | TransitKind::Notification
@@ -138,18 +145,18 @@ impl SimLine {
         if matches!(what, TransitKind::Initialized) {
             self.not_before = Some(at);
         }
-        self.put(at, TransitMessage { what, body, fails });
+        self.schedule(at, TransitMessage { kind: what, body, failure: fails });
     }
 
     /// Returns the transit time, or the connect timeout if connecting takes longer.
-    fn travel(&mut self, fails: &mut Option<FailureKind>) -> Duration {
+    fn transit_time(&mut self, fails: &mut Option<FailureKind>) -> Duration {
         let (connect, delay, jitter) =
-            self.endpoint.manner(|manner| (manner.connect_delay, manner.delay, manner.jitter));
-        let takes = self.dice.vary(delay, jitter);
+            self.endpoint.with_behavior(|manner| (manner.connect_delay, manner.delay, manner.jitter));
+        let takes = self.rng.vary(delay, jitter);
         if self.connected {
             return takes;
         }
-        let connect = self.dice.vary(connect, jitter);
+        let connect = self.rng.vary(connect, jitter);
         let limit = self.spec.policy.remote.connect_timeout;
         if connect > limit {
             *fails = Some(FailureKind::ConnectTimeout(limit));
@@ -159,64 +166,65 @@ impl SimLine {
         takes + connect
     }
 
-    fn put(&mut self, at: Instant, letter: TransitMessage) {
+    fn schedule(&mut self, at: Instant, letter: TransitMessage) {
         self.sent += 1;
-        self.travelling.insert((at, self.sent), letter);
+        self.in_transit.insert((at, self.sent), letter);
     }
 
-    fn note(&self, now: Instant, reach: DeliveryProgress, what: &TransitKind, body: &[u8]) {
-        let message = ParsedMessage::of(body);
+    fn record_delivery(&self, now: Instant, reach: DeliveryProgress, what: &TransitKind, body: &[u8]) {
+        let message = ParsedMessage::parse(body);
         let what = match what {
-            TransitKind::Request(_) | TransitKind::Alone(_) | TransitKind::Initialized | TransitKind::Notification => {
-                message.name()
-            }
+            TransitKind::Request(_)
+            | TransitKind::Stateless(_)
+            | TransitKind::Initialized
+            | TransitKind::Notification => message.name(),
             TransitKind::Probe(_) => "GET".into(),
             TransitKind::Close => "DELETE".into(),
             TransitKind::Queued | TransitKind::Unconfirmed => return,
         };
-        self.endpoint.note(now, reach, &what);
+        self.endpoint.record_delivery(now, reach, &what);
     }
 
     fn advance(&mut self, now: Instant) {
-        for news in self.endpoint.news(self.number) {
+        for news in self.endpoint.take_events(self.number) {
             match news {
                 EndpointEvent::Cut => self.cut(now),
                 EndpointEvent::Lost(kind) => self.inbox.push_back(LineEvent::Lost(failure(kind))),
-                EndpointEvent::Said(message) => self.inbox.push_back(LineEvent::Message { message, of: None }),
+                EndpointEvent::Message(message) => self.inbox.push_back(LineEvent::Message { message, request: None }),
             }
         }
-        while let Some(first) = self.travelling.first_entry()
+        while let Some(first) = self.in_transit.first_entry()
             && first.key().0 <= now
         {
             let letter = first.remove();
-            self.arrived(now, letter);
+            self.handle_arrival(now, letter);
         }
         self.serve(now);
         let is_late = |exchange: &OpenExchange| exchange.deadline.filter(|(deadline, _)| *deadline <= now);
-        let late: Vec<_> = self.open.iter().filter_map(|(id, open)| Some((*id, is_late(open)?.1))).collect();
+        let late: Vec<_> = self.open_exchanges.iter().filter_map(|(id, open)| Some((*id, is_late(open)?.1))).collect();
         for (id, after) in late {
-            self.failed(now, id, FailureKind::HeaderTimeout(after));
+            self.fail_exchange(now, id, FailureKind::HeaderTimeout(after));
         }
     }
 
-    fn next(&self) -> Option<Instant> {
-        let arrival = self.travelling.keys().next().map(|(at, _)| *at);
-        let servers = self.session.as_ref().map(|session| &session.server).into_iter().chain(&self.alone);
+    fn next_wakeup(&self) -> Option<Instant> {
+        let arrival = self.in_transit.keys().next().map(|(at, _)| *at);
+        let servers = self.session.as_ref().map(|session| &session.server).into_iter().chain(&self.stateless_server);
         let answer = servers.filter_map(|server| match server.phase {
-            SimPhase::Starting | SimPhase::Serving => server.next(),
+            SimPhase::Starting | SimPhase::Serving => server.next_timer(),
             SimPhase::Hung | SimPhase::Ended(_) => None,
         });
-        let late = self.open.values().filter_map(|exchange| exchange.deadline).map(|(deadline, _)| deadline);
+        let late = self.open_exchanges.values().filter_map(|exchange| exchange.deadline).map(|(deadline, _)| deadline);
         arrival.into_iter().chain(answer).chain(late).min()
     }
 
-    fn arrived(&mut self, now: Instant, letter: TransitMessage) {
-        let TransitMessage { what, body, fails } = letter;
+    fn handle_arrival(&mut self, now: Instant, letter: TransitMessage) {
+        let TransitMessage { kind: what, body, failure: fails } = letter;
         match what {
-            TransitKind::Queued => return self.hand_over(now, &what, body),
+            TransitKind::Queued => return self.deliver_to_session(now, &what, body),
             TransitKind::Unconfirmed => return self.inbox.push_back(LineEvent::Closed),
             TransitKind::Request(_)
-            | TransitKind::Alone(_)
+            | TransitKind::Stateless(_)
             | TransitKind::Probe(_)
             | TransitKind::Initialized
             | TransitKind::Notification
@@ -224,15 +232,15 @@ impl SimLine {
         }
         let got_there = fails.as_ref().is_none_or(|kind| failure(kind.clone()).sent);
         if got_there {
-            self.note(now, DeliveryProgress::Received, &what, &body);
+            self.record_delivery(now, DeliveryProgress::Received, &what, &body);
         }
-        if let Some(kind) = fails.or_else(|| self.refused(&what, &body)) {
-            return self.undelivered(now, &what, kind);
+        if let Some(kind) = fails.or_else(|| self.refusal(&what, &body)) {
+            return self.fail_delivery(now, &what, kind);
         }
-        let message = ParsedMessage::of(&body);
+        let message = ParsedMessage::parse(&body);
         let method = match what {
             TransitKind::Request(_)
-            | TransitKind::Alone(_)
+            | TransitKind::Stateless(_)
             | TransitKind::Initialized
             | TransitKind::Notification
             | TransitKind::Queued
@@ -240,51 +248,53 @@ impl SimLine {
             TransitKind::Probe(_) => "GET",
             TransitKind::Close => "DELETE",
         };
-        let (silent, unknown) =
-            self.endpoint.manner(|manner| (manner.is_silent_on(method), manner.unknown.contains(method)));
+        let (silent, unknown) = self
+            .endpoint
+            .with_behavior(|manner| (manner.is_silent_on(method), manner.unknown_methods.contains(method)));
         match what {
             // A client waits for the confirmation of the end of a session for a limited time only.
             TransitKind::Close if silent => {
                 let at = now + self.spec.policy.remote.close_timeout;
-                self.put(at, TransitMessage { what: TransitKind::Unconfirmed, body, fails: None });
+                self.schedule(at, TransitMessage { kind: TransitKind::Unconfirmed, body, failure: None });
             }
             _ if silent => {}
             TransitKind::Close => {
                 if let Some(number) = self.session.take().and_then(|session| session.number) {
-                    self.endpoint.session_closed(number);
+                    self.endpoint.close_session(number);
                 }
                 self.inbox.push_back(LineEvent::Closed);
             }
             TransitKind::Probe(id) => {
-                if self.settle(now, id, true) {
+                if self.remove_exchange(now, id, true) {
                     self.inbox.push_back(LineEvent::Probed { id });
                 }
             }
-            TransitKind::Request(id) | TransitKind::Alone(id) if unknown => {
+            TransitKind::Request(id) | TransitKind::Stateless(id) if unknown => {
                 let number = RawValue::from_string(id.to_string());
                 let number = number.as_deref().unwrap_or(RawValue::NULL);
                 let mut answer = BytesMut::new();
                 put_answer(&mut answer, number, |line| {
                     put_error(line, METHOD_NOT_FOUND, &format!("method not found: {method}"));
                 });
-                self.said(now, answer.trim_ascii_end());
+                self.handle_output(now, answer.trim_ascii_end());
             }
             TransitKind::Request(_) if method == "initialize" => {
-                let server = self.server(now);
+                let server = self.new_server(now);
                 self.session = Some(SimSession { number: None, server });
-                self.hand_over(now, &what, body);
+                self.deliver_to_session(now, &what, body);
             }
-            TransitKind::Alone(_) => {
+            TransitKind::Stateless(_) => {
                 // A refused handshake leaves no session.
                 self.session.take_if(|session| session.number.is_none());
                 // Another script is another server at the same address, without the state of the first one.
-                let script = self.served_by();
-                if self.alone.as_ref().is_none_or(|server| !Arc::ptr_eq(&server.script, &script)) {
-                    self.alone = Some(self.server(now));
+                let script = self.current_script();
+                if self.stateless_server.as_ref().is_none_or(|server| !Arc::ptr_eq(&server.script, &script)) {
+                    self.stateless_server = Some(self.new_server(now));
                 }
-                self.note(now, DeliveryProgress::Served, &what, &body);
-                if let Some(server) = self.alone.as_mut().filter(|server| server.phase == SimPhase::Serving) {
-                    server.line(now, &body);
+                self.record_delivery(now, DeliveryProgress::Served, &what, &body);
+                if let Some(server) = self.stateless_server.as_mut().filter(|server| server.phase == SimPhase::Serving)
+                {
+                    server.handle_line(now, &body);
                 }
                 self.serve(now);
             }
@@ -293,53 +303,55 @@ impl SimLine {
             | TransitKind::Notification
             | TransitKind::Queued
             | TransitKind::Unconfirmed => {
-                self.hand_over(now, &what, body);
+                self.deliver_to_session(now, &what, body);
             }
         }
     }
 
-    fn served_by(&self) -> Arc<SimScript> {
-        self.endpoint.manner(|manner| manner.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
+    fn current_script(&self) -> Arc<SimScript> {
+        self.endpoint.with_behavior(|manner| manner.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
     }
 
-    fn server(&self, now: Instant) -> SimResponder {
-        SimResponder::new(self.served_by(), EnvSource::Spec(Arc::clone(&self.spec)), self.run, now)
+    fn new_server(&self, now: Instant) -> SimResponder {
+        SimResponder::new(self.current_script(), EnvSource::Spec(Arc::clone(&self.spec)), self.run, now)
     }
 
-    fn refused(&self, what: &TransitKind, body: &[u8]) -> Option<FailureKind> {
+    fn refusal(&self, what: &TransitKind, body: &[u8]) -> Option<FailureKind> {
         let session = self.session.as_ref().and_then(|session| session.number);
-        let is_handshake = ParsedMessage::of(body).method == "initialize";
+        let is_handshake = ParsedMessage::parse(body).method == "initialize";
         match what {
             TransitKind::Probe(_) => {
-                let unhealthy = self.endpoint.manner(|manner| manner.unhealthy.clone());
-                self.endpoint.refuses(&self.spec, None).or(unhealthy)
+                let unhealthy = self.endpoint.with_behavior(|manner| manner.health_failure.clone());
+                self.endpoint.refusal_for(&self.spec, None).or(unhealthy)
             }
-            TransitKind::Request(_) if is_handshake => self.endpoint.refuses(&self.spec, None),
+            TransitKind::Request(_) if is_handshake => self.endpoint.refusal_for(&self.spec, None),
             // For a server with sessions, the request lacks a session id.
-            TransitKind::Alone(_) => {
+            TransitKind::Stateless(_) => {
                 let said = Some("no session id".to_owned());
-                let knows_none = self.served_by().speaks == SpokenEras::Sessions;
-                let refused = knows_none.then_some(FailureKind::Status { status: 400, said });
-                self.endpoint.refuses(&self.spec, None).or(refused)
+                let knows_none = self.current_script().speaks == SpokenEras::Sessions;
+                let refused = knows_none.then_some(FailureKind::Status { status: 400, message: said });
+                self.endpoint.refusal_for(&self.spec, None).or(refused)
             }
             // Only a handshake creates a session, and all other messages need one.
             TransitKind::Request(_) | TransitKind::Initialized | TransitKind::Notification if session.is_none() => {
-                self.endpoint.refuses(&self.spec, None).or(Some(FailureKind::status(400)))
+                self.endpoint.refusal_for(&self.spec, None).or(Some(FailureKind::from_status(400)))
             }
             TransitKind::Request(_) | TransitKind::Initialized | TransitKind::Notification | TransitKind::Close => {
-                self.endpoint.refuses(&self.spec, session)
+                self.endpoint.refusal_for(&self.spec, session)
             }
             TransitKind::Queued | TransitKind::Unconfirmed => None,
         }
     }
 
-    fn undelivered(&mut self, now: Instant, what: &TransitKind, kind: FailureKind) {
+    fn fail_delivery(&mut self, now: Instant, what: &TransitKind, kind: FailureKind) {
         let is_busy = matches!(
             kind,
             FailureKind::Throttled { .. } | FailureKind::ServerError { .. } | FailureKind::Status { .. }
         );
         match what {
-            TransitKind::Request(id) | TransitKind::Alone(id) | TransitKind::Probe(id) => self.failed(now, *id, kind),
+            TransitKind::Request(id) | TransitKind::Stateless(id) | TransitKind::Probe(id) => {
+                self.fail_exchange(now, *id, kind)
+            }
             // A busy server misses notifications, which has no effect on the session.
             TransitKind::Notification if is_busy => {}
             TransitKind::Notification | TransitKind::Initialized => {
@@ -350,14 +362,14 @@ impl SimLine {
         }
     }
 
-    fn hand_over(&mut self, now: Instant, what: &TransitKind, body: Bytes) {
-        self.note(now, DeliveryProgress::Served, what, &body);
+    fn deliver_to_session(&mut self, now: Instant, what: &TransitKind, body: Bytes) {
+        self.record_delivery(now, DeliveryProgress::Served, what, &body);
         let Some(session) = &mut self.session else { return };
         match session.server.phase {
-            SimPhase::Serving => session.server.line(now, &body),
+            SimPhase::Serving => session.server.handle_line(now, &body),
             SimPhase::Starting => {
-                let at = session.server.next().unwrap_or(now);
-                self.put(at, TransitMessage { what: TransitKind::Queued, body, fails: None });
+                let at = session.server.next_timer().unwrap_or(now);
+                self.schedule(at, TransitMessage { kind: TransitKind::Queued, body, failure: None });
             }
             SimPhase::Hung | SimPhase::Ended(_) => {}
         }
@@ -365,92 +377,93 @@ impl SimLine {
     }
 
     fn serve(&mut self, now: Instant) {
-        self.serve_alone(now);
+        self.serve_stateless(now);
         let Some(session) = &mut self.session else { return };
-        session.server.due(now);
+        session.server.run_due_timers(now);
         // Output on stderr is dropped.
         session.server.err.clear();
         let said = mem::take(&mut session.server.out).freeze();
         let has_ended = matches!(session.server.phase, SimPhase::Ended(_));
         for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            self.said(now, line);
+            self.handle_output(now, line);
         }
         if let Some(session) = self.session.as_mut().filter(|_| has_ended) {
             // Its operator restarts the process, which then has no sessions.
             session.server.phase = SimPhase::Hung;
-            let _ = session.number.inspect(|number| self.endpoint.session_forgotten(*number));
+            let _ = session.number.inspect(|number| self.endpoint.forget_session(*number));
             self.cut(now);
         }
     }
 
-    fn serve_alone(&mut self, now: Instant) {
-        let Some(server) = &mut self.alone else { return };
-        server.due(now);
+    fn serve_stateless(&mut self, now: Instant) {
+        let Some(server) = &mut self.stateless_server else { return };
+        server.run_due_timers(now);
         server.err.clear();
         let said = mem::take(&mut server.out).freeze();
         if matches!(server.phase, SimPhase::Ended(_)) {
-            self.alone = None;
+            self.stateless_server = None;
             self.cut(now);
         }
         for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match stream_of(line) {
                 // A message on the way belongs to the stream of an open request; otherwise it is dropped.
-                Some(id) if self.open.contains_key(&id) => {
+                Some(id) if self.open_exchanges.contains_key(&id) => {
                     let message = Bytes::copy_from_slice(line);
-                    self.inbox.push_back(LineEvent::Message { message, of: Some(id) });
+                    self.inbox.push_back(LineEvent::Message { message, request: Some(id) });
                 }
                 Some(_) => {}
-                None => self.said(now, line),
+                None => self.handle_output(now, line),
             }
         }
     }
 
-    fn said(&mut self, now: Instant, line: &[u8]) {
-        let message = ParsedMessage::of(line);
+    fn handle_output(&mut self, now: Instant, line: &[u8]) {
+        let message = ParsedMessage::parse(line);
         if !message.method.is_empty() {
             let message = Bytes::copy_from_slice(line);
-            return self.inbox.push_back(LineEvent::Message { message, of: None });
+            return self.inbox.push_back(LineEvent::Message { message, request: None });
         }
         // Not JSON-RPC, or an answer to a request that was given up.
-        let Some(id) = message.id.filter(|id| self.open.contains_key(id)) else { return };
+        let Some(id) = message.id.filter(|id| self.open_exchanges.contains_key(id)) else { return };
         let limit = self.spec.policy.session.line_max;
         if line.len() > limit {
-            return self.failed(now, id, FailureKind::TooLong(limit));
+            return self.fail_exchange(now, id, FailureKind::TooLong(limit));
         }
-        let is_attempt = self.open.get(&id).is_some_and(|exchange| exchange.attempt.is_some() && !exchange.alone);
+        let is_attempt =
+            self.open_exchanges.get(&id).is_some_and(|exchange| exchange.attempt.is_some() && !exchange.stateless);
         let succeeded = !message.is_error;
         if is_attempt
             && succeeded
             && let Some(session) = &mut self.session
         {
-            session.number = Some(self.endpoint.session_opened());
+            session.number = Some(self.endpoint.open_session());
         }
-        self.settle(now, id, succeeded);
-        self.inbox.push_back(LineEvent::Message { message: Bytes::copy_from_slice(line), of: Some(id) });
+        self.remove_exchange(now, id, succeeded);
+        self.inbox.push_back(LineEvent::Message { message: Bytes::copy_from_slice(line), request: Some(id) });
     }
 
     /// Ends an exchange. Without a session this cancels the request.
-    fn closed(&mut self, now: Instant, id: u64) {
-        let is_alone = self.open.get(&id).is_some_and(|exchange| exchange.alone);
-        if let Some(server) = self.alone.as_mut().filter(|_| is_alone) {
+    fn cancel_if_stateless(&mut self, now: Instant, id: u64) {
+        let is_alone = self.open_exchanges.get(&id).is_some_and(|exchange| exchange.stateless);
+        if let Some(server) = self.stateless_server.as_mut().filter(|_| is_alone) {
             let words =
                 format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
-            server.line(now, words.as_bytes());
+            server.handle_line(now, words.as_bytes());
         }
     }
 
-    fn failed(&mut self, now: Instant, id: u64, kind: FailureKind) {
-        self.closed(now, id);
-        if self.settle(now, id, false) {
+    fn fail_exchange(&mut self, now: Instant, id: u64, kind: FailureKind) {
+        self.cancel_if_stateless(now, id);
+        if self.remove_exchange(now, id, false) {
             self.inbox.push_back(LineEvent::Failed { id, failure: failure(kind) });
         }
     }
 
     /// Removes an open exchange. Returns false if it was removed before.
-    fn settle(&mut self, now: Instant, id: u64, succeeded: bool) -> bool {
-        let Some(exchange) = self.open.remove(&id) else { return false };
+    fn remove_exchange(&mut self, now: Instant, id: u64, succeeded: bool) -> bool {
+        let Some(exchange) = self.open_exchanges.remove(&id) else { return false };
         if let Some(attempt) = exchange.attempt {
-            self.endpoint.attempt_ended(attempt, succeeded, now);
+            self.endpoint.end_attempt(attempt, succeeded, now);
         }
         true
     }
@@ -458,12 +471,12 @@ impl SimLine {
     /// Breaks every connection. Messages that will fail to connect have none and are not affected.
     fn cut(&mut self, now: Instant) {
         self.connected = false;
-        let whole = mem::take(&mut self.travelling);
+        let whole = mem::take(&mut self.in_transit);
         let (failing, cut): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            whole.into_iter().partition(|(_, letter)| letter.fails.is_some());
-        self.travelling = failing;
-        let failing = self.travelling.values().filter_map(|letter| match letter.what {
-            TransitKind::Request(id) | TransitKind::Alone(id) | TransitKind::Probe(id) => Some(id),
+            whole.into_iter().partition(|(_, letter)| letter.failure.is_some());
+        self.in_transit = failing;
+        let failing = self.in_transit.values().filter_map(|letter| match letter.kind {
+            TransitKind::Request(id) | TransitKind::Stateless(id) | TransitKind::Probe(id) => Some(id),
             TransitKind::Initialized
             | TransitKind::Notification
             | TransitKind::Close
@@ -471,12 +484,12 @@ impl SimLine {
             | TransitKind::Unconfirmed => None,
         });
         let failing: Vec<u64> = failing.collect();
-        let broken: Vec<u64> = self.open.keys().copied().filter(|id| !failing.contains(id)).collect();
+        let broken: Vec<u64> = self.open_exchanges.keys().copied().filter(|id| !failing.contains(id)).collect();
         for id in broken {
-            self.failed(now, id, FailureKind::Cut);
+            self.fail_exchange(now, id, FailureKind::Cut);
         }
         for letter in cut.into_values() {
-            self.undelivered(now, &letter.what, FailureKind::Cut);
+            self.fail_delivery(now, &letter.kind, FailureKind::Cut);
         }
         // The older transport has one stream for all messages, and the session ends with it.
         let is_sse = matches!(self.spec.target, ServerTarget::Remote { transport: RemoteTransport::Sse, .. });
@@ -493,16 +506,20 @@ impl ServerLine for SimLine {
         self.advance(now);
         match message {
             LineOutput::Request { id, body, header_timeout, routing } => {
-                let opening = ParsedMessage::of(&body).method;
+                let opening = ParsedMessage::parse(&body).method;
                 let is_handshake =
                     opening == "initialize" || (opening == "server/discover" && header_timeout.is_some());
                 drop(opening);
-                let attempt = is_handshake.then(|| self.endpoint.attempt_began(self.run, now));
-                self.ask(now, id, header_timeout, attempt, routing.is_some());
-                self.post(now, if routing.is_some() { TransitKind::Alone(id) } else { TransitKind::Request(id) }, body);
+                let attempt = is_handshake.then(|| self.endpoint.begin_attempt(self.run, now));
+                self.open_exchange(now, id, header_timeout, attempt, routing.is_some());
+                self.post(
+                    now,
+                    if routing.is_some() { TransitKind::Stateless(id) } else { TransitKind::Request(id) },
+                    body,
+                );
             }
             LineOutput::Probe { id } => {
-                self.ask(now, id, None, None, false);
+                self.open_exchange(now, id, None, None, false);
                 self.post(now, TransitKind::Probe(id), Bytes::new());
             }
             LineOutput::Notification { body } | LineOutput::Response { body } => {
@@ -510,8 +527,8 @@ impl ServerLine for SimLine {
             }
             LineOutput::Initialized { body, .. } => self.post(now, TransitKind::Initialized, body),
             LineOutput::Abandon { id } => {
-                self.closed(now, id);
-                self.settle(now, id, false);
+                self.cancel_if_stateless(now, id);
+                self.remove_exchange(now, id, false);
             }
             LineOutput::Credentials(spec) => self.spec = spec,
             LineOutput::Close if self.session.is_none() => self.inbox.push_back(LineEvent::Closed),
@@ -529,7 +546,7 @@ impl ServerLine for SimLine {
             if let Some(incoming) = self.inbox.pop_front() {
                 return Poll::Ready(incoming);
             }
-            let Some(next) = self.next() else {
+            let Some(next) = self.next_wakeup() else {
                 self.timer = None;
                 return Poll::Pending;
             };
@@ -545,11 +562,11 @@ impl ServerLine for SimLine {
 impl Drop for SimLine {
     fn drop(&mut self) {
         let now = Instant::now();
-        let open: Vec<u64> = self.open.keys().copied().collect();
+        let open: Vec<u64> = self.open_exchanges.keys().copied().collect();
         for id in open {
-            self.settle(now, id, false);
+            self.remove_exchange(now, id, false);
         }
-        self.endpoint.leave(self.number, self.session.as_ref().and_then(|session| session.number));
+        self.endpoint.remove_line(self.number, self.session.as_ref().and_then(|session| session.number));
     }
 }
 
@@ -592,7 +609,7 @@ struct ErrorField<'a> {
 }
 
 impl<'a> ParsedMessage<'a> {
-    fn of(body: &'a [u8]) -> Self {
+    fn parse(body: &'a [u8]) -> Self {
         let Ok(message) = serde_json::from_slice::<WireMessage<'_>>(body) else { return Self::default() };
         let method = message.method.map(|method| method.0).unwrap_or_default();
         let call = (method == "tools/call").then(|| parse::<CallParams<'_>>(message.params).ok()).flatten();

@@ -33,7 +33,7 @@ pub(super) async fn run(
     let mut dice = RunRng::new(script.seed, run);
     let serving = RmcpServer { script: Arc::clone(&script) }.serve((stdin, stdout));
     let running = tokio::select! {
-        end = control.ended() => return end,
+        end = control.wait() => return end,
         serving = serving => match serving {
             Ok(running) => running,
             Err(_) => return ProcessEnd { code: Some(1), signal: None },
@@ -46,8 +46,8 @@ pub(super) async fn run(
         }
     };
     tokio::select! {
-        end = control.ended() => end,
-        () = control.sigterm() => {
+        end = control.wait() => end,
+        () = control.wait_sigterm() => {
             sleep(script.sigterm_delay.unwrap_or_default()).await;
             ProcessEnd { code: Some(script.exit_code), signal: None }
         }
@@ -101,7 +101,7 @@ impl ServerHandler for RmcpServer {
             }
             "sleep" => {
                 let asked = parse::<SleepArguments>(arguments)?;
-                (late(&asked, &context).await?, None)
+                (sleep_with_progress(&asked, &context).await?, None)
             }
             name if tools::is_numbered(&self.script, 0, name) => (name.to_owned(), None),
             name => return Err(ErrorData::invalid_params(format!("unknown tool: {name}"), None)),
@@ -113,7 +113,10 @@ impl ServerHandler for RmcpServer {
     }
 }
 
-async fn late(asked: &SleepArguments, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
+async fn sleep_with_progress(
+    asked: &SleepArguments,
+    context: &RequestContext<RoleServer>,
+) -> Result<String, ErrorData> {
     let total = Duration::from_millis(asked.ms);
     let progress = async {
         let (Some(every), Some(token)) = (asked.progress_every_ms, context.meta.get_progress_token()) else {

@@ -266,7 +266,7 @@ impl SimScript {
 
     /// Returns true if the script writes to stderr. Without, a simulated server has no stderr, so ten thousand save a
     /// pipe each.
-    pub(super) fn writes_stderr(&self) -> bool {
+    pub(super) fn has_stderr_output(&self) -> bool {
         self.stderr_lines_per_second > 0
             || self.stderr_bytes_per_second > 0
             || self.stderr_burst_bytes > 0

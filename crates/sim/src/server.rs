@@ -86,24 +86,24 @@ pub(super) struct SimResponder {
     pub(super) phase: SimPhase,
     pub(super) script: Arc<SimScript>,
     env: EnvSource,
-    dice: RunRng,
+    rng: RunRng,
     timers: BinaryHeap<ServerTimer>,
     timers_set: u64,
-    born: Instant,
+    started_at: Instant,
     stopping: bool,
     more_tools: usize,
-    garbage: usize,
-    chatter: u64,
+    garbage_written: usize,
+    stderr_lines: u64,
     lists: u64,
     calls: u64,
     pings: u64,
     initialized: u64,
     cancelled: Vec<Box<str>>,
     // Id of the last answer, if the script uses it.
-    answered: Option<Box<str>>,
-    pub(super) alone: SimStatelessState,
+    last_answered: Option<Box<str>>,
+    pub(super) stateless: SimStatelessState,
     // Memory that calls have allocated for good (`grow_per_call`).
-    kept: Vec<Vec<u8>>,
+    retained_memory: Vec<Vec<u8>>,
 }
 
 struct ServerTimer {
@@ -115,9 +115,9 @@ struct ServerTimer {
 
 enum TimerEvent {
     Started,
-    Chatter,
+    StderrLines,
     /// Contains the time of the previous output.
-    Flood(Instant),
+    StderrBytes(Instant),
     MoreTools,
     End(ProcessEnd),
     Answer(Box<LateAnswer>),
@@ -145,24 +145,24 @@ impl SimResponder {
             out: BytesMut::new(),
             err: BytesMut::new(),
             phase: SimPhase::Starting,
-            dice: RunRng::new(script.seed, run),
+            rng: RunRng::new(script.seed, run),
             script,
             env,
             timers: BinaryHeap::new(),
             timers_set: 0,
-            born: now,
+            started_at: now,
             stopping: false,
             more_tools: 0,
-            garbage: 0,
-            chatter: 0,
+            garbage_written: 0,
+            stderr_lines: 0,
             lists: 0,
             calls: 0,
             pings: 0,
             initialized: 0,
             cancelled: Vec::new(),
-            answered: None,
-            alone: SimStatelessState::default(),
-            kept: Vec::new(),
+            last_answered: None,
+            stateless: SimStatelessState::default(),
+            retained_memory: Vec::new(),
         };
         server.begin(now);
         server
@@ -178,62 +178,64 @@ impl SimResponder {
             self.err.put_u8(b'\n');
         }
         if script.stderr_lines_per_second > 0 {
-            self.set(now + self.chatter_tick(), TimerEvent::Chatter);
+            self.set_timer(now + self.stderr_line_interval(), TimerEvent::StderrLines);
         } else if script.stderr_text.is_some() {
-            self.say_text();
+            self.write_stderr_line();
         }
         if script.stderr_bytes_per_second > 0 {
-            self.set(now + FLOOD_TICK, TimerEvent::Flood(now));
+            self.set_timer(now + FLOOD_TICK, TimerEvent::StderrBytes(now));
         }
-        self.garbage(script.stdout_garbage_at_start);
+        self.write_garbage(script.stdout_garbage_at_start);
         match self.vary(script.start_delay) {
-            Duration::ZERO => self.started(),
-            delay => self.set(now + delay, TimerEvent::Started),
+            Duration::ZERO => self.complete_start(),
+            delay => self.set_timer(now + delay, TimerEvent::Started),
         }
     }
 
-    fn started(&mut self) {
+    fn complete_start(&mut self) {
         self.phase =
             if self.script.exit_before_handshake { SimPhase::Ended(self.script.end()) } else { SimPhase::Serving };
     }
 
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(super) fn next_timer(&self) -> Option<Instant> {
         self.timers.peek().map(|timer| timer.at)
     }
 
-    pub(super) fn due(&mut self, now: Instant) {
-        while matches!(self.phase, SimPhase::Starting | SimPhase::Serving) && self.next().is_some_and(|at| at <= now) {
+    pub(super) fn run_due_timers(&mut self, now: Instant) {
+        while matches!(self.phase, SimPhase::Starting | SimPhase::Serving)
+            && self.next_timer().is_some_and(|at| at <= now)
+        {
             let Some(timer) = self.timers.pop() else { return };
             match timer.event {
-                TimerEvent::Started => self.started(),
-                TimerEvent::Chatter => {
-                    let due = now.duration_since(self.born).as_millis()
+                TimerEvent::Started => self.complete_start(),
+                TimerEvent::StderrLines => {
+                    let due = now.duration_since(self.started_at).as_millis()
                         * u128::from(self.script.stderr_lines_per_second)
                         / 1000;
-                    while u128::from(self.chatter) < due {
-                        self.chatter += 1;
-                        self.say_text();
+                    while u128::from(self.stderr_lines) < due {
+                        self.stderr_lines += 1;
+                        self.write_stderr_line();
                     }
-                    self.set(now + self.chatter_tick(), TimerEvent::Chatter);
+                    self.set_timer(now + self.stderr_line_interval(), TimerEvent::StderrLines);
                 }
-                TimerEvent::Flood(since) => {
+                TimerEvent::StderrBytes(since) => {
                     let bytes = self.script.stderr_bytes_per_second as f64
                         * now.duration_since(since).min(2 * FLOOD_TICK).as_secs_f64();
                     while (self.err.len() as f64) < bytes {
                         self.err.put_slice(&FLOOD_LINE);
                     }
-                    self.set(now + FLOOD_TICK, TimerEvent::Flood(now));
+                    self.set_timer(now + FLOOD_TICK, TimerEvent::StderrBytes(now));
                 }
                 TimerEvent::MoreTools => {
                     self.more_tools += 1;
-                    self.tools_changed();
+                    self.notify_tools_changed();
                 }
                 TimerEvent::End(end) => self.phase = SimPhase::Ended(end),
                 TimerEvent::Answer(answer) => {
-                    self.before_answer(&answer.id);
+                    self.write_before_answer(&answer.id);
                     self.out.put_slice(&answer.line);
                 }
-                TimerEvent::Progress(progress) => self.progress(timer.at, progress),
+                TimerEvent::Progress(progress) => self.send_progress(timer.at, progress),
             }
         }
     }
@@ -243,11 +245,11 @@ impl SimResponder {
             self.stopping = true;
             let delay = self.vary(self.script.sigterm_delay.unwrap_or_default());
             let end = ProcessEnd { code: Some(self.script.exit_code), signal: None };
-            self.set(now + delay, TimerEvent::End(end));
+            self.set_timer(now + delay, TimerEvent::End(end));
         }
     }
 
-    pub(super) fn eof(&mut self, now: Instant) {
+    pub(super) fn handle_eof(&mut self, now: Instant) {
         match (self.script.ignore_eof, self.script.sigterm_delay) {
             (true, _) => {}
             (false, Some(_)) => self.terminate(now),
@@ -255,7 +257,7 @@ impl SimResponder {
         }
     }
 
-    fn say_text(&mut self) {
+    fn write_stderr_line(&mut self) {
         let script = Arc::clone(&self.script);
         let template = script.stderr_text.as_deref().unwrap_or("still here");
         let mut parts = template.split("{env:");
@@ -268,43 +270,43 @@ impl SimResponder {
         self.err.put_u8(b'\n');
     }
 
-    fn chatter_tick(&self) -> Duration {
+    fn stderr_line_interval(&self) -> Duration {
         (Duration::from_secs(1) / self.script.stderr_lines_per_second.max(1)).max(CHATTER_TICK)
     }
 
     pub(super) fn vary(&mut self, duration: Duration) -> Duration {
-        self.dice.vary(duration, self.script.jitter)
+        self.rng.vary(duration, self.script.jitter)
     }
 
-    fn set(&mut self, at: Instant, event: TimerEvent) {
+    fn set_timer(&mut self, at: Instant, event: TimerEvent) {
         self.timers_set += 1;
         self.timers.push(ServerTimer { at, order: self.timers_set, event });
     }
 
-    fn garbage(&mut self, lines: usize) {
+    fn write_garbage(&mut self, lines: usize) {
         for _ in 0..lines {
-            self.out.put_slice(GARBAGE[self.garbage % GARBAGE.len()].as_bytes());
+            self.out.put_slice(GARBAGE[self.garbage_written % GARBAGE.len()].as_bytes());
             self.out.put_u8(b'\n');
-            self.garbage += 1;
+            self.garbage_written += 1;
         }
     }
 
     /// Writes the garbage lines and stray answers that the script puts before an answer.
-    fn before_answer(&mut self, id: &str) {
-        self.garbage(self.script.garbage_lines);
+    fn write_before_answer(&mut self, id: &str) {
+        self.write_garbage(self.script.garbage_lines);
         for _ in 0..self.script.stray_answers {
-            let answered = self.answered.as_deref().unwrap_or("null");
+            let answered = self.last_answered.as_deref().unwrap_or("null");
             for stray in [answered, NEVER_ASKED] {
                 let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":{stray},\"result\":{{}}}}\n");
                 self.out.put_slice(line.as_bytes());
             }
         }
         if self.script.stray_answers > 0 {
-            self.answered = Some(id.into());
+            self.last_answered = Some(id.into());
         }
     }
 
-    pub(super) fn line(&mut self, now: Instant, line: &[u8]) {
+    pub(super) fn handle_line(&mut self, now: Instant, line: &[u8]) {
         let line = line.trim_ascii();
         if line.is_empty() {
             return;
@@ -317,11 +319,11 @@ impl SimResponder {
         };
         let method = message.method.as_ref().map(|method| &*method.0);
         if let (Some(method), Some(id)) = (method, message.id)
-            && self.is_settled(now, method, id, message.params)
+            && self.try_handle(now, method, id, message.params)
         {
             return;
         }
-        let list = method.and_then(|method| SimListKind::asked_by(method, &self.script));
+        let list = method.and_then(|method| SimListKind::from_method(method, &self.script));
         if let (Some(of), Some(id)) = (list, message.id) {
             return self.list(of, id, message.params);
         }
@@ -333,7 +335,7 @@ impl SimResponder {
             }
             (Some("tools/call"), Some(id)) if !self.script.no_tools_capability => self.call(now, id, message.params),
             (Some(method), Some(id)) => self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}")),
-            (Some("notifications/initialized"), None) => self.initialized(now),
+            (Some("notifications/initialized"), None) => self.handle_initialized(now),
             (Some("notifications/cancelled"), None) => self.cancel(message.params),
             // Other notifications, and responses: this server sends no requests.
             (Some(_), None) | (None, Some(_)) => {}
@@ -368,31 +370,31 @@ impl SimResponder {
         self.answer_in(now, delay, id, body);
     }
 
-    pub(super) fn initialized(&mut self, now: Instant) {
+    pub(super) fn handle_initialized(&mut self, now: Instant) {
         self.initialized += 1;
         if self.initialized > 1 {
             return;
         }
         if let Some(lifetime) = self.script.exit_after {
             let lifetime = self.vary(lifetime);
-            self.set(now + lifetime, TimerEvent::End(self.script.end()));
+            self.set_timer(now + lifetime, TimerEvent::End(self.script.end()));
         }
         if let Some(delay) = self.script.list_changed_after {
             let delay = self.vary(delay);
-            self.set(now + delay, TimerEvent::MoreTools);
+            self.set_timer(now + delay, TimerEvent::MoreTools);
         }
     }
 
     fn cancel(&mut self, params: Option<&RawValue>) {
         let Ok(cancelled) = parse::<CancelledParams<'_>>(params) else { return };
         let id = cancelled.request_id.get();
-        self.alone.leave(id);
+        self.stateless.remove_stream(id);
         self.timers.retain(|timer| match &timer.event {
             TimerEvent::Answer(answer) => answer.ignore_cancel || *answer.id != *id,
             TimerEvent::Progress(progress) => progress.ignore_cancel || *progress.id != *id,
             TimerEvent::Started
-            | TimerEvent::Chatter
-            | TimerEvent::Flood(_)
+            | TimerEvent::StderrLines
+            | TimerEvent::StderrBytes(_)
             | TimerEvent::MoreTools
             | TimerEvent::End(_) => true,
         });
@@ -445,7 +447,7 @@ impl SimResponder {
         };
         // `received` changes nothing, and works whatever the script does to calls.
         if call.name == "received" {
-            return self.received(id);
+            return self.report_received(id);
         }
         let script = Arc::clone(&self.script);
         if script.hang_after == Some(self.calls) {
@@ -461,8 +463,8 @@ impl SimResponder {
             return;
         }
         if script.grow_per_call > 0 {
-            self.kept.push(vec![1; script.grow_per_call]);
-            if script.memory_max > 0 && self.kept.len() * script.grow_per_call > script.memory_max {
+            self.retained_memory.push(vec![1; script.grow_per_call]);
+            if script.memory_max > 0 && self.retained_memory.len() * script.grow_per_call > script.memory_max {
                 self.phase = SimPhase::Ended(ProcessEnd { code: None, signal: Some(SIGKILL) });
                 return;
             }
@@ -498,7 +500,7 @@ impl SimResponder {
                     let every = Duration::from_millis(every.max(1));
                     let progress = ProgressSeries { id, ignore_cancel, token, every, done: every, total };
                     if every < total {
-                        self.set(now + every, TimerEvent::Progress(Box::new(progress)));
+                        self.set_timer(now + every, TimerEvent::Progress(Box::new(progress)));
                     }
                 }
                 let text = format!("slept {} ms", sleep.ms);
@@ -543,7 +545,7 @@ impl SimResponder {
         Ok(())
     }
 
-    fn received(&mut self, id: &RawValue) {
+    fn report_received(&mut self, id: &RawValue) {
         let received = format!(
             r#"{{"calls":{},"cancelled":[{}],"pings":{},"initialized":{}}}"#,
             self.calls,
@@ -554,7 +556,7 @@ impl SimResponder {
         self.answer(id, |line| put_result(line, &received, Some(&received), false));
     }
 
-    fn progress(&mut self, at: Instant, mut progress: Box<ProgressSeries>) {
+    fn send_progress(&mut self, at: Instant, mut progress: Box<ProgressSeries>) {
         self.out
             .put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":");
         self.out.put_slice(progress.token.as_bytes());
@@ -562,7 +564,7 @@ impl SimResponder {
         self.out.put_slice(format!(",\"progress\":{done},\"total\":{total}}}}}\n").as_bytes());
         progress.done += progress.every;
         if progress.done < progress.total {
-            self.set(at + progress.every, TimerEvent::Progress(progress));
+            self.set_timer(at + progress.every, TimerEvent::Progress(progress));
         }
     }
 
@@ -571,7 +573,7 @@ impl SimResponder {
     }
 
     pub(super) fn answer(&mut self, id: &RawValue, body: impl FnOnce(&mut BytesMut)) {
-        self.before_answer(id.get());
+        self.write_before_answer(id.get());
         put_answer(&mut self.out, id, body);
     }
 
@@ -586,7 +588,7 @@ impl SimResponder {
     fn answer_at(&mut self, at: Instant, id: &RawValue, ignore_cancel: bool, body: impl FnOnce(&mut BytesMut)) {
         let mut line = BytesMut::new();
         put_answer(&mut line, id, body);
-        self.set(at, TimerEvent::Answer(Box::new(LateAnswer { id: id.get().into(), ignore_cancel, line })));
+        self.set_timer(at, TimerEvent::Answer(Box::new(LateAnswer { id: id.get().into(), ignore_cancel, line })));
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct SimStatelessState {
 }
 
 impl SimStatelessState {
-    pub(super) fn leave(&mut self, stream: &str) {
+    pub(super) fn remove_stream(&mut self, stream: &str) {
         self.streams.retain(|open| **open != *stream);
     }
 }
@@ -36,7 +36,7 @@ impl SimStatelessState {
 impl SimResponder {
     /// Handles a request if it belongs to this era or to the wrong one. Returns false if the request is left to the
     /// common code.
-    pub(super) fn is_settled(&mut self, now: Instant, method: &str, id: &RawValue, params: Option<&RawValue>) -> bool {
+    pub(super) fn try_handle(&mut self, now: Instant, method: &str, id: &RawValue, params: Option<&RawValue>) -> bool {
         let speaks = self.script.speaks;
         if speaks == SpokenEras::Sessions {
             return false;
@@ -46,7 +46,7 @@ impl SimResponder {
         let asked = if envelope.is_some() && method != "initialize" { Era::Stateless } else { Era::Sessions };
         // As in the libraries, the first request decides the era of a connection.
         let era = match speaks {
-            SpokenEras::Both => *self.alone.era.get_or_insert(asked),
+            SpokenEras::Both => *self.stateless.era.get_or_insert(asked),
             SpokenEras::Stateless | SpokenEras::Sessions => Era::Stateless,
         };
         match (era, asked) {
@@ -70,7 +70,7 @@ impl SimResponder {
                     self.refuse(id, UNSUPPORTED_VERSION, "unsupported protocol version");
                     return true;
                 }
-                self.serve_alone(now, method, id, params, &alone, capabilities)
+                self.serve_stateless(now, method, id, params, &alone, capabilities)
             }
         }
     }
@@ -87,7 +87,7 @@ impl SimResponder {
         }
     }
 
-    fn serve_alone(
+    fn serve_stateless(
         &mut self,
         now: Instant,
         method: &str,
@@ -97,7 +97,7 @@ impl SimResponder {
         capabilities: &RawValue,
     ) -> bool {
         match method {
-            "server/discover" => self.discovered(now, id),
+            "server/discover" => self.answer_discover(now, id),
             "subscriptions/listen" => self.listen(id, alone.notifications),
             // These methods exist only with sessions.
             "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe" => {
@@ -115,7 +115,7 @@ impl SimResponder {
         true
     }
 
-    fn discovered(&mut self, now: Instant, id: &RawValue) {
+    fn answer_discover(&mut self, now: Instant, id: &RawValue) {
         let script = Arc::clone(&self.script);
         if script.discover_never {
             return;
@@ -135,7 +135,7 @@ impl SimResponder {
         let delay = self.vary(script.handshake_delay);
         self.answer_in(now, delay, id, |line| line.put_slice(format!("\"result\":{result}").as_bytes()));
         // Without sessions, discovery takes the place of `notifications/initialized`.
-        self.initialized(now);
+        self.handle_initialized(now);
     }
 
     fn listen(&mut self, id: &RawValue, wanted: Option<&RawValue>) {
@@ -145,14 +145,14 @@ impl SimResponder {
         );
         self.out.put_slice(said.as_bytes());
         self.out.put_u8(b'\n');
-        self.alone.streams.push(id.get().into());
+        self.stateless.streams.push(id.get().into());
     }
 
-    pub(super) fn tools_changed(&mut self) {
-        if self.script.speaks == SpokenEras::Sessions || self.alone.era == Some(Era::Sessions) {
+    pub(super) fn notify_tools_changed(&mut self) {
+        if self.script.speaks == SpokenEras::Sessions || self.stateless.era == Some(Era::Sessions) {
             self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
         }
-        for id in &self.alone.streams {
+        for id in &self.stateless.streams {
             let said = format!(
                 r#"{{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":{id}}}}}}}"#,
             );

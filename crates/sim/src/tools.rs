@@ -30,7 +30,7 @@ pub(super) enum SimListKind {
 }
 
 impl SimListKind {
-    pub(super) fn asked_by(method: &str, script: &SimScript) -> Option<Self> {
+    pub(super) fn from_method(method: &str, script: &SimScript) -> Option<Self> {
         let (of, has_it) = match method {
             "tools/list" => (Self::Tools, !script.no_tools_capability),
             "resources/list" => (Self::Resources, has_resources(script)),

@@ -87,7 +87,7 @@ impl Delivery {
         journal.expect_delivery();
         let (orders, inbox) = mpsc::channel(ORDERS_MAX);
         let (published, status) = watch::channel(DeliveryStatus { to: to.to_owned(), ..DeliveryStatus::default() });
-        let appended = journal.appended();
+        let appended = journal.watch_appended();
         // Two bits less, so that ids stay far below the largest `i64` that readers of JSON or SQL can hold.
         let first_batch = RandomState::new().build_hasher().finish() >> 2;
         let courier = DeliveryTask {
@@ -95,18 +95,18 @@ impl Delivery {
             appended: appended.clone(),
             policy: policy.clone(),
             journal,
-            way,
+            sink: way,
             published,
-            passed: None,
+            last_read: None,
             direct_from: u64::MAX,
             direct_through: 0,
-            written: (0, None),
+            stored_progress: (0, None),
             refused: Vec::new(),
             direct: None,
-            hurried: false,
+            is_hurried: false,
             flushing: false,
-            unreadable: None,
-            complaint: None,
+            read_error: None,
+            logged_failure: None,
         };
         let task = Mutex::new(Some(tokio::spawn(courier.run(inbox))));
         Self { orders, status, appended, task }
@@ -125,7 +125,7 @@ impl Delivery {
     }
 
     /// Returns the sink for events that the disk does not store. They are sent after all stored events.
-    pub fn direct(&self) -> Arc<dyn EventSink> {
+    pub fn direct_sink(&self) -> Arc<dyn EventSink> {
         Arc::new(DirectSink(self.orders.clone()))
     }
 
@@ -188,27 +188,27 @@ impl EventSink for DirectSink {
 struct DeliveryTask {
     journal: Journal,
     appended: watch::Receiver<u64>,
-    way: Arc<dyn EventSink>,
+    sink: Arc<dyn EventSink>,
     policy: BatchPolicy,
     outbox: Outbox,
     published: watch::Sender<DeliveryStatus>,
     /// Sequence number of the last event that was read from the journal or received directly; `None` until the journal
     /// has returned the progress of the last satellite.
-    passed: Option<u64>,
+    last_read: Option<u64>,
     /// Sequence number of the first event that was received directly; `direct_through` is that of the last. The journal
     /// stores these events later, too.
     direct_from: u64,
     direct_through: u64,
     /// Progress that the journal has stored: the last settled event and the batch in flight.
-    written: (u64, Option<BatchInFlight>),
+    stored_progress: (u64, Option<BatchInFlight>),
     /// Sequence numbers after the cursor that were rejected for good. A resumed batch leaves them out.
     refused: Vec<u64>,
     direct: Option<(Arc<SinkBatch>, oneshot::Sender<SinkAnswer>)>,
-    hurried: bool,
+    is_hurried: bool,
     flushing: bool,
-    unreadable: Option<String>,
+    read_error: Option<String>,
     /// Failure that was logged last: an outage is logged once, not at each attempt.
-    complaint: Option<String>,
+    logged_failure: Option<String>,
 }
 
 impl DeliveryTask {
@@ -224,21 +224,21 @@ impl DeliveryTask {
                 }
             };
             tokio::select! {
-                _ = cycles.tick() => self.cycle().await,
-                () = pause => self.cycle().await,
+                _ = cycles.tick() => self.run_cycle().await,
+                () = pause => self.run_cycle().await,
                 order = orders.recv() => match order {
                     None => return,
                     Some(DeliveryOrder::Direct(batch, reply)) => {
                         // The sender of an earlier batch has given up.
                         self.direct = Some((batch, reply));
-                        if self.hurried {
-                            self.cycle().await;
+                        if self.is_hurried {
+                            self.run_cycle().await;
                         }
                     }
                     Some(DeliveryOrder::Hurry) => {
-                        self.hurried = true;
+                        self.is_hurried = true;
                         if self.direct.is_some() {
-                            self.cycle().await;
+                            self.run_cycle().await;
                         }
                     }
                     Some(DeliveryOrder::Flush(until, done)) => {
@@ -253,7 +253,7 @@ impl DeliveryTask {
 
     /// Sends all events that were stored when the cycle began, and those that were received directly, until the sink
     /// rejects a batch.
-    async fn cycle(&mut self) {
+    async fn run_cycle(&mut self) {
         self.outbox.begin_cycle(Instant::now().into_std());
         self.send_all().await;
         self.answer_direct();
@@ -262,10 +262,10 @@ impl DeliveryTask {
     async fn flush(&mut self, until: Instant) {
         self.flushing = true;
         loop {
-            self.outbox.hurry();
+            self.outbox.begin_final_cycle();
             self.send_all().await;
             self.answer_direct();
-            let left = self.outbox.unsent() > 0 || self.passed.is_none_or(|passed| passed < *self.appended.borrow());
+            let left = self.outbox.unsent() > 0 || self.last_read.is_none_or(|passed| passed < *self.appended.borrow());
             // As always, a batch that was not accepted is sent again after an interval.
             if !left || Instant::now() + self.policy.interval >= until {
                 return;
@@ -276,19 +276,19 @@ impl DeliveryTask {
 
     async fn send_all(&mut self) {
         let stored = *self.appended.borrow();
-        if self.passed.is_none() {
+        if self.last_read.is_none() {
             self.resume().await;
         }
         loop {
             self.refill(stored).await;
             let Some(batch) = self.outbox.next_batch(Instant::now().into_std(), Timestamp::now()) else { break };
-            self.write_down(Some(&batch)).await;
+            self.store_batch_progress(Some(&batch)).await;
             self.publish();
-            let sending = AssertUnwindSafe(self.way.send(batch.clone())).catch_unwind();
+            let sending = AssertUnwindSafe(self.sink.send(batch.clone())).catch_unwind();
             let answer =
                 sending.await.unwrap_or_else(|_| SinkAnswer::Unavailable("the event sink panicked".to_owned()));
             let now = (Instant::now().into_std(), Timestamp::now());
-            for (event, reason) in self.outbox.answered(now.0, now.1, answer) {
+            for (event, reason) in self.outbox.apply_answer(now.0, now.1, answer) {
                 tracing::warn!(
                     seq = event.seq,
                     kind = event.event.kind(),
@@ -298,13 +298,13 @@ impl DeliveryTask {
                 self.refused.push(event.seq);
             }
             self.publish();
-            self.complain();
-            if self.outbox.is_kept() {
+            self.log_failure();
+            if self.outbox.has_kept_batch() {
                 break;
             }
         }
-        let kept = self.written.1.clone().filter(|_| self.outbox.is_kept());
-        self.write(self.settled(), kept).await;
+        let kept = self.stored_progress.1.clone().filter(|_| self.outbox.has_kept_batch());
+        self.store_progress(self.last_settled(), kept).await;
         self.publish();
     }
 
@@ -339,47 +339,47 @@ impl DeliveryTask {
                 self.outbox.begin_cycle(Instant::now().into_std());
             }
         }
-        self.written = (state.cursor, None);
-        self.passed = Some(passed);
+        self.stored_progress = (state.cursor, None);
+        self.last_read = Some(passed);
     }
 
     /// Reads events up to `stored`, the last one when the cycle began, and then adds those that were received directly.
     async fn refill(&mut self, stored: u64) {
         let page = self.policy.batch_max * 2;
-        while let Some(passed) = self.passed
+        while let Some(passed) = self.last_read
             && passed < stored
             && self.outbox.statistics().queue_size < self.policy.batch_max
         {
             let rows = match self.journal.outbox(passed, page).await {
                 Ok(rows) => rows,
                 Err(error) => {
-                    self.unreadable = Some(error.to_string());
+                    self.read_error = Some(error.to_string());
                     break;
                 }
             };
-            self.unreadable = None;
+            self.read_error = None;
             // A page without a readable event is not the end of the journal: skip as many numbers and read on.
             let read = rows.last().map_or(passed.saturating_add(page as u64).min(stored), |last| last.seq);
             let went = self.direct_from..=self.direct_through;
             self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored && !went.contains(&row.seq)));
-            self.passed = Some(read.min(stored));
+            self.last_read = Some(read.min(stored));
         }
-        if self.passed.is_none_or(|passed| passed >= stored)
+        if self.last_read.is_none_or(|passed| passed >= stored)
             && let Some((batch, _)) = &self.direct
         {
-            let known = self.direct_through.max(self.passed.unwrap_or_default());
+            let known = self.direct_through.max(self.last_read.unwrap_or_default());
             let news: Vec<Envelope> = batch.events.iter().filter(|event| event.seq > known).cloned().collect();
             if let Some(last) = news.last() {
                 self.direct_from = self.direct_from.min(news.first().map_or(u64::MAX, |first| first.seq));
                 self.direct_through = last.seq;
-                self.passed = self.passed.map(|_| last.seq);
+                self.last_read = self.last_read.map(|_| last.seq);
             }
             self.outbox.refill(news);
         }
         // The events just read belong to this cycle.
         if self.flushing {
-            self.outbox.hurry();
-        } else if !self.outbox.is_kept() {
+            self.outbox.begin_final_cycle();
+        } else if !self.outbox.has_kept_batch() {
             self.outbox.begin_cycle(Instant::now().into_std());
         }
     }
@@ -388,7 +388,7 @@ impl DeliveryTask {
     /// sender then repeats the batch, or the disk stores it.
     fn answer_direct(&mut self) {
         let Some((batch, reply)) = self.direct.take() else { return };
-        let through = self.direct_through.max(self.passed.unwrap_or_default());
+        let through = self.direct_through.max(self.last_read.unwrap_or_default());
         let all_taken = batch.events.last().is_none_or(|last| last.seq <= through) && self.outbox.is_empty();
         let answer = if all_taken {
             SinkAnswer::Accepted
@@ -400,31 +400,31 @@ impl DeliveryTask {
         let _ = reply.send(answer);
     }
 
-    fn settled(&self) -> u64 {
-        match self.outbox.settled_before() {
+    fn last_settled(&self) -> u64 {
+        match self.outbox.first_unsettled() {
             Some(first) => first - 1,
-            None => self.passed.unwrap_or(self.written.0),
+            None => self.last_read.unwrap_or(self.stored_progress.0),
         }
     }
 
-    async fn write_down(&mut self, batch: Option<&SinkBatch>) {
+    async fn store_batch_progress(&mut self, batch: Option<&SinkBatch>) {
         let range = batch.and_then(|batch| Some((batch, batch.events.first()?.seq, batch.events.last()?.seq)));
         let sending = range.map(|(batch, first, last)| {
             let refused = self.refused.iter().copied().filter(|seq| (first..=last).contains(seq)).collect();
             BatchInFlight { id: batch.id, first, last, refused }
         });
-        self.write(self.settled(), sending).await;
+        self.store_progress(self.last_settled(), sending).await;
     }
 
     /// Stores the progress. A failing disk does not stop delivery: after a kill the events are then sent again under
     /// another id.
-    async fn write(&mut self, settled: u64, sending: Option<BatchInFlight>) {
-        if self.passed.is_none() || self.written == (settled, sending.clone()) {
+    async fn store_progress(&mut self, settled: u64, sending: Option<BatchInFlight>) {
+        if self.last_read.is_none() || self.stored_progress == (settled, sending.clone()) {
             return;
         }
         self.refused.retain(|seq| *seq > settled);
-        if self.journal.sending(settled, sending.clone()).await.is_ok() {
-            self.written = (settled, sending);
+        if self.journal.store_delivery(settled, sending.clone()).await.is_ok() {
+            self.stored_progress = (settled, sending);
         }
     }
 
@@ -434,11 +434,11 @@ impl DeliveryTask {
             to: self.published.borrow().to.clone(),
             state: now.state,
             backlog: 0,
-            settled: self.settled(),
+            settled: self.last_settled(),
             sent: now.sent,
             failed: now.failed,
             last_sent: now.last_sent.map(|at| format!("{at:.3}")),
-            last_error: now.last_error.or_else(|| self.unreadable.clone()),
+            last_error: now.last_error.or_else(|| self.read_error.clone()),
         };
         self.published.send_if_modified(|status| {
             let changed = *status != next;
@@ -447,16 +447,16 @@ impl DeliveryTask {
         });
     }
 
-    fn complain(&mut self) {
-        let complaint = self.outbox.statistics().last_error.filter(|_| self.outbox.is_kept());
+    fn log_failure(&mut self) {
+        let complaint = self.outbox.statistics().last_error.filter(|_| self.outbox.has_kept_batch());
         let to = &self.published.borrow().to;
-        match (&complaint, &self.complaint) {
+        match (&complaint, &self.logged_failure) {
             (Some(reason), before) if before.as_ref() != Some(reason) => {
                 tracing::warn!(to, reason, "the sink does not accept events; they are kept");
             }
             (None, Some(_)) => tracing::info!(to, "the sink accepts events again"),
             (Some(_) | None, _) => {}
         }
-        self.complaint = complaint;
+        self.logged_failure = complaint;
     }
 }

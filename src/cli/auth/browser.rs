@@ -16,14 +16,18 @@ const GOODBYE: &str = "<!doctype html><meta charset=utf-8><title>satellite</titl
 
 pub(super) enum BrowserResponse {
     /// Address of the browser's redirect.
-    Back(String),
+    Redirect(String),
     /// Address or code that was pasted into the terminal.
-    Typed(String),
+    Pasted(String),
 }
 
 /// Waits for the browser's redirect. A request without the right `state` is rejected, such as one from a page that
 /// guesses the port.
-pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<BrowserResponse>) -> AbortOnDropHandle<()> {
+pub(super) fn listen_for_redirect(
+    listener: TcpListener,
+    page: &str,
+    back: mpsc::Sender<BrowserResponse>,
+) -> AbortOnDropHandle<()> {
     let port = listener.local_addr().map(|address| address.port()).unwrap_or_default();
     let state = state_of(page);
     let came = move |uri: Uri| {
@@ -32,7 +36,7 @@ pub(super) fn listen(listener: TcpListener, page: &str, back: mpsc::Sender<Brows
         let is_it = said.is_some() && said == state;
         if is_it {
             // The channel holds one message: later redirects are the same and are dropped.
-            let _ = back.try_send(BrowserResponse::Back(address));
+            let _ = back.try_send(BrowserResponse::Redirect(address));
         }
         async move {
             if is_it {
@@ -56,12 +60,12 @@ fn state_of(address: &str) -> Option<String> {
 }
 
 /// Reads a line from stdin, on a thread that is left behind if the browser answers first.
-pub(super) fn read(back: mpsc::Sender<BrowserResponse>) {
+pub(super) fn read_pasted(back: mpsc::Sender<BrowserResponse>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let text = line.trim();
             if !text.is_empty() {
-                let _ = back.blocking_send(BrowserResponse::Typed(text.to_owned()));
+                let _ = back.blocking_send(BrowserResponse::Pasted(text.to_owned()));
                 return;
             }
         }
@@ -70,7 +74,7 @@ pub(super) fn read(back: mpsc::Sender<BrowserResponse>) {
 
 /// Opens the page in a browser if there is a display. Other users may see the address in the process list; it is of no
 /// use without the satellite's secrets.
-pub(super) fn open(page: &str) -> bool {
+pub(super) fn open_browser(page: &str) -> bool {
     let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let has_display = given("DISPLAY").or(given("WAYLAND_DISPLAY")).is_some();
     let browser = given("BROWSER").or(has_display.then(|| "xdg-open".to_owned()));

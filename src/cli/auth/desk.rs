@@ -17,13 +17,13 @@ use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::find;
 use crate::known_dirs::DataDirLocation;
 use crate::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
-use crate::satellite::{StartError, own};
+use crate::satellite::{StartError, lock_data_dir};
 use crate::values::UserValues;
 
 pub(super) enum AuthBackend {
     Running(ConsoleClient),
     /// No satellite is running; this process has locked the data directory.
-    Alone(Box<OfflineAuth>),
+    Offline(Box<OfflineAuth>),
 }
 
 pub(super) struct OfflineAuth {
@@ -43,12 +43,12 @@ impl AuthBackend {
         let anything = InstanceSelector { server: String::new(), team: None, user: None };
         match client.post::<InstanceStatus>("/v1/resolve", &anything).await {
             Err(error @ ClientError::NotRunning { .. }) => {
-                if !sources.are_given() {
+                if !sources.has_any() {
                     let failed = CommandFailure::from(error);
                     let message = format!("{}; or name the configuration with --config FILE", failed.message);
                     return Err(CommandFailure { message, ..failed });
                 }
-                Ok(Self::Alone(Box::new(OfflineAuth::open(sources, location).await?)))
+                Ok(Self::Offline(Box::new(OfflineAuth::open(sources, location).await?)))
             }
             // Any other response, such as "not found", means that the satellite is running.
             _ => Ok(Self::Running(client)),
@@ -58,12 +58,13 @@ impl AuthBackend {
     pub(super) async fn begin(&self, request: AuthRequest) -> Result<AuthFlow, CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/begin", &request).await?),
-            Self::Alone(alone) => {
+            Self::Offline(alone) => {
                 let spec = alone.find(&request.selector)?;
                 let AuthRequest { redirect_uri, device, scopes, .. } = request;
                 let wanted = FlowRequest { redirect_uri, device, scopes };
-                let begun = alone.grants.begin_flow(spec, wanted).await.map_err(|trouble| failed(spec, &trouble))?;
-                Ok(AuthFlow::of(&spec.name, begun))
+                let begun =
+                    alone.grants.begin_flow(spec, wanted).await.map_err(|trouble| auth_failure(spec, &trouble))?;
+                Ok(AuthFlow::from_start(&spec.name, begun))
             }
         }
     }
@@ -71,7 +72,7 @@ impl AuthBackend {
     pub(super) async fn finish(&self, finish: AuthFinishRequest) -> Result<(), CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/finish", &finish).await?),
-            Self::Alone(alone) => {
+            Self::Offline(alone) => {
                 let finished = alone.grants.finish_flow(finish.flow, FlowCompletion::from(finish)).await;
                 finished.map(drop).map_err(|trouble| CommandFailure::new(FAILED, trouble.to_string()))
             }
@@ -81,15 +82,15 @@ impl AuthBackend {
     pub(super) async fn revoke(&self, selector: &InstanceSelector) -> Result<AuthRevokeResult, CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/revoke", selector).await?),
-            Self::Alone(alone) => {
+            Self::Offline(alone) => {
                 let spec = alone.find(selector)?;
-                Ok(AuthRevokeResult::of(&spec.name, alone.grants.give_up(&spec.id).await))
+                Ok(AuthRevokeResult::from_result(&spec.name, alone.grants.revoke_grant(&spec.id).await))
             }
         }
     }
 
     /// Returns the status of an instance, or `None` if no satellite is running.
-    pub(super) async fn row(&self, instance: &str) -> Result<Option<InstanceStatus>, CommandFailure> {
+    pub(super) async fn instance_status(&self, instance: &str) -> Result<Option<InstanceStatus>, CommandFailure> {
         let Self::Running(client) = self else { return Ok(None) };
         let selector = InstanceSelector { server: instance.to_owned(), team: None, user: None };
         Ok(Some(client.post("/v1/resolve", &selector).await?))
@@ -98,7 +99,7 @@ impl AuthBackend {
     pub(super) fn client(&self) -> Option<&ConsoleClient> {
         match self {
             Self::Running(client) => Some(client),
-            Self::Alone(_) => None,
+            Self::Offline(_) => None,
         }
     }
 }
@@ -106,7 +107,7 @@ impl AuthBackend {
 impl OfflineAuth {
     async fn open(sources: &ConfigSources, location: &DataDirLocation) -> Result<Self, CommandFailure> {
         let plan = sources.load(None)?;
-        let (data_dir, lock) = own(location).await.map_err(|error| {
+        let (data_dir, lock) = lock_data_dir(location).await.map_err(|error| {
             let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?;
@@ -114,7 +115,7 @@ impl OfflineAuth {
         let grants = Grants::open(&data_dir, Arc::new(HttpClients::new()?))?;
         let (_, specs) = UserValues::open(&data_dir).merge(plan.instances);
         // The backend's document is unknown here, so no instance counts as removed.
-        grants.take_on(&specs, plan.oauth, false);
+        grants.set_instances(&specs, plan.oauth, false);
         Ok(Self { grants, specs, _lock: lock })
     }
 
@@ -123,6 +124,6 @@ impl OfflineAuth {
     }
 }
 
-fn failed(spec: &InstanceSpec, trouble: &OAuthError) -> CommandFailure {
+fn auth_failure(spec: &InstanceSpec, trouble: &OAuthError) -> CommandFailure {
     CommandFailure::new(FAILED, format!("cannot authorize `{}`: {trouble}", spec.name))
 }

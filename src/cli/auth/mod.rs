@@ -8,11 +8,11 @@ use mcp_satellite_actors::model::status::Status;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use self::browser::{BrowserResponse, CALLBACK, listen, open, read};
+use self::browser::{BrowserResponse, CALLBACK, listen_for_redirect, open_browser, read_pasted};
 use self::desk::AuthBackend;
 use super::check::ConfigSources;
-use super::control::{in_words, settled};
-use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, complain, printable, say};
+use super::control::{status_sentence, wait_settled};
+use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, print_error, print_text, printable};
 use crate::console::api::{AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector};
 use crate::console::client::ConsoleClient;
 
@@ -61,7 +61,7 @@ impl AuthCommand {
         let location = self.data_dir.location();
         // If configuration files are given, only a satellite on this data directory is used, not one elsewhere.
         let client =
-            if self.sources.are_given() { ConsoleClient::new(&location.path)? } else { self.data_dir.client()? };
+            if self.sources.has_any() { ConsoleClient::new(&location.path)? } else { self.data_dir.client()? };
         let desk = AuthBackend::open(client, &self.sources, &location).await?;
         let selector = InstanceSelector::from(self.target.clone());
         if self.revoke {
@@ -74,29 +74,31 @@ impl AuthCommand {
         match (flow, page, user_code) {
             (Some(flow), Some(page), Some(code)) => {
                 let page = page_with_code.unwrap_or(page);
-                say(&format!(
+                print_text(&format!(
                     "Open this page on any device:\n  {}\nand type the code {}",
                     printable(&page),
                     printable(&code)
                 ));
                 desk.finish(AuthFinishRequest { flow, redirect: None, code: None }).await?;
             }
-            (Some(flow), Some(page), None) => self.by_page(&desk, listener, flow, &page).await?,
+            (Some(flow), Some(page), None) => self.authorize_in_browser(&desk, listener, flow, &page).await?,
             // The satellite was authorized by client credentials, without a person.
             _ => {}
         }
-        say(&format!("{instance} is authorized"));
-        let (Some(row), Some(client)) = (desk.row(&instance).await?, desk.client()) else { return Ok(DONE) };
-        let row = if self.no_wait { row } else { settled(client, row).await? };
+        print_text(&format!("{instance} is authorized"));
+        let (Some(row), Some(client)) = (desk.instance_status(&instance).await?, desk.client()) else {
+            return Ok(DONE);
+        };
+        let row = if self.no_wait { row } else { wait_settled(client, row).await? };
         if self.no_wait || row.status == Status::Online {
-            say(&in_words(&row));
+            print_text(&status_sentence(&row));
             return Ok(DONE);
         }
-        complain(&in_words(&row));
+        print_error(&status_sentence(&row));
         Ok(FAILED)
     }
 
-    async fn by_page(
+    async fn authorize_in_browser(
         &self,
         desk: &AuthBackend,
         listener: TcpListener,
@@ -104,18 +106,18 @@ impl AuthCommand {
         page: &str,
     ) -> Result<(), CommandFailure> {
         let (back, mut came) = mpsc::channel(1);
-        let _listening = listen(listener, page, back.clone());
-        let opened = !self.no_browser && open(page);
+        let _listening = listen_for_redirect(listener, page, back.clone());
+        let opened = !self.no_browser && open_browser(page);
         let how = if opened { "A browser opens this page" } else { "Open this page in a browser" };
-        say(&format!("{how}:\n  {}", printable(page)));
+        print_text(&format!("{how}:\n  {}", printable(page)));
         if !opened {
-            say("then paste the final address of the browser, or the code in it:");
-            read(back);
+            print_text("then paste the final address of the browser, or the code in it:");
+            read_pasted(back);
         }
         let (redirect, code) = match came.recv().await {
-            Some(BrowserResponse::Back(url)) => (Some(url), None),
-            Some(BrowserResponse::Typed(text)) if text.contains("://") => (Some(text), None),
-            Some(BrowserResponse::Typed(text)) => (None, Some(text)),
+            Some(BrowserResponse::Redirect(url)) => (Some(url), None),
+            Some(BrowserResponse::Pasted(text)) if text.contains("://") => (Some(text), None),
+            Some(BrowserResponse::Pasted(text)) => (None, Some(text)),
             None => {
                 return Err(CommandFailure::new(
                     BAD_INPUT,
@@ -130,14 +132,14 @@ impl AuthCommand {
 async fn revoke(desk: &AuthBackend, selector: &InstanceSelector) -> Result<u8, CommandFailure> {
     let AuthRevokeResult { instance, was_there, not_told } = desk.revoke(selector).await?;
     let any_more = if was_there { " any more" } else { "" };
-    say(&format!("{instance} has no authorization{any_more}"));
-    if let Some(row) = desk.row(&instance).await?.filter(|_| was_there) {
-        say(&in_words(&row));
+    print_text(&format!("{instance} has no authorization{any_more}"));
+    if let Some(row) = desk.instance_status(&instance).await?.filter(|_| was_there) {
+        print_text(&status_sentence(&row));
     }
     match not_told {
         None => Ok(DONE),
         Some(why) => {
-            complain(&format!(
+            print_error(&format!(
                 "authorization removed here, but not revoked at the authorization server: {}",
                 printable(&why)
             ));

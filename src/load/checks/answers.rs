@@ -21,15 +21,15 @@ impl ResponseCheck {
     }
 
     /// Records a call with this token.
-    pub fn asked(&mut self, token: &str) {
+    pub fn record_call(&mut self, token: &str) {
         if !self.open.insert(token.into()) {
             self.wrong.push(format!("the harness made the call {token} twice"));
         }
     }
 
     /// Records the response to the call with this token.
-    pub fn answered(&mut self, token: &str, said: &str) {
-        self.settled(token);
+    pub fn record_response(&mut self, token: &str, said: &str) {
+        self.close_call(token);
         if said != token {
             // A wrong response may have any length.
             let said: String = said.chars().take(60).collect();
@@ -38,17 +38,17 @@ impl ResponseCheck {
     }
 
     /// Records that the call with this token ended with an error.
-    pub fn failed(&mut self, token: &str) {
-        self.settled(token);
+    pub fn record_error(&mut self, token: &str) {
+        self.close_call(token);
     }
 
-    fn settled(&mut self, token: &str) {
+    fn close_call(&mut self, token: &str) {
         if !self.open.remove(token) {
             self.wrong.push(format!("the call {token} was answered more than once"));
         }
     }
 
-    pub(super) fn settle(self, broken: &mut FoundViolations) {
+    pub(super) fn finish(self, broken: &mut FoundViolations) {
         let Self { open, wrong } = self;
         let mut open: Vec<_> = open.into_iter().collect();
         open.sort();

@@ -25,7 +25,7 @@ pub(super) struct BudgetCheck {
     // Starts to be checked, in the order of their time.
     due: VecDeque<(Duration, InstanceNo)>,
     // End of the period in which ends may be unknown because events were lost.
-    deaf_until: Option<Duration>,
+    unknown_until: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -34,35 +34,35 @@ struct InstanceTimes {
     // Ends charged to the budget.
     ends: VecDeque<Duration>,
     excuses: VecDeque<Duration>,
-    pardons: VecDeque<Duration>,
+    resets: VecDeque<Duration>,
 }
 
 impl BudgetCheck {
     pub(super) fn new(instances: usize, policy: &RestartPolicy) -> Self {
         let instances = (0..instances).map(|_| InstanceTimes::default()).collect();
-        Self { policy: policy.clone(), instances, due: VecDeque::new(), deaf_until: None }
+        Self { policy: policy.clone(), instances, due: VecDeque::new(), unknown_until: None }
     }
 
-    fn record(&mut self, nth: InstanceNo) -> Option<&mut InstanceTimes> {
+    fn times_mut(&mut self, nth: InstanceNo) -> Option<&mut InstanceTimes> {
         self.instances.get_mut(nth.0 as usize)
     }
 
-    pub(super) fn started(&mut self, at: Duration, nth: InstanceNo) {
-        if let Some(record) = self.record(nth) {
+    pub(super) fn record_start(&mut self, at: Duration, nth: InstanceNo) {
+        if let Some(record) = self.times_mut(nth) {
             record.starts.push_back(at);
             self.due.push_back((at, nth));
         }
     }
 
     pub(super) fn excuse(&mut self, at: Duration, nth: InstanceNo) {
-        if let Some(record) = self.record(nth) {
+        if let Some(record) = self.times_mut(nth) {
             record.excuses.push_back(at);
         }
     }
 
-    pub(super) fn ended(&mut self, at: Duration, nth: InstanceNo) {
+    pub(super) fn record_end(&mut self, at: Duration, nth: InstanceNo) {
         let window = self.policy.window;
-        if let Some(record) = self.record(nth) {
+        if let Some(record) = self.times_mut(nth) {
             while record.ends.front().is_some_and(|end| *end + window + SKEW <= at) {
                 record.ends.pop_front();
             }
@@ -71,12 +71,12 @@ impl BudgetCheck {
     }
 
     // The event of the last end precedes this one.
-    pub(super) fn gave_up(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
-        if self.deaf_until.is_some_and(|until| at < until) {
+    pub(super) fn check_given_up(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
+        if self.unknown_until.is_some_and(|until| at < until) {
             return;
         }
         let RestartPolicy { window, max_crashes, .. } = self.policy;
-        let Some(InstanceTimes { starts, ends, pardons, .. }) = self.record(nth) else { return };
+        let Some(InstanceTimes { starts, ends, resets: pardons, .. }) = self.times_mut(nth) else { return };
         // Each pardon is recorded twice. Ends between the two records may be forgiven or not.
         let pardon = pardons.iter().rev().filter(|pardon| **pardon <= at).nth(1).copied().unwrap_or_default();
         let counts = |time: &&Duration| **time <= at + SKEW && **time + window + SKEW > at && **time + SKEW >= pardon;
@@ -92,34 +92,34 @@ impl BudgetCheck {
     }
 
     // Events of ends may have been lost, so permanent failures are not checked for a window.
-    pub(super) fn deafened(&mut self, at: Duration) {
-        self.deaf_until = Some(at + self.policy.window);
+    pub(super) fn record_lost_events(&mut self, at: Duration) {
+        self.unknown_until = Some(at + self.policy.window);
     }
 
-    pub(super) fn pardoned(&mut self, at: Duration, nth: InstanceNo) {
-        if let Some(record) = self.record(nth) {
-            record.pardons.push_back(at);
+    pub(super) fn record_reset(&mut self, at: Duration, nth: InstanceNo) {
+        if let Some(record) = self.times_mut(nth) {
+            record.resets.push_back(at);
         }
     }
 
     // Checks the starts that no later event can excuse. The current time is at least `now`.
-    pub(super) fn settle(&mut self, now: Duration, broken: &mut FoundViolations) {
+    pub(super) fn check_due(&mut self, now: Duration, broken: &mut FoundViolations) {
         while let Some((at, nth)) = self.due.front().copied().filter(|(at, _)| *at + LATE <= now) {
             self.due.pop_front();
-            self.judge(at, nth, broken);
+            self.check_start(at, nth, broken);
         }
     }
 
     pub(super) fn finish(mut self, broken: &mut FoundViolations) {
         while let Some((at, nth)) = self.due.pop_front() {
-            self.judge(at, nth, broken);
+            self.check_start(at, nth, broken);
         }
     }
 
     // Starts of an instance are checked in order.
-    fn judge(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
+    fn check_start(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
         let RestartPolicy { window, max_crashes, .. } = self.policy;
-        let Some(InstanceTimes { starts, excuses, pardons, .. }) = self.record(nth) else { return };
+        let Some(InstanceTimes { starts, excuses, resets: pardons, .. }) = self.times_mut(nth) else { return };
         // Times older than a window do not matter for this start or any later one.
         let old = |time: &Duration| *time + window + SKEW <= at;
         for times in [&mut *starts, &mut *excuses] {

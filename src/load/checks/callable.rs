@@ -4,7 +4,7 @@
 use super::FoundViolations;
 use crate::load::types::{CallOutcome, Invariant, ProbeResult};
 
-pub(super) fn probed(probe: &ProbeResult, broken: &mut FoundViolations) {
+pub(super) fn check_probe(probe: &ProbeResult, broken: &mut FoundViolations) {
     match &probe.answer {
         CallOutcome::Text(said) if **said != *probe.token => {
             // A wrong response may have any length.
@@ -13,7 +13,7 @@ pub(super) fn probed(probe: &ProbeResult, broken: &mut FoundViolations) {
             broken.push(Invariant::OwnAnswer, probe.at, Some(probe.nth), what);
         }
         CallOutcome::Text(_) | CallOutcome::ServerError(_) => {}
-        CallOutcome::Failed { .. } if probe.moved => {}
+        CallOutcome::Failed { .. } if probe.changed => {}
         CallOutcome::Failed { why, .. } => {
             let what = format!("the instance is shown as online, but a call to it failed: {why}");
             broken.push(Invariant::OnlineIsCallable, probe.at, Some(probe.nth), what);

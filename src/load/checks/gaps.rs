@@ -12,12 +12,12 @@ use crate::load::types::{Invariant, RunEndState};
 pub(super) struct EventGapCheck {
     last: u64,
     // Missing events: first number, last number, and time of detection.
-    holes: Vec<(u64, u64, Duration)>,
+    gaps: Vec<(u64, u64, Duration)>,
 }
 
 impl EventGapCheck {
     /// Records an event. Returns true if events before it are missing.
-    pub(super) fn told(&mut self, at: Duration, envelope: &Envelope, broken: &mut FoundViolations) -> bool {
+    pub(super) fn record_event(&mut self, at: Duration, envelope: &Envelope, broken: &mut FoundViolations) -> bool {
         let (seq, last) = (envelope.seq, self.last);
         if seq <= last {
             let what = format!("event {seq} came after event {last}");
@@ -27,20 +27,20 @@ impl EventGapCheck {
         self.last = seq;
         let is_gap = seq > last + 1;
         if is_gap {
-            self.gap(last + 1, seq - 1, at);
+            self.add_gap(last + 1, seq - 1, at);
         }
         if let Event::EventsDropped { from_seq, to_seq } = envelope.event {
-            self.dropped(at, seq, from_seq, to_seq, broken);
+            self.check_dropped(at, seq, from_seq, to_seq, broken);
         }
         is_gap
     }
 
-    fn gap(&mut self, from: u64, to: u64, at: Duration) {
-        self.holes.push((from, to, at));
+    fn add_gap(&mut self, from: u64, to: u64, at: Duration) {
+        self.gaps.push((from, to, at));
     }
 
     // A drop event may only name events that are missing and were not named before.
-    fn dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut FoundViolations) {
+    fn check_dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut FoundViolations) {
         if from > to || to >= seq {
             let range = format!("events {from} to {to}");
             let what = format!("event {seq} reports {range} as dropped, which is not a range of earlier events");
@@ -48,7 +48,7 @@ impl EventGapCheck {
         }
         let to = to.min(seq - 1);
         let missing = |(first, last, _): &(u64, u64, Duration)| (*last.min(&to) + 1).saturating_sub(*first.max(&from));
-        let missing: u64 = self.holes.iter().map(missing).sum();
+        let missing: u64 = self.gaps.iter().map(missing).sum();
         if from <= to && missing < to - from + 1 {
             let there = to - from + 1 - missing;
             let what = format!(
@@ -57,23 +57,23 @@ impl EventGapCheck {
             broken.push(Invariant::NoGap, at, None, what);
         }
         if from <= to {
-            self.fill(from, to);
+            self.remove_gap(from, to);
         }
     }
 
-    fn fill(&mut self, from: u64, to: u64) {
+    fn remove_gap(&mut self, from: u64, to: u64) {
         let rest = |(first, last, at): (u64, u64, Duration)| {
-            without((first, last), from, to).into_iter().map(move |(first, last)| (first, last, at))
+            subtract_range((first, last), from, to).into_iter().map(move |(first, last)| (first, last, at))
         };
-        self.holes = std::mem::take(&mut self.holes).into_iter().flat_map(rest).collect();
+        self.gaps = std::mem::take(&mut self.gaps).into_iter().flat_map(rest).collect();
     }
 
     pub(super) fn finish(mut self, end: &RunEndState, broken: &mut FoundViolations) {
         // Events that the runtime itself reports as lost are handled below.
         if end.events_emitted > self.last + end.events_lost as u64 {
-            self.gap(self.last + 1, end.events_emitted, end.at);
+            self.add_gap(self.last + 1, end.events_emitted, end.at);
         }
-        for (from, to, at) in self.holes {
+        for (from, to, at) in self.gaps {
             let what = match to - from {
                 0 => format!("event {from} is missing, and no event reports it as dropped"),
                 more => {
@@ -91,7 +91,7 @@ impl EventGapCheck {
 }
 
 // Removes the numbers `from..=to` from a gap and returns the remaining gaps.
-fn without((first, last): (u64, u64), from: u64, to: u64) -> Vec<(u64, u64)> {
+fn subtract_range((first, last): (u64, u64), from: u64, to: u64) -> Vec<(u64, u64)> {
     if to < first || from > last {
         return vec![(first, last)];
     }

@@ -30,7 +30,7 @@ const STARVED_AFTER_MS: u64 = 2_000;
 
 /// Returns a violation if the recovery from the fault at `at` was too slow. `took` may be at most the restart delay of
 /// the policy, plus the handshake, plus the slack of the limits.
-pub fn recovery(
+pub fn check_recovery(
     limits: &ScenarioLimits,
     nth: InstanceNo,
     at: Duration,
@@ -50,7 +50,7 @@ pub fn recovery(
 
 /// Checks that calls to teams without a fault were not slower after a large fault than before the first fault. A call
 /// that failed or was not made counts as slower than all others. Returns an error if there are too few calls.
-pub(super) fn neighbours(
+pub(super) fn check_neighbours(
     limits: &ScenarioLimits,
     at: Duration,
     quiet: &Latency,
@@ -87,7 +87,7 @@ pub(super) fn neighbours(
 }
 
 /// Creates the violation for a failed call that no fault of its team explains. `why` is the error of the caller.
-pub fn unexcused(at: Duration, nth: InstanceNo, token: &str, why: &str) -> InvariantViolation {
+pub fn unexcused_failure(at: Duration, nth: InstanceNo, token: &str, why: &str) -> InvariantViolation {
     // The error may have any length.
     let why: String = why.chars().take(200).collect();
     InvariantViolation {
@@ -107,7 +107,7 @@ pub fn unexcused(at: Duration, nth: InstanceNo, token: &str, why: &str) -> Invar
 /// their connections, rise and fall over minutes. The first two fifths are left out: memory grows there when each
 /// instance restarts for the first time. The error is the reason why there is no result, such as a run that was too
 /// short.
-pub(super) fn flat(
+pub(super) fn check_flat(
     limits: &ScenarioLimits,
     samples: &[RunSample],
     took: Duration,
@@ -161,7 +161,7 @@ pub(super) fn flat(
 
 /// Returns the CPU time that other programs used around a violation, in percent of all cores, if it was high enough to
 /// have delayed the satellite. Only invariants about time can be violated by such a delay.
-pub(super) fn starved(violation: &InvariantViolation, samples: &[RunSample]) -> Option<u64> {
+pub(super) fn starvation_percent(violation: &InvariantViolation, samples: &[RunSample]) -> Option<u64> {
     if !matches!(violation.invariant, Invariant::Recovery | Invariant::Neighbours | Invariant::OnlineIsCallable) {
         return None;
     }

@@ -27,7 +27,7 @@ use super::types::{
 };
 
 pub use answers::ResponseCheck;
-pub use limits::{recovery, unexcused};
+pub use limits::{check_recovery, unexcused_failure};
 
 // Maximum number of violations kept; the rest is only counted.
 const KEPT_MAX: usize = 100_000;
@@ -57,7 +57,7 @@ pub struct InvariantChecks {
     // Timestamp of the first event, the time origin of all events.
     origin: Option<Timestamp>,
     // Number of checks.
-    looks: BTreeMap<Invariant, u64>,
+    check_counts: BTreeMap<Invariant, u64>,
     // Reasons why an invariant could not be checked.
     not_checked: BTreeMap<Invariant, String>,
     broken: FoundViolations,
@@ -90,42 +90,42 @@ impl InvariantChecks {
             budget: budget::BudgetCheck::new(fleet.len(), budget),
             teams: fleet.to_vec(),
             origin: None,
-            looks: BTreeMap::new(),
+            check_counts: BTreeMap::new(),
             not_checked: BTreeMap::new(),
             broken: FoundViolations::default(),
         }
     }
 
     /// Records an event that the sink accepted. Rejected events must not be recorded: they will be sent again.
-    pub fn told(&mut self, envelope: &Envelope) {
+    pub fn record_event(&mut self, envelope: &Envelope) {
         let at = self.since_origin(envelope.timestamp);
-        self.looked(Invariant::NoGap, 1);
+        self.add_checks(Invariant::NoGap, 1);
         let broken = &mut self.broken;
-        if self.gaps.told(at, envelope, broken) {
-            self.transitions.begin_anew();
-            self.budget.deafened(at);
+        if self.gaps.record_event(at, envelope, broken) {
+            self.transitions.reset();
+            self.budget.record_lost_events(at);
         }
-        let nth = envelope.event.subject().and_then(|of| InstanceNo::of(of.installation_id.as_str()));
+        let nth = envelope.event.subject().and_then(|of| InstanceNo::from_installation_id(of.installation_id.as_str()));
         if let Some(nth) = nth {
             match &envelope.event {
                 Event::StatusChanged { status, .. } => {
-                    *self.looks.entry(Invariant::LegalTransitions).or_default() += 1;
-                    self.transitions.changed(at, nth, *status, broken);
+                    *self.check_counts.entry(Invariant::LegalTransitions).or_default() += 1;
+                    self.transitions.record_status(at, nth, *status, broken);
                 }
                 // These ends are not charged to the budget, and a start follows each of them.
                 Event::Dormant { .. } | Event::Stopped { .. } => self.budget.excuse(at, nth),
-                Event::Crashed { .. } | Event::Exited { .. } => self.budget.ended(at, nth),
-                Event::PermanentlyFailed { .. } => self.budget.gave_up(at, nth, broken),
+                Event::Crashed { .. } | Event::Exited { .. } => self.budget.record_end(at, nth),
+                Event::PermanentlyFailed { .. } => self.budget.check_given_up(at, nth, broken),
                 _ => {}
             }
         }
-        self.budget.settle(at, broken);
+        self.budget.check_due(at, broken);
     }
 
     /// Records a start of a process. Connections to remote servers do not count: they have no restart budget.
-    pub fn started(&mut self, nth: InstanceNo, _run: RunNumber, at: Duration) {
-        self.looked(Invariant::RestartBudget, 1);
-        self.budget.started(at, nth);
+    pub fn record_start(&mut self, nth: InstanceNo, _run: RunNumber, at: Duration) {
+        self.add_checks(Invariant::RestartBudget, 1);
+        self.budget.record_start(at, nth);
     }
 
     /// Records a new restart budget. Callers record an instance's pardon twice, before the request and after its
@@ -133,9 +133,9 @@ impl InvariantChecks {
     /// once, before it.
     ///
     /// A wake-up needs no pardon: the event of the earlier sleep excuses the start.
-    pub fn pardoned(&mut self, whom: BudgetReset, at: Duration) {
+    pub fn record_reset(&mut self, whom: BudgetReset, at: Duration) {
         match whom {
-            BudgetReset::Instance(nth) => self.budget.pardoned(at, nth),
+            BudgetReset::Instance(nth) => self.budget.record_reset(at, nth),
             BudgetReset::Team(team) => {
                 // Each instance of the team is started once without a charge, and its status is published anew.
                 for nth in (0..).zip(&self.teams).filter(|(_, of)| **of == team).map(|(nth, _)| InstanceNo(nth)) {
@@ -147,53 +147,55 @@ impl InvariantChecks {
     }
 
     /// Records the result of a probe.
-    pub fn probed(&mut self, probe: &ProbeResult) {
-        self.looked(Invariant::OnlineIsCallable, 1);
-        callable::probed(probe, &mut self.broken);
+    pub fn record_probe(&mut self, probe: &ProbeResult) {
+        self.add_checks(Invariant::OnlineIsCallable, 1);
+        callable::check_probe(probe, &mut self.broken);
     }
 
     /// Adds the results of a caller.
-    pub fn answers(&mut self, answers: ResponseCheck) {
-        answers.settle(&mut self.broken);
+    pub fn add_responses(&mut self, answers: ResponseCheck) {
+        answers.finish(&mut self.broken);
     }
 
     /// Adds to the number of checks of an invariant that is checked elsewhere.
-    pub fn looked(&mut self, invariant: Invariant, times: u64) {
-        *self.looks.entry(invariant).or_default() += times;
+    pub fn add_checks(&mut self, invariant: Invariant, times: u64) {
+        *self.check_counts.entry(invariant).or_default() += times;
     }
 
     /// Checks the calls of the run. `neighbours_quiet` contains the calls before the first fault to teams that no large
     /// fault hits.
-    pub fn calls(&mut self, at: Duration, calls: &CallFindings, neighbours_quiet: &Latency) {
-        self.looked(Invariant::OwnAnswer, calls.answered);
+    pub fn check_calls(&mut self, at: Duration, calls: &CallFindings, neighbours_quiet: &Latency) {
+        self.add_checks(Invariant::OwnAnswer, calls.answered);
         if self.limits.neighbours.is_some() {
-            self.looked(Invariant::Neighbours, calls.neighbours.len() + calls.neighbours_failed);
+            self.add_checks(Invariant::Neighbours, calls.neighbours.len() + calls.neighbours_failed);
             let (storm, failed) = (&calls.neighbours, calls.neighbours_failed);
-            match limits::neighbours(&self.limits, at, neighbours_quiet, storm, failed) {
-                Ok(violation) => self.found(violation),
+            match limits::check_neighbours(&self.limits, at, neighbours_quiet, storm, failed) {
+                Ok(violation) => self.add_violations(violation),
                 Err(why) => drop(self.not_checked.insert(Invariant::Neighbours, why)),
             }
         }
     }
 
     /// Checks the samples of the run. `took` is its duration in real time.
-    pub fn curves(&mut self, samples: &[RunSample], took: Duration) {
+    pub fn check_samples(&mut self, samples: &[RunSample], took: Duration) {
         if self.limits.flat.is_some() {
-            self.looked(Invariant::Flat, samples.len() as u64);
-            match limits::flat(&self.limits, samples, took) {
-                Ok(violations) => self.found(violations),
+            self.add_checks(Invariant::Flat, samples.len() as u64);
+            match limits::check_flat(&self.limits, samples, took) {
+                Ok(violations) => self.add_violations(violations),
                 Err(why) => drop(self.not_checked.insert(Invariant::Flat, why)),
             }
         }
     }
 
     /// Returns the number of checks of each invariant that the scenario requires.
-    pub fn checked(&self, end: &RunEndState) -> Vec<InvariantCoverage> {
+    pub fn coverage(&self, end: &RunEndState) -> Vec<InvariantCoverage> {
         let checked = |(invariant, at)| {
             let (looks, why) = match invariant {
                 Invariant::NothingLeft => (1, None),
-                Invariant::MemoryBack => (1, growth::not_checked(end, &self.limits)),
-                _ => (self.looks.get(&invariant).copied().unwrap_or(0), self.not_checked.get(&invariant).cloned()),
+                Invariant::MemoryBack => (1, growth::not_checked_reason(end, &self.limits)),
+                _ => {
+                    (self.check_counts.get(&invariant).copied().unwrap_or(0), self.not_checked.get(&invariant).cloned())
+                }
             };
             let why = why.or_else(|| (looks == 0).then(|| "nothing to check occurred".to_owned()));
             InvariantCoverage { invariant, looks, at, not_checked: why }
@@ -206,8 +208,8 @@ impl InvariantChecks {
         LOOKED_AT.into_iter().filter(is_asked_for).map(checked).collect()
     }
 
-    /// Adds violations found elsewhere, such as those of [`recovery`] and [`unexcused`].
-    pub fn found(&mut self, violations: impl IntoIterator<Item = InvariantViolation>) {
+    /// Adds violations found elsewhere, such as those of [`check_recovery`] and [`unexcused_failure`].
+    pub fn add_violations(&mut self, violations: impl IntoIterator<Item = InvariantViolation>) {
         for violation in violations {
             self.broken.count += 1;
             self.broken.violations.push(violation);
@@ -219,7 +221,7 @@ impl InvariantChecks {
     pub fn excuse_starved(&mut self, samples: &[RunSample]) {
         let mut excused: BTreeMap<Invariant, (u64, u64)> = BTreeMap::new();
         self.broken.violations.retain(|violation| {
-            let Some(share) = limits::starved(violation, samples) else { return true };
+            let Some(share) = limits::starvation_percent(violation, samples) else { return true };
             let (count, most) = excused.entry(violation.invariant).or_default();
             (*count, *most) = (*count + 1, share.max(*most));
             false
@@ -236,7 +238,7 @@ impl InvariantChecks {
     }
 
     /// Returns the number of violations so far.
-    pub fn count(&self) -> u64 {
+    pub fn violation_count(&self) -> u64 {
         self.broken.count
     }
 

@@ -8,13 +8,13 @@ use mcp_satellite_actors::model::status::Status::{
 };
 use mcp_satellite_actors::model::status::{Status, StatusCause, next};
 
-use super::limits::{flat, neighbours};
+use super::limits::{check_flat, check_neighbours};
 use super::*;
 use crate::load::types::{CallOutcome, LeftoverResources};
 
 // Simulated history of three instances in two teams.
 struct SimulatedHistory {
-    judge: InvariantChecks,
+    checks: InvariantChecks,
     seq: u64,
     now_ms: i64,
 }
@@ -24,12 +24,12 @@ const UP: [Status; 6] = [Provisioning, CommandReceived, Connecting, DiscoveringT
 impl SimulatedHistory {
     fn new() -> Self {
         let budget = RestartPolicy { max_crashes: 3, ..RestartPolicy::default() };
-        let judge = InvariantChecks::new(&[TeamNo(0), TeamNo(1), TeamNo(0)], &budget, &ScenarioLimits::default());
-        Self { judge, seq: 1, now_ms: 0 }
+        let checks = InvariantChecks::new(&[TeamNo(0), TeamNo(1), TeamNo(0)], &budget, &ScenarioLimits::default());
+        Self { checks, seq: 1, now_ms: 0 }
     }
 
     // All three instances are online.
-    fn up() -> Self {
+    fn all_online() -> Self {
         let mut told = Self::new();
         for nth in 0..3 {
             told.start(nth);
@@ -44,7 +44,7 @@ impl SimulatedHistory {
         Duration::from_millis(u64::try_from(self.now_ms).unwrap())
     }
 
-    fn pass(&mut self, seconds: i64) {
+    fn advance(&mut self, seconds: i64) {
         self.now_ms += 1000 * seconds;
     }
 
@@ -58,24 +58,24 @@ impl SimulatedHistory {
         })
     }
 
-    fn tell(&mut self, event: Event) {
+    fn record(&mut self, event: Event) {
         self.now_ms += 1;
         let timestamp = Timestamp::from_millisecond(1_800_000_000_000 + self.now_ms).unwrap();
-        self.judge.told(&Envelope { seq: self.seq, timestamp, event });
+        self.checks.record_event(&Envelope { seq: self.seq, timestamp, event });
         self.seq += 1;
     }
 
     fn status(&mut self, nth: u32, status: Status) {
-        self.tell(Event::StatusChanged { of: Self::subject(nth), status, status_message: None, remedy: None });
+        self.record(Event::StatusChanged { of: Self::subject(nth), status, status_message: None, remedy: None });
     }
 
     fn start(&mut self, nth: u32) {
         let at = self.now();
-        self.judge.started(InstanceNo(nth), RunNumber(1), at);
+        self.checks.record_start(InstanceNo(nth), RunNumber(1), at);
     }
 
     // Unexpected end and restart.
-    fn again(&mut self, nth: u32) {
+    fn restart(&mut self, nth: u32) {
         self.status(nth, Connecting);
         self.start(nth);
         for status in [DiscoveringTools, SyncingTools, Online] {
@@ -84,10 +84,10 @@ impl SimulatedHistory {
     }
 
     fn dropped(&mut self, from_seq: u64, to_seq: u64) {
-        self.tell(Event::EventsDropped { from_seq, to_seq });
+        self.record(Event::EventsDropped { from_seq, to_seq });
     }
 
-    fn end(&self) -> RunEndState {
+    fn end_state(&self) -> RunEndState {
         RunEndState {
             at: self.now(),
             left: LeftoverResources::default(),
@@ -99,18 +99,18 @@ impl SimulatedHistory {
         }
     }
 
-    fn broken_at(self, end: impl FnOnce(&mut RunEndState)) -> Vec<(Invariant, String)> {
-        let mut last = self.end();
+    fn violations_at(self, end: impl FnOnce(&mut RunEndState)) -> Vec<(Invariant, String)> {
+        let mut last = self.end_state();
         end(&mut last);
-        self.judge.finish(&last).into_iter().map(|violation| (violation.invariant, violation.what)).collect()
+        self.checks.finish(&last).into_iter().map(|violation| (violation.invariant, violation.what)).collect()
     }
 
-    fn broken(self) -> Vec<(Invariant, String)> {
-        self.broken_at(|_| ())
+    fn violations(self) -> Vec<(Invariant, String)> {
+        self.violations_at(|_| ())
     }
 }
 
-fn said(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
+fn single_violation(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
     let [(of, what)] = broken else { panic!("one promise is broken once: {broken:#?}") };
     assert_eq!(*of, invariant);
     what
@@ -118,103 +118,112 @@ fn said(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
 
 #[test]
 fn nothing_is_said_of_a_run_in_which_all_is_well() {
-    let mut told = SimulatedHistory::up();
-    told.again(0);
+    let mut told = SimulatedHistory::all_online();
+    told.restart(0);
     let answer = CallOutcome::Text("x".to_owned());
-    told.judge.probed(&ProbeResult { nth: InstanceNo(1), at: told.now(), answer, token: "x".into(), moved: false });
+    told.checks.record_probe(&ProbeResult {
+        nth: InstanceNo(1),
+        at: told.now(),
+        answer,
+        token: "x".into(),
+        changed: false,
+    });
     let mut answers = ResponseCheck::new();
     for token in ["a", "b", "c"] {
-        answers.asked(token);
+        answers.record_call(token);
     }
-    answers.answered("b", "b");
-    answers.failed("a");
-    answers.answered("c", "c");
-    told.judge.answers(answers);
+    answers.record_response("b", "b");
+    answers.record_error("a");
+    answers.record_response("c", "c");
+    told.checks.add_responses(answers);
     told.seq += 10;
     told.dropped(told.seq - 10, told.seq - 1);
     told.status(2, Offline);
-    assert_eq!(told.judge.count(), 0);
-    assert_eq!(told.broken(), []);
+    assert_eq!(told.checks.violation_count(), 0);
+    assert_eq!(told.violations(), []);
 }
 
 #[test]
 fn the_answer_of_another_call_is_caught() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     let mut answers = ResponseCheck::new();
-    answers.asked("a");
-    answers.asked("b");
-    answers.answered("a", "b");
-    answers.answered("b", "b");
-    told.judge.answers(answers);
-    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a got the answer `b`");
+    answers.record_call("a");
+    answers.record_call("b");
+    answers.record_response("a", "b");
+    answers.record_response("b", "b");
+    told.checks.add_responses(answers);
+    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the call a got the answer `b`");
 }
 
 #[test]
 fn a_second_answer_and_one_that_never_comes_are_caught() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     let mut answers = ResponseCheck::new();
-    answers.asked("a");
-    answers.answered("a", "a");
-    answers.failed("a");
-    told.judge.answers(answers);
-    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a was answered more than once");
+    answers.record_call("a");
+    answers.record_response("a", "a");
+    answers.record_error("a");
+    told.checks.add_responses(answers);
+    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the call a was answered more than once");
 
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     let mut answers = ResponseCheck::new();
-    answers.asked("a");
-    told.judge.answers(answers);
-    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the call a was never answered");
+    answers.record_call("a");
+    told.checks.add_responses(answers);
+    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the call a was never answered");
 }
 
 #[test]
 fn a_number_that_is_missing_is_caught_and_one_that_is_explained_is_not() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.seq += 1;
-    told.again(0);
-    let missing = told.broken();
-    assert_eq!(said(&missing, Invariant::NoGap), "event 19 is missing, and no event reports it as dropped");
+    told.restart(0);
+    let missing = told.violations();
+    assert_eq!(single_violation(&missing, Invariant::NoGap), "event 19 is missing, and no event reports it as dropped");
 
     // Drop events right after the gap, later, and in two parts.
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.seq = 24;
     told.dropped(19, 23);
-    told.again(0);
+    told.restart(0);
     told.seq += 10;
-    told.again(0);
+    told.restart(0);
     let gap = told.seq - 14;
     told.dropped(gap, gap + 3);
     told.dropped(gap + 4, gap + 9);
-    assert_eq!(told.broken(), []);
+    assert_eq!(told.violations(), []);
 }
 
 #[test]
 fn a_gap_that_is_explained_in_part_is_caught_for_the_rest() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.seq = 34;
     told.dropped(19, 24);
     told.dropped(27, 33);
     assert_eq!(
-        said(&told.broken(), Invariant::NoGap),
+        single_violation(&told.violations(), Invariant::NoGap),
         "events 25 to 26 (2) are missing, and no event reports them as dropped"
     );
 }
 
 #[test]
 fn a_number_that_comes_again_is_caught() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.seq -= 1;
     told.status(0, Online);
-    assert_eq!(said(&told.broken(), Invariant::NoGap), "event 18 came after event 18");
+    assert_eq!(single_violation(&told.violations(), Invariant::NoGap), "event 18 came after event 18");
 }
 
 #[test]
 fn events_that_are_lost_at_the_end_are_caught() {
     let lost = |end: &mut RunEndState| (end.events_lost, end.events_emitted) = (3, end.events_emitted + 3);
-    assert_eq!(said(&SimulatedHistory::up().broken_at(lost), Invariant::NoGap), "3 events were lost at the end");
-    // The runtime does not report the loss.
-    let silent = SimulatedHistory::up().broken_at(|end| end.events_emitted += 2);
     assert_eq!(
-        said(&silent, Invariant::NoGap),
+        single_violation(&SimulatedHistory::all_online().violations_at(lost), Invariant::NoGap),
+        "3 events were lost at the end"
+    );
+    // The runtime does not report the loss.
+    let silent = SimulatedHistory::all_online().violations_at(|end| end.events_emitted += 2);
+    assert_eq!(
+        single_violation(&silent, Invariant::NoGap),
         "events 19 to 20 (2) are missing, and no event reports them as dropped"
     );
 }
@@ -226,25 +235,25 @@ fn an_event_that_is_missing_before_all_others_is_caught() {
     told.start(0);
     told.status(0, Provisioning);
     assert_eq!(
-        said(&told.broken(), Invariant::NoGap),
+        single_violation(&told.violations(), Invariant::NoGap),
         "events 1 to 2 (2) are missing, and no event reports them as dropped"
     );
 }
 
 #[test]
 fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.seq = 24;
     told.dropped(17, 23);
     let what = "events 17 to 23 are reported as dropped, but 2 of them were delivered or reported before";
-    assert_eq!(said(&told.broken(), Invariant::NoGap), what);
+    assert_eq!(single_violation(&told.violations(), Invariant::NoGap), what);
 
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.seq = 20;
     told.dropped(19, u64::MAX);
     told.seq = 30;
     told.status(0, Offline);
-    let broken = told.broken();
+    let broken = told.violations();
     assert_eq!(broken.len(), 2, "{broken:#?}");
     assert!(broken[0].1.ends_with("which is not a range of earlier events"), "{broken:#?}");
     assert!(broken[1].1.starts_with("events 21 to 29 (9) are missing"), "{broken:#?}");
@@ -252,13 +261,13 @@ fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
 
 #[test]
 fn a_status_that_is_skipped_is_caught() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     for status in [Connecting, SyncingTools, Online] {
         told.status(1, status);
     }
-    let broken = told.broken();
+    let broken = told.violations();
     assert_eq!(
-        said(&broken, Invariant::LegalTransitions),
+        single_violation(&broken, Invariant::LegalTransitions),
         "the status changed from connecting to syncing_tools, which is not a legal transition"
     );
 }
@@ -268,45 +277,48 @@ fn a_life_that_begins_in_the_middle_is_caught() {
     let mut told = SimulatedHistory::new();
     told.status(0, AwaitingUserConfig);
     told.status(1, Connecting);
-    assert_eq!(said(&told.broken(), Invariant::LegalTransitions), "the first reported status is connecting");
+    assert_eq!(
+        single_violation(&told.violations(), Invariant::LegalTransitions),
+        "the first reported status is connecting"
+    );
 }
 
 #[test]
 fn statuses_that_are_told_in_the_wrong_order_are_caught() {
-    let mut told = SimulatedHistory::up();
-    told.pass(1);
+    let mut told = SimulatedHistory::all_online();
+    told.advance(1);
     told.status(0, Offline);
     told.now_ms -= 500;
     told.status(0, Connecting);
-    let broken = told.broken();
+    let broken = told.violations();
     assert_eq!(
-        said(&broken, Invariant::LegalTransitions),
+        single_violation(&broken, Invariant::LegalTransitions),
         "connecting was reported after offline and has a timestamp 499 ms before it"
     );
 }
 
 #[test]
 fn a_team_that_panicked_is_shown_anew_once_and_another_team_is_not() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.status(0, Offline);
     told.status(1, Offline);
-    told.judge.pardoned(BudgetReset::Team(TeamNo(0)), told.now());
+    told.checks.record_reset(BudgetReset::Team(TeamNo(0)), told.now());
     told.status(0, Online);
     told.status(1, Online);
     told.status(0, Offline);
     told.status(0, Online);
-    let broken = told.broken();
+    let broken = told.violations();
     assert_eq!(broken.len(), 2, "the other team's, and the second one: {broken:#?}");
 }
 
 #[test]
 fn after_a_gap_nobody_knows_what_came_before() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     told.status(0, Offline);
     told.seq += 1;
     told.dropped(told.seq - 1, told.seq - 1);
     told.status(0, Online);
-    assert_eq!(told.broken(), []);
+    assert_eq!(told.violations(), []);
 }
 
 #[test]
@@ -321,37 +333,40 @@ fn what_is_legal_here_is_what_is_legal_in_the_runtime() {
 
 #[test]
 fn a_restart_too_many_is_caught() {
-    let mut told = SimulatedHistory::up();
-    told.again(0);
-    told.again(0);
-    told.pass(10);
+    let mut told = SimulatedHistory::all_online();
+    told.restart(0);
+    told.restart(0);
+    told.advance(10);
     told.status(1, Online);
-    assert_eq!(told.judge.count(), 0, "three starts follow at most two crashes");
-    told.again(0);
-    told.pass(11);
+    assert_eq!(told.checks.violation_count(), 0, "three starts follow at most two crashes");
+    told.restart(0);
+    told.advance(11);
     told.status(1, Online);
-    assert_eq!(told.judge.count(), 1, "caught while it runs");
-    assert_eq!(said(&told.broken(), Invariant::RestartBudget), "start number 4 within 5m; 3 are allowed");
+    assert_eq!(told.checks.violation_count(), 1, "caught while it runs");
+    assert_eq!(
+        single_violation(&told.violations(), Invariant::RestartBudget),
+        "start number 4 within 5m; 3 are allowed"
+    );
 }
 
 #[test]
 fn a_restart_is_not_too_many_once_the_window_is_over() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     for _ in 0..10 {
-        told.pass(151);
-        told.again(0);
+        told.advance(151);
+        told.restart(0);
     }
-    assert_eq!(told.broken(), []);
+    assert_eq!(told.violations(), []);
 }
 
 #[test]
 fn who_is_pardoned_has_a_new_budget_and_nobody_else() {
     let run = |pardoned: u32| {
-        let mut told = SimulatedHistory::up();
-        (0..2).for_each(|_| told.again(0));
-        told.judge.pardoned(BudgetReset::Instance(InstanceNo(pardoned)), told.now());
-        (0..3).for_each(|_| told.again(0));
-        told.broken()
+        let mut told = SimulatedHistory::all_online();
+        (0..2).for_each(|_| told.restart(0));
+        told.checks.record_reset(BudgetReset::Instance(InstanceNo(pardoned)), told.now());
+        (0..3).for_each(|_| told.restart(0));
+        told.violations()
     };
     assert_eq!(run(0), []);
     assert_eq!(run(1).len(), 3);
@@ -360,11 +375,11 @@ fn who_is_pardoned_has_a_new_budget_and_nobody_else() {
 #[test]
 fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
     let run = |excuse: &dyn Fn(&mut SimulatedHistory)| {
-        let mut told = SimulatedHistory::up();
-        (0..2).for_each(|_| told.again(0));
+        let mut told = SimulatedHistory::all_online();
+        (0..2).for_each(|_| told.restart(0));
         excuse(&mut told);
-        told.again(0);
-        told.broken().len()
+        told.restart(0);
+        told.violations().len()
     };
     assert_eq!(run(&|_| ()), 1);
     let of = SimulatedHistory::subject(0);
@@ -377,51 +392,57 @@ fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
         active: None,
         dormant: None,
     };
-    assert_eq!(run(&|told| told.tell(stopped.clone())), 0);
+    assert_eq!(run(&|told| told.record(stopped.clone())), 0);
     let last_activity_at = Timestamp::UNIX_EPOCH;
     let dormant = Event::Dormant { of, pid: None, idle_duration_seconds: 1, last_activity_at };
-    assert_eq!(run(&|told| told.tell(dormant.clone())), 0);
-    assert_eq!(run(&|told| told.judge.pardoned(BudgetReset::Team(TeamNo(0)), told.now())), 0);
-    assert_eq!(run(&|told| told.judge.pardoned(BudgetReset::Team(TeamNo(1)), told.now())), 1);
+    assert_eq!(run(&|told| told.record(dormant.clone())), 0);
+    assert_eq!(run(&|told| told.checks.record_reset(BudgetReset::Team(TeamNo(0)), told.now())), 0);
+    assert_eq!(run(&|told| told.checks.record_reset(BudgetReset::Team(TeamNo(1)), told.now())), 1);
 }
 
 #[test]
 fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     let failed = CallOutcome::Failed { fate: Some("timed_out".to_owned()), why: "no answer within 5s".to_owned() };
     let probe = |answer: &CallOutcome, moved| ProbeResult {
         nth: InstanceNo(2),
         at: Duration::ZERO,
         answer: answer.clone(),
         token: "p".into(),
-        moved,
+        changed: moved,
     };
-    told.judge.probed(&probe(&failed, true));
-    told.judge.probed(&probe(&CallOutcome::ServerError("no such tool".to_owned()), false));
-    assert_eq!(told.judge.count(), 0);
-    told.judge.probed(&probe(&failed, false));
-    let broken = told.broken();
+    told.checks.record_probe(&probe(&failed, true));
+    told.checks.record_probe(&probe(&CallOutcome::ServerError("no such tool".to_owned()), false));
+    assert_eq!(told.checks.violation_count(), 0);
+    told.checks.record_probe(&probe(&failed, false));
+    let broken = told.violations();
     assert_eq!(
-        said(&broken, Invariant::OnlineIsCallable),
+        single_violation(&broken, Invariant::OnlineIsCallable),
         "the instance is shown as online, but a call to it failed: no answer within 5s"
     );
 }
 
 #[test]
 fn a_probe_that_gets_the_answer_of_another_is_caught() {
-    let mut told = SimulatedHistory::up();
+    let mut told = SimulatedHistory::all_online();
     let answer = CallOutcome::Text("q".to_owned());
-    told.judge.probed(&ProbeResult { nth: InstanceNo(2), at: Duration::ZERO, answer, token: "p".into(), moved: false });
-    assert_eq!(said(&told.broken(), Invariant::OwnAnswer), "the probe p got the answer `q`");
+    told.checks.record_probe(&ProbeResult {
+        nth: InstanceNo(2),
+        at: Duration::ZERO,
+        answer,
+        token: "p".into(),
+        changed: false,
+    });
+    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the probe p got the answer `q`");
 }
 
 #[test]
 fn it_is_told_how_much_was_looked_at_and_what_was_not() {
     let looks = |judge: &InvariantChecks, end: &RunEndState| -> BTreeMap<_, _> {
-        judge.checked(end).into_iter().map(|it| (it.invariant, (it.looks, it.not_checked))).collect()
+        judge.coverage(end).into_iter().map(|it| (it.invariant, (it.looks, it.not_checked))).collect()
     };
     let idle = SimulatedHistory::new();
-    let nothing = looks(&idle.judge, &idle.end());
+    let nothing = looks(&idle.checks, &idle.end_state());
     let unseen = (0, Some("nothing to check occurred".to_owned()));
     for invariant in [Invariant::OwnAnswer, Invariant::OnlineIsCallable, Invariant::RestartBudget, Invariant::NoGap] {
         assert_eq!(nothing[&invariant], unseen, "{invariant:?}");
@@ -431,12 +452,12 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
         "these limits are not set"
     );
 
-    let mut told = SimulatedHistory::up();
-    told.judge.limits = ScenarioLimits { neighbours: Some(2.0), flat: Some(0.02), ..ScenarioLimits::default() };
+    let mut told = SimulatedHistory::all_online();
+    told.checks.limits = ScenarioLimits { neighbours: Some(2.0), flat: Some(0.02), ..ScenarioLimits::default() };
     let calls = CallFindings { answered: 12, neighbours_failed: 75, ..CallFindings::default() };
-    told.judge.calls(told.now(), &calls, &Latency::default());
-    told.judge.curves(&[RunSample { at_ms: 900_000, ..RunSample::default() }], Duration::from_secs(90));
-    let much = looks(&told.judge, &told.end());
+    told.checks.check_calls(told.now(), &calls, &Latency::default());
+    told.checks.check_samples(&[RunSample { at_ms: 900_000, ..RunSample::default() }], Duration::from_secs(90));
+    let much = looks(&told.checks, &told.end_state());
     assert_eq!(much[&Invariant::OwnAnswer], (12, None));
     assert_eq!(much[&Invariant::RestartBudget], (3, None));
     assert_eq!((&much[&Invariant::LegalTransitions], &much[&Invariant::NoGap]), (&(18, None), &(18, None)));
@@ -448,43 +469,47 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
 
 #[test]
 fn each_thing_that_is_left_is_caught() {
-    let broken = SimulatedHistory::up().broken_at(|end| end.left.processes = 1);
-    assert_eq!(said(&broken, Invariant::NothingLeft), "1 process is left");
-    let broken = SimulatedHistory::up().broken_at(|end| end.left.tasks = 2);
-    assert_eq!(said(&broken, Invariant::NothingLeft), "2 tasks are left");
+    let broken = SimulatedHistory::all_online().violations_at(|end| end.left.processes = 1);
+    assert_eq!(single_violation(&broken, Invariant::NothingLeft), "1 process is left");
+    let broken = SimulatedHistory::all_online().violations_at(|end| end.left.tasks = 2);
+    assert_eq!(single_violation(&broken, Invariant::NothingLeft), "2 tasks are left");
     let all = LeftoverResources { servers: 1, tasks: 1, descriptors: 1, processes: 1 };
-    assert_eq!(SimulatedHistory::up().broken_at(|end| end.left = all).len(), 4);
+    assert_eq!(SimulatedHistory::all_online().violations_at(|end| end.left = all).len(), 4);
 }
 
 #[test]
 fn memory_that_is_kept_is_caught() {
-    let broken = SimulatedHistory::up().broken_at(|end| end.memory_after = 1201 << 20);
+    let broken = SimulatedHistory::all_online().violations_at(|end| end.memory_after = 1201 << 20);
     assert!(
-        said(&broken, Invariant::MemoryBack).starts_with("an instance uses 409941.3 KiB after the faults"),
+        single_violation(&broken, Invariant::MemoryBack).starts_with("an instance uses 409941.3 KiB after the faults"),
         "{broken:?}"
     );
-    assert_eq!(SimulatedHistory::up().broken_at(|end| end.memory_after = 1199 << 20), []);
+    assert_eq!(SimulatedHistory::all_online().violations_at(|end| end.memory_after = 1199 << 20), []);
 }
 
 #[test]
 fn memory_of_a_small_fleet_is_not_judged_by_a_multiple_but_a_leak_is_caught() {
-    let small =
-        |after: u64| RunEndState { memory_before: 30 << 20, memory_after: after << 20, ..SimulatedHistory::up().end() };
-    let why = |end: &RunEndState| growth::not_checked(end, &ScenarioLimits::default());
+    let small = |after: u64| RunEndState {
+        memory_before: 30 << 20,
+        memory_after: after << 20,
+        ..SimulatedHistory::all_online().end_state()
+    };
+    let why = |end: &RunEndState| growth::not_checked_reason(end, &ScenarioLimits::default());
     let what = "the fleet uses 30.0 MiB: a growth to 1.2 × of that is within the 48.0 MiB that are always allowed";
     assert_eq!(why(&small(77)).as_deref(), Some(what));
-    assert_eq!(SimulatedHistory::up().broken_at(|end| *end = small(77)), []);
-    let broken = SimulatedHistory::up().broken_at(|end| *end = small(79));
-    said(&broken, Invariant::MemoryBack);
+    assert_eq!(SimulatedHistory::all_online().violations_at(|end| *end = small(77)), []);
+    let broken = SimulatedHistory::all_online().violations_at(|end| *end = small(79));
+    single_violation(&broken, Invariant::MemoryBack);
     assert_eq!(why(&small(79)), None, "the violation was found");
-    assert_eq!(why(&SimulatedHistory::up().end()), None, "the fleet is large enough");
+    assert_eq!(why(&SimulatedHistory::all_online().end_state()), None, "the fleet is large enough");
 }
 
 #[test]
 fn who_is_back_too_late_is_caught() {
     let millis = Duration::from_millis;
-    let late =
-        |took| recovery(&ScenarioLimits::default(), InstanceNo(4), millis(100), millis(took), millis(1000), millis(50));
+    let late = |took| {
+        check_recovery(&ScenarioLimits::default(), InstanceNo(4), millis(100), millis(took), millis(1000), millis(50))
+    };
     assert_eq!(late(2050), None);
     let violation = late(2051).unwrap();
     assert_eq!((violation.invariant, violation.at_ms), (Invariant::Recovery, 2151));
@@ -495,9 +520,9 @@ fn who_is_back_too_late_is_caught() {
 fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
     let millis = Duration::from_millis;
     let judged = |foreign_cpu_percent: u8| {
-        let mut told = SimulatedHistory::up();
-        told.judge.looked(Invariant::Recovery, 1);
-        told.judge.found(recovery(
+        let mut told = SimulatedHistory::all_online();
+        told.checks.add_checks(Invariant::Recovery, 1);
+        told.checks.add_violations(check_recovery(
             &ScenarioLimits::default(),
             InstanceNo(4),
             millis(60_000),
@@ -511,10 +536,10 @@ fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
             foreign_cpu_percent: if (55..=67).contains(&at) { foreign_cpu_percent } else { 0 },
             ..RunSample::default()
         };
-        told.judge.excuse_starved(&(0..200).map(sample).collect::<Vec<_>>());
-        let checked = told.judge.checked(&told.end());
+        told.checks.excuse_starved(&(0..200).map(sample).collect::<Vec<_>>());
+        let checked = told.checks.coverage(&told.end_state());
         let recovery = checked.into_iter().find(|checked| checked.invariant == Invariant::Recovery).unwrap();
-        (told.judge.count(), recovery.not_checked)
+        (told.checks.violation_count(), recovery.not_checked)
     };
     assert_eq!(judged(50), (1, None));
     let why = "1 violation is not counted: other programs used up to 97 % of the CPU time meanwhile";
@@ -529,13 +554,13 @@ fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
         (0..count).for_each(|_| latency.record(Duration::from_millis(millis)));
         latency
     };
-    let judged = |storm: &Latency, failed| neighbours(&limits, Duration::ZERO, &calls(500, 10), storm, failed);
+    let judged = |storm: &Latency, failed| check_neighbours(&limits, Duration::ZERO, &calls(500, 10), storm, failed);
     assert_eq!(judged(&calls(500, 19), 0), Ok(None));
     assert!(judged(&calls(499, 100), 0).is_err(), "too few calls");
     assert_eq!(judged(&calls(500, 21), 0).unwrap().unwrap().invariant, Invariant::Neighbours);
     let (quiet, storm) = (calls(500, 1), calls(500, 100));
     assert_eq!(
-        neighbours(&ScenarioLimits::default(), Duration::ZERO, &quiet, &storm, 9),
+        check_neighbours(&ScenarioLimits::default(), Duration::ZERO, &quiet, &storm, 9),
         Ok(None),
         "these limits are not set"
     );
@@ -547,10 +572,10 @@ fn neighbours_whose_calls_fail_are_slower_than_any() {
     let mut storm = Latency::default();
     (0..1000).for_each(|_| storm.record(Duration::from_millis(10)));
     let quiet = storm.clone();
-    let judged = |failed| neighbours(&limits, Duration::ZERO, &quiet, &storm, failed).unwrap();
+    let judged = |failed| check_neighbours(&limits, Duration::ZERO, &quiet, &storm, failed).unwrap();
     assert_eq!(judged(9), None, "one call in a hundred is ignored");
     assert!(judged(11).unwrap().what.starts_with("11 of 1011 calls to teams without a fault failed"));
-    let none = neighbours(&limits, Duration::ZERO, &quiet, &Latency::default(), 500).unwrap();
+    let none = check_neighbours(&limits, Duration::ZERO, &quiet, &Latency::default(), 500).unwrap();
     assert!(none.unwrap().what.starts_with("500 of 500 calls"));
 }
 
@@ -564,7 +589,7 @@ fn memory_and_descriptors_that_grow_with_time_are_caught() {
             descriptors: descriptors(at),
             ..RunSample::default()
         };
-        flat(&limits, &(0..=600).map(sample).collect::<Vec<_>>(), Duration::from_secs(600)).unwrap()
+        check_flat(&limits, &(0..=600).map(sample).collect::<Vec<_>>(), Duration::from_secs(600)).unwrap()
     };
     // A warm-up and single peaks are no growth.
     assert_eq!(run(|at| if at < 100 { 0 } else { 1000 + at % 7 * 2 }, |at| 50 + u32::from(at == 590) * 900), []);

@@ -73,7 +73,7 @@ pub(super) const LEGAL: [(Status, &[Status]); Status::ALL.len()] = [
 #[derive(Debug)]
 pub(super) struct TransitionCheck {
     legal: [[bool; Status::ALL.len()]; Status::ALL.len()],
-    chains: Vec<StatusHistory>,
+    histories: Vec<StatusHistory>,
     // Incremented when events are lost: the earlier status of an instance is then unknown.
     epoch: u32,
 }
@@ -95,22 +95,28 @@ impl TransitionCheck {
                 legal[status as usize][*to as usize] = true;
             }
         }
-        Self { legal, chains: vec![StatusHistory::default(); instances], epoch: 0 }
+        Self { legal, histories: vec![StatusHistory::default(); instances], epoch: 0 }
     }
 
-    pub(super) fn begin_anew(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.epoch += 1;
     }
 
     /// Excuses one illegal transition: the instance's supervisor panicked, and its successor publishes a new status.
     pub(super) fn excuse(&mut self, at: Duration, nth: InstanceNo) {
-        if let Some(chain) = self.chains.get_mut(nth.0 as usize) {
+        if let Some(chain) = self.histories.get_mut(nth.0 as usize) {
             chain.excused_until = Some(at + EXCUSE_MAX);
         }
     }
 
-    pub(super) fn changed(&mut self, at: Duration, nth: InstanceNo, status: Status, broken: &mut FoundViolations) {
-        let Some(chain) = self.chains.get_mut(nth.0 as usize) else { return };
+    pub(super) fn record_status(
+        &mut self,
+        at: Duration,
+        nth: InstanceNo,
+        status: Status,
+        broken: &mut FoundViolations,
+    ) {
+        let Some(chain) = self.histories.get_mut(nth.0 as usize) else { return };
         if chain.epoch != self.epoch {
             *chain = StatusHistory { epoch: self.epoch, last: None, excused_until: chain.excused_until };
         } else if let Some((before, when)) = chain.last {

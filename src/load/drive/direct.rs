@@ -27,16 +27,16 @@ impl LoadCaller for RuntimeCaller {
             let after_ms = u64::try_from(call.after.as_millis()).unwrap_or(u64::MAX);
             let arguments = to_raw_value(&serde_json::json!({ "text": call.token, "after_ms": after_ms })).ok();
             match self.runtime.call(id, "echo", arguments, Some(call.timeout)).await {
-                Ok(result) => said(result.get()),
+                Ok(result) => parse_echo(result.get()),
                 Err(error @ CallError::Server { .. }) => CallOutcome::ServerError(error.to_string()),
-                Err(error) => CallOutcome::Failed { fate: error.fate().map(fate), why: error.to_string() },
+                Err(error) => CallOutcome::Failed { fate: error.fate().map(fate_name), why: error.to_string() },
             }
         }
         .boxed()
     }
 }
 
-fn fate(fate: mcp_satellite_actors::model::exit::CallFate) -> String {
+fn fate_name(fate: mcp_satellite_actors::model::exit::CallFate) -> String {
     use mcp_satellite_actors::model::exit::CallFate;
     match fate {
         CallFate::NotSent => "not_sent",
@@ -47,7 +47,7 @@ fn fate(fate: mcp_satellite_actors::model::exit::CallFate) -> String {
 }
 
 /// Converts a result of the tool `echo`. The tool encodes its text as JSON, here a string.
-pub(crate) fn said(result: &str) -> CallOutcome {
+pub(crate) fn parse_echo(result: &str) -> CallOutcome {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct EchoResult {

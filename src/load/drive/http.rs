@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::LoadCaller;
-use super::direct::said;
+use super::direct::parse_echo;
 use crate::config::{GatewayLimits, GatewayPlan, GatewayUser, ListenSetting, TokenHash};
 use crate::gateway::access::Access;
 use crate::gateway::behind::EndpointDispatcher;
@@ -47,17 +47,17 @@ const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialize
 /// Parts of the endpoint that must exist before the runtime starts.
 pub(crate) struct EndpointParts {
     sessions: Arc<Sessions>,
-    rooms: Arc<GatewayAudience>,
+    audience: Arc<GatewayAudience>,
 }
 
 impl EndpointParts {
     pub(crate) fn new() -> Self {
         let sessions = Arc::new(Sessions::new());
-        Self { rooms: Arc::new(GatewayAudience::new(Arc::clone(&sessions))), sessions }
+        Self { audience: Arc::new(GatewayAudience::new(Arc::clone(&sessions))), sessions }
     }
 
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {
-        self.rooms.clone()
+        self.audience.clone()
     }
 
     /// Starts the endpoint and opens a session for each user of the fleet. `deadline` is the timeout of a call.
@@ -77,8 +77,8 @@ impl EndpointParts {
             team_slug: team.as_str().into(),
             user: user.clone(),
             slug: user.as_str().into(),
-            tokens: vec![TokenHash::of(token)],
-            token_kept: false,
+            tokens: vec![TokenHash::from_token(token)],
+            has_stored_token: false,
             flat: false,
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -93,8 +93,8 @@ impl EndpointParts {
             ..GatewayLimits::default()
         };
         let plan = GatewayPlan {
-            asked: true,
-            listen: ListenSetting::At(any),
+            requested: true,
+            listen: ListenSetting::Address(any),
             limits,
             users: tokens.iter().map(user).collect(),
             ..GatewayPlan::default()
@@ -102,7 +102,7 @@ impl EndpointParts {
         let listener = gateway::bind(any)?;
         let settings = GatewaySettings::new("load", &plan, listener.local_addr()?);
         let access = Arc::new(Access::new(&plan)?);
-        let faces = Arc::new(EndpointDispatcher::new(runtime, Arc::clone(&self.rooms)));
+        let faces = Arc::new(EndpointDispatcher::new(runtime, Arc::clone(&self.audience)));
         let emitter = runtime.emitter().clone();
         let tell = Box::new(move |event| emitter.emit(event));
         let gateway = Gateway::start(listener, settings, access, faces, Arc::clone(&self.sessions), tell)?;
@@ -150,13 +150,13 @@ impl LoadCaller for EndpointClients {
         async move {
             let id = self.fleet.id(call.nth);
             let Some(session) = self.sessions.get(&(id.team.clone(), id.user.clone())) else {
-                return failed(None, &"the user of the instance has no session");
+                return failed_outcome(None, &"the user of the instance has no session");
             };
             let path = format!("{}:echo", self.fleet.slug(call.nth));
             let after_ms = u64::try_from(call.after.as_millis()).unwrap_or(u64::MAX);
             let body = serde_json::json!({
                 "jsonrpc": "2.0",
-                "id": session.next.fetch_add(1, Ordering::Relaxed),
+                "id": session.next_id.fetch_add(1, Ordering::Relaxed),
                 "method": "tools/call",
                 "params": {
                     "name": "execute_mcp_tool",
@@ -164,25 +164,25 @@ impl LoadCaller for EndpointClients {
                 },
             });
             match timeout(self.deadline + PATIENCE, session.post(&body.to_string())).await {
-                Ok(Ok(reply)) if reply.status == 200 => read(&reply.body),
+                Ok(Ok(reply)) if reply.status == 200 => parse_response(&reply.body),
                 Ok(Ok(reply)) => {
                     let said = String::from_utf8_lossy(&reply.body);
-                    failed(None, &format!("HTTP {}: {said}", reply.status))
+                    failed_outcome(None, &format!("HTTP {}: {said}", reply.status))
                 }
-                Ok(Err(error)) => failed(None, &error),
-                Err(_) => failed(Some("timed_out".to_owned()), &"the endpoint did not respond in time"),
+                Ok(Err(error)) => failed_outcome(None, &error),
+                Err(_) => failed_outcome(Some("timed_out".to_owned()), &"the endpoint did not respond in time"),
             }
         }
         .boxed()
     }
 }
 
-fn failed(fate: Option<String>, why: &dyn std::fmt::Display) -> CallOutcome {
+fn failed_outcome(fate: Option<String>, why: &dyn std::fmt::Display) -> CallOutcome {
     CallOutcome::Failed { fate, why: why.to_string() }
 }
 
 // Parses the response to `tools/call`.
-fn read(body: &[u8]) -> CallOutcome {
+fn parse_response(body: &[u8]) -> CallOutcome {
     #[derive(Deserialize)]
     struct Message<'a> {
         #[serde(borrow)]
@@ -211,7 +211,7 @@ fn read(body: &[u8]) -> CallOutcome {
         message: String,
         fate: Option<String>,
     }
-    let Ok(text) = std::str::from_utf8(body) else { return failed(None, &"the response is not text") };
+    let Ok(text) = std::str::from_utf8(body) else { return failed_outcome(None, &"the response is not text") };
     // In an event stream the response is the last message, after keep-alives and progress.
     let message = if text.trim_start().starts_with('{') {
         text
@@ -222,16 +222,16 @@ fn read(body: &[u8]) -> CallOutcome {
         Ok(Message { result: Some(result), .. }) => {
             let marked = serde_json::from_str::<MarkedResult>(result.get()).ok();
             match marked.and_then(|marked| marked.meta?.error) {
-                Some(refused) => failed(refused.fate, &refused.message),
-                None => said(result.get()),
+                Some(refused) => failed_outcome(refused.fate, &refused.message),
+                None => parse_echo(result.get()),
             }
         }
         Ok(Message { error: Some(error), .. }) => match error.data {
-            Some(SatelliteError { kind: Some(_), fate, .. }) => failed(fate, &error.message),
+            Some(SatelliteError { kind: Some(_), fate, .. }) => failed_outcome(fate, &error.message),
             _ => CallOutcome::ServerError(error.message),
         },
-        Ok(_) => failed(None, &"the response has neither a result nor an error"),
-        Err(error) => failed(None, &format!("the response cannot be parsed: {error}")),
+        Ok(_) => failed_outcome(None, &"the response has neither a result nor an error"),
+        Err(error) => failed_outcome(None, &format!("the response cannot be parsed: {error}")),
     }
 }
 
@@ -239,7 +239,7 @@ struct LoadSession {
     address: SocketAddr,
     // Request line and headers, without the length of the body.
     head: String,
-    next: AtomicU64,
+    next_id: AtomicU64,
     // Idle connections, each with the time of its last use. The most recent one is used next.
     idle: Mutex<Vec<(Instant, BufReader<TcpStream>)>>,
 }
@@ -249,7 +249,7 @@ struct EndpointResponse {
     session: Option<String>,
     body: Vec<u8>,
     // False if the server closes the connection after this response.
-    stays: bool,
+    keep_alive: bool,
 }
 
 impl LoadSession {
@@ -259,7 +259,7 @@ impl LoadSession {
              content-type: application/json\r\naccept: application/json, text/event-stream\r\n\
              mcp-protocol-version: 2025-11-25\r\n"
         );
-        let mut session = Self { address, head, next: AtomicU64::new(1), idle: Mutex::default() };
+        let mut session = Self { address, head, next_id: AtomicU64::new(1), idle: Mutex::default() };
         let refused = |reply: &EndpointResponse| {
             let said = String::from_utf8_lossy(&reply.body).into_owned();
             io::Error::other(format!("the endpoint refused a session with HTTP {}: {said}", reply.status))
@@ -282,19 +282,19 @@ impl LoadSession {
             // The server may have closed the idle connection before it read the request; then send it on a new
             // connection.
             if kept.get_mut().write_all(request.as_bytes()).await.is_ok() && !kept.fill_buf().await?.is_empty() {
-                return self.reply(kept).await;
+                return self.read_reply(kept).await;
             }
         }
         let stream = TcpStream::connect(self.address).await?;
         stream.set_nodelay(true)?;
         let mut stream = BufReader::new(stream);
         stream.get_mut().write_all(request.as_bytes()).await?;
-        self.reply(stream).await
+        self.read_reply(stream).await
     }
 
-    async fn reply(&self, mut stream: BufReader<TcpStream>) -> io::Result<EndpointResponse> {
-        let reply = reply(&mut stream).await?;
-        if reply.stays {
+    async fn read_reply(&self, mut stream: BufReader<TcpStream>) -> io::Result<EndpointResponse> {
+        let reply = read_reply(&mut stream).await?;
+        if reply.keep_alive {
             let mut idle = self.idle();
             // Close the connections that a burst of calls has left.
             idle.retain(|(since, _)| since.elapsed() < IDLE_MAX);
@@ -304,13 +304,13 @@ impl LoadSession {
     }
 }
 
-async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointResponse> {
+async fn read_reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointResponse> {
     let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "the endpoint's response is not HTTP");
-    let status = line(stream).await?;
+    let status = read_line(stream).await?;
     let status = status.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(unreadable)?;
     let (mut length, mut chunked, mut session, mut stays) = (0, false, None, true);
     loop {
-        let header = line(stream).await?;
+        let header = read_line(stream).await?;
         let Some((name, value)) = header.split_once(": ") else { break };
         if name.eq_ignore_ascii_case("content-length") {
             length = value.parse().map_err(|_| unreadable())?;
@@ -324,19 +324,19 @@ async fn reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointResponse
     }
     let mut body = Vec::new();
     if !chunked {
-        take(stream, &mut body, length).await?;
+        read_part(stream, &mut body, length).await?;
     }
     while chunked {
-        let length = usize::from_str_radix(&line(stream).await?, 16).map_err(|_| unreadable())?;
-        take(stream, &mut body, length).await?;
-        line(stream).await?;
+        let length = usize::from_str_radix(&read_line(stream).await?, 16).map_err(|_| unreadable())?;
+        read_part(stream, &mut body, length).await?;
+        read_line(stream).await?;
         chunked = length > 0;
     }
-    Ok(EndpointResponse { status, session, body, stays })
+    Ok(EndpointResponse { status, session, body, keep_alive: stays })
 }
 
 // Without the line break.
-async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
+async fn read_line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
     let mut line = String::new();
     if stream.read_line(&mut line).await? == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the endpoint closed the connection"));
@@ -345,7 +345,7 @@ async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
     Ok(line)
 }
 
-async fn take(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>, length: usize) -> io::Result<()> {
+async fn read_part(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>, length: usize) -> io::Result<()> {
     let begin = body.len();
     if length > ANSWER_MAX.saturating_sub(begin) {
         let why = format!("the endpoint's response is longer than {ANSWER_MAX} bytes");
@@ -363,19 +363,19 @@ mod tests {
     fn an_answer_is_the_servers_text_its_error_or_why_there_is_none() {
         let text = |said: &str| CallOutcome::Text(said.to_owned());
         let echo = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"\"a-1\""}]}}"#;
-        assert_eq!(read(echo.as_bytes()), text("a-1"));
+        assert_eq!(parse_response(echo.as_bytes()), text("a-1"));
         let stream = format!(": keep-alive\n\nid: 1\ndata:\n\nevent: message\ndata: {echo}\n\n");
-        assert_eq!(read(stream.as_bytes()), text("a-1"));
+        assert_eq!(parse_response(stream.as_bytes()), text("a-1"));
         let own = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"no"}],"isError":true}}"#;
-        assert_eq!(read(own), CallOutcome::ServerError("no".to_owned()));
+        assert_eq!(parse_response(own), CallOutcome::ServerError("no".to_owned()));
         let own = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such tool"}}"#;
-        assert_eq!(read(own), CallOutcome::ServerError("no such tool".to_owned()));
+        assert_eq!(parse_response(own), CallOutcome::ServerError("no such tool".to_owned()));
         let ours = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"x"}],"isError":true,
             "_meta":{"mcp-satellite/error":{"kind":"terminated","message":"it ended","fate":"maybe_executed"}}}}"#;
         let fate = Some("maybe_executed".to_owned());
-        assert_eq!(read(ours), CallOutcome::Failed { fate: fate.clone(), why: "it ended".to_owned() });
+        assert_eq!(parse_response(ours), CallOutcome::Failed { fate: fate.clone(), why: "it ended".to_owned() });
         let ours = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"it ended","data":{"kind":"terminated","fate":"maybe_executed"}}}"#;
-        assert_eq!(read(ours), CallOutcome::Failed { fate, why: "it ended".to_owned() });
-        assert!(matches!(read(b"{"), CallOutcome::Failed { .. }));
+        assert_eq!(parse_response(ours), CallOutcome::Failed { fate, why: "it ended".to_owned() });
+        assert!(matches!(parse_response(b"{"), CallOutcome::Failed { .. }));
     }
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::checks::{ResponseCheck, unexcused};
+use super::checks::{ResponseCheck, unexcused_failure};
 use super::measure::Latency;
 use super::plan::CallSource;
 use super::recorder::RunClock;
@@ -65,7 +65,7 @@ pub(crate) struct LoadPeriods {
 
 impl LoadPeriods {
     /// Returns true if a call at this time follows shortly after a large fault that does not hit the called team.
-    fn is_beside_a_storm(&self, at: Duration, team: TeamNo) -> bool {
+    fn is_near_storm(&self, at: Duration, team: TeamNo) -> bool {
         self.storms.iter().any(|(from, hit)| *from <= at && at < *from + NEIGHBOURS && !hit.contains(&team))
     }
 
@@ -100,7 +100,7 @@ struct FinishedCall {
     call: PlannedCall,
     planned: Duration,
     // Outcome and latency; `None` if the call was not made.
-    came_of_it: Option<(CallOutcome, Duration)>,
+    result: Option<(CallOutcome, Duration)>,
     // Index of the caller in a closed loop.
     source: usize,
 }
@@ -112,27 +112,27 @@ impl LoadGenerator {
         let made = async {
             match sources {
                 CallSources::Open(source, in_flight_max) => {
-                    self.open(*source, in_flight_max, &mut under_way, &mut calls).await;
+                    self.run_open_loop(*source, in_flight_max, &mut under_way, &mut calls).await;
                 }
-                CallSources::Closed(sources) => self.closed(sources, &mut under_way, &mut calls).await,
+                CallSources::Closed(sources) => self.run_closed_loop(sources, &mut under_way, &mut calls).await,
             }
             // Keep the load period even if no source has another call.
-            self.over().await;
+            self.wait_for_end().await;
             self.clock.now().saturating_sub(self.times.from)
         };
         // A closed-loop caller that never gets its response must not block the run.
         let took = tokio::select! {
             biased;
             took = made => took,
-            () = self.patience() => self.times.until.saturating_sub(self.times.from),
+            () = self.wait_past_timeouts() => self.times.until.saturating_sub(self.times.from),
         };
-        self.rest(&mut under_way, &mut calls).await;
+        self.drain_in_flight(&mut under_way, &mut calls).await;
         calls.findings.per_second = calls.findings.answered as f64 / took.as_secs_f64().max(1e-3);
         calls
     }
 
     // Waits for the end of the load.
-    async fn over(&self) {
+    async fn wait_for_end(&self) {
         tokio::select! {
             biased;
             () = self.stop.cancelled() => {}
@@ -141,12 +141,12 @@ impl LoadGenerator {
     }
 
     // Waits until a call in flight counts as never answered.
-    async fn patience(&self) {
-        self.over().await;
+    async fn wait_past_timeouts(&self) {
+        self.wait_for_end().await;
         sleep(self.timeout + PATIENCE).await;
     }
 
-    async fn open(
+    async fn run_open_loop(
         &self,
         source: CallSource,
         in_flight_max: usize,
@@ -165,39 +165,39 @@ impl LoadGenerator {
                 tokio::select! {
                     biased;
                     () = self.stop.cancelled() => return,
-                    Some(done) = under_way.join_next(), if !under_way.is_empty() => self.settle(done, calls),
+                    Some(done) = under_way.join_next(), if !under_way.is_empty() => self.record_result(done, calls),
                     () = &mut arrival => break,
                 }
             }
             if under_way.len() >= in_flight_max {
                 calls.findings.shed += 1;
-                let is_beside = self.times.is_beside_a_storm(planned, self.shape.team_of(call.nth));
+                let is_beside = self.times.is_near_storm(planned, self.shape.team_of(call.nth));
                 calls.findings.neighbours_failed += u64::from(is_beside);
             } else {
-                self.make(call, planned, 0, under_way, calls);
+                self.start_call(call, planned, 0, under_way, calls);
             }
         }
     }
 
-    async fn closed(
+    async fn run_closed_loop(
         &self,
         mut sources: Vec<CallSource>,
         under_way: &mut JoinSet<FinishedCall>,
         calls: &mut CallResults,
     ) {
         for nth in 0..sources.len() {
-            self.next(&mut sources, nth, self.times.from, under_way, calls);
+            self.start_next(&mut sources, nth, self.times.from, under_way, calls);
         }
         while let Some(done) = under_way.join_next().await {
             let source = done.as_ref().map(|done| done.source).ok();
-            self.settle(done, calls);
+            self.record_result(done, calls);
             if let Some(source) = source {
-                self.next(&mut sources, source, self.clock.now(), under_way, calls);
+                self.start_next(&mut sources, source, self.clock.now(), under_way, calls);
             }
         }
     }
 
-    fn next(
+    fn start_next(
         &self,
         sources: &mut [CallSource],
         nth: usize,
@@ -208,11 +208,11 @@ impl LoadGenerator {
         let Some(call) = sources.get_mut(nth).and_then(Iterator::next) else { return };
         let planned = now + call.pause;
         if planned < self.times.until && !self.stop.is_cancelled() {
-            self.make(call, planned, nth, under_way, calls);
+            self.start_call(call, planned, nth, under_way, calls);
         }
     }
 
-    fn make(
+    fn start_call(
         &self,
         call: PlannedCall,
         planned: Duration,
@@ -220,42 +220,42 @@ impl LoadGenerator {
         under_way: &mut JoinSet<FinishedCall>,
         calls: &mut CallResults,
     ) {
-        calls.answers.asked(&call.token);
+        calls.answers.record_call(&call.token);
         let (caller, tally, stop) = (Arc::clone(&self.caller), Arc::clone(&self.tally), self.stop.clone());
         let at = self.clock.instant(planned);
         under_way.spawn(async move {
             tokio::select! {
                 biased;
                 () = sleep_until(at) => {}
-                () = stop.cancelled() => return FinishedCall { call, planned, came_of_it: None, source },
+                () = stop.cancelled() => return FinishedCall { call, planned, result: None, source },
             }
             tally.in_flight.fetch_add(1, Ordering::Relaxed);
             let answered = caller.call(&call).await;
             tally.in_flight.fetch_sub(1, Ordering::Relaxed);
             // Measured from the planned time: a delay in the harness must not make a server look faster.
-            FinishedCall { call, planned, came_of_it: Some((answered, at.elapsed())), source }
+            FinishedCall { call, planned, result: Some((answered, at.elapsed())), source }
         });
     }
 
-    async fn rest(&self, under_way: &mut JoinSet<FinishedCall>, calls: &mut CallResults) {
+    async fn drain_in_flight(&self, under_way: &mut JoinSet<FinishedCall>, calls: &mut CallResults) {
         let longest = self.clock.instant(self.clock.now().max(self.times.until)) + self.timeout + PATIENCE;
         while let Ok(Some(done)) = timeout_at(longest, under_way.join_next()).await {
-            self.settle(done, calls);
+            self.record_result(done, calls);
         }
         under_way.abort_all();
     }
 
-    fn settle(&self, done: Result<FinishedCall, tokio::task::JoinError>, calls: &mut CallResults) {
+    fn record_result(&self, done: Result<FinishedCall, tokio::task::JoinError>, calls: &mut CallResults) {
         // A caller that panicked received no response: its token stays open.
-        let Ok(FinishedCall { call, planned, came_of_it, .. }) = done else { return };
-        let Some((answered, took)) = came_of_it else { return calls.answers.failed(&call.token) };
+        let Ok(FinishedCall { call, planned, result: came_of_it, .. }) = done else { return };
+        let Some((answered, took)) = came_of_it else { return calls.answers.record_error(&call.token) };
         let findings = &mut calls.findings;
         findings.asked += 1;
         self.tally.ended.fetch_add(1, Ordering::Relaxed);
         let team = self.shape.team_of(call.nth);
         let (fate, why) = match answered {
             CallOutcome::Text(text) => {
-                calls.answers.answered(&call.token, &text);
+                calls.answers.record_response(&call.token, &text);
                 findings.answered += 1;
                 if planned < self.times.quiet_until {
                     findings.quiet.record(took);
@@ -264,7 +264,7 @@ impl LoadGenerator {
                     }
                 } else {
                     findings.storm.record(took);
-                    if self.times.is_beside_a_storm(planned, team) {
+                    if self.times.is_near_storm(planned, team) {
                         findings.neighbours.record(took);
                     }
                 }
@@ -277,13 +277,13 @@ impl LoadGenerator {
             findings.quiet_failed += 1;
         } else {
             findings.storm_failed += 1;
-            findings.neighbours_failed += u64::from(self.times.is_beside_a_storm(planned, team));
+            findings.neighbours_failed += u64::from(self.times.is_near_storm(planned, team));
         }
         let ended = planned + took;
         if ended < self.times.quiet_until || self.times.untouched.contains(&team) {
-            calls.unexcused.push(unexcused(ended, call.nth, &call.token, &why));
+            calls.unexcused.push(unexcused_failure(ended, call.nth, &call.token, &why));
         }
-        calls.answers.failed(&call.token);
+        calls.answers.record_error(&call.token);
         findings.failed += 1;
         self.tally.failed.fetch_add(1, Ordering::Relaxed);
         *findings.by_fate.entry(fate).or_insert(0) += 1;

@@ -61,7 +61,7 @@ impl Prober {
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online);
             if let Some(view) = view.filter(|_| looks.len() < PROBES_MAX) {
                 let prober = self.clone();
-                looks.spawn(async move { prober.look(nth, &view, &number.to_string()).await });
+                looks.spawn(async move { prober.probe(nth, &view, &number.to_string()).await });
             }
         }
         while looks.join_next().await.is_some() {}
@@ -69,11 +69,11 @@ impl Prober {
 
     /// Calls each of these instances that is online and returns those that answered. Stops early if the prober is
     /// stopped.
-    pub(crate) async fn ask(&self, whom: Vec<InstanceNo>) -> Vec<InstanceNo> {
+    pub(crate) async fn probe_all(&self, whom: Vec<InstanceNo>) -> Vec<InstanceNo> {
         let now = self.recorder.clock.now().as_millis();
         let ask = |nth: InstanceNo| async move {
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online)?;
-            let has_answered = self.look(nth, &view, &format!("all-{now}-{}", nth.0)).await;
+            let has_answered = self.probe(nth, &view, &format!("all-{now}-{}", nth.0)).await;
             has_answered.then_some(nth)
         };
         let asked = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
@@ -81,7 +81,7 @@ impl Prober {
     }
 
     // Returns true if the instance answered.
-    async fn look(&self, nth: InstanceNo, before: &InstanceView, name: &str) -> bool {
+    async fn probe(&self, nth: InstanceNo, before: &InstanceView, name: &str) -> bool {
         let at = self.recorder.clock.now();
         let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
         // A call in flight counts as activity until its deadline.
@@ -90,7 +90,7 @@ impl Prober {
         let deadline = Instant::now() + patience;
         let moved = || {
             let now = self.runtime.status(self.fleet.id(nth));
-            now.is_none_or(|now| has_moved(before, &now))
+            now.is_none_or(|now| has_changed(before, &now))
         };
         for attempt in 0_u32.. {
             let call = PlannedCall {
@@ -109,7 +109,7 @@ impl Prober {
             if is_settled || Instant::now() >= deadline {
                 let has_answered = !moved && !matches!(answer, CallOutcome::Failed { .. });
                 let token = call.token;
-                self.recorder.probed(&ProbeResult { nth, at, answer, token, moved });
+                self.recorder.record_probe(&ProbeResult { nth, at, answer, token, changed: moved });
                 return has_answered;
             }
             sleep(AGAIN_AFTER).await;
@@ -118,7 +118,7 @@ impl Prober {
     }
 }
 
-fn has_moved(before: &InstanceView, now: &InstanceView) -> bool {
+fn has_changed(before: &InstanceView, now: &InstanceView) -> bool {
     now.status != Status::Online
         || now.pid != before.pid
         || now.restarts != before.restarts

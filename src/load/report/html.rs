@@ -59,7 +59,7 @@ impl HtmlPage {
 
     fn tiles(&mut self, tiles: &[HeadlineFigure]) {
         put!(self, "<div class=\"tiles\">\n");
-        for HeadlineFigure { name, value, beside, bad } in tiles {
+        for HeadlineFigure { name, value, caption: beside, bad } in tiles {
             let class = if *bad { "tile bad" } else { "tile" };
             let (value, beside) = (escaped(value), escaped(beside));
             put!(self, "<div class=\"{class}\"><span class=\"faint\">{name}</span><b>{value}</b>");
@@ -70,7 +70,7 @@ impl HtmlPage {
 
     fn plots(&mut self, findings: &RunFindings) {
         put!(self, "<div class=\"plots\">\n");
-        self.over_time(findings);
+        self.plots_over_time(findings);
         let calls = &findings.calls;
         let mut latencies =
             vec![("before the faults", GREEN, &calls.quiet), ("during the faults", ORANGE, &calls.storm)];
@@ -120,7 +120,7 @@ impl HtmlPage {
         self.plot(PlotWidth::Full, "Recovery time by kind of fault: 50 %, 90 %, longest", &[], spans);
     }
 
-    fn over_time(&mut self, findings: &RunFindings) {
+    fn plots_over_time(&mut self, findings: &RunFindings) {
         let samples = &findings.samples;
         if samples.len() < 2 {
             return;
@@ -232,7 +232,7 @@ const WELL: [&str; 2] = ["online", "online, dormant"];
 /// Returns a layer for each status that occurred, from healthy at the bottom to failed. Of the samples that share a
 /// point, the one with the fewest online instances counts.
 fn statuses(buckets: &[&[RunSample]]) -> Vec<PlotCurve> {
-    let online = |sample: &RunSample| sample.by_status[place(Status::Online)];
+    let online = |sample: &RunSample| sample.by_status[status_index(Status::Online)];
     let worst: Vec<&RunSample> =
         buckets.iter().filter_map(|bucket| bucket.iter().min_by_key(|sample| online(sample))).collect();
     // A dormant instance is online, except while it is being stopped: a layer must not become negative.
@@ -252,13 +252,13 @@ fn statuses(buckets: &[&[RunSample]]) -> Vec<PlotCurve> {
     layers.extend(Status::ALL.into_iter().filter(|status| *status != Status::Online).map(|status| PlotCurve {
         name: status.as_str().to_owned(),
         colour: colour(status),
-        values: worst.iter().map(|sample| f64::from(sample.by_status[place(status)])).collect(),
+        values: worst.iter().map(|sample| f64::from(sample.by_status[status_index(status)])).collect(),
     }));
     layers.retain(|layer| layer.values.iter().any(|value| *value > 0.0));
     layers
 }
 
-fn place(status: Status) -> usize {
+fn status_index(status: Status) -> usize {
     Status::ALL.iter().position(|one| *one == status).unwrap_or_default()
 }
 
@@ -321,12 +321,12 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    use crate::load::report::made_up::{broken, held, samples};
+    use crate::load::report::made_up::{findings_with_violations, findings_without_violations, samples};
     use crate::load::types::CallFindings;
 
     #[test]
     fn the_page_needs_nothing_from_anywhere() {
-        let page = html(&held());
+        let page = html(&findings_without_violations());
         for foreign in ["http:", "https:", "<script", "<link", "url(", "@import", "src="] {
             assert!(!page.contains(foreign), "{foreign}");
         }
@@ -337,10 +337,10 @@ mod tests {
 
     #[test]
     fn the_verdict_comes_before_everything_else() {
-        let held = html(&held());
+        let held = html(&findings_without_violations());
         assert!(held.find("HELD").unwrap() < held.find("class=\"tiles\"").unwrap());
         assert!(!held.contains("promises broken") && !held.contains("class=\"verdict broke\""));
-        let broken = html(&broken());
+        let broken = html(&findings_with_violations());
         assert!(broken.find("BROKE, 12 times").unwrap() < broken.find("class=\"tiles\"").unwrap());
         assert!(broken.contains("class=\"verdict broke\"") && broken.contains("promises broken"));
         assert!(broken.contains("satellite load --scenario mixed --instances 1000"));
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn what_servers_and_files_say_is_text_and_no_markup() {
-        let page = html(&broken());
+        let page = html(&findings_with_violations());
         assert!(page.contains("got the answer &lt;b&gt;`2a-3-49`&lt;/b&gt;"));
         assert!(page.contains("in servers &amp; in our own parts"));
     }
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn a_long_run_makes_no_larger_page() {
         let mut rng = StdRng::seed_from_u64(1);
-        let findings = RunFindings { samples: samples(30_000, &mut rng), ..held() };
+        let findings = RunFindings { samples: samples(30_000, &mut rng), ..findings_without_violations() };
         let page = html(&findings);
         assert!(page.len() < 500_000, "{} bytes", page.len());
     }
@@ -370,7 +370,7 @@ mod tests {
             calls: CallFindings::default(),
             supervisors: Latency::default(),
             registry: Latency::default(),
-            ..held()
+            ..findings_without_violations()
         };
         let page = html(&nothing);
         assert!(page.contains("HELD") && !page.contains("<figure"));
@@ -381,10 +381,10 @@ mod tests {
         let mut all: Vec<RunSample> =
             (0..10).map(|_| RunSample { by_status: [0; 12], ..RunSample::default() }).collect();
         for sample in &mut all {
-            sample.by_status[place(Status::Online)] = 5;
+            sample.by_status[status_index(Status::Online)] = 5;
         }
-        all[3].by_status[place(Status::Online)] = 2;
-        all[3].by_status[place(Status::Error)] = 3;
+        all[3].by_status[status_index(Status::Online)] = 2;
+        all[3].by_status[status_index(Status::Error)] = 3;
         let layers = statuses(&[&all]);
         let found: Vec<(&str, f64)> = layers.iter().map(|layer| (layer.name.as_str(), layer.values[0])).collect();
         assert_eq!(found, [("online", 2.0), ("error", 3.0)]);

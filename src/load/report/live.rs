@@ -7,39 +7,39 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use mcp_satellite_actors::model::status::Status;
 
-use crate::load::measure::{bytes, time};
+use crate::load::measure::{format_bytes, format_duration};
 use crate::load::types::{ProgressDisplay, RunSample};
 
 /// Progress display on stderr.
 pub struct TerminalProgress {
     bar: ProgressBar,
     // Planned duration of the load.
-    until: Duration,
+    planned_duration: Duration,
     drawn: bool,
     // True once the bar shows time instead of the number of online servers.
-    runs: AtomicBool,
+    shows_time: AtomicBool,
     stopped: AtomicBool,
 }
 
 impl TerminalProgress {
     /// Creates the display for a run with this planned duration.
-    pub fn new(until: Duration) -> Self {
+    pub fn new(planned_duration: Duration) -> Self {
         let drawn = std::io::stderr().is_terminal();
         let bar = if drawn { ProgressBar::new(0) } else { ProgressBar::hidden() };
-        style(&bar, "{prefix:14} {bar:30} {pos}/{len} online");
-        Self { bar, until, drawn, runs: AtomicBool::new(false), stopped: AtomicBool::new(false) }
+        set_style(&bar, "{prefix:14} {bar:30} {pos}/{len} online");
+        Self { bar, planned_duration, drawn, shows_time: AtomicBool::new(false), stopped: AtomicBool::new(false) }
     }
 
     /// Asks the run for an early end.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
-        self.say(
+        self.print(
             "stopping: no more calls and faults; findings are checked when all servers have recovered. A second signal \
              ends the run at once",
         );
     }
 
-    fn say(&self, text: &str) {
+    fn print(&self, text: &str) {
         self.bar.suspend(|| {
             // Ignore errors: stderr is the only output for messages.
             let _ = writeln!(std::io::stderr().lock(), "load: {text}");
@@ -53,33 +53,33 @@ impl TerminalProgress {
 }
 
 // The templates are constants; an invalid one would be replaced by the default.
-fn style(bar: &ProgressBar, template: &str) {
+fn set_style(bar: &ProgressBar, template: &str) {
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
 }
 
 impl ProgressDisplay for TerminalProgress {
-    fn phase(&self, name: &'static str) {
+    fn show_phase(&self, name: &'static str) {
         if self.drawn {
             self.bar.set_prefix(name);
         } else {
-            self.say(name);
+            self.print(name);
         }
     }
 
-    fn online(&self, online: usize, of: usize) {
+    fn show_online(&self, online: usize, of: usize) {
         self.bar.set_length(of as u64);
         self.bar.set_position(online as u64);
     }
 
-    fn sample(&self, sample: &RunSample, injected: u64, violations: u64) {
-        if !self.runs.swap(true, Ordering::Relaxed) {
-            style(&self.bar, "{prefix:14} {bar:30} {msg}");
-            self.bar.set_length(u64::try_from(self.until.as_millis()).unwrap_or(u64::MAX));
+    fn show_sample(&self, sample: &RunSample, injected: u64, violations: u64) {
+        if !self.shows_time.swap(true, Ordering::Relaxed) {
+            set_style(&self.bar, "{prefix:14} {bar:30} {msg}");
+            self.bar.set_length(u64::try_from(self.planned_duration.as_millis()).unwrap_or(u64::MAX));
         }
         self.bar.set_position(sample.at_ms.min(self.bar.length().unwrap_or(u64::MAX)));
-        self.bar.set_message(line(sample, injected, violations));
+        self.bar.set_message(status_line(sample, injected, violations));
     }
 
     fn is_stopped(&self) -> bool {
@@ -88,7 +88,7 @@ impl ProgressDisplay for TerminalProgress {
 }
 
 // Example: `12.3 s · 996 of 1000 online · 4412 calls, 12 failed, 7 under way · 20.1 MiB · 31 faults`
-fn line(sample: &RunSample, injected: u64, violations: u64) -> String {
+fn status_line(sample: &RunSample, injected: u64, violations: u64) -> String {
     let all: u32 = sample.by_status.iter().sum();
     let online = Status::ALL.iter().zip(sample.by_status).find(|(status, _)| **status == Status::Online);
     let broken = match violations {
@@ -98,12 +98,12 @@ fn line(sample: &RunSample, injected: u64, violations: u64) -> String {
     };
     format!(
         "{} · {} of {all} online · {} calls, {} failed, {} under way · {} · {injected} faults{broken}",
-        time(Duration::from_millis(sample.at_ms)),
+        format_duration(Duration::from_millis(sample.at_ms)),
         online.map_or(0, |(_, online)| online),
         sample.calls,
         sample.failed,
         sample.in_flight,
-        bytes(sample.rss),
+        format_bytes(sample.rss),
     )
 }
 
@@ -118,7 +118,7 @@ mod tests {
         sample.by_status[6] = 996;
         sample.by_status[3] = 4;
         let usual = "12.3 s · 996 of 1000 online · 4412 calls, 12 failed, 7 under way · 20.0 MiB · 31 faults";
-        assert_eq!(line(&sample, 31, 0), usual);
-        assert_eq!(line(&sample, 31, 2), format!("{usual} · 2 PROMISES BROKEN"));
+        assert_eq!(status_line(&sample, 31, 0), usual);
+        assert_eq!(status_line(&sample, 31, 2), format!("{usual} · 2 PROMISES BROKEN"));
     }
 }

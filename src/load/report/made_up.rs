@@ -12,7 +12,7 @@ use crate::load::types::{
 };
 
 // Results without violations.
-pub(crate) fn held() -> RunFindings {
+pub(crate) fn findings_without_violations() -> RunFindings {
     let mut rng = StdRng::seed_from_u64(42);
     let mut spread = |n: usize, median_ms: f64, factor: f64| {
         let mut latency = Latency::default();
@@ -94,7 +94,7 @@ pub(crate) fn held() -> RunFindings {
 }
 
 // Results with violations.
-pub(crate) fn broken() -> RunFindings {
+pub(crate) fn findings_with_violations() -> RunFindings {
     let violation = |invariant, at_ms, instance: Option<&str>, what: &str| InvariantViolation {
         invariant,
         since_ms: at_ms,
@@ -104,13 +104,13 @@ pub(crate) fn broken() -> RunFindings {
     };
     RunFindings {
         left: LeftoverResources { descriptors: 3, ..LeftoverResources::default() },
-        events: EventFindings { lost: 1, ..held().events },
+        events: EventFindings { lost: 1, ..findings_without_violations().events },
         violations: vec![
             violation(Invariant::OwnAnswer, 12_304, Some("i77"), "the call 2a-3-50 got the answer <b>`2a-3-49`</b>"),
             violation(Invariant::NoGap, 14_001, None, "event 501 is missing, and no event reports it as dropped"),
         ],
         violations_in_all: 12,
-        ..held()
+        ..findings_without_violations()
     }
 }
 

@@ -30,7 +30,7 @@ pub fn verdict(findings: &RunFindings) -> String {
     let so_far = if findings.stopped { " so far" } else { "" };
     if findings.violations_in_all == 0 {
         let unchecked = findings.checked.iter().filter(|checked| checked.not_checked.is_some());
-        let unchecked: Vec<_> = unchecked.map(|checked| promise(checked.invariant)).collect();
+        let unchecked: Vec<_> = unchecked.map(|checked| describe_invariant(checked.invariant)).collect();
         let never: Vec<_> = findings.never_injected.iter().map(|kind| fault_name(*kind)).collect();
         let but = |what: &str, of: &[&str]| match of {
             [] => String::new(),
@@ -43,7 +43,7 @@ pub fn verdict(findings: &RunFindings) -> String {
     for violation in &findings.violations {
         *broken.entry(violation.invariant).or_default() += 1;
     }
-    let promises: Vec<&str> = broken.keys().map(|invariant| promise(*invariant)).collect();
+    let promises: Vec<&str> = broken.keys().map(|invariant| describe_invariant(*invariant)).collect();
     let times = match findings.violations_in_all {
         1 => "once".to_owned(),
         times => format!("{times} times in all"),
@@ -52,7 +52,7 @@ pub fn verdict(findings: &RunFindings) -> String {
 }
 
 /// Returns the description of an invariant for reports.
-pub fn promise(invariant: Invariant) -> &'static str {
+pub fn describe_invariant(invariant: Invariant) -> &'static str {
     match invariant {
         Invariant::OwnAnswer => "each caller gets its own response, once",
         Invariant::OnlineIsCallable => "an online server can be called",
@@ -69,15 +69,15 @@ pub fn promise(invariant: Invariant) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::made_up::{broken, held};
+    use super::made_up::{findings_with_violations, findings_without_violations};
     use super::*;
     use crate::load::types::{FaultKind, InvariantCoverage};
 
     #[test]
     fn a_verdict_says_in_one_line_which_promises_were_broken() {
-        assert_eq!(verdict(&held()), "HELD: every promise that was checked was kept");
+        assert_eq!(verdict(&findings_without_violations()), "HELD: every promise that was checked was kept");
         assert_eq!(
-            verdict(&broken()),
+            verdict(&findings_with_violations()),
             "BROKE, 12 times in all: each caller gets its own response, once; events are numbered without a gap",
         );
         let partly = RunFindings {
@@ -91,19 +91,19 @@ mod tests {
                 },
             ],
             never_injected: vec![FaultKind::Huge, FaultKind::Exit0],
-            ..held()
+            ..findings_without_violations()
         };
         let but =
             "; not checked: memory and descriptors do not grow over time; faults that never occurred: huge, exit_0";
         assert_eq!(verdict(&partly), format!("HELD: every promise that was checked was kept{but}"));
         let early = |findings| verdict(&RunFindings { stopped: true, ..findings });
-        assert_eq!(early(held()), "HELD so far: every promise that was checked was kept");
-        assert!(early(broken()).starts_with("BROKE so far, 12 times in all: "));
+        assert_eq!(early(findings_without_violations()), "HELD so far: every promise that was checked was kept");
+        assert!(early(findings_with_violations()).starts_with("BROKE so far, 12 times in all: "));
     }
 
     #[test]
     fn findings_are_one_json_object() {
-        let json: serde_json::Value = serde_json::from_str(&json(&broken()).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json(&findings_with_violations()).unwrap()).unwrap();
         assert_eq!(json["violations"][0]["invariant"], "own_answer");
         assert_eq!(json["recoveries"]["exit_0"]["n"], 60);
         assert!(json["calls"]["quiet"]["p99"].as_f64().unwrap() > 0.0);

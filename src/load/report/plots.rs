@@ -8,7 +8,7 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::load::measure::{HistogramBar, Latency, bytes, time};
+use crate::load::measure::{HistogramBar, Latency, format_bytes, format_duration};
 
 // Plot units per pixel: shapes at whole units are drawn sharply.
 const SCALE: u32 = 2;
@@ -77,13 +77,13 @@ pub(super) enum PlotUnit {
 }
 
 impl PlotUnit {
-    fn written(self, value: f64) -> String {
+    fn format_value(self, value: f64) -> String {
         let value = value.max(0.0);
         match self {
-            Self::Count => count(value),
+            Self::Count => format_count(value),
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive number of bytes")]
-            Self::Bytes => plain(&bytes(value as u64)),
-            Self::Microseconds => plain(&time(Duration::from_secs_f64(value / 1e6))),
+            Self::Bytes => trim_zeros(&format_bytes(value as u64)),
+            Self::Microseconds => trim_zeros(&format_duration(Duration::from_secs_f64(value / 1e6))),
         }
     }
 
@@ -102,7 +102,7 @@ impl PlotUnit {
 pub(super) fn lines(width: PlotWidth, times: &TimeAxis<'_>, curves: &[PlotCurve], unit: PlotUnit) -> PlotResult {
     let top = curves.iter().flat_map(|curve| &curve.values).copied().fold(0.0, f64::max);
     draw(width, HEIGHT, |area| {
-        let mut chart = over_time(area, times, top, unit)?;
+        let mut chart = time_chart(area, times, top, unit)?;
         for curve in curves {
             let points = || times.seconds.iter().copied().zip(curve.values.iter().copied());
             if curves.len() == 1 {
@@ -119,7 +119,7 @@ pub(super) fn stack(width: PlotWidth, times: &TimeAxis<'_>, layers: &[PlotCurve]
     let total = |nth: usize| layers.iter().filter_map(|layer| layer.values.get(nth)).sum::<f64>();
     let top = (0..times.seconds.len()).map(total).fold(0.0, f64::max);
     draw(width, HEIGHT, |area| {
-        let mut chart = over_time(area, times, top, PlotUnit::Count)?;
+        let mut chart = time_chart(area, times, top, PlotUnit::Count)?;
         let mut below = vec![0.0; times.seconds.len()];
         for layer in layers {
             let above: Vec<f64> = below.iter().zip(&layer.values).map(|(below, value)| below + value).collect();
@@ -143,10 +143,10 @@ pub(super) fn histogram(width: PlotWidth, all: &[(Colour, &Latency)]) -> PlotRes
     let range = range(all.iter().flat_map(|(_, bars)| bars).flat_map(|bar| [bar.from, bar.until]));
     draw(width, HEIGHT, |area| {
         let x = PlotAxis { range: range.0..range.1, ticks: decades(range) };
-        let y = PlotAxis { range: 0.0..height(tallest), ticks: round_numbers(tallest, 1.0) };
+        let y = PlotAxis { range: 0.0..axis_top(tallest), ticks: round_numbers(tallest, 1.0) };
         let mut chart = frame(area, LEFT).build_cartesian_2d(x, y)?;
-        let percent = |share: &f64| format!("{} %", round(*share));
-        mesh(&mut chart, &|at: &f64| exponent(*at), &percent)?;
+        let percent = |share: &f64| format!("{} %", format_tenth(*share));
+        mesh(&mut chart, &|at: &f64| format_log_duration(*at), &percent)?;
         for (fill, bars) in &all {
             let bar = |bar: &HistogramBar| {
                 let corners = [(log(bar.from), 0.0), (log(bar.until), share(bars, bar))];
@@ -172,7 +172,7 @@ pub(super) fn spans(width: PlotWidth, rows: &[(String, Colour, &Latency)]) -> Pl
             let nth = (0..rows.len()).find(|nth| (place(*nth) - at).abs() < 0.1);
             nth.map(|nth| rows[nth].0.clone()).unwrap_or_default()
         };
-        mesh(&mut chart, &|at: &f64| exponent(*at), &name)?;
+        mesh(&mut chart, &|at: &f64| format_log_duration(*at), &name)?;
         for (nth, (_, fill, latency)) in rows.iter().enumerate() {
             let (middle, fill) = (place(nth), colour(*fill));
             let of = |share| log(latency.quantile(share));
@@ -240,7 +240,7 @@ impl Ranged for PlotAxis {
 
 type PlotChart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<PlotAxis, PlotAxis>>;
 
-fn over_time<'a, 'b>(
+fn time_chart<'a, 'b>(
     area: &'a Area<'b>,
     times: &TimeAxis<'_>,
     top: f64,
@@ -248,14 +248,14 @@ fn over_time<'a, 'b>(
 ) -> Result<PlotChart<'a, 'b>, Failure> {
     let first = times.seconds.first().copied().unwrap_or_default().min(times.last() - 1.0);
     let x = PlotAxis { range: first..times.last(), ticks: ticks(first, times.last()) };
-    let y = PlotAxis { range: 0.0..height(top), ticks: round_numbers(top, unit.base(top)) };
+    let y = PlotAxis { range: 0.0..axis_top(top), ticks: round_numbers(top, unit.base(top)) };
     let mut chart = frame(area, LEFT).build_cartesian_2d(x, y)?;
-    mesh(&mut chart, &|seconds: &f64| moment(*seconds), &|value: &f64| unit.written(*value))?;
+    mesh(&mut chart, &|seconds: &f64| format_seconds(*seconds), &|value: &f64| unit.format_value(*value))?;
     Ok(chart)
 }
 
 // Leaves a margin above the curves.
-fn height(top: f64) -> f64 {
+fn axis_top(top: f64) -> f64 {
     if top > 0.0 { top * 1.06 } else { 1.0 }
 }
 
@@ -279,7 +279,7 @@ fn marks(chart: &mut PlotChart<'_, '_>, times: &TimeAxis<'_>, top: f64) -> Resul
     let ink = BLACK.mix(0.75);
     let mut labelled = f64::NEG_INFINITY;
     for (at, name) in times.marks {
-        let line = [(*at, 0.0), (*at, height(top))];
+        let line = [(*at, 0.0), (*at, axis_top(top))];
         chart.draw_series(DashedLineSeries::new(line, 4 * SCALE, 3 * SCALE, BLACK.mix(0.45).into()))?;
         let share = at / times.last();
         // Labels must not overlap.
@@ -289,7 +289,7 @@ fn marks(chart: &mut PlotChart<'_, '_>, times: &TimeAxis<'_>, top: f64) -> Resul
         labelled = share;
         let anchor = if share > 0.8 { HPos::Right } else { HPos::Left };
         let style = TextStyle::from(FONT).color(&ink).pos(Pos::new(anchor, VPos::Bottom));
-        chart.draw_series([Text::new(name.clone(), (*at, height(top)), style)])?;
+        chart.draw_series([Text::new(name.clone(), (*at, axis_top(top)), style)])?;
     }
     Ok(())
 }
@@ -314,24 +314,24 @@ fn ticks(from: f64, until: f64) -> Vec<f64> {
     (0..=8).map(|nth| f64::from(nth) * step).filter(|at| (from..=until).contains(at)).collect()
 }
 
-fn moment(seconds: f64) -> String {
+fn format_seconds(seconds: f64) -> String {
     match seconds {
-        s if s >= 3600.0 => format!("{} h", round(s / 3600.0)),
-        s if s >= 60.0 && s % 60.0 == 0.0 => format!("{} min", round(s / 60.0)),
-        s => format!("{} s", round(s)),
+        s if s >= 3600.0 => format!("{} h", format_tenth(s / 3600.0)),
+        s if s >= 60.0 && s % 60.0 == 0.0 => format!("{} min", format_tenth(s / 60.0)),
+        s => format!("{} s", format_tenth(s)),
     }
 }
 
-fn round(value: f64) -> String {
+fn format_tenth(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
 }
 
-fn count(value: f64) -> String {
+fn format_count(value: f64) -> String {
     match value {
-        v if v >= 1e6 => format!("{} M", round(v / 1e6)),
-        v if v >= 1e4 => format!("{} k", round(v / 1e3)),
-        v => round(v),
+        v if v >= 1e6 => format!("{} M", format_tenth(v / 1e6)),
+        v if v >= 1e4 => format!("{} k", format_tenth(v / 1e3)),
+        v => format_tenth(v),
     }
 }
 
@@ -354,12 +354,12 @@ fn decades((low, high): (f64, f64)) -> Vec<f64> {
     all.filter(|at| (low..=high).contains(at)).collect()
 }
 
-fn exponent(at: f64) -> String {
-    plain(&time(Duration::from_secs_f64(10f64.powf(at) / 1e6)))
+fn format_log_duration(at: f64) -> String {
+    trim_zeros(&format_duration(Duration::from_secs_f64(10f64.powf(at) / 1e6)))
 }
 
 // Removes trailing zeros: `1.00 ms` becomes `1 ms`.
-fn plain(text: &str) -> String {
+fn trim_zeros(text: &str) -> String {
     let (value, unit) = text.split_once(' ').unwrap_or((text, ""));
     let value = if value.contains('.') { value.trim_end_matches('0').trim_end_matches('.') } else { value };
     format!("{value} {unit}")
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn moments_on_an_axis_are_few_and_round() {
-        let written = |until| ticks(0.0, until).into_iter().map(moment).collect::<Vec<_>>();
+        let written = |until| ticks(0.0, until).into_iter().map(format_seconds).collect::<Vec<_>>();
         assert_eq!(written(30.0), ["0 s", "5 s", "10 s", "15 s", "20 s", "25 s", "30 s"]);
         assert_eq!(written(1800.0), ["0 s", "5 min", "10 min", "15 min", "20 min", "25 min", "30 min"]);
         assert_eq!(written(72.0).last().unwrap(), "70 s");
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(round_numbers(7.0, 1.0), [0.0, 2.0, 4.0, 6.0]);
         let memory = 70.0 * 1024.0 * 1024.0;
         let written =
-            round_numbers(memory, PlotUnit::Bytes.base(memory)).into_iter().map(|at| PlotUnit::Bytes.written(at));
+            round_numbers(memory, PlotUnit::Bytes.base(memory)).into_iter().map(|at| PlotUnit::Bytes.format_value(at));
         assert_eq!(written.collect::<Vec<_>>(), ["0 B", "20 MiB", "40 MiB", "60 MiB"]);
         assert!(round_numbers(0.0, 1.0).len() <= 6);
     }
@@ -394,7 +394,7 @@ mod tests {
     fn durations_on_a_logarithmic_axis_are_powers_of_ten() {
         let written = |low: u64, high: u64| {
             let range = range([low, high].map(Duration::from_micros).into_iter());
-            decades(range).into_iter().map(exponent).collect::<Vec<_>>()
+            decades(range).into_iter().map(format_log_duration).collect::<Vec<_>>()
         };
         assert_eq!(written(1_000, 10_000_000), ["1 ms", "10 ms", "100 ms", "1 s", "10 s"]);
         assert_eq!(written(1_000, 20_000), ["1 ms", "2 ms", "5 ms", "10 ms", "20 ms"]);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::load::measure::{Latency, bytes, number, time};
+use crate::load::measure::{Latency, format_bytes, format_duration, format_number};
 use crate::load::scenario::fault_name;
 use crate::load::types::{FaultKind, FaultOutcomes, InvariantCoverage, InvariantViolation, RunFindings};
 
@@ -23,7 +23,7 @@ pub struct ReportTable {
 pub(super) struct HeadlineFigure {
     pub name: &'static str,
     pub value: String,
-    pub beside: String,
+    pub caption: String,
     // True if the value indicates a problem by itself.
     pub bad: bool,
 }
@@ -35,31 +35,32 @@ pub fn headline(findings: &RunFindings) -> String {
         "{} · seed {} · {} {} servers in {} teams{through} · {} of run time in {} of real time",
         findings.scenario,
         findings.seed,
-        count(findings.instances as u64),
+        format_count(findings.instances as u64),
         findings.mode,
         findings.teams,
-        seconds(findings.seconds),
-        seconds(findings.took_seconds),
+        format_seconds(findings.seconds),
+        format_seconds(findings.took_seconds),
     )
 }
 
 pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
     let RunFindings { calls, events, left, .. } = findings;
-    let at =
-        |latency: &Latency, share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) };
+    let at = |latency: &Latency, share| {
+        if latency.is_empty() { "–".to_owned() } else { format_duration(latency.quantile(share)) }
+    };
     // Recovery times differ by kind of fault, so an overall percentile would be meaningless.
     let worst = findings.recoveries.iter().filter(|(_, latency)| !latency.is_empty());
     let worst = worst.max_by_key(|(_, latency)| latency.quantile(0.99));
     let injected: u64 = findings.injected.values().sum();
     let left_over = left.servers + left.tasks + left.descriptors + left.processes;
-    let plain = |name, value, beside| HeadlineFigure { name, value, beside, bad: false };
+    let plain = |name, value, beside| HeadlineFigure { name, value, caption: beside, bad: false };
     let share = calls.failed as f64 * 100.0 / (calls.answered + calls.failed).max(1) as f64;
     [
         plain(
             "all online in",
             // A start without delays takes no virtual time.
             if findings.all_online_ms > 0.0 {
-                time(Duration::from_secs_f64(findings.all_online_ms / 1e3))
+                format_duration(Duration::from_secs_f64(findings.all_online_ms / 1e3))
             } else {
                 "–".to_owned()
             },
@@ -67,16 +68,16 @@ pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
         ),
         plain(
             "memory per server",
-            bytes(findings.bytes_each),
-            format!("{} after the faults", bytes(findings.bytes_each_after)),
+            format_bytes(findings.bytes_each),
+            format!("{} after the faults", format_bytes(findings.bytes_each_after)),
         ),
         plain(
             "calls answered",
-            count(calls.answered),
-            format!("{}/s; {} failed ({share:.1} %)", number(calls.per_second), count(calls.failed)),
+            format_count(calls.answered),
+            format!("{}/s; {} failed ({share:.1} %)", format_number(calls.per_second), format_count(calls.failed)),
         ),
         plain("call, 99 %", at(&calls.quiet, 0.99), format!("{} during the faults", at(&calls.storm, 0.99))),
-        plain("faults", count(injected), format!("of {} kinds", findings.injected.len())),
+        plain("faults", format_count(injected), format!("of {} kinds", findings.injected.len())),
         plain(
             "slowest recovery, 99 %",
             worst.map_or_else(|| "–".to_owned(), |(_, latency)| at(latency, 0.99)),
@@ -86,14 +87,18 @@ pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
         ),
         HeadlineFigure {
             name: "events lost",
-            value: count(events.lost),
-            beside: format!("of {}; {} dropped and reported", count(events.emitted), count(events.dropped)),
+            value: format_count(events.lost),
+            caption: format!(
+                "of {}; {} dropped and reported",
+                format_count(events.emitted),
+                format_count(events.dropped)
+            ),
             bad: events.lost > 0,
         },
         HeadlineFigure {
             name: "left over",
-            value: count(left_over as u64),
-            beside: format!(
+            value: format_count(left_over as u64),
+            caption: format!(
                 "{} servers, {} tasks, {} descriptors, {} processes",
                 left.servers, left.tasks, left.descriptors, left.processes
             ),
@@ -104,7 +109,7 @@ pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
 
 /// Returns all tables that have rows.
 pub fn tables(findings: &RunFindings) -> Vec<ReportTable> {
-    let mut tables = vec![promises(findings), numbers(findings), durations(findings), faults(findings)];
+    let mut tables = vec![invariants(findings), numbers(findings), durations(findings), faults(findings)];
     if !findings.violations.is_empty() {
         tables.insert(0, violations(findings));
     }
@@ -115,19 +120,23 @@ pub fn tables(findings: &RunFindings) -> Vec<ReportTable> {
 fn numbers(findings: &RunFindings) -> ReportTable {
     let RunFindings { calls, events, .. } = findings;
     let mut rows: Vec<Vec<String>> =
-        headlines(findings).into_iter().map(|one| vec![one.name.to_owned(), one.value, one.beside]).collect();
+        headlines(findings).into_iter().map(|one| vec![one.name.to_owned(), one.value, one.caption]).collect();
     let mut row = |name: &str, value: String, beside: String| rows.push(vec![name.to_owned(), value, beside]);
-    row("calls planned", count(calls.asked), format!("{} shed: too many were in flight", count(calls.shed)));
+    row(
+        "calls planned",
+        format_count(calls.asked),
+        format!("{} shed: too many were in flight", format_count(calls.shed)),
+    );
     for (fate, failed) in &calls.by_fate {
-        row(&format!("calls failed: {fate}"), count(*failed), String::new());
+        row(&format!("calls failed: {fate}"), format_count(*failed), String::new());
     }
-    row("events accepted", count(events.sent), format!("{} rejected by the sink", count(events.failed)));
-    row("failed permanently", count(findings.permanently_failed), String::new());
-    row("restarted by hand", count(findings.pardons), "10 s after a permanent failure".to_owned());
-    let cpu = time(Duration::from_secs_f64(findings.cpu_seconds.max(0.0)));
-    let children = findings
-        .children_cpu_ms
-        .map(|cpu| format!("servers until they were online: {}", time(Duration::from_secs_f64(cpu.max(0.0) / 1e3))));
+    row("events accepted", format_count(events.sent), format!("{} rejected by the sink", format_count(events.failed)));
+    row("failed permanently", format_count(findings.permanently_failed), String::new());
+    row("restarted by hand", format_count(findings.pardons), "10 s after a permanent failure".to_owned());
+    let cpu = format_duration(Duration::from_secs_f64(findings.cpu_seconds.max(0.0)));
+    let children = findings.children_cpu_ms.map(|cpu| {
+        format!("servers until they were online: {}", format_duration(Duration::from_secs_f64(cpu.max(0.0) / 1e3)))
+    });
     row("CPU of this process", cpu, children.unwrap_or_default());
     ReportTable { title: "figures", head: vec!["", "", ""], rows }
 }
@@ -148,10 +157,10 @@ fn durations(findings: &RunFindings) -> ReportTable {
     let all = all.filter(|(_, failed, latency)| !latency.is_empty() || failed.is_some_and(|failed| failed > 0));
     let row = |(name, failed, latency): (String, Option<u64>, &Latency)| {
         let at = [0.0, 0.5, 0.9, 0.99, 0.999, 1.0]
-            .map(|share| if latency.is_empty() { "–".to_owned() } else { time(latency.quantile(share)) });
+            .map(|share| if latency.is_empty() { "–".to_owned() } else { format_duration(latency.quantile(share)) });
         // Failed calls are not part of the latencies.
-        let failed = failed.map_or_else(|| "–".to_owned(), count);
-        [name, count(latency.len()), failed].into_iter().chain(at).collect()
+        let failed = failed.map_or_else(|| "–".to_owned(), format_count);
+        [name, format_count(latency.len()), failed].into_iter().chain(at).collect()
     };
     let head = vec!["measurement", "n", "failed", "shortest", "50 %", "90 %", "99 %", "99.9 %", "longest"];
     ReportTable { title: "durations", head, rows: all.map(row).collect() }
@@ -162,12 +171,12 @@ fn faults(findings: &RunFindings) -> ReportTable {
     kinds.sort_unstable();
     kinds.dedup();
     let row = |kind: FaultKind| {
-        let of = |all: &BTreeMap<FaultKind, u64>| count(all.get(&kind).copied().unwrap_or_default());
+        let of = |all: &BTreeMap<FaultKind, u64>| format_count(all.get(&kind).copied().unwrap_or_default());
         let mut row = vec![fault_name(kind).to_owned(), of(&findings.injected), of(&findings.impossible)];
         // Faults of the satellite itself have no victims that recover.
         row.extend(match findings.outcomes.get(&kind) {
             Some(FaultOutcomes { back, unharmed, given_up, missing }) => {
-                [back, unharmed, given_up, missing].map(|n| count(*n))
+                [back, unharmed, given_up, missing].map(|n| format_count(*n))
             }
             None => [(); 4].map(|()| "–".to_owned()),
         });
@@ -180,7 +189,7 @@ fn faults(findings: &RunFindings) -> ReportTable {
     }
 }
 
-fn promises(findings: &RunFindings) -> ReportTable {
+fn invariants(findings: &RunFindings) -> ReportTable {
     let row = |InvariantCoverage { invariant, looks, at, not_checked }: &InvariantCoverage| {
         let broken = findings.violations.iter().filter(|violation| violation.invariant == *invariant).count();
         let what = match (broken, not_checked) {
@@ -188,7 +197,7 @@ fn promises(findings: &RunFindings) -> ReportTable {
             (0, Some(why)) => format!("not checked: {why}"),
             _ => "broken".to_owned(),
         };
-        vec![super::promise(*invariant).to_owned(), format!("{} {at}", count(*looks)), what]
+        vec![super::describe_invariant(*invariant).to_owned(), format!("{} {at}", format_count(*looks)), what]
     };
     ReportTable {
         title: "promises",
@@ -200,8 +209,8 @@ fn promises(findings: &RunFindings) -> ReportTable {
 fn violations(findings: &RunFindings) -> ReportTable {
     let row = |violation: &InvariantViolation| {
         vec![
-            super::promise(violation.invariant).to_owned(),
-            seconds(violation.at_ms as f64 / 1e3),
+            super::describe_invariant(violation.invariant).to_owned(),
+            format_seconds(violation.at_ms as f64 / 1e3),
             violation.instance.clone().unwrap_or_else(|| "–".to_owned()),
             violation.what.clone(),
         ]
@@ -213,7 +222,7 @@ fn violations(findings: &RunFindings) -> ReportTable {
     }
 }
 
-fn count(value: u64) -> String {
+fn format_count(value: u64) -> String {
     let digits = value.to_string();
     let groups: Vec<&str> = {
         let first = digits.len() % 3;
@@ -224,33 +233,36 @@ fn count(value: u64) -> String {
     groups.join(",")
 }
 
-fn seconds(value: f64) -> String {
-    time(Duration::from_secs_f64(value.max(0.0)))
+fn format_seconds(value: f64) -> String {
+    format_duration(Duration::from_secs_f64(value.max(0.0)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::report::made_up::{broken, held};
+    use crate::load::report::made_up::{findings_with_violations, findings_without_violations};
     use crate::load::types::Invariant;
 
     #[test]
     fn the_first_line_says_what_was_run() {
         assert_eq!(
-            headline(&held()),
+            headline(&findings_without_violations()),
             "mixed · seed 42 · 1,000 simulated servers in 50 teams · 60.0 s of run time in 63.2 s of real time"
         );
     }
 
     #[test]
     fn every_table_has_a_cell_for_each_column() {
-        for findings in [held(), broken()] {
+        for findings in [findings_without_violations(), findings_with_violations()] {
             for table in tables(&findings) {
                 assert!(table.rows.iter().all(|row| row.len() == table.head.len()), "{table:#?}");
             }
         }
-        assert_eq!(tables(&held()).iter().filter(|table| table.title == "promises broken").count(), 0);
-        assert_eq!(tables(&broken())[0].title, "promises broken");
+        assert_eq!(
+            tables(&findings_without_violations()).iter().filter(|table| table.title == "promises broken").count(),
+            0
+        );
+        assert_eq!(tables(&findings_with_violations())[0].title, "promises broken");
     }
 
     #[test]
@@ -266,7 +278,7 @@ mod tests {
             checked(Invariant::Flat, Some("too short")),
             checked(Invariant::OwnAnswer, None),
         ];
-        let rows = promises(&RunFindings { checked, ..broken() }).rows;
+        let rows = invariants(&RunFindings { checked, ..findings_with_violations() }).rows;
         let said: Vec<_> = rows.iter().map(|row| (row[1].as_str(), row[2].as_str())).collect();
         assert_eq!(
             said,
@@ -277,7 +289,8 @@ mod tests {
     #[test]
     fn what_became_of_a_fault_stands_beside_it() {
         let outcome = FaultOutcomes { back: 7, unharmed: 1, given_up: 2, missing: 3 };
-        let table = faults(&RunFindings { outcomes: [(FaultKind::Hang, outcome)].into(), ..held() });
+        let table =
+            faults(&RunFindings { outcomes: [(FaultKind::Hang, outcome)].into(), ..findings_without_violations() });
         let hang = table.rows.iter().find(|row| row[0] == "hang").unwrap();
         assert_eq!(hang[3..], ["7", "1", "2", "3"]);
         let panic = table.rows.iter().find(|row| row[0] == "team_panic").unwrap();
@@ -286,15 +299,16 @@ mod tests {
 
     #[test]
     fn what_is_lost_or_left_over_is_bad_by_itself() {
-        assert!(headlines(&held()).iter().all(|one| !one.bad));
-        let bad: Vec<&str> = headlines(&broken()).iter().filter(|one| one.bad).map(|one| one.name).collect();
+        assert!(headlines(&findings_without_violations()).iter().all(|one| !one.bad));
+        let bad: Vec<&str> =
+            headlines(&findings_with_violations()).iter().filter(|one| one.bad).map(|one| one.name).collect();
         assert_eq!(bad, ["events lost", "left over"]);
     }
 
     #[test]
     fn counts_are_read_by_thousands() {
         assert_eq!(
-            [0, 12, 123, 1234, 123_456, 1_234_567].map(count),
+            [0, 12, 123, 1234, 123_456, 1_234_567].map(format_count),
             ["0", "12", "123", "1,234", "123,456", "1,234,567"]
         );
     }

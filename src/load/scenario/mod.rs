@@ -179,11 +179,11 @@ pub struct FaultRule {
     /// Kind of fault.
     pub kind: FaultKind,
     /// Time of the faults.
-    pub when: FaultTiming,
+    pub timing: FaultTiming,
     /// Victims of the faults.
-    pub whom: VictimSelection,
+    pub victims: VictimSelection,
     /// Time until a fault is healed; zero if it heals by itself.
-    pub lasts: DurationDistribution,
+    pub duration: DurationDistribution,
 }
 
 /// Time of faults.
@@ -213,7 +213,7 @@ pub enum RunMoment {
 
 impl RunMoment {
     /// Returns the time since the start in a run of this duration.
-    pub fn of(self, run: Duration) -> Duration {
+    pub fn time_in(self, run: Duration) -> Duration {
         match self {
             Self::After(duration) => duration,
             Self::Share(share) => run.mul_f64(share),
@@ -295,7 +295,7 @@ pub fn fault_name(kind: FaultKind) -> &'static str {
 }
 
 /// Returns true if a fault of this kind lasts until it is healed. All others heal by themselves.
-pub fn is_healed(kind: FaultKind) -> bool {
+pub fn needs_healing(kind: FaultKind) -> bool {
     match kind {
         FaultKind::CrashLoop
         | FaultKind::SlowHandshake
@@ -341,7 +341,7 @@ pub fn load(name_or_path: &str) -> Result<Scenario, ScenarioErrors> {
                 None => format!("use a file or a built-in scenario: {}", names.join(", ")),
             };
             let message = format!("cannot read the scenario: {error}");
-            Err(ScenarioErrors::nowhere(name_or_path, vec![(message, hint)]))
+            Err(ScenarioErrors::without_place(name_or_path, vec![(message, hint)]))
         }
     }
 }
@@ -353,7 +353,7 @@ pub fn load(name_or_path: &str) -> Result<Scenario, ScenarioErrors> {
 /// Returns all errors of the text.
 pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioErrors> {
     let mut findings = ConfigFindings::default();
-    let source = ConfigText { name: file, text, shown: text.to_owned() };
+    let source = ConfigText { name: file, text, masked: text.to_owned() };
     let name = Path::new(file).file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let scenario = match toml_span::parse(text) {
         Ok(tree) => read::scenario(name, tree, &mut findings),
@@ -367,34 +367,34 @@ pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioErrors> {
             None
         }
     };
-    findings.settle(&source)?;
-    scenario.ok_or_else(|| ScenarioErrors::fault(&"internal error: neither a scenario nor an error"))
+    findings.into_result(&source)?;
+    scenario.ok_or_else(|| ScenarioErrors::internal_error(&"internal error: neither a scenario nor an error"))
 }
 
 /// Returns true if the fault can hit a server with this transport, or needs no server because it hits a team or the
 /// satellite.
-pub fn fits(kind: FaultKind, transport: LoadTransport) -> bool {
-    match kind.befalls() {
+pub fn can_hit(kind: FaultKind, transport: LoadTransport) -> bool {
+    match kind.victim_class() {
         VictimClass::Stdio => transport == LoadTransport::Stdio,
         VictimClass::Remote => transport == LoadTransport::Remote,
-        VictimClass::Any | VictimClass::Team | VictimClass::Us => true,
+        VictimClass::Any | VictimClass::Team | VictimClass::Satellite => true,
     }
 }
 
 /// Returns a message and a hint for each part of a rule that is invalid in a run of this duration.
-fn beyond(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(String, String)> {
+fn rule_errors(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(String, String)> {
     let mut wrong = Vec::new();
     let shown = humantime::format_duration(run);
     let share = "write it as a share of the run, such as \"40 %\"".to_owned();
-    let times = match rule.when {
+    let times = match rule.timing {
         FaultTiming::At(at) => {
-            if at.of(run) >= run {
+            if at.time_in(run) >= run {
                 wrong.push((format!("`at` is beyond the run, which takes {shown}"), share));
             }
             1.0
         }
         FaultTiming::Every { mean, from, until } => {
-            let (from, until) = (from.of(run), until.of(run));
+            let (from, until) = (from.time_in(run), until.time_in(run));
             if from >= until {
                 wrong.push(("`from` is not before `until`".to_owned(), share));
             } else if until > run {
@@ -403,7 +403,7 @@ fn beyond(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(S
             until.saturating_sub(from).as_secs_f64() / mean.as_secs_f64()
         }
     };
-    let victims = match (rule.whom, fleet) {
+    let victims = match (rule.victims, fleet) {
         (VictimSelection::One, _) | (_, None) => 1.0,
         (VictimSelection::Share(share) | VictimSelection::TeamsShare(share), Some(fleet)) => {
             (share * fleet.instances as f64).max(1.0)
@@ -423,7 +423,7 @@ impl Scenario {
     /// # Errors
     ///
     /// Fails if the result is not a valid scenario.
-    pub fn with(self, overrides: ScenarioOverrides) -> Result<Self, ScenarioErrors> {
+    pub fn with_overrides(self, overrides: ScenarioOverrides) -> Result<Self, ScenarioErrors> {
         let ScenarioOverrides { instances, teams, duration } = overrides;
         let instances = instances.unwrap_or(self.fleet.instances);
         let mut wrong = Vec::new();
@@ -449,13 +449,13 @@ impl Scenario {
         } else {
             for rule in &self.faults {
                 let named = |(message, hint)| (format!("fault `{}`: {message}", fault_name(rule.kind)), hint);
-                wrong.extend(beyond(rule, duration, Some(&fleet)).into_iter().map(named));
+                wrong.extend(rule_errors(rule, duration, Some(&fleet)).into_iter().map(named));
             }
         }
         if wrong.is_empty() {
             Ok(Self { duration, fleet, ..self })
         } else {
-            Err(ScenarioErrors::nowhere(&self.name, wrong))
+            Err(ScenarioErrors::without_place(&self.name, wrong))
         }
     }
 
@@ -464,12 +464,12 @@ impl Scenario {
     /// # Errors
     ///
     /// Fails if callers have no think time.
-    pub fn paused(&self) -> Result<(), ScenarioErrors> {
+    pub fn check_virtual_time(&self) -> Result<(), ScenarioErrors> {
         match &self.load {
             CallLoad::Closed { think, .. } if think.is_zero() => {
                 let message = "callers without a think time stop the virtual clock".to_owned();
                 let hint = "set `think` in [load], such as \"exp 10ms\"".to_owned();
-                Err(ScenarioErrors::nowhere(&self.name, vec![(message, hint)]))
+                Err(ScenarioErrors::without_place(&self.name, vec![(message, hint)]))
             }
             CallLoad::Closed { .. } | CallLoad::Open { .. } => Ok(()),
         }

@@ -12,7 +12,7 @@ use toml_span::value::{Value, ValueInner};
 
 use super::{
     CallLoad, FAULTS, FaultRule, FaultTiming, FleetShape, MANY_MAX, QUIET, RATE_MAX, RunMoment, Scenario,
-    ScenarioLimits, ScenarioServer, VictimSelection, beyond, fault_name, fits, is_healed,
+    ScenarioLimits, ScenarioServer, VictimSelection, can_hit, fault_name, needs_healing, rule_errors,
 };
 use crate::config::errors::ConfigFindings;
 use crate::config::reader::{TableReader, nearest};
@@ -22,12 +22,12 @@ use crate::load::types::{LoadTransport, VictimClass};
 
 pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindings) -> Option<Scenario> {
     let mut file = TableReader::open(tree, Span::new(0, 0), "the scenario".to_owned(), findings)?;
-    let missing = ["about", "seconds", "fleet", "servers", "load"].map(|key| !file.has(key));
-    let about = file.text("about").given().map(|about| about.value.clone());
+    let missing = ["about", "seconds", "fleet", "servers", "load"].map(|key| !file.contains_key(key));
+    let about = file.text("about").get().map(|about| about.value.clone());
     let seconds = file.count::<1, u64>("seconds");
     let fleet = file.section("fleet", fleet);
     let kinds = file.list("servers", server);
-    let load = file.section("load", load_of);
+    let load = file.section("load", call_load);
     let policies = file.section("policy", |fields| Some(policies(fields)));
     let batch = file.section("events", |fields| Some(events(fields)));
     let faults: Vec<_> = file.list("faults", |fields| (fields.at, fault(fields)));
@@ -58,14 +58,14 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindi
     let duration = seconds.map(Duration::from_secs);
     for (at, rule) in faults.iter().filter_map(|(at, rule)| Some((at, rule.as_ref()?))) {
         if let Some(duration) = duration {
-            for (message, hint) in beyond(rule, duration, fleet.as_ref()) {
+            for (message, hint) in rule_errors(rule, duration, fleet.as_ref()) {
                 file.findings.error(*at, message, hint);
             }
         }
-        if whole && !kinds.is_empty() && !kinds.iter().any(|kind| fits(rule.kind, kind.transport)) {
+        if whole && !kinds.is_empty() && !kinds.iter().any(|kind| can_hit(rule.kind, kind.transport)) {
             let kind = fault_name(rule.kind);
             let message = format!("no kind of server in this scenario can have the fault `{kind}`");
-            let transport = if rule.kind.befalls() == VictimClass::Remote { "remote" } else { "stdio" };
+            let transport = if rule.kind.victim_class() == VictimClass::Remote { "remote" } else { "stdio" };
             file.findings.error(*at, message, format!("add one with transport = \"{transport}\", or remove the fault"));
         }
     }
@@ -90,10 +90,10 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindi
 
 fn fleet(fields: &mut TableReader<'_, '_>) -> Option<FleetShape> {
     let at = fields.at;
-    if !fields.has("instances") {
+    if !fields.contains_key("instances") {
         fields.findings.error(at, "`instances` is missing", "set the number of servers: instances = 1000");
     }
-    let [instances, teams, users] = ["instances", "teams", "users"].map(|key| at_most(fields, key));
+    let [instances, teams, users] = ["instances", "teams", "users"].map(|key| read_bounded(fields, key));
     let (teams, users) = (teams.unwrap_or(1), users.unwrap_or(1));
     let instances = instances?;
     if teams > instances {
@@ -105,10 +105,10 @@ fn fleet(fields: &mut TableReader<'_, '_>) -> Option<FleetShape> {
 
 fn server(fields: &mut TableReader<'_, '_>) -> Option<(Span, ScenarioServer)> {
     let at = fields.at;
-    if !fields.has("name") {
+    if !fields.contains_key("name") {
         fields.findings.error(at, "a kind of server has no name", "add one: name = \"tools\"");
     }
-    let name = fields.text("name").given().cloned();
+    let name = fields.text("name").get().cloned();
     if let Some(name) = &name {
         let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
         if name.value.is_empty() || !name.value.chars().all(plain) {
@@ -126,10 +126,10 @@ fn server(fields: &mut TableReader<'_, '_>) -> Option<(Span, ScenarioServer)> {
         name: name.map(|name| name.value).unwrap_or_default(),
         weight: fields.count::<1, _>("weight").unwrap_or(1),
         transport: fields.one_of("transport", &transports).unwrap_or(LoadTransport::Stdio),
-        handshake: spread(fields, "handshake").unwrap_or_default(),
-        call: spread(fields, "call").unwrap_or_default(),
+        handshake: read_distribution(fields, "handshake").unwrap_or_default(),
+        call: read_distribution(fields, "call").unwrap_or_default(),
         keep: fields.one_of("keep", &keeps).unwrap_or(ProcessLifetime::AlwaysOn),
-        request_logging: fields.flag("request_logging").given().is_none_or(|logging| logging.value),
+        request_logging: fields.flag("request_logging").get().is_none_or(|logging| logging.value),
         script: script(fields),
     };
     (!kind.name.is_empty()).then_some((at, kind))
@@ -203,24 +203,24 @@ fn json(value: ValueInner<'_>) -> serde_json::Value {
     }
 }
 
-fn load_of(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
+fn call_load(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
     let at = fields.at;
-    if !fields.has("loop") {
+    if !fields.contains_key("loop") {
         let hint = "set loop = \"open\" (a number of calls per second) or loop = \"closed\" (a number of callers)";
         fields.findings.error(at, "`loop` is missing", hint);
     }
     let open = fields.one_of("loop", &[("open", true), ("closed", false)]);
     let [callers_there, think_there, rate_there, limit_there] =
-        ["callers", "think", "per_second", "in_flight_max"].map(|key| fields.has(key));
+        ["callers", "think", "per_second", "in_flight_max"].map(|key| fields.contains_key(key));
     let [callers, in_flight_max] =
-        ["callers", "in_flight_max"].map(|key| at_most(fields, key).map(|count| count as usize));
-    let think = spread(fields, "think");
-    let per_second = above_zero(fields, "per_second");
+        ["callers", "in_flight_max"].map(|key| read_bounded(fields, key).map(|count| count as usize));
+    let think = read_distribution(fields, "think");
+    let per_second = read_positive(fields, "per_second");
     if let Some(rate) = per_second.filter(|rate| *rate > RATE_MAX) {
         let message = format!("{rate:.0} calls per second are too many");
         fields.findings.error(at, message, "the maximum is one million: reduce `per_second`");
     }
-    let skew = fields.number("skew").given().map_or(0.0, |skew| {
+    let skew = fields.number("skew").get().map_or(0.0, |skew| {
         if !(skew.value >= 0.0 && skew.value <= 10.0) {
             fields.findings.error(skew.span, "`skew` is out of range", "use 0 (even) to 10; 2 is very uneven");
         }
@@ -258,7 +258,7 @@ struct ScenarioPolicies {
     connect_permits: Option<usize>,
 }
 
-fn put<T>(typed: Option<T>, meant: &mut T) {
+fn set_if_given<T>(typed: Option<T>, meant: &mut T) {
     if let Some(typed) = typed {
         *meant = typed;
     }
@@ -267,24 +267,24 @@ fn put<T>(typed: Option<T>, meant: &mut T) {
 fn policies(fields: &mut TableReader<'_, '_>) -> ScenarioPolicies {
     let ScenarioPolicies { mut policy, mut team_budget, .. } = ScenarioPolicies::default();
     let Policy { restart, reconnect, health, remote, watchdog, idle, session, .. } = &mut policy;
-    put(fields.count::<1, _>("max_crashes"), &mut restart.max_crashes);
-    put(fields.positive("window"), &mut restart.window);
-    put(fields.durations("delays"), &mut restart.delays);
-    put(fields.duration("quick"), &mut restart.quick);
-    put(fields.positive("handshake_timeout"), &mut session.handshake_timeout);
-    put(fields.positive("request_timeout"), &mut session.request_timeout);
-    put(fields.duration("terminate_grace"), &mut session.terminate_grace);
-    let line_max = fields.bytes("line_max").given().and_then(|size| usize::try_from(size.value).ok());
-    put(line_max, &mut session.line_max);
-    put(fields.positive("silence"), &mut watchdog.silence);
-    put(fields.positive("ping_timeout"), &mut watchdog.ping_timeout);
-    put(fields.duration("idle"), &mut idle.idle);
-    put(fields.positive("connect_timeout"), &mut remote.connect_timeout);
-    put(fields.positive("reconnect_min"), &mut reconnect.backoff_min);
-    put(fields.positive("reconnect_max"), &mut reconnect.backoff_max);
-    put(fields.positive("health_interval"), &mut health.interval);
-    put(fields.positive("health_timeout"), &mut health.timeout);
-    put(fields.count::<1, _>("team_exits_max"), &mut team_budget.max_exits);
+    set_if_given(fields.count::<1, _>("max_crashes"), &mut restart.max_crashes);
+    set_if_given(fields.positive("window"), &mut restart.window);
+    set_if_given(fields.durations("delays"), &mut restart.delays);
+    set_if_given(fields.duration("quick"), &mut restart.quick);
+    set_if_given(fields.positive("handshake_timeout"), &mut session.handshake_timeout);
+    set_if_given(fields.positive("request_timeout"), &mut session.request_timeout);
+    set_if_given(fields.duration("terminate_grace"), &mut session.terminate_grace);
+    let line_max = fields.bytes("line_max").get().and_then(|size| usize::try_from(size.value).ok());
+    set_if_given(line_max, &mut session.line_max);
+    set_if_given(fields.positive("silence"), &mut watchdog.silence);
+    set_if_given(fields.positive("ping_timeout"), &mut watchdog.ping_timeout);
+    set_if_given(fields.duration("idle"), &mut idle.idle);
+    set_if_given(fields.positive("connect_timeout"), &mut remote.connect_timeout);
+    set_if_given(fields.positive("reconnect_min"), &mut reconnect.backoff_min);
+    set_if_given(fields.positive("reconnect_max"), &mut reconnect.backoff_max);
+    set_if_given(fields.positive("health_interval"), &mut health.interval);
+    set_if_given(fields.positive("health_timeout"), &mut health.timeout);
+    set_if_given(fields.count::<1, _>("team_exits_max"), &mut team_budget.max_exits);
     let (start_permits, connect_permits) =
         (fields.count::<1, _>("start_permits"), fields.count::<1, _>("connect_permits"));
     // A short idle time requires a short grace and sweep interval.
@@ -310,7 +310,7 @@ fn default_batch() -> BatchPolicy {
 
 fn events(fields: &mut TableReader<'_, '_>) -> BatchPolicy {
     let mut batch = default_batch();
-    put(fields.count::<1, _>("queue_max"), &mut batch.queue_max);
+    set_if_given(fields.count::<1, _>("queue_max"), &mut batch.queue_max);
     let batch_max = fields.count::<1, _>("batch_max");
     if batch_max.is_some_and(|batch_max| batch_max > batch.queue_max) {
         let message = "`batch_max` is larger than `queue_max`, so a batch could never be full";
@@ -322,19 +322,20 @@ fn events(fields: &mut TableReader<'_, '_>) -> BatchPolicy {
 
 fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     let at = fields.at;
-    if !fields.has("kind") {
+    if !fields.contains_key("kind") {
         fields.findings.error(at, "a fault has no kind", "add one: kind = \"crash\"");
     }
     let kind = fields.one_of("kind", &FAULTS);
-    let [at_there, every_there, from_there, until_there] = ["at", "every", "from", "until"].map(|key| fields.has(key));
-    let once = moment(fields, "at");
+    let [at_there, every_there, from_there, until_there] =
+        ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
+    let once = read_moment(fields, "at");
     let every = fields.positive("every");
-    let from = moment(fields, "from").unwrap_or(RunMoment::Share(QUIET));
-    let until = moment(fields, "until").unwrap_or(RunMoment::Share(0.75));
-    let [share_there, teams_there] = ["share", "teams"].map(|key| fields.has(key));
-    let (share, teams) = (portion(fields, "share"), portion(fields, "teams"));
-    let lasts_there = fields.has("lasts");
-    let lasts = spread(fields, "lasts");
+    let from = read_moment(fields, "from").unwrap_or(RunMoment::Share(QUIET));
+    let until = read_moment(fields, "until").unwrap_or(RunMoment::Share(0.75));
+    let [share_there, teams_there] = ["share", "teams"].map(|key| fields.contains_key(key));
+    let (share, teams) = (read_share(fields, "share"), read_share(fields, "teams"));
+    let lasts_there = fields.contains_key("lasts");
+    let lasts = read_distribution(fields, "lasts");
     let kind = kind?;
     let name = fault_name(kind);
 
@@ -368,18 +369,18 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
             );
             None
         }
-        _ if kind.befalls() == VictimClass::Us => {
+        _ if kind.victim_class() == VictimClass::Satellite => {
             wrong(format!("`{name}` is a fault of the satellite itself"), "remove `share` and `teams`");
             None
         }
-        (true, false) if kind.befalls() == VictimClass::Team => {
+        (true, false) if kind.victim_class() == VictimClass::Team => {
             wrong(format!("`{name}` is a fault of teams"), "use `teams` instead of `share`");
             None
         }
         (true, false) => share.map(VictimSelection::Share),
         (false, true) => teams.map(VictimSelection::TeamsShare),
     };
-    let healed = is_healed(kind);
+    let healed = needs_healing(kind);
     if lasts_there && !healed {
         wrong(format!("the fault `{name}` has no duration"), "remove `lasts`");
     }
@@ -388,20 +389,20 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
         None if healed => DurationDistribution::Fixed(Duration::from_secs(5)),
         None => DurationDistribution::default(),
     };
-    Some(FaultRule { kind, when: when?, whom: whom?, lasts })
+    Some(FaultRule { kind, timing: when?, victims: whom?, duration: lasts })
 }
 
 fn limits(fields: &mut TableReader<'_, '_>) -> ScenarioLimits {
     let mut limits = ScenarioLimits::default();
-    put(above_zero(fields, "growth"), &mut limits.growth);
-    put(fields.duration("recovery_slack"), &mut limits.recovery_slack);
-    limits.neighbours = above_zero(fields, "neighbours");
-    limits.flat = above_zero(fields, "flat");
+    set_if_given(read_positive(fields, "growth"), &mut limits.growth);
+    set_if_given(fields.duration("recovery_slack"), &mut limits.recovery_slack);
+    limits.neighbours = read_positive(fields, "neighbours");
+    limits.flat = read_positive(fields, "flat");
     limits
 }
 
 // From 1 to `MANY_MAX`.
-fn at_most(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<u32> {
+fn read_bounded(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<u32> {
     let at = fields.at;
     let count = fields.count::<1, u32>(key)?;
     if count > MANY_MAX {
@@ -411,9 +412,9 @@ fn at_most(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<u32> {
     Some(count)
 }
 
-fn spread(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<DurationDistribution> {
+fn read_distribution(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<DurationDistribution> {
     let typed = fields.text(key);
-    let text = typed.given()?;
+    let text = typed.get()?;
     match text.value.parse() {
         Ok(spread) => Some(spread),
         Err(why) => {
@@ -423,9 +424,9 @@ fn spread(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<Duratio
     }
 }
 
-fn above_zero(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
+fn read_positive(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
     let typed = fields.number(key);
-    let number = typed.given()?;
+    let number = typed.get()?;
     if number.value.is_finite() && number.value > 0.0 {
         return Some(number.value);
     }
@@ -434,9 +435,9 @@ fn above_zero(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64
 }
 
 // Greater than 0 and at most 1.
-fn portion(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
+fn read_share(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
     let typed = fields.number(key);
-    let number = typed.given()?;
+    let number = typed.get()?;
     if number.value > 0.0 && number.value <= 1.0 {
         return Some(number.value);
     }
@@ -448,9 +449,9 @@ fn portion(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<f64> {
     None
 }
 
-fn moment(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<RunMoment> {
+fn read_moment(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<RunMoment> {
     let typed = fields.text(key);
-    let text = typed.given()?;
+    let text = typed.get()?;
     let share = text.value.strip_suffix('%').map(|number| number.trim().parse::<f64>());
     let hint = "write a share of the run, such as \"40 %\", or a time after its start, such as \"90s\"";
     match share {

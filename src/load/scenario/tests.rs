@@ -22,7 +22,7 @@ fn those_that_are_built_in_can_be_read_and_are_found_by_name() {
         assert_eq!(scenario.name, name);
         assert!(!scenario.faults.is_empty() && scenario.about.ends_with('.'), "{name}");
         assert!(text.contains("about"));
-        scenario.paused().unwrap();
+        scenario.check_virtual_time().unwrap();
     }
 }
 
@@ -152,15 +152,15 @@ flat = 0.02
         FaultTiming::Every { mean: seconds(2), from: RunMoment::After(seconds(5)), until: RunMoment::Share(0.5) };
     let refused = FaultRule {
         kind: FaultKind::Refused,
-        when: every,
-        whom: VictimSelection::Share(0.5),
-        lasts: DurationDistribution::Exp(seconds(1)),
+        timing: every,
+        victims: VictimSelection::Share(0.5),
+        duration: DurationDistribution::Exp(seconds(1)),
     };
     let panic = FaultRule {
         kind: FaultKind::TeamPanic,
-        when: FaultTiming::At(RunMoment::Share(0.125)),
-        whom: VictimSelection::TeamsShare(0.1),
-        lasts: DurationDistribution::default(),
+        timing: FaultTiming::At(RunMoment::Share(0.125)),
+        victims: VictimSelection::TeamsShare(0.1),
+        duration: DurationDistribution::default(),
     };
     assert_eq!(scenario.faults, [refused, panic]);
     let limits = ScenarioLimits { growth: 2.0, recovery_slack: seconds(3), neighbours: Some(2.5), flat: Some(0.02) };
@@ -275,7 +275,9 @@ fn more_than_a_machine_can_hold_is_an_error_and_not_tried() {
     let text = "[fleet]\ninstances = 1_000_001\nteams = 1_000_001";
     assert!(errors(text).iter().any(|error| error.contains("`instances` is too large")), "{:?}", errors(text));
     let over = |instances| {
-        load("mixed").unwrap().with(ScenarioOverrides { instances: Some(instances), ..ScenarioOverrides::default() })
+        load("mixed")
+            .unwrap()
+            .with_overrides(ScenarioOverrides { instances: Some(instances), ..ScenarioOverrides::default() })
     };
     let told = over(usize::MAX).unwrap_err().items().remove(0);
     assert_eq!(told.hint, "the maximum is one million");
@@ -295,13 +297,13 @@ fn a_file_that_is_not_there_and_one_that_is_no_toml_are_told() {
 fn the_command_line_overrides_the_file_and_is_checked_as_well() {
     let scenario = load("storm").unwrap();
     let few = ScenarioOverrides { instances: Some(20), ..ScenarioOverrides::default() };
-    let fleet = scenario.clone().with(few).unwrap().fleet;
+    let fleet = scenario.clone().with_overrides(few).unwrap().fleet;
     assert_eq!((fleet.instances, fleet.teams), (20, 20), "no team is empty");
     let teams = ScenarioOverrides { teams: Some(5), duration: Some(Duration::from_secs(7)), ..few };
-    let with = scenario.clone().with(teams).unwrap();
+    let with = scenario.clone().with_overrides(teams).unwrap();
     assert_eq!((with.fleet.teams, with.duration), (5, Duration::from_secs(7)));
     let told = |overrides| {
-        let errors = scenario.clone().with(overrides).unwrap_err().items();
+        let errors = scenario.clone().with_overrides(overrides).unwrap_err().items();
         errors.into_iter().map(|item| item.message).collect::<Vec<_>>()
     };
     assert_eq!(told(ScenarioOverrides { teams: Some(30), ..few }), ["30 teams are more than 20 instances"]);
@@ -310,16 +312,16 @@ fn the_command_line_overrides_the_file_and_is_checked_as_well() {
 
     let late = parse("late.toml", &format!("{SMALL}\n[[faults]]\nkind = \"crash\"\nat = \"8s\"")).unwrap();
     let short = ScenarioOverrides { duration: Some(Duration::from_secs(5)), ..ScenarioOverrides::default() };
-    let told = late.with(short).unwrap_err().items().remove(0);
+    let told = late.with_overrides(short).unwrap_err().items().remove(0);
     assert_eq!(told.message, "fault `crash`: `at` is beyond the run, which takes 5s");
 }
 
 #[test]
 fn callers_that_never_wait_cannot_be_in_paused_time() {
     let closed = SMALL.replace(r#"loop = "open", per_second = 5"#, r#"loop = "closed", callers = 5"#);
-    assert!(parse("closed.toml", &closed).unwrap().paused().is_err());
+    assert!(parse("closed.toml", &closed).unwrap().check_virtual_time().is_err());
     let thinking = closed.replace("callers = 5", "callers = 5, think = \"1ms\"");
-    parse("closed.toml", &thinking).unwrap().paused().unwrap();
+    parse("closed.toml", &thinking).unwrap().check_virtual_time().unwrap();
 }
 
 #[test]

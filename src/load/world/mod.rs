@@ -46,12 +46,12 @@ pub(crate) trait ServerWorld: Send + Sync {
     fn connector(&self) -> Arc<dyn Connector>;
     fn target(&self, nth: InstanceNo, kind: usize) -> LoadTarget;
     /// Sets the script from the next start on; `None` restores the server's own script.
-    fn act(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String>;
+    fn set_script(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String>;
     fn kill(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String>;
     fn freeze(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String>;
     // Exits with code 0.
     fn exit<'a>(&'a self, nth: InstanceNo, hand: &'a ServerFaults) -> InjectionFuture<'a>;
-    fn hurt_remote<'a>(
+    fn inject_remote<'a>(
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
@@ -66,9 +66,9 @@ pub(crate) trait ServerWorld: Send + Sync {
     // Releases the environment's own resources after the end of the runtime.
     fn close(&self) {}
     // Number of existing servers and connections to servers.
-    fn left(&self) -> usize;
+    fn server_count(&self) -> usize;
     // Number of existing processes, including descendants of servers; 0 for simulated servers.
-    fn processes(&self) -> usize {
+    fn process_count(&self) -> usize {
         0
     }
 }
@@ -81,7 +81,7 @@ pub(crate) struct FleetScripts {
 }
 
 impl FleetScripts {
-    fn own(&self, nth: InstanceNo) -> &Arc<SimScript> {
+    fn own_script(&self, nth: InstanceNo) -> &Arc<SimScript> {
         &self.scripts[self.fleet.kind(nth)][script_of(nth)]
     }
 }
@@ -96,7 +96,7 @@ struct FaultTimings {
 }
 
 impl FaultTimings {
-    fn of(scenario: &Scenario) -> Self {
+    fn from_scenario(scenario: &Scenario) -> Self {
         let session = &scenario.policy.session;
         Self {
             handshake_timeout: session.handshake_timeout,
@@ -107,7 +107,7 @@ impl FaultTimings {
 }
 
 /// Returns the script of a server with this fault, or `None` if the fault does not change the script.
-fn changed(kind: FaultKind, own: &SimScript, times: FaultTimings) -> Option<SimScript> {
+fn fault_script(kind: FaultKind, own: &SimScript, times: FaultTimings) -> Option<SimScript> {
     let mut script = own.clone();
     match kind {
         FaultKind::CrashLoop => (script.exit_after, script.exit_code) = (Some(LIFETIME), 1),
@@ -138,13 +138,13 @@ fn changed(kind: FaultKind, own: &SimScript, times: FaultTimings) -> Option<SimS
 }
 
 // Reactions to SIGTERM and the output of a server are set when it starts, so the instance must be restarted.
-pub(crate) fn hurts_by_restart(kind: FaultKind) -> bool {
+pub(crate) fn is_injected_by_restart(kind: FaultKind) -> bool {
     use FaultKind::{Garbage, IgnoreSigterm, MemoryGrowth, SlowSigterm, StderrFlood, StrayAnswers};
     matches!(kind, SlowSigterm | IgnoreSigterm | StderrFlood | Garbage | StrayAnswers | MemoryGrowth)
 }
 
 // The healing restarts or updates the instance.
-pub(crate) fn heals_by_restart(kind: FaultKind) -> bool {
+pub(crate) fn is_healed_by_restart(kind: FaultKind) -> bool {
     use FaultKind::{CrashLoop, Garbage, StderrFlood, StrayAnswers, Unauthorized};
     matches!(kind, CrashLoop | StderrFlood | Garbage | StrayAnswers | Unauthorized)
 }
@@ -157,8 +157,8 @@ pub(crate) struct CountingConnector {
 
 impl Connector for CountingConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
-        if let Some(nth) = InstanceNo::of(spec.id.installation.as_str()) {
-            self.recorder.started(nth, run);
+        if let Some(nth) = InstanceNo::from_installation_id(spec.id.installation.as_str()) {
+            self.recorder.record_start(nth, run);
         }
         self.connector.open(spec, run)
     }

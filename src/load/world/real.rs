@@ -37,7 +37,7 @@ pub(crate) struct ProcessWorld {
     scripts: Arc<FleetScripts>,
     program: PathBuf,
     // Directory of the script files.
-    home: TempDir,
+    script_dir: TempDir,
     remote: Mutex<HashMap<InstanceNo, RemoteProcess>>,
 }
 
@@ -49,13 +49,13 @@ struct RemoteProcess {
 
 impl Drop for RemoteProcess {
     fn drop(&mut self) {
-        self.end();
+        self.kill();
     }
 }
 
 impl RemoteProcess {
     // Kills the process, as a failing machine would.
-    fn end(&mut self) {
+    fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             // Errors mean that the process has already ended.
             let _ = process.kill();
@@ -99,12 +99,12 @@ impl ProcessWorld {
             connectors: ClosableConnector(Arc::new(Mutex::new(Some(connectors)))),
             scripts: Arc::clone(scripts),
             program: program.to_owned(),
-            home: TempDir::with_prefix("satellite-load-")?,
+            script_dir: TempDir::with_prefix("satellite-load-")?,
             remote: Mutex::default(),
         };
         let fleet = &scripts.fleet;
         for nth in fleet.shape.all() {
-            world.write(nth, scripts.own(nth))?;
+            world.write_script(nth, scripts.own_script(nth))?;
         }
         let remote = fleet.shape.all().filter(|nth| fleet.is_remote(*nth));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -118,22 +118,22 @@ impl ProcessWorld {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn file(&self, nth: InstanceNo) -> PathBuf {
-        self.home.path().join(format!("i{}.json", nth.0))
+    fn script_file(&self, nth: InstanceNo) -> PathBuf {
+        self.script_dir.path().join(format!("i{}.json", nth.0))
     }
 
     // Replaces the file atomically: a process that starts now reads the old or the new script.
-    fn write(&self, nth: InstanceNo, script: &SimScript) -> io::Result<()> {
-        let (file, fresh) = (self.file(nth), self.home.path().join(format!("i{}.new", nth.0)));
+    fn write_script(&self, nth: InstanceNo, script: &SimScript) -> io::Result<()> {
+        let (file, fresh) = (self.script_file(nth), self.script_dir.path().join(format!("i{}.new", nth.0)));
         fs::write(&fresh, serde_json::to_vec(script)?)?;
         fs::rename(fresh, file)
     }
 
     async fn start(&self, nth: InstanceNo, address: SocketAddr) -> io::Result<()> {
         let mut command = Command::new(&self.program);
-        command.args(["sim-server", "--http", &address.to_string(), "--script-file"]).arg(self.file(nth));
+        command.args(["sim-server", "--http", &address.to_string(), "--script-file"]).arg(self.script_file(nth));
         // A tokio process would keep additional descriptors.
-        let started = spawn_blocking(move || listening(command)).await.map_err(io::Error::other)??;
+        let started = spawn_blocking(move || start_remote(command)).await.map_err(io::Error::other)??;
         self.remote().insert(nth, started);
         Ok(())
     }
@@ -141,11 +141,11 @@ impl ProcessWorld {
     fn stop(&self, nth: InstanceNo) -> Result<SocketAddr, String> {
         let mut remote = self.remote();
         let remote = remote.get_mut(&nth).ok_or("not a remote server")?;
-        remote.end();
+        remote.kill();
         Ok(remote.address)
     }
 
-    async fn start_again(&self, nth: InstanceNo) -> Result<(), String> {
+    async fn restart(&self, nth: InstanceNo) -> Result<(), String> {
         let address = self.remote().get(&nth).map(|remote| remote.address).ok_or("not a remote server")?;
         self.start(nth, address).await.map_err(|error| error.to_string())
     }
@@ -157,7 +157,7 @@ impl ProcessWorld {
     }
 }
 
-fn listening(mut command: Command) -> io::Result<RemoteProcess> {
+fn start_remote(mut command: Command) -> io::Result<RemoteProcess> {
     let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let stdout = process.stdout.take();
     // From here on, dropping `remote` ends the process.
@@ -181,13 +181,14 @@ impl ServerWorld for ProcessWorld {
         if let Some(remote) = self.remote().get(&nth) {
             return LoadTarget::Remote(format!("http://{}/mcp", remote.address));
         }
-        let file = self.file(nth).display().to_string();
+        let file = self.script_file(nth).display().to_string();
         let arguments = ["sim-server", "--script-file", &file].map(str::to_owned);
         LoadTarget::Process(self.program.display().to_string(), arguments.into())
     }
 
-    fn act(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String> {
-        self.write(nth, script.as_ref().unwrap_or_else(|| self.scripts.own(nth))).map_err(|error| error.to_string())
+    fn set_script(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String> {
+        self.write_script(nth, script.as_ref().unwrap_or_else(|| self.scripts.own_script(nth)))
+            .map_err(|error| error.to_string())
     }
 
     fn kill(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String> {
@@ -199,10 +200,10 @@ impl ServerWorld for ProcessWorld {
     }
 
     fn exit<'a>(&'a self, nth: InstanceNo, hand: &'a ServerFaults) -> InjectionFuture<'a> {
-        hand.poke(nth, "crash", r#"{"code":0}"#).boxed()
+        hand.call_tool(nth, "crash", r#"{"code":0}"#).boxed()
     }
 
-    fn hurt_remote<'a>(
+    fn inject_remote<'a>(
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
@@ -213,12 +214,12 @@ impl ServerWorld for ProcessWorld {
                 // The sessions are lost because a new process listens on the same address.
                 FaultKind::SessionLost => {
                     self.stop(nth)?;
-                    self.start_again(nth).await?;
+                    self.restart(nth).await?;
                 }
                 FaultKind::Refused => drop(self.stop(nth)?),
                 _ => return Err("a real server cannot simulate this fault".to_owned()),
             }
-            hand.notice(nth).await;
+            hand.trigger_detection(nth).await;
             Ok(())
         }
         .boxed()
@@ -230,7 +231,7 @@ impl ServerWorld for ProcessWorld {
         _what: &'a PlannedFault,
         _hand: &'a ServerFaults,
     ) -> InjectionFuture<'a> {
-        self.start_again(nth).boxed()
+        self.restart(nth).boxed()
     }
 
     fn close(&self) {
@@ -238,18 +239,18 @@ impl ServerWorld for ProcessWorld {
         self.remote().clear();
     }
 
-    fn left(&self) -> usize {
+    fn server_count(&self) -> usize {
         // Servers started by the runtime are counted as processes.
         self.remote().len()
     }
 
-    fn processes(&self) -> usize {
-        below(std::process::id()).len()
+    fn process_count(&self) -> usize {
+        descendants(std::process::id()).len()
     }
 }
 
 /// Returns the descendants of this process, including zombies and those adopted by its reaper.
-fn below(ours: u32) -> Vec<u32> {
+fn descendants(ours: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
@@ -296,11 +297,11 @@ mod tests {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let left: u32 = line.trim().parse().unwrap();
-        let found = below(std::process::id());
+        let found = descendants(std::process::id());
         assert!(found.contains(&child.id()) && found.contains(&left), "{left} and {} in {found:?}", child.id());
         child.stdin.take().unwrap().write_all(b"end\n").unwrap();
         let ended = child.id();
         child.wait().unwrap();
-        assert!(!below(std::process::id()).contains(&ended));
+        assert!(!descendants(std::process::id()).contains(&ended));
     }
 }

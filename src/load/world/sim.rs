@@ -19,7 +19,7 @@ use crate::load::types::{FaultKind, InstanceNo, LoadTarget, LoadTransport, Plann
 pub(crate) struct SimWorld {
     sim: SimConnector,
     scripts: Arc<FleetScripts>,
-    over: Arc<ScriptOverrides>,
+    overrides: Arc<ScriptOverrides>,
     transports: Vec<LoadTransport>,
 }
 
@@ -35,17 +35,17 @@ impl ScriptOverrides {
 
 impl SimWorld {
     pub(crate) fn new(scenario: &Scenario, scripts: &Arc<FleetScripts>) -> Self {
-        let over = Arc::<ScriptOverrides>::default();
-        let (now, own) = (Arc::clone(&over), Arc::clone(scripts));
-        let sim = SimConnector::with(move |spec, _| {
-            let nth = InstanceNo::of(spec.id.installation.as_str()).unwrap_or(InstanceNo(0));
+        let overrides = Arc::<ScriptOverrides>::default();
+        let (now, own) = (Arc::clone(&overrides), Arc::clone(scripts));
+        let sim = SimConnector::with_plan(move |spec, _| {
+            let nth = InstanceNo::from_installation_id(spec.id.installation.as_str()).unwrap_or(InstanceNo(0));
             let over = now.scripts().get(&nth).cloned();
-            SimPlan::new(over.unwrap_or_else(|| Arc::clone(own.own(nth))))
+            SimPlan::new(over.unwrap_or_else(|| Arc::clone(own.own_script(nth))))
         });
         Self {
-            sim: sim.forgetful(),
+            sim: sim.without_history(),
             scripts: Arc::clone(scripts),
-            over,
+            overrides,
             transports: scenario.kinds.iter().map(|kind| kind.transport).collect(),
         }
     }
@@ -72,8 +72,8 @@ impl ServerWorld for SimWorld {
         }
     }
 
-    fn act(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String> {
-        let mut over = self.over.scripts();
+    fn set_script(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String> {
+        let mut over = self.overrides.scripts();
         match script {
             Some(script) => drop(over.insert(nth, Arc::new(script))),
             None => drop(over.remove(&nth)),
@@ -93,7 +93,7 @@ impl ServerWorld for SimWorld {
         ready(self.handle(nth).map(|handle| handle.exit(0))).boxed()
     }
 
-    fn hurt_remote<'a>(
+    fn inject_remote<'a>(
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
@@ -104,26 +104,26 @@ impl ServerWorld for SimWorld {
             match what.kind {
                 FaultKind::Unauthorized => {
                     let wanted = (CREDENTIAL.to_owned(), credential(what).into());
-                    remote.change(|manner| manner.wants = Some(wanted));
-                    hand.notice(nth).await;
+                    remote.change(|manner| manner.required_header = Some(wanted));
+                    hand.trigger_detection(nth).await;
                 }
                 FaultKind::SessionLost => {
-                    hand.is_online(nth)?;
+                    hand.require_online(nth)?;
                     remote.expire(404);
-                    hand.notice(nth).await;
+                    hand.trigger_detection(nth).await;
                 }
                 FaultKind::Refused => {
-                    remote.down(FailureKind::Refused);
-                    hand.notice(nth).await;
+                    remote.take_down(FailureKind::Refused);
+                    hand.trigger_detection(nth).await;
                 }
                 // Only a response in progress can be cut, so the fault needs a call of its own.
                 _ => {
-                    hand.is_online(nth)?;
+                    hand.require_online(nth)?;
                     let cut = async {
                         sleep(POKE / 2).await;
                         remote.cut();
                     };
-                    join(hand.echo(nth), cut).await.0?;
+                    join(hand.call_echo(nth), cut).await.0?;
                 }
             }
             Ok(())
@@ -143,13 +143,13 @@ impl ServerWorld for SimWorld {
                 let spec = fleet.spec(nth, self.target(nth, fleet.kind(nth)), &credential(what));
                 return hand.runtime.update(spec).await.map(drop).map_err(|error| error.to_string());
             }
-            self.sim.remote(fleet.id(nth)).up();
+            self.sim.remote(fleet.id(nth)).bring_up();
             Ok(())
         }
         .boxed()
     }
 
-    fn left(&self) -> usize {
-        self.sim.alive() + self.sim.lines()
+    fn server_count(&self) -> usize {
+        self.sim.alive_count() + self.sim.line_count()
     }
 }

@@ -55,7 +55,7 @@ pub enum SecondRun {
         initialized_at: Option<Instant>,
     },
     /// A run that accepts no more calls and is ending.
-    Leaving {
+    Ending {
         /// Number of the run.
         run: RunNumber,
         /// Reason of the stop, for the event.
@@ -72,14 +72,14 @@ impl SecondRun {
     pub fn run(&self) -> Option<RunNumber> {
         match self {
             Self::Queued { .. } | Self::Postponed { .. } => None,
-            Self::Starting { run, .. } | Self::Leaving { run, .. } => Some(*run),
+            Self::Starting { run, .. } | Self::Ending { run, .. } => Some(*run),
         }
     }
 
-    fn next(&self) -> Option<&Arc<InstanceSpec>> {
+    fn next_spec(&self) -> Option<&Arc<InstanceSpec>> {
         match self {
             Self::Queued { spec } | Self::Postponed { spec, .. } | Self::Starting { spec, .. } => Some(spec),
-            Self::Leaving { next, .. } => next.as_ref(),
+            Self::Ending { next, .. } => next.as_ref(),
         }
     }
 }
@@ -87,11 +87,11 @@ impl SecondRun {
 impl Slot {
     // Starts the new configuration beside the run that accepts calls. If the configuration is that of the current run,
     // a pending update is cancelled.
-    pub(super) fn roll(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) {
-        self.refused = None;
+    pub(super) fn begin_rolling_update(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) {
+        self.rejected_update = None;
         let next = (*spec != *self.spec).then_some(spec);
         let message = next.is_some().then(|| "starting the new configuration beside the old one".to_owned());
-        self.beside = match (self.beside.take(), next) {
+        self.second_run = match (self.second_run.take(), next) {
             (None, Some(spec)) => {
                 out.push(SlotEffect::RequestPermit { urgent: false });
                 Some(SecondRun::Queued { spec })
@@ -102,32 +102,32 @@ impl Slot {
                 None
             }
             (Some(SecondRun::Postponed { until, .. }), next) => next.map(|spec| SecondRun::Postponed { spec, until }),
-            (Some(SecondRun::Starting { run, .. }), next) => Some(leave(run, next, out)),
+            (Some(SecondRun::Starting { run, .. }), next) => Some(stop_second_run(run, next, out)),
             // The calls of the run before finish first: there are at most two runs.
-            (Some(SecondRun::Leaving { run, kind, drain_until, .. }), next) => {
-                Some(SecondRun::Leaving { run, kind, drain_until, next })
+            (Some(SecondRun::Ending { run, kind, drain_until, .. }), next) => {
+                Some(SecondRun::Ending { run, kind, drain_until, next })
             }
             (None, None) => None,
         };
-        self.remark(message, out);
+        self.set_message(message, out);
     }
 
     /// Applies a configuration that the run in preparation can adopt. Returns whether there is such a run.
-    pub(super) fn adopt_beside(&mut self, new: &Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) -> bool {
-        let starting = match &self.beside {
+    pub(super) fn adopt_in_second_run(&mut self, new: &Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) -> bool {
+        let starting = match &self.second_run {
             Some(SecondRun::Starting { run, .. }) => Some(*run),
             _ => None,
         };
-        let next = match &mut self.beside {
+        let next = match &mut self.second_run {
             Some(
                 SecondRun::Queued { spec }
                 | SecondRun::Postponed { spec, .. }
                 | SecondRun::Starting { spec, .. }
-                | SecondRun::Leaving { next: Some(spec), .. },
+                | SecondRun::Ending { next: Some(spec), .. },
             ) => spec,
-            Some(SecondRun::Leaving { next: None, .. }) | None => return false,
+            Some(SecondRun::Ending { next: None, .. }) | None => return false,
         };
-        if **next == **new || !next.can_go_on_as(new) {
+        if **next == **new || !next.can_continue_as(new) {
             return false;
         }
         *next = new.clone();
@@ -137,8 +137,8 @@ impl Slot {
         true
     }
 
-    pub(super) fn on_granted_beside(&mut self, now: Instant, run: RunNumber, out: &mut Vec<SlotEffect>) {
-        let Some(SecondRun::Queued { spec }) = &self.beside else {
+    pub(super) fn on_second_run_granted(&mut self, now: Instant, run: RunNumber, out: &mut Vec<SlotEffect>) {
+        let Some(SecondRun::Queued { spec }) = &self.second_run else {
             // A permit granted while its request was withdrawn is released.
             out.push(SlotEffect::ReleasePermit(run));
             return;
@@ -146,35 +146,35 @@ impl Slot {
         let spec = spec.clone();
         self.hold_permit(now, run, spec.policy.session.permit_hold_max, out);
         out.push(SlotEffect::Spawn { run, spec: spec.clone(), discover: true });
-        self.beside = Some(SecondRun::Starting { run, spec, since: now, pid: None, initialized_at: None });
+        self.second_run = Some(SecondRun::Starting { run, spec, since: now, pid: None, initialized_at: None });
     }
 
-    pub(super) fn on_spawned_beside(&mut self, run: RunNumber, its_pid: Option<u32>) {
-        if let Some(SecondRun::Starting { run: its, pid, .. }) = &mut self.beside
+    pub(super) fn on_second_run_spawned(&mut self, run: RunNumber, its_pid: Option<u32>) {
+        if let Some(SecondRun::Starting { run: its, pid, .. }) = &mut self.second_run
             && *its == run
         {
             *pid = its_pid;
         }
     }
 
-    pub(super) fn on_initialized_beside(&mut self, now: Instant, run: RunNumber, server: &Arc<ServerInfo>) {
-        if let Some(SecondRun::Starting { run: its, initialized_at, .. }) = &mut self.beside
+    pub(super) fn on_second_run_initialized(&mut self, now: Instant, run: RunNumber, server: &Arc<ServerInfo>) {
+        if let Some(SecondRun::Starting { run: its, initialized_at, .. }) = &mut self.second_run
             && *its == run
         {
             *initialized_at = Some(now);
-            self.server_beside = Some(server.clone());
+            self.second_server = Some(server.clone());
         }
     }
 
     // The second run, which has completed its handshake, becomes the current one.
-    fn greeted_beside(&mut self) {
-        let server = self.server_beside.take();
-        self.introduced(server);
+    fn promote_second_server(&mut self) {
+        let server = self.second_server.take();
+        self.set_server(server);
         self.health = ServerHealth::Healthy;
     }
 
     // The new run is ready: calls move over to it, and the old run drains.
-    pub(super) fn on_discovered_beside(
+    pub(super) fn on_second_run_discovered(
         &mut self,
         now: Instant,
         run: RunNumber,
@@ -182,7 +182,7 @@ impl Slot {
         out: &mut Vec<SlotEffect>,
     ) {
         let (old, Some(SecondRun::Starting { run: its, spec, pid, initialized_at, .. })) =
-            (self.open_run(), &self.beside)
+            (self.open_run(), &self.second_run)
         else {
             return;
         };
@@ -191,62 +191,62 @@ impl Slot {
         self.initialized_at = *initialized_at;
         // The calls of the old run keep the drain timeout of the old policy.
         let drain_until = Some(now + self.spec.policy.session.drain_timeout);
-        self.beside = Some(SecondRun::Leaving { run: old, kind: StopKind::Config, drain_until, next: None });
+        self.second_run = Some(SecondRun::Ending { run: old, kind: StopKind::Config, drain_until, next: None });
         self.spec = spec;
-        self.greeted_beside();
+        self.promote_second_server();
         self.history.clear();
         self.machine_faults = 0;
         self.restarts += 1;
-        self.learn(catalogue, out);
-        self.opens(now, run);
+        self.set_catalogue(catalogue, out);
+        self.enter_ready(now, run);
         out.push(SlotEffect::Drain(old));
-        self.remark(None, out);
-        out.push(SlotEffect::Tell(SlotEvent::Restarted { reason: RestartReason::Config, old_pid, attempt: 0 }));
+        self.set_message(None, out);
+        out.push(SlotEffect::Emit(SlotEvent::Restarted { reason: RestartReason::Config, old_pid, attempt: 0 }));
         out.push(SlotEffect::Admit(run));
     }
 
-    pub(super) fn on_discovery_failed_beside(&mut self, run: RunNumber, reason: &str, out: &mut Vec<SlotEffect>) {
-        if let Some(SecondRun::Starting { run: its, spec, .. }) = &self.beside
+    pub(super) fn on_second_run_discovery_failed(&mut self, run: RunNumber, reason: &str, out: &mut Vec<SlotEffect>) {
+        if let Some(SecondRun::Starting { run: its, spec, .. }) = &self.second_run
             && *its == run
         {
             let spec = spec.clone();
-            self.beside = Some(leave(run, None, out));
-            self.refuses(spec, format!("cannot read the server's tools: {reason}"), out);
+            self.second_run = Some(stop_second_run(run, None, out));
+            self.reject_update(spec, format!("cannot read the server's tools: {reason}"), out);
         }
     }
 
-    pub(super) fn on_ended_beside(
+    pub(super) fn on_second_run_ended(
         &mut self,
         now: Instant,
         run: RunNumber,
         exit: WorkerExit,
         out: &mut Vec<SlotEffect>,
     ) {
-        match self.beside.take_if(|beside| beside.run() == Some(run)) {
+        match self.second_run.take_if(|beside| beside.run() == Some(run)) {
             Some(SecondRun::Starting { spec, .. }) if matches!(exit.cause, ExitCause::Machine(_)) => {
-                let (delay, message) = self.machine_fault(&exit);
-                self.beside = Some(SecondRun::Postponed { spec, until: now + delay });
-                self.remark(Some(message), out);
+                let (delay, message) = self.record_machine_fault(&exit);
+                self.second_run = Some(SecondRun::Postponed { spec, until: now + delay });
+                self.set_message(Some(message), out);
             }
             Some(SecondRun::Starting { spec, .. }) => {
                 let reason = exit.reason();
                 // Charged to the team, but not to the instance, whose current run continues.
                 out.push(SlotEffect::ChargeTeam);
-                out.push(SlotEffect::Tell(if exit.is_crash() {
+                out.push(SlotEffect::Emit(if exit.is_crash() {
                     SlotEvent::Crashed { exit, count: 1, will_restart: false }
                 } else {
                     SlotEvent::Exited { exit, will_restart: false }
                 }));
-                self.refuses(spec, reason, out);
+                self.reject_update(spec, reason, out);
             }
-            Some(SecondRun::Leaving { kind, next, .. }) => {
+            Some(SecondRun::Ending { kind, next, .. }) => {
                 // A removal is reported once, after the end of its last run.
                 if self.removal.is_none() {
-                    out.push(SlotEffect::Tell(SlotEvent::Stopped { kind, exit }));
+                    out.push(SlotEffect::Emit(SlotEvent::Stopped { kind, exit }));
                 }
                 if let Some(spec) = next {
                     out.push(SlotEffect::RequestPermit { urgent: false });
-                    self.beside = Some(SecondRun::Queued { spec });
+                    self.second_run = Some(SecondRun::Queued { spec });
                 }
             }
             Some(SecondRun::Queued { .. } | SecondRun::Postponed { .. }) | None => {}
@@ -254,147 +254,147 @@ impl Slot {
     }
 
     // The old run continues with the old configuration, and the new one is not retried automatically.
-    fn refuses(&mut self, spec: Arc<InstanceSpec>, reason: String, out: &mut Vec<SlotEffect>) {
-        out.push(SlotEffect::Tell(SlotEvent::NotTaken { reason: reason.clone() }));
+    fn reject_update(&mut self, spec: Arc<InstanceSpec>, reason: String, out: &mut Vec<SlotEffect>) {
+        out.push(SlotEffect::Emit(SlotEvent::UpdateRejected { reason: reason.clone() }));
         self.last_error = Some(reason.clone());
-        self.refused = Some(RejectedUpdate { spec, reason });
-        self.remark(self.refusal(), out);
+        self.rejected_update = Some(RejectedUpdate { spec, reason });
+        self.set_message(self.update_rejection_message(), out);
     }
 
     // The current run ended without a request during a rolling update: the new configuration is started instead.
-    pub(super) fn succeeds(
+    pub(super) fn replace_with_successor(
         &mut self,
         now: Instant,
         exit: &WorkerExit,
         old_pid: Option<u32>,
         out: &mut Vec<SlotEffect>,
     ) {
-        let Some(beside) = self.beside.take() else { return };
-        let Some(spec) = beside.next().cloned() else {
-            self.beside = Some(beside);
+        let Some(beside) = self.second_run.take() else { return };
+        let Some(spec) = beside.next_spec().cloned() else {
+            self.second_run = Some(beside);
             return;
         };
         let (crash, reason) = (exit.is_crash(), exit.reason());
         // The exit under the old configuration is charged to the team; the history of the instance is cleared.
         let policy = &self.spec.policy.restart;
-        let _ = self.history.charge(policy, now, crash, exit.ran.unwrap_or_default());
-        let (count, exit) = (self.history.in_window(policy, now), exit.clone());
+        let _ = self.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
+        let (count, exit) = (self.history.exits_in_window(policy, now), exit.clone());
         out.push(SlotEffect::ChargeTeam);
-        out.push(SlotEffect::Tell(if crash {
+        out.push(SlotEffect::Emit(if crash {
             self.last_error = Some(reason.clone());
             SlotEvent::Crashed { exit, count, will_restart: true }
         } else {
             SlotEvent::Exited { exit, will_restart: true }
         }));
-        self.takes_on(spec);
+        self.replace_spec(spec);
         let message = format!("starting with the new configuration; the run with the old one ended: {reason}");
-        self.moves(StatusCause::Ended, Some(message), out);
-        let why = StartReason::Again { reason: RestartReason::Config, old_pid, attempt: 0 };
+        self.transition(StatusCause::Ended, Some(message), out);
+        let why = StartReason::Restart { reason: RestartReason::Config, old_pid, attempt: 0 };
         match beside {
             // The permit is already requested.
             SecondRun::Queued { .. } => self.phase = SlotPhase::Queued { why, urgent: false },
-            SecondRun::Postponed { .. } => self.queue(why, out),
+            SecondRun::Postponed { .. } => self.queue_start(why, out),
             SecondRun::Starting { run, since, pid, initialized_at, .. } => {
                 self.restarts += 1;
                 self.pid = pid;
                 self.initialized_at = initialized_at;
                 self.phase = SlotPhase::Starting { run, why, since };
                 if initialized_at.is_some() {
-                    self.greeted_beside();
-                    self.moves(StatusCause::Initialized, None, out);
+                    self.promote_second_server();
+                    self.transition(StatusCause::Initialized, None, out);
                 }
             }
-            SecondRun::Leaving { run, kind, drain_until, .. } => {
-                self.beside = Some(SecondRun::Leaving { run, kind, drain_until, next: None });
-                self.queue(why, out);
+            SecondRun::Ending { run, kind, drain_until, .. } => {
+                self.second_run = Some(SecondRun::Ending { run, kind, drain_until, next: None });
+                self.queue_start(why, out);
             }
         }
     }
 
     /// Returns the second run if it accepts no more calls.
-    pub fn leaving(&self) -> Option<RunNumber> {
-        match self.beside {
-            Some(SecondRun::Leaving { run, .. }) => Some(run),
+    pub fn ending_run(&self) -> Option<RunNumber> {
+        match self.second_run {
+            Some(SecondRun::Ending { run, .. }) => Some(run),
             Some(SecondRun::Queued { .. } | SecondRun::Postponed { .. } | SecondRun::Starting { .. }) | None => None,
         }
     }
 
     // True if a new configuration is pending or starting beside the current run.
     pub(super) fn has_successor(&self) -> bool {
-        self.beside.as_ref().is_some_and(|beside| beside.next().is_some())
+        self.second_run.as_ref().is_some_and(|beside| beside.next_spec().is_some())
     }
 
     // A request of a person applies to the configured specification, even if it did not start or is still pending.
-    pub(super) fn takes_what_is_configured(&mut self) {
-        let waiting = self.beside.as_ref().and_then(SecondRun::next).cloned();
-        if let Some(spec) = waiting.or_else(|| Some(self.refused.as_ref()?.spec.clone())) {
-            self.takes_on(spec);
+    pub(super) fn adopt_pending_spec(&mut self) {
+        let waiting = self.second_run.as_ref().and_then(SecondRun::next_spec).cloned();
+        if let Some(spec) = waiting.or_else(|| Some(self.rejected_update.as_ref()?.spec.clone())) {
+            self.replace_spec(spec);
         }
     }
 
-    pub(super) fn takes_on(&mut self, spec: Arc<InstanceSpec>) {
+    pub(super) fn replace_spec(&mut self, spec: Arc<InstanceSpec>) {
         // An instance that becomes remote, or stops being remote, starts for the first time again.
         self.was_ready &= !spec.is_remote() && !self.is_remote();
         self.spec = spec;
         self.server = None;
         self.era = None;
-        self.refused = None;
+        self.rejected_update = None;
         self.catalogue = None;
-        self.recalled = false;
+        self.catalogue_restored = false;
         self.history.clear();
     }
 
     // Ends the second run at once.
-    pub(super) fn dismiss(&mut self, kind: StopKind, out: &mut Vec<SlotEffect>) {
-        match self.beside.take() {
+    pub(super) fn end_second_run(&mut self, kind: StopKind, out: &mut Vec<SlotEffect>) {
+        match self.second_run.take() {
             Some(SecondRun::Queued { .. }) => out.push(SlotEffect::WithdrawPermit),
             Some(SecondRun::Starting { run, .. }) => {
                 out.push(SlotEffect::Stop(run));
-                self.beside = Some(SecondRun::Leaving { run, kind, drain_until: None, next: None });
+                self.second_run = Some(SecondRun::Ending { run, kind, drain_until: None, next: None });
             }
-            Some(SecondRun::Leaving { run, drain_until, .. }) => {
+            Some(SecondRun::Ending { run, drain_until, .. }) => {
                 if drain_until.is_some() {
                     out.push(SlotEffect::Stop(run));
                 }
-                self.beside = Some(SecondRun::Leaving { run, kind, drain_until: None, next: None });
+                self.second_run = Some(SecondRun::Ending { run, kind, drain_until: None, next: None });
             }
             Some(SecondRun::Postponed { .. }) | None => {}
         }
     }
 
     // Without a current run: ends the second run and waits for it before `then`. Returns true if there is one.
-    pub(super) fn lingers(&mut self, kind: StopKind, then: &AfterStop, out: &mut Vec<SlotEffect>) -> bool {
-        self.dismiss(kind, out);
-        let Some(run) = self.beside.take().and_then(|beside| beside.run()) else { return false };
+    pub(super) fn wait_for_second_run(&mut self, kind: StopKind, then: &AfterStop, out: &mut Vec<SlotEffect>) -> bool {
+        self.end_second_run(kind, out);
+        let Some(run) = self.second_run.take().and_then(|beside| beside.run()) else { return false };
         self.phase = SlotPhase::Stopping { run, kind, then: then.clone() };
         true
     }
 
     // The drain timeout of the old run, or the delay of a postponed start, may be over.
-    pub(super) fn on_tick_beside(&mut self, now: Instant, out: &mut Vec<SlotEffect>) {
-        if let Some(SecondRun::Leaving { run, drain_until, .. }) = &mut self.beside
+    pub(super) fn on_second_run_tick(&mut self, now: Instant, out: &mut Vec<SlotEffect>) {
+        if let Some(SecondRun::Ending { run, drain_until, .. }) = &mut self.second_run
             && drain_until.is_some_and(|until| now >= until)
         {
             *drain_until = None;
             out.push(SlotEffect::Stop(*run));
         }
         if let Some(SecondRun::Postponed { spec, .. }) =
-            self.beside.take_if(|beside| matches!(beside, SecondRun::Postponed { until, .. } if now >= *until))
+            self.second_run.take_if(|beside| matches!(beside, SecondRun::Postponed { until, .. } if now >= *until))
         {
             out.push(SlotEffect::RequestPermit { urgent: false });
-            self.beside = Some(SecondRun::Queued { spec });
+            self.second_run = Some(SecondRun::Queued { spec });
         }
     }
 
     // Changes the message of an unchanged status.
-    pub(super) fn remark(&mut self, message: Option<String>, out: &mut Vec<SlotEffect>) {
+    pub(super) fn set_message(&mut self, message: Option<String>, out: &mut Vec<SlotEffect>) {
         if self.message != message {
-            self.becomes(self.status, message, out);
+            self.set_status(self.status, message, out);
         }
     }
 }
 
-fn leave(run: RunNumber, next: Option<Arc<InstanceSpec>>, out: &mut Vec<SlotEffect>) -> SecondRun {
+fn stop_second_run(run: RunNumber, next: Option<Arc<InstanceSpec>>, out: &mut Vec<SlotEffect>) -> SecondRun {
     out.push(SlotEffect::Stop(run));
-    SecondRun::Leaving { run, kind: StopKind::Config, drain_until: None, next }
+    SecondRun::Ending { run, kind: StopKind::Config, drain_until: None, next }
 }

@@ -43,7 +43,7 @@ pub enum SlotInput {
     /// The handshake is complete. Contains the self-description of the server.
     Initialized(RunNumber, Arc<ServerInfo>),
     /// The process wrote a line to stdout that is not JSON-RPC.
-    Printed(RunNumber, String),
+    StdoutLine(RunNumber, String),
     /// The lists were read.
     Discovered(RunNumber, Arc<Catalogue>),
     /// The lists could not be read on a working connection: the reason, and the minimum delay before the next attempt.
@@ -53,13 +53,13 @@ pub enum SlotInput {
     /// A call succeeded although the lists could not be read.
     Recovered(RunNumber),
     /// The server refused the first request of the other era, and this era is tried.
-    Leans(RunNumber, Era),
+    EraChanged(RunNumber, Era),
     /// The health of the server has changed.
     Health(RunNumber, HealthChange),
     /// The machine was suspended for this duration.
-    Woke(Duration),
+    ResumedAfterSuspend(Duration),
     /// Memory is short, and the instance has been idle for this duration: it sleeps if permitted.
-    MakeRoom(Duration),
+    FreeMemory(Duration),
     /// A deadline of this slot may have passed. Contains the activity of its open run, if there is one.
     Tick(Option<RunActivity>),
     /// The run accepts no more calls, as requested by [`SlotEffect::TrySleep`].
@@ -95,7 +95,7 @@ pub enum SlotEffect {
     /// Stop the worker gracefully.
     Stop(RunNumber),
     /// Shorten the grace period of a run that is being stopped, because a caller waits for its end.
-    Hurry(RunNumber),
+    ShortenGrace(RunNumber),
     /// Make the run refuse new calls, and end when the current ones are answered.
     Drain(RunNumber),
     /// Make the run refuse new calls unless one is in progress, and then send [`SlotInput::Sleep`].
@@ -126,7 +126,7 @@ pub enum SlotEffect {
         remedy: Option<Remedy>,
     },
     /// Log an invalid transition.
-    Refused {
+    LogInvalidTransition {
         /// Unchanged status.
         status: Status,
         /// Cause that is invalid in this status.
@@ -135,25 +135,25 @@ pub enum SlotEffect {
     /// Charge an unwanted exit to the budget of the team.
     ChargeTeam,
     /// Emit an event.
-    Tell(SlotEvent),
+    Emit(SlotEvent),
     /// Give this run to the waiting callers.
     Admit(RunNumber),
     /// Refuse the waiting callers.
-    Refuse {
+    RefuseCallers {
         /// Status and its cause.
         message: String,
         /// Next step for the callers.
         remedy: Option<Remedy>,
     },
     /// Inform the waiting callers that the attempt has failed.
-    Unreachable {
+    FailCallers {
         /// Error of the attempt.
         last_error: String,
         /// Time of the next attempt; `None` if none is scheduled.
         retry_at: Option<Instant>,
     },
     /// Reject a request of a person.
-    Denied {
+    RejectCommand {
         /// Failed request and its cause.
         message: String,
         /// Next step for the person.
@@ -165,7 +165,7 @@ pub enum SlotEffect {
 
 impl SlotEffect {
     /// Returns true if the effect may change the snapshot.
-    pub fn shows(&self) -> bool {
+    pub fn is_visible(&self) -> bool {
         match self {
             Self::Spawn { .. }
             | Self::Stop(_)
@@ -173,20 +173,20 @@ impl SlotEffect {
             | Self::Discover(_)
             | Self::Status { .. }
             | Self::ChargeTeam
-            | Self::Tell(_)
+            | Self::Emit(_)
             | Self::Adopt { .. }
-            | Self::Unreachable { .. }
+            | Self::FailCallers { .. }
             | Self::Remove => true,
             Self::RequestPermit { .. }
             | Self::WithdrawPermit
             | Self::ReleasePermit(_)
             | Self::TrySleep { .. }
             | Self::Check(_)
-            | Self::Hurry(_)
-            | Self::Refused { .. }
+            | Self::ShortenGrace(_)
+            | Self::LogInvalidTransition { .. }
             | Self::Admit(_)
-            | Self::Refuse { .. }
-            | Self::Denied { .. } => false,
+            | Self::RefuseCallers { .. }
+            | Self::RejectCommand { .. } => false,
         }
     }
 }
@@ -271,7 +271,7 @@ pub enum SlotEvent {
         exit: Option<WorkerExit>,
     },
     /// A new configuration did not start beside the old one, which stays in use.
-    NotTaken {
+    UpdateRejected {
         /// Reason of the failure.
         reason: String,
     },

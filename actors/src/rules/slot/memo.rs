@@ -31,37 +31,37 @@ pub struct SlotMemo {
     pub(super) was_ready: bool,
     pub(super) last_exit: Option<String>,
     pub(super) last_error: Option<String>,
-    pub(super) refused: Option<RejectedUpdate>,
-    pub(super) away: Option<(DisconnectedState, Status, Option<String>)>,
+    pub(super) rejected_update: Option<RejectedUpdate>,
+    pub(super) disconnected: Option<(DisconnectedState, Status, Option<String>)>,
     pub(super) server: Option<Arc<ServerInfo>>,
     pub(super) era: Option<Era>,
     pub(super) degraded: Option<(u32, String)>,
-    pub(super) told_connected: bool,
+    pub(super) reported_connected: bool,
     pub(super) revisions: Revisions,
-    pub(super) revisions_told: Revisions,
+    pub(super) reported_revisions: Revisions,
     pub(super) attempts: u32,
     // True if the catalogue is from an earlier satellite and has not been read since.
-    pub(super) recalled: bool,
+    pub(super) catalogue_restored: bool,
     // Time of the restoration, until a supervisor has used this memo.
-    pub(super) made: Option<Instant>,
+    pub(super) restored_at: Option<Instant>,
 }
 
 impl SlotMemo {
     /// Restores an instance that is new to this satellite from its stored state under the same configuration, and from
     /// its catalogue if known. With a catalogue it sleeps if it did before, or if it is `lazy`.
-    pub fn restored(
+    pub fn from_stored(
         spec: &InstanceSpec,
         stored: &StoredMemo,
         catalogue: Option<Arc<Catalogue>>,
         now: Instant,
         wall: Timestamp,
     ) -> Self {
-        let ago = |at: Timestamp| now.checked_sub(between(at, wall)).unwrap_or(now);
-        let left = stored.delayed.as_ref().map(|delay| between(delay.from.max(wall), delay.until));
+        let ago = |at: Timestamp| now.checked_sub(duration_between(at, wall)).unwrap_or(now);
+        let left = stored.delayed.as_ref().map(|delay| duration_between(delay.from.max(wall), delay.until));
         let not_before = left.filter(|left| !left.is_zero()).map(|left| now + left);
         let since = stored.dormant.as_ref().map(|asleep| ago(asleep.since));
         let may_sleep = !spec.is_remote() && spec.missing.is_empty() && catalogue.is_some();
-        let since = match spec.keep {
+        let since = match spec.lifetime {
             ProcessLifetime::Lazy => Some(since.unwrap_or(now)),
             ProcessLifetime::Listed => since,
             ProcessLifetime::AlwaysOn => None,
@@ -72,21 +72,21 @@ impl SlotMemo {
             failed: stored.failed.clone(),
             dormant,
             not_before,
-            history: ExitHistory::restored(stored.exits.iter().map(|exit| (ago(exit.at), exit.crash)), stored.quick),
+            history: ExitHistory::from_exits(stored.exits.iter().map(|exit| (ago(exit.at), exit.crash)), stored.quick),
             catalogue: catalogue.filter(|_| dormant.is_some()),
             restarts: stored.restarts,
             was_ready: dormant.is_some(),
             last_exit: stored.last_exit.clone(),
             last_error: stored.last_error.clone(),
             era: stored.era,
-            recalled: dormant.is_some(),
-            made: Some(now),
+            catalogue_restored: dormant.is_some(),
+            restored_at: Some(now),
             ..Self::default()
         }
     }
 
     /// Returns the part that outlives the satellite. `now` and `wall` must be the same moment.
-    pub fn stored(&self, now: Instant, wall: Timestamp) -> StoredMemo {
+    pub fn to_stored(&self, now: Instant, wall: Timestamp) -> StoredMemo {
         let ago = |at: Instant| wall.checked_sub(now.saturating_duration_since(at)).unwrap_or(wall);
         let until = |at: Instant| wall.checked_add(at.saturating_duration_since(now)).unwrap_or(wall);
         let not_before = self.dormant.map(|(_, not_before)| not_before).or(self.not_before);
@@ -97,7 +97,7 @@ impl SlotMemo {
             dormant: self.dormant.map(|(since, _)| StoredSleep { since: ago(since) }),
             delayed: not_before.filter(|at| *at > now).map(|at| StoredDelay { from: wall, until: until(at) }),
             exits: self.history.exits().map(|(at, crash)| StoredExit { at: ago(at), crash }).collect(),
-            quick: self.history.quick(),
+            quick: self.history.quick_exits(),
             restarts: self.restarts,
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
@@ -106,7 +106,7 @@ impl SlotMemo {
     }
 
     /// Returns true if the stored part does not differ from that of `before`.
-    pub fn is_stored_as(&self, before: &Self) -> bool {
+    pub fn has_same_stored_state(&self, before: &Self) -> bool {
         self.stopped == before.stopped
             && self.failed == before.failed
             && self.dormant == before.dormant
@@ -119,8 +119,15 @@ impl SlotMemo {
     }
 
     /// Marks the instance as permanently failed, because an input to it makes its supervisor panic.
-    pub fn set_aside(&mut self, message: String) {
-        *self = Self { failed: Some(message), dormant: None, not_before: None, away: None, made: None, ..self.clone() };
+    pub fn mark_failed(&mut self, message: String) {
+        *self = Self {
+            failed: Some(message),
+            dormant: None,
+            not_before: None,
+            disconnected: None,
+            restored_at: None,
+            ..self.clone()
+        };
     }
 
     /// Returns true if the instance sleeps, or will sleep when its supervisor is back.
@@ -130,20 +137,20 @@ impl SlotMemo {
 
     /// Returns true if this configuration failed to start beside a run that accepts calls, so that it can be tried
     /// there again.
-    pub fn can_try_again(&self, spec: &InstanceSpec) -> bool {
-        self.dormant.is_none() && self.refused.as_ref().is_some_and(|refused| *refused.spec == *spec)
+    pub fn can_retry(&self, spec: &InstanceSpec) -> bool {
+        self.dormant.is_none() && self.rejected_update.as_ref().is_some_and(|refused| *refused.spec == *spec)
     }
 }
 
 // Zero if the wall clock was set back in between.
-fn between(from: Timestamp, to: Timestamp) -> Duration {
+fn duration_between(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
 impl Slot {
     /// Recreates an instance whose supervisor panicked, or one of an earlier satellite. Its state is kept, and a run
     /// that existed is started again. The state of an earlier satellite is reported anew.
-    pub fn revive(spec: Arc<InstanceSpec>, dice: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
+    pub fn from_memo(spec: Arc<InstanceSpec>, dice: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
         let mut slot = Self::blank(spec, dice);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
@@ -151,77 +158,77 @@ impl Slot {
         slot.was_ready = memo.was_ready;
         slot.last_exit.clone_from(&memo.last_exit);
         slot.last_error.clone_from(&memo.last_error);
-        slot.refused.clone_from(&memo.refused);
-        slot.recalled = memo.recalled;
+        slot.rejected_update.clone_from(&memo.rejected_update);
+        slot.catalogue_restored = memo.catalogue_restored;
         slot.server.clone_from(&memo.server);
         slot.era = memo.era;
         slot.degraded.clone_from(&memo.degraded);
-        slot.told_connected = memo.told_connected;
+        slot.reported_connected = memo.reported_connected;
         slot.attempts = memo.attempts;
         slot.revisions = memo.revisions;
-        slot.revisions_told = memo.revisions_told;
+        slot.reported_revisions = memo.reported_revisions;
         let mut out = Vec::new();
-        if memo.made.is_some() && slot.spec.missing.is_empty() {
+        if memo.restored_at.is_some() && slot.spec.missing.is_empty() {
             out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
         }
-        slot.tell_disconnected(memo.stopped, &mut out);
+        slot.report_disconnected(memo.stopped, &mut out);
         if memo.stopped {
-            slot.want = RequestedState::Stopped;
+            slot.requested_state = RequestedState::Stopped;
             if slot.spec.missing.is_empty() {
-                slot.stopped(&mut out);
+                slot.enter_stopped(&mut out);
             } else {
                 slot.await_config(&mut out);
             }
         } else if !slot.spec.missing.is_empty() {
             slot.await_config(&mut out);
-        } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.made.is_none()) {
+        } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.restored_at.is_none()) {
             slot.phase = SlotPhase::Failed;
-            slot.becomes(Status::PermanentlyFailed, Some(message.clone()), &mut out);
+            slot.set_status(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
             slot.phase = SlotPhase::Dormant { since, not_before };
-            if memo.made.is_some() {
-                slot.moves(StatusCause::Recalled, None, &mut out);
+            if memo.restored_at.is_some() {
+                slot.transition(StatusCause::Restored, None, &mut out);
             } else {
-                slot.becomes(Status::Online, slot.refusal(), &mut out);
+                slot.set_status(Status::Online, slot.update_rejection_message(), &mut out);
             }
-        } else if let Some(made) = memo.made {
-            slot.recalled(memo, made, &mut out);
-        } else if let Some((away, status, message)) = memo.away.as_ref().filter(|_| slot.is_remote()) {
-            slot.becomes(*status, message.clone(), &mut out);
-            slot.is_away(away, &mut out);
+        } else if let Some(made) = memo.restored_at {
+            slot.start_restored(memo, made, &mut out);
+        } else if let Some((away, status, message)) = memo.disconnected.as_ref().filter(|_| slot.is_remote()) {
+            slot.set_status(*status, message.clone(), &mut out);
+            slot.restore_disconnected(away, &mut out);
         } else {
-            slot.becomes(Status::Connecting, Some("the team supervisor was restarted".to_owned()), &mut out);
+            slot.set_status(Status::Connecting, Some("the team supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
                 // The delay that was running stays in effect.
                 Some(until) if !slot.is_remote() => {
-                    let why = StartReason::Again { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
+                    let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
                     slot.phase = SlotPhase::Backoff { until, why };
                 }
-                _ => slot.begin_again(RestartReason::Crash, None, &mut out),
+                _ => slot.start_again(RestartReason::Crash, None, &mut out),
             }
         }
         (slot, out)
     }
 
     // Starts an instance of an earlier satellite, after the rest of its delay.
-    fn recalled(&mut self, memo: &SlotMemo, made: Instant, out: &mut Vec<SlotEffect>) {
+    fn start_restored(&mut self, memo: &SlotMemo, made: Instant, out: &mut Vec<SlotEffect>) {
         let Some(until) = memo.not_before.filter(|_| !self.is_remote()) else {
-            self.take(out);
+            self.accept(out);
             return;
         };
         let attempt = self.history.exits().count();
-        let left = restart::in_seconds(until.saturating_duration_since(made));
+        let left = restart::format_seconds(until.saturating_duration_since(made));
         let message =
             format!("restarting in {left} (attempt {attempt}); the delay began before the satellite was restarted");
-        self.moves(StatusCause::Taken, Some(message), out);
-        let why = StartReason::Again { reason: RestartReason::Crash, old_pid: None, attempt };
+        self.transition(StatusCause::Accepted, Some(message), out);
+        let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt };
         self.phase = SlotPhase::Backoff { until, why };
     }
 
     /// Returns the state that outlives the supervisor.
     pub fn memo(&self) -> SlotMemo {
         SlotMemo {
-            stopped: self.want == RequestedState::Stopped,
+            stopped: self.requested_state == RequestedState::Stopped,
             failed: matches!(self.phase, SlotPhase::Failed).then(|| self.message.clone().unwrap_or_default()),
             // An interrupted wake does not count: its caller calls again.
             dormant: match self.phase {
@@ -244,17 +251,17 @@ impl Slot {
             was_ready: self.was_ready,
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
-            refused: self.refused.clone(),
-            away: self.away().map(|away| (away, self.status, self.message.clone())),
+            rejected_update: self.rejected_update.clone(),
+            disconnected: self.disconnected_state().map(|away| (away, self.status, self.message.clone())),
             server: self.server.clone(),
             era: self.era,
             degraded: self.degraded.clone(),
-            told_connected: self.told_connected,
+            reported_connected: self.reported_connected,
             attempts: self.attempts,
             revisions: self.revisions,
-            revisions_told: self.revisions_told,
-            recalled: self.recalled,
-            made: None,
+            reported_revisions: self.reported_revisions,
+            catalogue_restored: self.catalogue_restored,
+            restored_at: None,
         }
     }
 }

@@ -47,7 +47,7 @@ use super::restart::ExitHistory;
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
-use crate::model::exit::{WorkerExit, refused_because};
+use crate::model::exit::{WorkerExit, refusal_message};
 use crate::model::ids::RunNumber;
 use crate::model::remedy::Remedy;
 use crate::model::remote::{ServerHealth, ServerInfo};
@@ -67,7 +67,7 @@ pub struct Slot {
     /// Specification of the instance.
     pub spec: Arc<InstanceSpec>,
     /// State requested by a person.
-    pub want: RequestedState,
+    pub requested_state: RequestedState,
     /// Phase of the life of the instance.
     pub phase: SlotPhase,
     /// Status shown to the user.
@@ -97,30 +97,30 @@ pub struct Slot {
     /// Unwanted exits.
     pub history: ExitHistory,
     /// Second run, during a rolling update.
-    pub beside: Option<SecondRun>,
-    server_beside: Option<Arc<ServerInfo>>,
-    dice: JitterRng,
-    refused: Option<RejectedUpdate>,
+    pub second_run: Option<SecondRun>,
+    second_server: Option<Arc<ServerInfo>>,
+    rng: JitterRng,
+    rejected_update: Option<RejectedUpdate>,
     permit: Option<(RunNumber, Instant)>,
     was_ready: bool,
     // True if a caller waits, or has waited, for the start in progress.
-    called: bool,
+    has_caller: bool,
     // True if the catalogue is from an earlier satellite. It is read again as soon as a run is ready.
-    recalled: bool,
+    catalogue_restored: bool,
     // Time of the last change of credentials since the current run was started.
-    newer_credentials: Option<Instant>,
+    credentials_changed_at: Option<Instant>,
     // Number of failures and last error of a degradation that was reported, until the recovery is reported.
     degraded: Option<(u32, String)>,
     // True if the connection was reported as established, and not yet as closed.
-    told_connected: bool,
+    reported_connected: bool,
     // Value of `revisions` at the last report of a closed connection.
-    revisions_told: Revisions,
+    reported_revisions: Revisions,
     // Connection attempts since the last established connection, the current one included.
     attempts: u32,
     // Consecutive starts that the machine could not execute.
     machine_faults: u32,
     // Run that is a connection and not a process. An update can change the kind of the instance while an old run ends.
-    dialled: Option<RunNumber>,
+    connection_run: Option<RunNumber>,
     // Set during a removal: whether the instance was active, and whether it was asleep.
     removal: Option<(bool, bool)>,
 }
@@ -132,7 +132,7 @@ impl Slot {
         let mut out = Vec::new();
         if slot.spec.missing.is_empty() {
             out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
-            slot.take(&mut out);
+            slot.accept(&mut out);
         } else {
             slot.await_config(&mut out);
         }
@@ -155,7 +155,7 @@ impl Slot {
             | SlotPhase::Stopping { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => None,
+            | SlotPhase::Ended => None,
         }
     }
 
@@ -176,14 +176,14 @@ impl Slot {
             | SlotPhase::Stopping { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => false,
+            | SlotPhase::Ended => false,
         }
     }
 
     /// Returns the time of the next attempt, while a delay runs.
     pub fn next_retry_at(&self) -> Option<Instant> {
         match self.phase {
-            SlotPhase::Backoff { until, why: StartReason::First | StartReason::Again { .. } }
+            SlotPhase::Backoff { until, why: StartReason::First | StartReason::Restart { .. } }
             | SlotPhase::Reconnecting { until, .. } => Some(until),
             SlotPhase::Undiscovered { retry_at, .. } => retry_at,
             _ => None,
@@ -193,9 +193,9 @@ impl Slot {
     /// Returns the number of the next or current attempt; `None` if it does not follow a failure.
     pub fn attempt(&self) -> Option<usize> {
         let attempt = match &self.phase {
-            SlotPhase::Backoff { why: StartReason::Again { attempt, .. }, .. }
-            | SlotPhase::Queued { why: StartReason::Again { attempt, .. }, .. }
-            | SlotPhase::Starting { why: StartReason::Again { attempt, .. }, .. } => *attempt,
+            SlotPhase::Backoff { why: StartReason::Restart { attempt, .. }, .. }
+            | SlotPhase::Queued { why: StartReason::Restart { attempt, .. }, .. }
+            | SlotPhase::Starting { why: StartReason::Restart { attempt, .. }, .. } => *attempt,
             SlotPhase::Reconnecting { attempt, .. }
             | SlotPhase::Queued { why: StartReason::Reconnect { attempt, .. }, .. }
             | SlotPhase::Starting { why: StartReason::Reconnect { attempt, .. }, .. }
@@ -210,7 +210,7 @@ impl Slot {
         let own = match self.phase {
             SlotPhase::Backoff { until, .. } | SlotPhase::Reconnecting { until, .. } => Some(until),
             SlotPhase::Undiscovered { retry_at, .. } => retry_at,
-            SlotPhase::Ready { look_at, .. } => look_at,
+            SlotPhase::Ready { idle_check_at: look_at, .. } => look_at,
             SlotPhase::Unconfigured
             | SlotPhase::Reauth
             | SlotPhase::Exhausted { .. }
@@ -221,10 +221,10 @@ impl Slot {
             | SlotPhase::Stopping { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => None,
+            | SlotPhase::Ended => None,
         };
-        let drain = match self.beside {
-            Some(SecondRun::Leaving { drain_until, .. }) => drain_until,
+        let drain = match self.second_run {
+            Some(SecondRun::Ending { drain_until, .. }) => drain_until,
             Some(SecondRun::Postponed { until, .. }) => Some(until),
             Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }) | None => None,
         };
@@ -238,7 +238,7 @@ impl Slot {
         match input {
             SlotInput::Start => self.on_start(&mut out),
             SlotInput::Stop => self.on_stop(&mut out),
-            SlotInput::Restart if self.is_remote() && self.want == RequestedState::Running => {
+            SlotInput::Restart if self.is_remote() && self.requested_state == RequestedState::Running => {
                 self.on_reconnect(&mut out)
             }
             SlotInput::Restart => self.on_restart(&mut out),
@@ -248,14 +248,14 @@ impl Slot {
             SlotInput::Shutdown => self.on_end(StopKind::Shutdown, &mut out),
             SlotInput::Call => self.on_call(now, &mut out),
             SlotInput::Granted(run) => self.on_granted(now, run, &mut out),
-            SlotInput::FirstByte(run) => self.release(run, &mut out),
+            SlotInput::FirstByte(run) => self.release_permit(run, &mut out),
             SlotInput::Spawned(run, pid) => {
                 if self.run() == Some(run) {
                     self.pid = pid;
                 }
-                self.on_spawned_beside(run, pid);
+                self.on_second_run_spawned(run, pid);
             }
-            SlotInput::Printed(run, line) => self.on_printed(run, &line, &mut out),
+            SlotInput::StdoutLine(run, line) => self.on_stdout_line(run, &line, &mut out),
             SlotInput::Initialized(run, server) => self.on_initialized(now, run, server, &mut out),
             SlotInput::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
             SlotInput::DiscoveryFailed(run, why, pause) => self.on_discovery_failed(now, run, why, pause, &mut out),
@@ -263,14 +263,14 @@ impl Slot {
             SlotInput::Tick(activity) => self.on_tick(now, activity, &mut out),
             SlotInput::Recovered(run) => self.on_recovered(run, &mut out),
             // If the run ends before the server has answered, the next run begins with this era.
-            SlotInput::Leans(run, era) => {
+            SlotInput::EraChanged(run, era) => {
                 if self.run() == Some(run) {
-                    self.leans(era);
+                    self.note_protocol_era(era);
                 }
             }
             SlotInput::Health(run, news) => self.on_health(run, news, &mut out),
-            SlotInput::Woke(asleep) => self.on_woke(now, asleep, &mut out),
-            SlotInput::MakeRoom(idle) => self.on_make_room(idle, &mut out),
+            SlotInput::ResumedAfterSuspend(asleep) => self.on_resumed_after_suspend(now, asleep, &mut out),
+            SlotInput::FreeMemory(idle) => self.on_free_memory(idle, &mut out),
             SlotInput::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
         }
         out
@@ -293,14 +293,14 @@ impl Slot {
             | SlotPhase::Dormant { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => None,
+            | SlotPhase::Ended => None,
         }
     }
 
-    fn blank(spec: Arc<InstanceSpec>, dice: JitterRng) -> Self {
+    fn blank(spec: Arc<InstanceSpec>, rng: JitterRng) -> Self {
         Self {
             spec,
-            want: RequestedState::Running,
+            requested_state: RequestedState::Running,
             phase: SlotPhase::Unconfigured,
             status: Status::Provisioning,
             message: None,
@@ -314,78 +314,85 @@ impl Slot {
             server: None,
             era: None,
             history: ExitHistory::default(),
-            beside: None,
-            server_beside: None,
-            dice,
-            refused: None,
+            second_run: None,
+            second_server: None,
+            rng,
+            rejected_update: None,
             permit: None,
-            called: false,
-            recalled: false,
-            newer_credentials: None,
+            has_caller: false,
+            catalogue_restored: false,
+            credentials_changed_at: None,
             degraded: None,
-            told_connected: false,
+            reported_connected: false,
             revisions: Revisions::default(),
-            revisions_told: Revisions::default(),
+            reported_revisions: Revisions::default(),
             attempts: 0,
             machine_faults: 0,
-            dialled: None,
+            connection_run: None,
             removal: None,
             was_ready: false,
         }
     }
 
     // Accepts a configured instance: sets the status `command_received` and requests a permit.
-    fn take(&mut self, out: &mut Vec<SlotEffect>) {
-        self.moves(StatusCause::Taken, Some("waiting for a start permit".to_owned()), out);
-        self.queue(StartReason::First, out);
+    fn accept(&mut self, out: &mut Vec<SlotEffect>) {
+        self.transition(StatusCause::Accepted, Some("waiting for a start permit".to_owned()), out);
+        self.queue_start(StartReason::First, out);
     }
 
-    fn begin_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<SlotEffect>) {
-        let why = if self.was_ready { self.anew(reason, old_pid) } else { StartReason::First };
-        self.again(why, out);
+    fn start_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<SlotEffect>) {
+        let why = if self.was_ready { self.fresh_start_reason(reason, old_pid) } else { StartReason::First };
+        self.queue_restart(why, out);
     }
 
     // Reason of a start that does not follow a failure.
-    fn anew(&self, reason: RestartReason, old_pid: Option<u32>) -> StartReason {
+    fn fresh_start_reason(&self, reason: RestartReason, old_pid: Option<u32>) -> StartReason {
         match self.is_remote() {
             true if self.was_ready => StartReason::Reconnect { attempt: 0, resume: None },
             true => StartReason::First,
-            false => StartReason::Again { reason, old_pid, attempt: 0 },
+            false => StartReason::Restart { reason, old_pid, attempt: 0 },
         }
     }
 
-    fn again(&mut self, why: StartReason, out: &mut Vec<SlotEffect>) {
+    fn queue_restart(&mut self, why: StartReason, out: &mut Vec<SlotEffect>) {
         if self.status == Status::Provisioning {
-            self.moves(StatusCause::Taken, Some("waiting for a start permit".to_owned()), out);
+            self.transition(StatusCause::Accepted, Some("waiting for a start permit".to_owned()), out);
         }
-        self.queue(why, out);
+        self.queue_start(why, out);
     }
 
-    fn queue(&mut self, why: StartReason, out: &mut Vec<SlotEffect>) {
-        let urgent = self.called || matches!(why, StartReason::Wake { .. });
+    fn queue_start(&mut self, why: StartReason, out: &mut Vec<SlotEffect>) {
+        let urgent = self.has_caller || matches!(why, StartReason::Wake { .. });
         self.phase = SlotPhase::Queued { why, urgent };
         out.push(SlotEffect::RequestPermit { urgent });
     }
 
-    fn ready(&mut self, now: Instant, run: RunNumber, why: &StartReason, since: Instant, out: &mut Vec<SlotEffect>) {
-        self.opens(now, run);
+    fn become_ready(
+        &mut self,
+        now: Instant,
+        run: RunNumber,
+        why: &StartReason,
+        since: Instant,
+        out: &mut Vec<SlotEffect>,
+    ) {
+        self.enter_ready(now, run);
         self.clear_error();
         let first = !std::mem::replace(&mut self.was_ready, true);
-        self.told_connected = self.is_remote();
+        self.reported_connected = self.is_remote();
         let attempts = std::mem::take(&mut self.attempts);
         let told = match why {
-            StartReason::Wake { since, asked } => SlotEvent::Respawned {
+            StartReason::Wake { since, called_at: asked } => SlotEvent::Respawned {
                 dormant: asked.saturating_duration_since(*since),
                 took: now.saturating_duration_since(*asked),
             },
-            StartReason::Again { reason, old_pid, attempt } if !first => {
+            StartReason::Restart { reason, old_pid, attempt } if !first => {
                 SlotEvent::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
             StartReason::Reconnect { .. } if !first => {
-                SlotEvent::Reconnected { attempts, changed: self.revisions.since(&self.revisions_told) }
+                SlotEvent::Reconnected { attempts, changed: self.revisions.changes_since(&self.reported_revisions) }
             }
             // The instance was never `online`: this is its first start.
-            StartReason::First | StartReason::Again { .. } | StartReason::Reconnect { .. } => SlotEvent::Started {
+            StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => SlotEvent::Started {
                 after: now.saturating_duration_since(since),
                 tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
             },
@@ -393,17 +400,17 @@ impl Slot {
         // A wake does not change the status `online`.
         let was_postponed = std::mem::take(&mut self.machine_faults) > 0;
         if self.status != Status::Online {
-            self.moves(StatusCause::Synced, self.refusal(), out);
+            self.transition(StatusCause::Synced, self.update_rejection_message(), out);
         } else if was_postponed {
-            self.remark(self.refusal(), out);
+            self.set_message(self.update_rejection_message(), out);
         }
-        out.push(SlotEffect::Tell(told));
+        out.push(SlotEffect::Emit(told));
         out.push(SlotEffect::Admit(run));
-        if self.recalled {
+        if self.catalogue_restored {
             out.push(SlotEffect::Discover(run));
         }
-        let called = std::mem::take(&mut self.called);
-        if self.spec.keep == ProcessLifetime::Lazy && !called && !self.is_remote() {
+        let called = std::mem::take(&mut self.has_caller);
+        if self.spec.lifetime == ProcessLifetime::Lazy && !called && !self.is_remote() {
             out.push(SlotEffect::TrySleep { run, idle: Duration::ZERO });
         }
     }
@@ -411,43 +418,43 @@ impl Slot {
     // Clears the last failure of an instance that is healthy again. The reason why a new configuration did not start
     // stays as long as the old configuration runs in its place.
     fn clear_error(&mut self) {
-        if self.refused.is_none() {
+        if self.rejected_update.is_none() {
             self.last_error = None;
         }
     }
 
     // Stores the self-description of the server after a handshake.
-    fn introduced(&mut self, server: Option<Arc<ServerInfo>>) {
+    fn set_server(&mut self, server: Option<Arc<ServerInfo>>) {
         let known = self.server.as_ref().zip(server.as_ref());
-        self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.is_as_capable(new)));
+        self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.has_same_capabilities(new)));
         if let Some(server) = &server {
-            self.leans(server.era);
+            self.note_protocol_era(server.era);
         }
         self.server = server;
     }
 
     // Stores the detected protocol era.
-    fn leans(&mut self, era: Era) {
+    fn note_protocol_era(&mut self, era: Era) {
         self.era = (era != Era::Sessions).then_some(era);
     }
 
-    fn opens(&mut self, now: Instant, run: RunNumber) {
-        self.phase = SlotPhase::Ready { run, since: now, look_at: self.first_look(now) };
+    fn enter_ready(&mut self, now: Instant, run: RunNumber) {
+        self.phase = SlotPhase::Ready { run, since: now, idle_check_at: self.first_idle_check(now) };
     }
 
     // Time of the first check whether a run is idle; `None` if it never sleeps.
-    fn first_look(&self, ready: Instant) -> Option<Instant> {
-        match self.spec.keep {
+    fn first_idle_check(&self, ready: Instant) -> Option<Instant> {
+        match self.spec.lifetime {
             // A sleeping connection would save no resources.
             ProcessLifetime::Listed | ProcessLifetime::Lazy if self.is_remote() => None,
-            ProcessLifetime::Listed | ProcessLifetime::Lazy => idle::first_look(&self.spec.policy.idle, ready),
+            ProcessLifetime::Listed | ProcessLifetime::Lazy => idle::first_check(&self.spec.policy.idle, ready),
             ProcessLifetime::AlwaysOn => None,
         }
     }
 
     // Ends the current run and the one beside it. A run that was falling asleep has already received its stop.
     fn end_run(&mut self, kind: StopKind, then: AfterStop, out: &mut Vec<SlotEffect>) {
-        self.dismiss(kind, out);
+        self.end_second_run(kind, out);
         let Some(run) = self.run() else { return };
         if !matches!(self.phase, SlotPhase::FallingAsleep { .. }) {
             out.push(SlotEffect::Stop(run));
@@ -456,54 +463,54 @@ impl Slot {
     }
 
     // Status message while the configured specification is one that did not start.
-    fn refusal(&self) -> Option<String> {
-        let RejectedUpdate { reason, .. } = self.refused.as_ref()?;
+    fn update_rejection_message(&self) -> Option<String> {
+        let RejectedUpdate { reason, .. } = self.rejected_update.as_ref()?;
         Some(format!("the new configuration did not come up: {reason}; the old one stays until a restart"))
     }
 
-    fn sleeps(&mut self, since: Instant, not_before: Instant) {
-        self.called = false;
+    fn enter_dormant(&mut self, since: Instant, not_before: Instant) {
+        self.has_caller = false;
         self.phase = SlotPhase::Dormant { since, not_before };
     }
 
-    fn stopped(&mut self, out: &mut Vec<SlotEffect>) {
-        self.called = false;
+    fn enter_stopped(&mut self, out: &mut Vec<SlotEffect>) {
+        self.has_caller = false;
         self.phase = SlotPhase::Stopped;
-        self.moves(StatusCause::Stopped, Some("stopped on request".to_owned()), out);
+        self.transition(StatusCause::Stopped, Some("stopped on request".to_owned()), out);
     }
 
     fn await_config(&mut self, out: &mut Vec<SlotEffect>) {
         self.phase = SlotPhase::Unconfigured;
-        self.moves(StatusCause::ConfigMissing, Some(self.missing_message()), out);
-        self.refuse(out);
+        self.transition(StatusCause::ConfigMissing, Some(self.missing_message()), out);
+        self.refuse_callers(out);
     }
 
     fn missing_message(&self) -> String {
-        let stopped = if self.want == RequestedState::Stopped { "stopped, and " } else { "" };
+        let stopped = if self.requested_state == RequestedState::Stopped { "stopped, and " } else { "" };
         format!("{stopped}waiting for the user to configure {}", self.spec.missing.join(", "))
     }
 
     // Ends the life of the instance. A removal is reported here, once, after the end of its last process.
-    fn over(&mut self, exit: Option<WorkerExit>, out: &mut Vec<SlotEffect>) {
-        self.phase = SlotPhase::Over;
+    fn finish(&mut self, exit: Option<WorkerExit>, out: &mut Vec<SlotEffect>) {
+        self.phase = SlotPhase::Ended;
         if let Some((active, dormant)) = self.removal.take() {
-            out.push(SlotEffect::Tell(SlotEvent::Removed { active, dormant, exit }));
+            out.push(SlotEffect::Emit(SlotEvent::Removed { active, dormant, exit }));
         }
         out.push(SlotEffect::Remove);
     }
 
-    fn denied(&self, verb: &str, why: &str, remedy: Option<Remedy>) -> SlotEffect {
-        SlotEffect::Denied { message: format!("cannot {verb} `{}`: {why}", self.spec.name), remedy }
+    fn reject_command(&self, verb: &str, why: &str, remedy: Option<Remedy>) -> SlotEffect {
+        SlotEffect::RejectCommand { message: format!("cannot {verb} `{}`: {why}", self.spec.name), remedy }
     }
 
     /// Returns the next step for its user; `None` if there is nothing to do but wait.
     pub fn remedy(&self) -> Option<Remedy> {
-        if matches!(self.phase, SlotPhase::Over | SlotPhase::Stopping { then: AfterStop::Over, .. }) {
+        if matches!(self.phase, SlotPhase::Ended | SlotPhase::Stopping { then: AfterStop::End, .. }) {
             return None;
         }
         // A restart replaces the old configuration with the new one.
-        let refused = self.refused.as_ref().map(|_| Remedy::Restart);
-        Remedy::of(self.status, self.want == RequestedState::Stopped, self.is_remote()).or(refused)
+        let refused = self.rejected_update.as_ref().map(|_| Remedy::Restart);
+        Remedy::for_status(self.status, self.requested_state == RequestedState::Stopped, self.is_remote()).or(refused)
     }
 
     // A slot holds one permit at a time: the run of an earlier one is already ending.
@@ -513,7 +520,7 @@ impl Slot {
         }
     }
 
-    fn release(&mut self, run: RunNumber, out: &mut Vec<SlotEffect>) {
+    fn release_permit(&mut self, run: RunNumber, out: &mut Vec<SlotEffect>) {
         if self.permit.is_some_and(|(held, _)| held == run) {
             self.permit = None;
             out.push(SlotEffect::ReleasePermit(run));
@@ -521,35 +528,35 @@ impl Slot {
     }
 
     // Refuses the waiting callers with the status, its cause and the next step.
-    fn refuse(&mut self, out: &mut Vec<SlotEffect>) {
-        self.called = false;
+    fn refuse_callers(&mut self, out: &mut Vec<SlotEffect>) {
+        self.has_caller = false;
         let name = &self.spec.name;
         let message = match self.status {
-            Status::Offline if self.want == RequestedState::Stopped => format!("`{name}` is stopped"),
-            status => refused_because(name, status, self.message.as_deref().unwrap_or_default()),
+            Status::Offline if self.requested_state == RequestedState::Stopped => format!("`{name}` is stopped"),
+            status => refusal_message(name, status, self.message.as_deref().unwrap_or_default()),
         };
-        out.push(SlotEffect::Refuse { message, remedy: self.remedy() });
+        out.push(SlotEffect::RefuseCallers { message, remedy: self.remedy() });
     }
 
-    fn moves(&mut self, cause: StatusCause, message: Option<String>, out: &mut Vec<SlotEffect>) {
+    fn transition(&mut self, cause: StatusCause, message: Option<String>, out: &mut Vec<SlotEffect>) {
         match status::next(self.status, cause) {
-            Some(next) => self.becomes(next, message, out),
-            None => out.push(SlotEffect::Refused { status: self.status, cause }),
+            Some(next) => self.set_status(next, message, out),
+            None => out.push(SlotEffect::LogInvalidTransition { status: self.status, cause }),
         }
     }
 
-    fn becomes(&mut self, status: Status, message: Option<String>, out: &mut Vec<SlotEffect>) {
+    fn set_status(&mut self, status: Status, message: Option<String>, out: &mut Vec<SlotEffect>) {
         self.status = status;
         self.message.clone_from(&message);
         out.push(SlotEffect::Status { status, message, remedy: self.remedy() });
     }
 }
 
-fn refuse_ending(kind: StopKind) -> SlotEffect {
-    SlotEffect::Refuse { message: ending(kind).to_owned(), remedy: None }
+fn refuse_callers_while_ending(kind: StopKind) -> SlotEffect {
+    SlotEffect::RefuseCallers { message: ending_message(kind).to_owned(), remedy: None }
 }
 
-fn ending(kind: StopKind) -> &'static str {
+fn ending_message(kind: StopKind) -> &'static str {
     match kind {
         StopKind::Uninstall => "the server was uninstalled",
         StopKind::Shutdown => "the satellite is shutting down",

@@ -21,7 +21,7 @@ pub enum StartReason {
     /// First start.
     First,
     /// Restart of a process.
-    Again {
+    Restart {
         /// Cause of the restart.
         reason: RestartReason,
         /// Process ID of the run before.
@@ -41,7 +41,7 @@ pub enum StartReason {
         /// Start of the sleep.
         since: Instant,
         /// Time of the call.
-        asked: Instant,
+        called_at: Instant,
     },
 }
 
@@ -73,7 +73,7 @@ pub enum SlotPhase {
         /// Time at which the run became ready.
         since: Instant,
         /// Time of the next check whether the server is idle; `None` if it never sleeps.
-        look_at: Option<Instant>,
+        idle_check_at: Option<Instant>,
     },
     /// The server is idle: the run accepts no more calls and is being ended.
     FallingAsleep {
@@ -139,7 +139,7 @@ pub enum SlotPhase {
     /// The restart budget is exhausted.
     Failed,
     /// The instance is removed, or the satellite is shutting down. No other phase follows.
-    Over,
+    Ended,
 }
 
 /// Action after the requested end of a run.
@@ -148,9 +148,9 @@ pub enum AfterStop {
     /// Stay stopped.
     Stop,
     /// Start again.
-    Again(StartReason),
+    StartAgain(StartReason),
     /// Wait for the configuration to be completed.
     AwaitConfig,
     /// Remove the instance.
-    Over,
+    End,
 }

@@ -67,13 +67,13 @@ impl Slot {
     pub fn connection(&self) -> Option<ConnectionState> {
         let connection = match &self.phase {
             SlotPhase::Starting { .. } if self.initialized_at.is_some() => ConnectionState::Connected,
-            SlotPhase::Queued { .. } | SlotPhase::Starting { .. } if self.is_known_to_be_away() => {
+            SlotPhase::Queued { .. } | SlotPhase::Starting { .. } if self.is_shown_disconnected() => {
                 ConnectionState::Reconnecting
             }
             SlotPhase::Queued { .. }
             | SlotPhase::Starting { .. }
-            | SlotPhase::Stopping { then: AfterStop::Again(_), .. } => ConnectionState::Connecting,
-            SlotPhase::Unconfigured | SlotPhase::Stopping { .. } | SlotPhase::Stopped | SlotPhase::Over => {
+            | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => ConnectionState::Connecting,
+            SlotPhase::Unconfigured | SlotPhase::Stopping { .. } | SlotPhase::Stopped | SlotPhase::Ended => {
                 ConnectionState::Disconnected
             }
             SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => ConnectionState::Connected,
@@ -88,7 +88,7 @@ impl Slot {
         self.is_remote().then_some(connection)
     }
 
-    pub(super) fn away(&self) -> Option<DisconnectedState> {
+    pub(super) fn disconnected_state(&self) -> Option<DisconnectedState> {
         match &self.phase {
             SlotPhase::Reconnecting { until, attempt } => {
                 Some(DisconnectedState::Reconnecting { until: *until, attempt: *attempt })
@@ -100,7 +100,7 @@ impl Slot {
             }
             SlotPhase::Queued { why: StartReason::Reconnect { attempt, resume: None }, .. }
             | SlotPhase::Starting { why: StartReason::Reconnect { attempt, resume: None }, .. }
-                if self.is_known_to_be_away() =>
+                if self.is_shown_disconnected() =>
             {
                 Some(DisconnectedState::Attempting { attempt: *attempt })
             }
@@ -110,25 +110,25 @@ impl Slot {
         }
     }
 
-    pub(super) fn is_away(&mut self, away: &DisconnectedState, out: &mut Vec<SlotEffect>) {
+    pub(super) fn restore_disconnected(&mut self, away: &DisconnectedState, out: &mut Vec<SlotEffect>) {
         match *away {
             DisconnectedState::Reconnecting { until, attempt } => {
                 self.phase = SlotPhase::Reconnecting { until, attempt }
             }
-            DisconnectedState::Attempting { attempt } => self.attempt_now(attempt, None, out),
+            DisconnectedState::Attempting { attempt } => self.queue_attempt(attempt, None, out),
             DisconnectedState::Reauth => self.phase = SlotPhase::Reauth,
             DisconnectedState::Exhausted { attempts } => self.phase = SlotPhase::Exhausted { attempts },
         }
     }
 
     // The status shows a lost connection. An attempt in progress changes it only when it succeeds.
-    fn is_known_to_be_away(&self) -> bool {
+    fn is_shown_disconnected(&self) -> bool {
         matches!(self.status, Status::Offline | Status::Error)
     }
 
     // `resume` is the scheduled time that stays in effect if the attempt fails; `None` if the backoff begins anew.
-    pub(super) fn attempt_now(&mut self, attempt: u32, resume: Option<Instant>, out: &mut Vec<SlotEffect>) {
-        self.queue(StartReason::Reconnect { attempt, resume }, out);
+    pub(super) fn queue_attempt(&mut self, attempt: u32, resume: Option<Instant>, out: &mut Vec<SlotEffect>) {
+        self.queue_start(StartReason::Reconnect { attempt, resume }, out);
     }
 
     pub(super) fn on_reconnect(&mut self, out: &mut Vec<SlotEffect>) {
@@ -136,19 +136,19 @@ impl Slot {
             return self.on_restart(out);
         }
         // A person waits for this connection: it takes precedence over starts without a waiting caller.
-        let waited_for = std::mem::replace(&mut self.called, true);
+        let waited_for = std::mem::replace(&mut self.has_caller, true);
         match &mut self.phase {
             SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => {
                 let again = StartReason::Reconnect { attempt: 0, resume: None };
-                self.end_run(StopKind::Manual, AfterStop::Again(again), out);
-                self.moves(StatusCause::Asked, Some("reconnecting on request".to_owned()), out);
+                self.end_run(StopKind::Manual, AfterStop::StartAgain(again), out);
+                self.transition(StatusCause::Requested, Some("reconnecting on request".to_owned()), out);
             }
             // The timer is cancelled and the backoff begins anew.
-            SlotPhase::Reconnecting { .. } => self.attempt_now(0, None, out),
+            SlotPhase::Reconnecting { .. } => self.queue_attempt(0, None, out),
             // A remote instance is in `Failed` only if it was set aside after panics of its supervisor.
             SlotPhase::Reauth | SlotPhase::Exhausted { .. } | SlotPhase::Failed => {
-                self.moves(StatusCause::Asked, Some("reconnecting on request".to_owned()), out);
-                self.attempt_now(0, None, out);
+                self.transition(StatusCause::Requested, Some("reconnecting on request".to_owned()), out);
+                self.queue_attempt(0, None, out);
             }
             // An attempt is already in progress. If it fails, the backoff begins anew.
             SlotPhase::Queued { why, urgent } => {
@@ -164,20 +164,20 @@ impl Slot {
                     (*attempt, *resume) = (0, None);
                 }
             }
-            SlotPhase::Stopping { then: AfterStop::Again(_), .. } => {}
+            SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => {}
             SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => self.on_start(out),
             SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. }
-                if self.want == RequestedState::Stopped =>
+                if self.requested_state == RequestedState::Stopped =>
             {
                 self.on_start(out);
             }
             SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
-                self.called = waited_for;
-                out.push(self.denied_unconfigured("reconnect"));
+                self.has_caller = waited_for;
+                out.push(self.reject_unconfigured("reconnect"));
             }
-            SlotPhase::Stopping { then: AfterStop::Over, .. } | SlotPhase::Over => {
-                self.called = waited_for;
-                out.push(self.denied_removed("reconnect"));
+            SlotPhase::Stopping { then: AfterStop::End, .. } | SlotPhase::Ended => {
+                self.has_caller = waited_for;
+                out.push(self.reject_removed("reconnect"));
             }
             // Phases of processes only.
             SlotPhase::FallingAsleep { .. } | SlotPhase::Backoff { .. } | SlotPhase::Dormant { .. } => {}
@@ -185,7 +185,7 @@ impl Slot {
     }
 
     // The run of a remote instance ended without a request.
-    pub(super) fn lost(
+    pub(super) fn on_connection_lost(
         &mut self,
         now: Instant,
         ended: &SlotPhase,
@@ -196,29 +196,33 @@ impl Slot {
         // Callers of an established connection were already admitted and no longer count. Otherwise a server that
         // disconnects right after the handshake would be retried for them without a pause.
         let is_attempt = matches!(ended, SlotPhase::Starting { .. } | SlotPhase::Undiscovered { attempt: 0, .. });
-        self.called &= is_attempt;
+        self.has_caller &= is_attempt;
         let failure = match exit.cause {
             ExitCause::Lost(failure) => failure,
             ExitCause::Panicked(how) => ExchangeFailure::sent(FailureKind::Panicked(how)),
             // The session ended by itself.
-            cause => ExchangeFailure::sent(FailureKind::Broken(WorkerExit::because(cause).reason())),
+            cause => ExchangeFailure::sent(FailureKind::Broken(WorkerExit::from_cause(cause).reason())),
         };
         let reason = failure.to_string();
         self.last_error = Some(reason.clone());
-        self.tell_disconnected(false, out);
-        let class = retry::class(&failure.kind);
+        self.report_disconnected(false, out);
+        let class = retry::classify(&failure.kind);
         if class == FailureClass::Unauthorized {
             // The credentials changed while the server rejected the old ones. A change longer ago does not count: every
             // request with the old credentials has been answered since.
             let patience = self.spec.policy.session.request_timeout_max;
-            if self.newer_credentials.take().is_some_and(|since| now.saturating_duration_since(since) < patience) {
-                self.moves(StatusCause::Lost, Some(format!("{reason}; the credentials have changed meanwhile")), out);
-                self.attempt_now(0, None, out);
+            if self.credentials_changed_at.take().is_some_and(|since| now.saturating_duration_since(since) < patience) {
+                self.transition(
+                    StatusCause::Lost,
+                    Some(format!("{reason}; the credentials have changed meanwhile")),
+                    out,
+                );
+                self.queue_attempt(0, None, out);
                 return;
             }
             self.phase = SlotPhase::Reauth;
-            self.moves(StatusCause::AuthRefused, Some(reason), out);
-            self.refuse(out);
+            self.transition(StatusCause::AuthRefused, Some(reason), out);
+            self.refuse_callers(out);
             return;
         }
         // A failure of an established connection begins a new schedule; a failed attempt continues its own. An attempt
@@ -238,12 +242,12 @@ impl Slot {
         let offline = matches!(class, FailureClass::Unreachable) || (class == FailureClass::Expired && connected);
         let retry_at = if policy.attempts_max.is_some_and(|most| attempt > most) {
             self.phase = SlotPhase::Exhausted { attempts: attempt - 1 };
-            self.moves_on(StatusCause::Failed, "Connection failed after max retries".to_owned(), out);
+            self.transition_if_changed(StatusCause::Failed, "Connection failed after max retries".to_owned(), out);
             None
         } else {
             let delay = restart::reconnect_delay(policy, attempt);
-            let delay = self.dice.spread(delay, policy.jitter_percent);
-            let asked = retry::asked_pause(&failure.kind);
+            let delay = self.rng.jitter(delay, policy.jitter_percent);
+            let asked = retry::requested_pause(&failure.kind);
             let until = resume.unwrap_or(now + delay).max(now + asked);
             self.phase = SlotPhase::Reconnecting { until, attempt };
             let (cause, message) = match class {
@@ -251,9 +255,9 @@ impl Slot {
                 _ if offline => (StatusCause::Lost, format!("Server disconnected: {reason}")),
                 _ => (StatusCause::Failed, reason.clone()),
             };
-            self.moves_on(cause, message, out);
+            self.transition_if_changed(cause, message, out);
             if resume != Some(until) {
-                out.push(SlotEffect::Tell(SlotEvent::Reconnecting {
+                out.push(SlotEffect::Emit(SlotEvent::Reconnecting {
                     attempt,
                     after: until.saturating_duration_since(now),
                 }));
@@ -262,24 +266,24 @@ impl Slot {
         };
         // The callers of this attempt receive its error; later callers trigger another attempt.
         if is_attempt {
-            self.called = false;
-            out.push(SlotEffect::Unreachable { last_error: reason, retry_at });
+            self.has_caller = false;
+            out.push(SlotEffect::FailCallers { last_error: reason, retry_at });
         }
     }
 
     // Does not repeat the same status and message: a server that is unreachable for a week is reported once.
-    fn moves_on(&mut self, cause: StatusCause, message: String, out: &mut Vec<SlotEffect>) {
+    fn transition_if_changed(&mut self, cause: StatusCause, message: String, out: &mut Vec<SlotEffect>) {
         let same = status::next(self.status, cause) == Some(self.status) && self.message.as_ref() == Some(&message);
         if !same {
-            self.moves(cause, Some(message), out);
+            self.transition(cause, Some(message), out);
         }
     }
 
     // Reports a closed connection once for each established one.
-    pub(super) fn tell_disconnected(&mut self, intentional: bool, out: &mut Vec<SlotEffect>) {
-        if std::mem::take(&mut self.told_connected) {
-            self.revisions_told = self.revisions;
-            out.push(SlotEffect::Tell(SlotEvent::Disconnected { intentional }));
+    pub(super) fn report_disconnected(&mut self, intentional: bool, out: &mut Vec<SlotEffect>) {
+        if std::mem::take(&mut self.reported_connected) {
+            self.reported_revisions = self.revisions;
+            out.push(SlotEffect::Emit(SlotEvent::Disconnected { intentional }));
         }
     }
 
@@ -294,20 +298,20 @@ impl Slot {
             }
             HealthChange::Restored { .. } => (ServerHealth::Healthy, None),
         };
-        out.push(SlotEffect::Tell(SlotEvent::Health(news)));
+        out.push(SlotEffect::Emit(SlotEvent::Health(news)));
     }
 
     // A completed handshake ends a degradation of the connection before.
-    pub(super) fn is_well(&mut self, out: &mut Vec<SlotEffect>) {
+    pub(super) fn restore_health(&mut self, out: &mut Vec<SlotEffect>) {
         self.health = ServerHealth::Healthy;
         if let Some((failures, last_error)) = self.degraded.take() {
             let last_error = Some(last_error);
-            out.push(SlotEffect::Tell(SlotEvent::Health(HealthChange::Restored { failures, last_error })));
+            out.push(SlotEffect::Emit(SlotEvent::Health(HealthChange::Restored { failures, last_error })));
         }
     }
 
     // The monotonic clock did not run during the suspension, so deadlines are moved earlier.
-    pub(super) fn on_woke(&mut self, now: Instant, asleep: Duration, out: &mut Vec<SlotEffect>) {
+    pub(super) fn on_resumed_after_suspend(&mut self, now: Instant, asleep: Duration, out: &mut Vec<SlotEffect>) {
         let earlier = |at: Instant| at.checked_sub(asleep).unwrap_or(now);
         match &mut self.phase {
             SlotPhase::Reconnecting { until, .. }
@@ -333,7 +337,7 @@ impl Slot {
             | SlotPhase::Stopping { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => {}
+            | SlotPhase::Ended => {}
         }
         self.on_tick(now, None, out);
     }
@@ -342,7 +346,7 @@ impl Slot {
     pub fn is_under_way(&self) -> bool {
         match &self.phase {
             SlotPhase::Queued { .. } | SlotPhase::Starting { .. } | SlotPhase::Stopping { .. } => {
-                self.want == RequestedState::Running
+                self.requested_state == RequestedState::Running
             }
             // The connection is established, and the lists are being read.
             SlotPhase::Undiscovered { retry_at: None, .. } => true,
@@ -357,7 +361,7 @@ impl Slot {
             | SlotPhase::Dormant { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => false,
+            | SlotPhase::Ended => false,
         }
     }
 }

@@ -18,19 +18,19 @@ use crate::rules::restart::{self, RestartVerdict};
 impl Slot {
     pub(super) fn on_granted(&mut self, now: Instant, run: RunNumber, out: &mut Vec<SlotEffect>) {
         let SlotPhase::Queued { why, .. } = &self.phase else {
-            self.on_granted_beside(now, run, out);
+            self.on_second_run_granted(now, run, out);
             return;
         };
         let why = why.clone();
         let wake = matches!(why, StartReason::Wake { .. });
-        self.restarts += u64::from(matches!(why, StartReason::Again { .. }));
+        self.restarts += u64::from(matches!(why, StartReason::Restart { .. }));
         let discover = !wake || self.catalogue.is_none();
         self.phase = SlotPhase::Starting { run, why: why.clone(), since: now };
         self.hold_permit(now, run, self.spec.policy.session.permit_hold_max, out);
         self.pid = None;
         self.initialized_at = None;
-        self.newer_credentials = None;
-        self.dialled = self.is_remote().then_some(run);
+        self.credentials_changed_at = None;
+        self.connection_run = self.is_remote().then_some(run);
         self.attempts += u32::from(self.is_remote());
         match why {
             // The status does not change before the run is ready: `online` for a sleeping instance, `offline` for a
@@ -38,12 +38,12 @@ impl Slot {
             StartReason::Wake { .. } => {}
             StartReason::Reconnect { .. }
                 if matches!(self.status, Status::Offline | Status::Error | Status::Connecting) => {}
-            StartReason::Reconnect { .. } => self.moves(StatusCause::Attempt, Some("connecting".to_owned()), out),
-            StartReason::First | StartReason::Again { .. } if self.is_remote() => {
-                self.moves(StatusCause::Attempt, Some("connecting".to_owned()), out);
+            StartReason::Reconnect { .. } => self.transition(StatusCause::Attempt, Some("connecting".to_owned()), out),
+            StartReason::First | StartReason::Restart { .. } if self.is_remote() => {
+                self.transition(StatusCause::Attempt, Some("connecting".to_owned()), out);
             }
-            StartReason::First | StartReason::Again { .. } => {
-                self.moves(StatusCause::Attempt, Some("starting".to_owned()), out)
+            StartReason::First | StartReason::Restart { .. } => {
+                self.transition(StatusCause::Attempt, Some("starting".to_owned()), out)
             }
         }
         out.push(SlotEffect::Spawn { run, spec: self.spec.clone(), discover });
@@ -56,26 +56,30 @@ impl Slot {
         server: Arc<ServerInfo>,
         out: &mut Vec<SlotEffect>,
     ) {
-        self.on_initialized_beside(now, run, &server);
+        self.on_second_run_initialized(now, run, &server);
         let SlotPhase::Starting { run: current, why, since } = &self.phase else { return };
         if *current != run {
             return;
         }
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
-        self.introduced(Some(server));
-        self.is_well(out);
+        self.set_server(Some(server));
+        self.restore_health(out);
         match why {
             // The tools are known, so calls are answered after the handshake.
-            StartReason::Wake { .. } if self.catalogue.is_some() => self.ready(now, run, &why, since, out),
+            StartReason::Wake { .. } if self.catalogue.is_some() => self.become_ready(now, run, &why, since, out),
             StartReason::Wake { .. } => {}
-            StartReason::First | StartReason::Again { .. } => self.moves(StatusCause::Initialized, None, out),
+            StartReason::First | StartReason::Restart { .. } => self.transition(StatusCause::Initialized, None, out),
             // Waiting callers are admitted at once, and changes of the catalogue are discovered meanwhile.
             StartReason::Reconnect { .. } => {
                 if self.status != Status::Connecting {
-                    self.moves(StatusCause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
+                    self.transition(
+                        StatusCause::Attempt,
+                        Some("Server recovered, re-discovering tools".to_owned()),
+                        out,
+                    );
                 }
-                self.moves(StatusCause::Initialized, None, out);
+                self.transition(StatusCause::Initialized, None, out);
                 self.phase = SlotPhase::Undiscovered { run, why, since, attempt: 0, retry_at: None };
                 out.push(SlotEffect::Admit(run));
             }
@@ -84,12 +88,12 @@ impl Slot {
 
     // Adds a line of stdout that is not JSON-RPC to the status of a starting instance: it may be the reason why the
     // server does not answer.
-    pub(super) fn on_printed(&mut self, run: RunNumber, line: &str, out: &mut Vec<SlotEffect>) {
+    pub(super) fn on_stdout_line(&mut self, run: RunNumber, line: &str, out: &mut Vec<SlotEffect>) {
         if let SlotPhase::Starting { run: current, why, .. } = &self.phase
             && *current == run
             && !matches!(why, StartReason::Wake { .. })
         {
-            self.remark(Some(format!("starting; the server's stdout is not JSON-RPC: {line}")), out);
+            self.set_message(Some(format!("starting; the server's stdout is not JSON-RPC: {line}")), out);
         }
     }
 
@@ -99,8 +103,8 @@ impl Slot {
             && *current == run
         {
             *retry_at = None;
-            self.moves(StatusCause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
-            self.moves(StatusCause::Initialized, None, out);
+            self.transition(StatusCause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
+            self.transition(StatusCause::Initialized, None, out);
             out.push(SlotEffect::Discover(run));
         }
     }
@@ -113,28 +117,28 @@ impl Slot {
         out: &mut Vec<SlotEffect>,
     ) {
         if self.run() != Some(run) {
-            self.on_discovered_beside(now, run, catalogue, out);
+            self.on_second_run_discovered(now, run, catalogue, out);
             return;
         }
         match &self.phase {
             // The server announced a change and its lists were read again.
-            SlotPhase::Ready { .. } => self.learn(catalogue, out),
+            SlotPhase::Ready { .. } => self.set_catalogue(catalogue, out),
             SlotPhase::Starting { why, since, .. } => {
                 let (why, since) = (why.clone(), *since);
                 if !matches!(why, StartReason::Wake { .. }) {
-                    self.moves(StatusCause::Discovered, None, out);
+                    self.transition(StatusCause::Discovered, None, out);
                 }
-                self.learn(catalogue, out);
-                self.ready(now, run, &why, since, out);
+                self.set_catalogue(catalogue, out);
+                self.become_ready(now, run, &why, since, out);
             }
             SlotPhase::Undiscovered { why, since, .. } => {
                 let (why, since) = (why.clone(), *since);
                 if self.status == Status::Error {
-                    self.moves(StatusCause::Initialized, None, out);
+                    self.transition(StatusCause::Initialized, None, out);
                 }
-                self.moves(StatusCause::Discovered, None, out);
-                self.learn(catalogue, out);
-                self.ready(now, run, &why, since, out);
+                self.transition(StatusCause::Discovered, None, out);
+                self.set_catalogue(catalogue, out);
+                self.become_ready(now, run, &why, since, out);
             }
             // The run is ending, perhaps under another configuration: its lists are no longer reported.
             SlotPhase::FallingAsleep { .. } | SlotPhase::Stopping { .. } => {}
@@ -147,20 +151,20 @@ impl Slot {
             | SlotPhase::Dormant { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => {}
+            | SlotPhase::Ended => {}
         }
     }
 
-    pub(super) fn learn(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<SlotEffect>) {
-        self.recalled = false;
+    pub(super) fn set_catalogue(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<SlotEffect>) {
+        self.catalogue_restored = false;
         self.clear_error();
         let catalogue = match &self.catalogue {
-            Some(before) if !catalogue.unread.is_empty() => Arc::new(catalogue.kept_from(before)),
+            Some(before) if !catalogue.unreadable.is_empty() => Arc::new(catalogue.with_unreadable_from(before)),
             Some(_) | None => catalogue,
         };
         let before = self.catalogue.replace(catalogue.clone());
-        self.revisions.read(before.as_deref(), &catalogue);
-        out.push(SlotEffect::Tell(SlotEvent::Discovered { before, now: catalogue }));
+        self.revisions.count_changes(before.as_deref(), &catalogue);
+        out.push(SlotEffect::Emit(SlotEvent::Discovered { before, now: catalogue }));
     }
 
     // `pause` is the minimum delay that the server requests.
@@ -173,7 +177,7 @@ impl Slot {
         out: &mut Vec<SlotEffect>,
     ) {
         if self.run() != Some(run) {
-            self.on_discovery_failed_beside(run, &reason, out);
+            self.on_second_run_discovery_failed(run, &reason, out);
             return;
         }
         let (why, since, attempt) = match &self.phase {
@@ -195,72 +199,74 @@ impl Slot {
             | SlotPhase::Stopping { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => return,
+            | SlotPhase::Ended => return,
         };
         let policy = &self.spec.policy.reconnect;
-        let delay = self.dice.spread(restart::reconnect_delay(policy, attempt), policy.jitter_percent).max(pause);
+        let delay = self.rng.jitter(restart::reconnect_delay(policy, attempt), policy.jitter_percent).max(pause);
         let message =
-            format!("cannot read the server's tools: {reason}; next attempt in {}", restart::in_seconds(delay));
+            format!("cannot read the server's tools: {reason}; next attempt in {}", restart::format_seconds(delay));
         self.last_error = Some(reason);
         self.phase = SlotPhase::Undiscovered { run, why, since, attempt, retry_at: Some(now + delay) };
-        self.moves(StatusCause::Failed, Some(message), out);
+        self.transition(StatusCause::Failed, Some(message), out);
         // Waiting callers are admitted, because a successful call shows that the server has recovered.
         out.push(SlotEffect::Admit(run));
     }
 
     pub(super) fn on_ended(&mut self, now: Instant, run: RunNumber, exit: WorkerExit, out: &mut Vec<SlotEffect>) {
-        self.release(run, out);
+        self.release_permit(run, out);
         if self.run() != Some(run) {
-            self.on_ended_beside(now, run, exit, out);
+            self.on_second_run_ended(now, run, exit, out);
             return;
         }
         let old_pid = exit.pid.or(self.pid);
         // After a panic the exit does not contain the duration of the run.
-        let connected = exit.ran.is_some() || self.initialized_at.is_some();
+        let connected = exit.uptime.is_some() || self.initialized_at.is_some();
         self.last_exit = Some(exit.reason());
         self.pid = None;
         self.initialized_at = None;
         self.health = ServerHealth::Unknown;
-        match std::mem::replace(&mut self.phase, SlotPhase::Over) {
+        match std::mem::replace(&mut self.phase, SlotPhase::Ended) {
             SlotPhase::Stopping { kind, then, .. } => {
-                if self.dialled == Some(run) {
+                if self.connection_run == Some(run) {
                     // The removal of a connection is reported in every state.
-                    self.told_connected |= kind == StopKind::Uninstall;
-                    self.tell_disconnected(true, out);
+                    self.reported_connected |= kind == StopKind::Uninstall;
+                    self.report_disconnected(true, out);
                 } else if self.removal.is_none() {
-                    out.push(SlotEffect::Tell(SlotEvent::Stopped { kind, exit: exit.clone() }));
+                    out.push(SlotEffect::Emit(SlotEvent::Stopped { kind, exit: exit.clone() }));
                 }
-                if self.lingers(kind, &then, out) {
+                if self.wait_for_second_run(kind, &then, out) {
                     return;
                 }
                 match then {
                     AfterStop::Stop => {
-                        self.stopped(out);
-                        self.refuse(out);
+                        self.enter_stopped(out);
+                        self.refuse_callers(out);
                     }
                     AfterStop::AwaitConfig => self.await_config(out),
-                    AfterStop::Over => self.over(Some(exit), out),
-                    AfterStop::Again(why) => self.again(why, out),
+                    AfterStop::End => self.finish(Some(exit), out),
+                    AfterStop::StartAgain(why) => self.queue_restart(why, out),
                 }
             }
             ended @ (SlotPhase::Starting { .. } | SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. })
                 if self.is_remote() =>
             {
-                self.lost(now, &ended, connected, exit, out);
+                self.on_connection_lost(now, &ended, connected, exit, out);
             }
-            SlotPhase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Asked => {
+            SlotPhase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Requested => {
                 let last_activity = since.checked_sub(idle).unwrap_or(since);
-                out.push(SlotEffect::Tell(SlotEvent::Dormant { pid: old_pid, idle, last_activity }));
-                self.sleeps(now, now);
+                out.push(SlotEffect::Emit(SlotEvent::Dormant { pid: old_pid, idle, last_activity }));
+                self.enter_dormant(now, now);
             }
-            SlotPhase::Ready { .. } if self.has_successor() => self.succeeds(now, &exit, old_pid, out),
+            SlotPhase::Ready { .. } if self.has_successor() => self.replace_with_successor(now, &exit, old_pid, out),
             // `FallingAsleep`: the process exited by itself just before it was stopped.
-            SlotPhase::Ready { .. } | SlotPhase::FallingAsleep { .. } => self.unwanted(now, &exit, old_pid, true, out),
+            SlotPhase::Ready { .. } | SlotPhase::FallingAsleep { .. } => {
+                self.on_unwanted_exit(now, &exit, old_pid, true, out)
+            }
             SlotPhase::Starting { why, .. } if matches!(exit.cause, ExitCause::Machine(_)) => {
                 self.postpone(now, why, &exit, out);
             }
             SlotPhase::Starting { .. } | SlotPhase::Undiscovered { .. } => {
-                self.unwanted(now, &exit, old_pid, false, out)
+                self.on_unwanted_exit(now, &exit, old_pid, false, out)
             }
             // Phases without a run; excluded by the check above.
             SlotPhase::Unconfigured
@@ -272,37 +278,39 @@ impl Slot {
             | SlotPhase::Dormant { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => {}
+            | SlotPhase::Ended => {}
         }
     }
 
     // Repeats a start that the machine could not execute. It is not charged to any budget and does not count as a
     // restart.
     fn postpone(&mut self, now: Instant, why: StartReason, exit: &WorkerExit, out: &mut Vec<SlotEffect>) {
-        let (delay, message) = self.machine_fault(exit);
+        let (delay, message) = self.record_machine_fault(exit);
         match why {
             // The tools of a sleeping instance stay listed; only the message changes.
-            StartReason::Wake { .. } => self.remark(Some(message), out),
-            StartReason::First | StartReason::Again { .. } | StartReason::Reconnect { .. } => {
-                self.moves(StatusCause::Ended, Some(message), out)
+            StartReason::Wake { .. } => self.set_message(Some(message), out),
+            StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => {
+                self.transition(StatusCause::Ended, Some(message), out)
             }
         }
-        self.restarts = self.restarts.saturating_sub(u64::from(matches!(why, StartReason::Again { .. })));
+        self.restarts = self.restarts.saturating_sub(u64::from(matches!(why, StartReason::Restart { .. })));
         self.phase = SlotPhase::Backoff { until: now + delay, why };
     }
 
     // Counts a start that the machine could not execute. Returns the delay until the next one, and the status message.
-    pub(super) fn machine_fault(&mut self, exit: &WorkerExit) -> (Duration, String) {
+    pub(super) fn record_machine_fault(&mut self, exit: &WorkerExit) -> (Duration, String) {
         self.machine_faults = self.machine_faults.saturating_add(1);
         let (delay, reason) = (restart::machine_fault_delay(self.machine_faults), exit.reason());
-        let message =
-            format!("the machine cannot start the server; next attempt in {}: {reason}", restart::in_seconds(delay));
+        let message = format!(
+            "the machine cannot start the server; next attempt in {}: {reason}",
+            restart::format_seconds(delay)
+        );
         self.last_error = Some(reason);
         (delay, message)
     }
 
     // Charges every unwanted exit to the same budget, whatever its code.
-    fn unwanted(
+    fn on_unwanted_exit(
         &mut self,
         now: Instant,
         exit: &WorkerExit,
@@ -312,16 +320,16 @@ impl Slot {
     ) {
         let crash = exit.is_crash();
         let policy = &self.spec.policy.restart;
-        let verdict = self.history.charge(policy, now, crash, exit.ran.unwrap_or_default());
+        let verdict = self.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
         out.push(SlotEffect::ChargeTeam);
-        let sleeps = ready && !crash && self.spec.keep != ProcessLifetime::AlwaysOn;
+        let sleeps = ready && !crash && self.spec.lifetime != ProcessLifetime::AlwaysOn;
         let reason = exit.reason();
         if crash {
             self.last_error = Some(reason.clone());
         }
         let tell = |count, will_restart| {
             let exit = exit.clone();
-            SlotEffect::Tell(if crash {
+            SlotEffect::Emit(if crash {
                 SlotEvent::Crashed { exit, count, will_restart }
             } else {
                 SlotEvent::Exited { exit, will_restart }
@@ -332,14 +340,14 @@ impl Slot {
                 out.push(tell(exits, false));
                 let message = restart::give_up_message(policy, exits, crashed, &reason);
                 self.phase = SlotPhase::Failed;
-                self.moves(StatusCause::BudgetSpent, Some(message.clone()), out);
+                self.transition(StatusCause::BudgetSpent, Some(message.clone()), out);
                 let remedy = Remedy::Restart;
-                out.push(SlotEffect::Tell(SlotEvent::PermanentlyFailed { exits, last_error: reason, message, remedy }));
-                self.refuse(out);
+                out.push(SlotEffect::Emit(SlotEvent::PermanentlyFailed { exits, last_error: reason, message, remedy }));
+                self.refuse_callers(out);
             }
             RestartVerdict::Restart { delay, attempt } if sleeps => {
                 out.push(tell(attempt, false));
-                self.sleeps(now, now + delay);
+                self.enter_dormant(now, now + delay);
             }
             RestartVerdict::Restart { delay, attempt } => {
                 out.push(tell(attempt, true));
@@ -348,13 +356,13 @@ impl Slot {
                     _ if crash => RestartReason::Crash,
                     _ => RestartReason::Exit,
                 };
-                let why = StartReason::Again { reason: again, old_pid, attempt };
+                let why = StartReason::Restart { reason: again, old_pid, attempt };
                 let when =
-                    if delay.is_zero() { "now".to_owned() } else { format!("in {}", restart::in_seconds(delay)) };
+                    if delay.is_zero() { "now".to_owned() } else { format!("in {}", restart::format_seconds(delay)) };
                 let message = format!("restarting {when} (attempt {attempt}): {reason}");
-                self.moves(StatusCause::Ended, Some(message), out);
+                self.transition(StatusCause::Ended, Some(message), out);
                 if delay.is_zero() {
-                    self.queue(why, out);
+                    self.queue_start(why, out);
                 } else {
                     self.phase = SlotPhase::Backoff { until: now + delay, why };
                 }
@@ -363,9 +371,9 @@ impl Slot {
     }
 
     // Only instances that may sleep have a time for the next idle check.
-    pub(super) fn on_make_room(&mut self, idle: Duration, out: &mut Vec<SlotEffect>) {
-        if let SlotPhase::Ready { run, look_at: Some(_), .. } = self.phase
-            && self.beside.is_none()
+    pub(super) fn on_free_memory(&mut self, idle: Duration, out: &mut Vec<SlotEffect>) {
+        if let SlotPhase::Ready { run, idle_check_at: Some(_), .. } = self.phase
+            && self.second_run.is_none()
         {
             out.push(SlotEffect::TrySleep { run, idle });
         }
@@ -375,39 +383,39 @@ impl Slot {
         if let Some((run, until)) = self.permit
             && now >= until
         {
-            self.release(run, out);
+            self.release_permit(run, out);
         }
-        self.on_tick_beside(now, out);
-        let alone = self.beside.is_none();
+        self.on_second_run_tick(now, out);
+        let alone = self.second_run.is_none();
         match &mut self.phase {
             SlotPhase::Backoff { until, why } if now >= *until => {
                 let why = why.clone();
                 let wake = matches!(why, StartReason::Wake { .. });
                 if !wake {
-                    self.moves(StatusCause::Attempt, Some("waiting for a start permit".to_owned()), out);
+                    self.transition(StatusCause::Attempt, Some("waiting for a start permit".to_owned()), out);
                 }
-                self.queue(why, out);
+                self.queue_start(why, out);
             }
             SlotPhase::Reconnecting { until, attempt } if now >= *until => {
                 let attempt = *attempt;
-                self.attempt_now(attempt, None, out);
+                self.queue_attempt(attempt, None, out);
             }
             SlotPhase::Undiscovered { run, retry_at, .. } if retry_at.is_some_and(|at| now >= at) => {
                 *retry_at = None;
                 out.push(SlotEffect::Discover(*run));
             }
-            SlotPhase::Ready { run, since, look_at } if look_at.is_some_and(|at| now >= at) => {
+            SlotPhase::Ready { run, since, idle_check_at: look_at } if look_at.is_some_and(|at| now >= at) => {
                 let policy = &self.spec.policy.idle;
-                let verdict = activity.map(|activity| idle::look(policy, *since, activity, now));
+                let verdict = activity.map(|activity| idle::check(policy, *since, activity, now));
                 *look_at = match verdict {
-                    Some(idle::IdleVerdict::LookAgain(at)) => at,
+                    Some(idle::IdleVerdict::CheckAgain(at)) => at,
                     // The sleep is refused if a call has arrived: then this is the time of the next check.
                     Some(idle::IdleVerdict::Idle(idle)) if alone => {
                         out.push(SlotEffect::TrySleep { run: *run, idle });
-                        idle::next_look(policy, *since, now)
+                        idle::next_check(policy, *since, now)
                     }
                     // A rolling update is in progress and takes precedence.
-                    Some(idle::IdleVerdict::Idle(_)) | None => idle::next_look(policy, *since, now),
+                    Some(idle::IdleVerdict::Idle(_)) | None => idle::next_check(policy, *since, now),
                 };
             }
             // No deadline has passed.
@@ -425,7 +433,7 @@ impl Slot {
             | SlotPhase::Stopping { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => {}
+            | SlotPhase::Ended => {}
         }
     }
 
@@ -450,7 +458,7 @@ impl Slot {
             | SlotPhase::Stopping { .. }
             | SlotPhase::Stopped
             | SlotPhase::Failed
-            | SlotPhase::Over => {}
+            | SlotPhase::Ended => {}
         }
     }
 }

@@ -14,7 +14,7 @@ use super::orders::PollResponse;
 use crate::wire::{
     CommandResult, EmptyResponse, ErrorBody, Heartbeat, Registration, RegistrationResponse, SatelliteConfig,
 };
-use mcp_satellite_http::client::{client, pause, root_of};
+use mcp_satellite_http::client::{client, parse_retry_after, root_cause};
 
 // Enough for thousands of servers.
 const CONFIG_MAX: usize = 16 << 20;
@@ -91,11 +91,11 @@ impl BackendClient {
         token: &Secret,
         body: &Registration,
     ) -> Result<RegistrationResponse, BackendCallError> {
-        let call = self.call(Method::POST, &["register"], token).json(body);
-        self.answer(call, ANSWER_MAX).await
+        let call = self.request(Method::POST, &["register"], token).json(body);
+        self.request_json(call, ANSWER_MAX).await
     }
 
-    pub(super) async fn commands(
+    pub(super) async fn poll_commands(
         &self,
         key: &SatelliteKey,
         last_poll: Option<Timestamp>,
@@ -107,49 +107,49 @@ impl BackendClient {
             query.push(("wait", hold.as_secs().to_string()));
         }
         query.extend(last_poll.map(|last_poll| ("last_poll", format!("{last_poll:.3}"))));
-        let call = self.to(Method::GET, &[&key.satellite_id, "commands"], &query, &key.secret);
-        self.answer(call.held(hold), ANSWER_MAX).await
+        let call = self.request_with_query(Method::GET, &[&key.satellite_id, "commands"], &query, &key.secret);
+        self.request_json(call.with_hold(hold), ANSWER_MAX).await
     }
 
-    pub(super) async fn result(
+    pub(super) async fn send_result(
         &self,
         key: &SatelliteKey,
         command: &str,
         result: &CommandResult,
     ) -> Result<(), BackendCallError> {
-        let call = self.call_as(key, Method::POST, &["commands", command, "result"]).json(result);
-        self.received(call).await
+        let call = self.satellite_request(key, Method::POST, &["commands", command, "result"]).json(result);
+        self.request_empty(call).await
     }
 
-    pub(super) async fn config(
+    pub(super) async fn fetch_config(
         &self,
         key: &SatelliteKey,
         known: Option<&HeaderValue>,
     ) -> Result<ConfigFetch, BackendCallError> {
-        let mut call = self.call_as(key, Method::GET, &["config"]);
+        let mut call = self.satellite_request(key, Method::GET, &["config"]);
         if let Some(known) = known {
             call = call.header(IF_NONE_MATCH, known);
         }
-        let call = call.sent().await?;
+        let call = call.send().await?;
         if call.response.status() == StatusCode::NOT_MODIFIED && known.is_some() {
             return Ok(ConfigFetch::Unchanged);
         }
         let tag = call.response.headers().get(ETAG).cloned();
-        let config: SatelliteConfig = call.json(CONFIG_MAX).await?;
+        let config: SatelliteConfig = call.read_json(CONFIG_MAX).await?;
         Ok(ConfigFetch::New(Box::new(config), tag))
     }
 
-    pub(super) async fn heartbeat(&self, key: &SatelliteKey, body: &Heartbeat) -> Result<(), BackendCallError> {
-        self.received(self.call_as(key, Method::POST, &["heartbeat"]).json(body)).await
+    pub(super) async fn send_heartbeat(&self, key: &SatelliteKey, body: &Heartbeat) -> Result<(), BackendCallError> {
+        self.request_empty(self.satellite_request(key, Method::POST, &["heartbeat"]).json(body)).await
     }
 
-    pub(super) fn events(&self, key: &SatelliteKey) -> String {
+    pub(super) fn events_url(&self, key: &SatelliteKey) -> String {
         self.url(&[&key.satellite_id, "events"]).into()
     }
 
-    async fn received(&self, call: BackendRequest) -> Result<(), BackendCallError> {
+    async fn request_empty(&self, call: BackendRequest) -> Result<(), BackendCallError> {
         let to = call.to.clone();
-        let received: EmptyResponse = self.answer(call, ANSWER_MAX).await?;
+        let received: EmptyResponse = self.request_json(call, ANSWER_MAX).await?;
         if received.success {
             return Ok(());
         }
@@ -159,24 +159,30 @@ impl BackendClient {
         })
     }
 
-    async fn answer<T: DeserializeOwned + Send + 'static>(
+    async fn request_json<T: DeserializeOwned + Send + 'static>(
         &self,
         call: BackendRequest,
         max: usize,
     ) -> Result<T, BackendCallError> {
-        call.sent().await?.json(max).await
+        call.send().await?.read_json(max).await
     }
 
-    fn call_as(&self, key: &SatelliteKey, method: Method, path: &[&str]) -> BackendRequest {
+    fn satellite_request(&self, key: &SatelliteKey, method: Method, path: &[&str]) -> BackendRequest {
         let path: Vec<&str> = std::iter::once(&*key.satellite_id).chain(path.iter().copied()).collect();
-        self.call(method, &path, &key.secret)
+        self.request(method, &path, &key.secret)
     }
 
-    fn call(&self, method: Method, path: &[&str], bearer: &Secret) -> BackendRequest {
-        self.to(method, path, &[], bearer)
+    fn request(&self, method: Method, path: &[&str], bearer: &Secret) -> BackendRequest {
+        self.request_with_query(method, path, &[], bearer)
     }
 
-    fn to(&self, method: Method, path: &[&str], query: &[(&str, String)], bearer: &Secret) -> BackendRequest {
+    fn request_with_query(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, String)],
+        bearer: &Secret,
+    ) -> BackendRequest {
         let mut url = self.url(path);
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
@@ -206,7 +212,7 @@ struct BackendRequest {
 
 impl BackendRequest {
     // The backend may hold the request back for this additional time.
-    fn held(mut self, hold: Duration) -> Self {
+    fn with_hold(mut self, hold: Duration) -> Self {
         self.timeout += hold;
         self.request = self.request.timeout(self.timeout);
         self
@@ -222,7 +228,7 @@ impl BackendRequest {
         self
     }
 
-    async fn sent(self) -> Result<BackendResponse, BackendCallError> {
+    async fn send(self) -> Result<BackendResponse, BackendCallError> {
         let Self { request, to, mask, timeout } = self;
         let about = BackendRequestInfo { to, mask, timeout };
         match request.send().await {
@@ -244,12 +250,12 @@ impl BackendRequestInfo {
         if error.is_timeout() {
             return BackendCallError::TimedOut { to, after: self.timeout };
         }
-        let reason = root_of(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.quoted(&root));
+        let reason = root_cause(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.sanitize(&root));
         BackendCallError::Unreachable { to, reason }
     }
 
     // For log lines: foreign text without credentials and control characters.
-    fn quoted(&self, text: &str) -> String {
+    fn sanitize(&self, text: &str) -> String {
         let clean = |character: char| if character.is_control() { ' ' } else { character };
         self.mask.apply(text).chars().take(REASON_MAX).map(clean).collect()
     }
@@ -261,22 +267,22 @@ struct BackendResponse {
 }
 
 impl BackendResponse {
-    async fn json<T: DeserializeOwned + Send + 'static>(self, max: usize) -> Result<T, BackendCallError> {
+    async fn read_json<T: DeserializeOwned + Send + 'static>(self, max: usize) -> Result<T, BackendCallError> {
         let Self { mut response, about } = self;
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-        let retry_after = retry_after.and_then(|value| pause(value, Timestamp::now()));
+        let retry_after = retry_after.and_then(|value| parse_retry_after(value, Timestamp::now()));
         let to = about.to.clone();
         let malformed = |reason: String| BackendCallError::Malformed { to, reason };
         let max = if status.is_success() { max } else { ANSWER_MAX };
-        let body = match body(&mut response, max).await {
+        let body = match read_body(&mut response, max).await {
             Ok(Some(body)) => body,
             Ok(None) if status.is_success() => return Err(malformed(format!("the body is larger than {max} bytes"))),
             Err(error) if status.is_success() => return Err(about.failure(&error)),
             Ok(None) | Err(_) => Vec::new(),
         };
         if !status.is_success() {
-            let said = serde_json::from_slice(&body).ok().map(|ErrorBody { error, .. }| about.quoted(&error));
+            let said = serde_json::from_slice(&body).ok().map(|ErrorBody { error, .. }| about.sanitize(&error));
             let said = said.or_else(|| {
                 status
                     .is_redirection()
@@ -285,17 +291,20 @@ impl BackendResponse {
             return Err(BackendCallError::Refused { to: about.to, status, said, retry_after });
         }
         if body.len() < ANSWER_MAX {
-            return serde_json::from_slice(&body).map_err(|error| malformed(about.quoted(&told(&error))));
+            return serde_json::from_slice(&body)
+                .map_err(|error| malformed(about.sanitize(&describe_json_error(&error))));
         }
         // Parsing a large body would block the async thread.
-        let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&body).map_err(|error| told(&error)));
+        let parsed = tokio::task::spawn_blocking(move || {
+            serde_json::from_slice(&body).map_err(|error| describe_json_error(&error))
+        });
         let parsed = parsed.await.unwrap_or_else(|error| Err(error.to_string()));
-        parsed.map_err(|error| malformed(about.quoted(&error)))
+        parsed.map_err(|error| malformed(about.sanitize(&error)))
     }
 }
 
 // Serde's own text may contain a value, which may be a secret.
-fn told(error: &serde_json::Error) -> String {
+fn describe_json_error(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         serde_json::error::Category::Io => "the body cannot be read",
         serde_json::error::Category::Syntax => "the body is not JSON",
@@ -306,7 +315,7 @@ fn told(error: &serde_json::Error) -> String {
 }
 
 // `None` if the body is longer than `max` bytes.
-async fn body(response: &mut Response, max: usize) -> reqwest::Result<Option<Vec<u8>>> {
+async fn read_body(response: &mut Response, max: usize) -> reqwest::Result<Option<Vec<u8>>> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
         if body.len() + chunk.len() > max {

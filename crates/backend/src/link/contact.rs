@@ -32,7 +32,7 @@ impl RequestPurpose {
     }
 
     // Periodic requests, whose last response shows whether the backend is reachable.
-    fn is_pulse(self) -> bool {
+    fn is_periodic(self) -> bool {
         matches!(self, Self::Registration | Self::Commands | Self::Heartbeat)
     }
 }
@@ -45,7 +45,7 @@ pub(super) struct ContactState {
     pub(super) connected: bool,
     pub(super) last_contact: Option<Timestamp>,
     // Current error of each kind of request, and its time.
-    wrong: BTreeMap<RequestPurpose, (Timestamp, String)>,
+    errors: BTreeMap<RequestPurpose, (Timestamp, String)>,
     // `None` before the first response.
     pub(super) mode: Option<PollingMode>,
     // True if polls fail.
@@ -56,46 +56,46 @@ pub(super) struct ContactState {
 
 impl ContactState {
     pub(super) fn last_error(&self) -> Option<String> {
-        let (matter, (_, why)) = self.wrong.iter().max_by_key(|(_, (at, _))| *at)?;
+        let (matter, (_, why)) = self.errors.iter().max_by_key(|(_, (at, _))| *at)?;
         Some(format!("{}: {why}", matter.as_str()))
     }
 }
 
 impl BackendReachability {
-    pub(super) fn went_well(&self, matter: RequestPurpose) {
+    pub(super) fn record_success(&self, matter: RequestPurpose) {
         let mut state = self.state();
         state.last_contact = Some(Timestamp::now());
-        state.connected |= matter.is_pulse();
-        if state.wrong.remove(&matter).is_some() {
+        state.connected |= matter.is_periodic();
+        if state.errors.remove(&matter).is_some() {
             tracing::info!(matter = matter.as_str(), "the backend answers again");
         }
     }
 
     // `answered` is true if the backend sent a response.
-    pub(super) fn went_wrong(&self, matter: RequestPurpose, answered: bool, why: &str) {
+    pub(super) fn record_failure(&self, matter: RequestPurpose, answered: bool, why: &str) {
         let mut state = self.state();
         let now = Timestamp::now();
         if answered {
             state.last_contact = Some(now);
         }
-        state.connected &= !matter.is_pulse();
-        let told = state.wrong.insert(matter, (now, why.to_owned()));
+        state.connected &= !matter.is_periodic();
+        let told = state.errors.insert(matter, (now, why.to_owned()));
         // Log each reason once, not on each attempt.
         if told.is_none_or(|(_, before)| before != why) {
             tracing::warn!(matter = matter.as_str(), why, "a request to the backend failed; running servers continue");
         }
     }
 
-    pub(super) fn polled(&self, mode: PollingMode, backing_off: bool, next: Instant) {
+    pub(super) fn record_poll(&self, mode: PollingMode, backing_off: bool, next: Instant) {
         let mut state = self.state();
         (state.mode, state.backing_off, state.next_poll) = (Some(mode), backing_off, Some(next));
     }
 
-    pub(super) fn took_on(&self, hash: Option<String>) {
+    pub(super) fn set_config_hash(&self, hash: Option<String>) {
         self.state().config_hash = hash;
     }
 
-    pub(super) fn now(&self) -> ContactState {
+    pub(super) fn snapshot(&self) -> ContactState {
         self.state().clone()
     }
 

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::contact::RequestPurpose;
 use super::done::CommandProgress;
-use super::effect::{CommandAction, bring_about};
+use super::effect::{CommandAction, execute_action};
 use super::orders::InvalidCommand;
 use super::poll::{LIMIT_MAX, ReceivedCommands, ServerTimeReading};
 use super::rules::{Backoff, CommandLanes};
@@ -39,13 +39,13 @@ struct CommandKey {
     satellite_id: String,
     id: String,
     // Unique for all backends and satellites.
-    whole: String,
+    global_id: String,
 }
 
 impl CommandKey {
     fn new(link: &LinkShared, satellite_id: &str, id: &str) -> Self {
-        let whole = format!("{}/{satellite_id}/{id}", link.plan.url.trim_end_matches('/'));
-        Self { satellite_id: satellite_id.to_owned(), id: id.to_owned(), whole }
+        let global_id = format!("{}/{satellite_id}/{id}", link.plan.url.trim_end_matches('/'));
+        Self { satellite_id: satellite_id.to_owned(), id: id.to_owned(), global_id }
     }
 }
 
@@ -53,39 +53,39 @@ struct QueuedCommand {
     name: CommandKey,
     task: CommandAction,
     expires_at: Option<Timestamp>,
-    shown: ServerTimeReading,
+    clock_reading: ServerTimeReading,
     // True if an earlier run of the satellite started the command.
-    again: bool,
+    started_before: bool,
 }
 
 pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost, mut inbox: mpsc::Receiver<ReceivedCommands>) {
     let mut desk = CommandExecutor {
         link,
         lanes: CommandLanes::new(BESIDE_MAX),
-        orders: HashMap::new(),
-        telling: HashSet::new(),
-        tellings: FuturesUnordered::new(),
-        way: Arc::new(Semaphore::new(TELLING_MAX)),
+        queued: HashMap::new(),
+        sending: HashSet::new(),
+        send_tasks: FuturesUnordered::new(),
+        send_permits: Arc::new(Semaphore::new(TELLING_MAX)),
     };
     let mut running: FuturesUnordered<BoxFuture<'_, (CommandKey, CommandResult)>> = FuturesUnordered::new();
     loop {
-        while let Some(whole) = desk.lanes.begin() {
-            let Some(order) = desk.orders.remove(&whole) else { continue };
-            running.push(carry_out(link, fleet, order).boxed());
+        while let Some(whole) = desk.lanes.start_next() {
+            let Some(order) = desk.queued.remove(&whole) else { continue };
+            running.push(execute_command(link, fleet, order).boxed());
         }
-        link.in_hand.store(desk.lanes.len(), Ordering::Relaxed);
-        link.held.store(desk.held(), Ordering::Relaxed);
+        link.active_commands.store(desk.lanes.len(), Ordering::Relaxed);
+        link.unfinished_commands.store(desk.unfinished_commands(), Ordering::Relaxed);
         tokio::select! {
             received = inbox.recv() => {
                 let Some(received) = received else { return };
-                desk.take(received).await;
+                desk.enqueue_batch(received).await;
             }
             Some((name, result)) = running.next() => {
-                desk.lanes.end(&name.whole);
-                desk.tell(name, result);
+                desk.lanes.finish(&name.global_id);
+                desk.start_sending_result(name, result);
             }
-            Some(whole) = desk.tellings.next() => {
-                desk.telling.remove(&whole);
+            Some(whole) = desk.send_tasks.next() => {
+                desk.sending.remove(&whole);
             }
         }
     }
@@ -94,110 +94,119 @@ pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost, mut inbox: mpsc
 struct CommandExecutor<'a> {
     link: &'a LinkShared,
     lanes: CommandLanes,
-    orders: HashMap<String, QueuedCommand>,
+    queued: HashMap<String, QueuedCommand>,
     // Commands whose results are being sent.
-    telling: HashSet<String>,
-    tellings: FuturesUnordered<BoxFuture<'a, String>>,
+    sending: HashSet<String>,
+    send_tasks: FuturesUnordered<BoxFuture<'a, String>>,
     // Limits the concurrent requests.
-    way: Arc<Semaphore>,
+    send_permits: Arc<Semaphore>,
 }
 
 impl CommandExecutor<'_> {
-    async fn take(&mut self, received: ReceivedCommands) {
-        let ReceivedCommands { satellite_id, commands, unreadable, shown } = received;
+    async fn enqueue_batch(&mut self, received: ReceivedCommands) {
+        let ReceivedCommands { satellite_id, commands, invalid: unreadable, clock_reading: shown } = received;
         for InvalidCommand { id, why } in unreadable {
-            if let Some((name, _)) = self.new_one(&satellite_id, &id).await {
-                self.settle(name, failed(why.to_owned())).await;
+            if let Some((name, _)) = self.claim(&satellite_id, &id).await {
+                self.finish_unexecuted(name, failed_result(why.to_owned())).await;
             }
         }
         for command in commands {
-            if let Some((name, again)) = self.new_one(&satellite_id, &command.id).await {
-                self.take_one(name, again, command, shown).await;
+            if let Some((name, again)) = self.claim(&satellite_id, &command.id).await {
+                self.enqueue(name, again, command, shown).await;
             }
         }
     }
 
     // The boolean is true if the command was started before.
-    async fn new_one(&mut self, satellite_id: &str, id: &str) -> Option<(CommandKey, bool)> {
+    async fn claim(&mut self, satellite_id: &str, id: &str) -> Option<(CommandKey, bool)> {
         let name = CommandKey::new(self.link, satellite_id, id);
         // A command is delivered again until its result has arrived.
-        if self.lanes.holds(&name.whole) || self.telling.contains(&name.whole) || self.held() >= HELD_MAX {
+        if self.lanes.contains(&name.global_id)
+            || self.sending.contains(&name.global_id)
+            || self.unfinished_commands() >= HELD_MAX
+        {
             return None;
         }
-        match self.link.done.progress(&name.whole).await {
+        match self.link.command_log.progress(&name.global_id).await {
             CommandProgress::Done(result) => {
-                let lost = || failed("the command was executed before; its result is no longer known".to_owned());
-                self.tell(name, serde_json::from_str(&result).unwrap_or_else(|_| lost()));
+                let lost =
+                    || failed_result("the command was executed before; its result is no longer known".to_owned());
+                self.start_sending_result(name, serde_json::from_str(&result).unwrap_or_else(|_| lost()));
                 None
             }
-            CommandProgress::Begun => Some((name, true)),
+            CommandProgress::Started => Some((name, true)),
             CommandProgress::Unknown => Some((name, false)),
         }
     }
 
-    async fn take_one(&mut self, name: CommandKey, again: bool, command: BackendCommand, shown: ServerTimeReading) {
-        if !again && shown.is_late(self.link, command.expires_at) {
-            return self.settle(name, expired()).await;
+    async fn enqueue(&mut self, name: CommandKey, again: bool, command: BackendCommand, shown: ServerTimeReading) {
+        if !again && shown.is_expired(self.link, command.expires_at) {
+            return self.finish_unexecuted(name, expired_result()).await;
         }
-        match CommandAction::of(&command) {
+        match CommandAction::from_command(&command) {
             Ok(task) => {
-                self.lanes.push(&name.whole, task.scope(), command.priority);
+                self.lanes.push(&name.global_id, task.scope(), command.priority);
                 let expires_at = command.expires_at;
-                self.orders.insert(name.whole.clone(), QueuedCommand { name, task, expires_at, shown, again });
+                self.queued.insert(
+                    name.global_id.clone(),
+                    QueuedCommand { name, task, expires_at, clock_reading: shown, started_before: again },
+                );
             }
-            Err(why) => self.settle(name, failed(why)).await,
+            Err(why) => self.finish_unexecuted(name, failed_result(why)).await,
         }
     }
 
-    fn held(&self) -> usize {
-        self.lanes.len() + self.telling.len()
+    fn unfinished_commands(&self) -> usize {
+        self.lanes.len() + self.sending.len()
     }
 
     // For commands that are not executed.
-    async fn settle(&mut self, name: CommandKey, result: CommandResult) {
-        note(self.link, &name, &result).await;
-        self.tell(name, result);
+    async fn finish_unexecuted(&mut self, name: CommandKey, result: CommandResult) {
+        record_result(self.link, &name, &result).await;
+        self.start_sending_result(name, result);
     }
 
-    fn tell(&mut self, name: CommandKey, result: CommandResult) {
-        self.telling.insert(name.whole.clone());
-        self.tellings.push(tell(self.link, self.way.clone(), name, result).boxed());
+    fn start_sending_result(&mut self, name: CommandKey, result: CommandResult) {
+        self.sending.insert(name.global_id.clone());
+        self.send_tasks.push(send_result(self.link, self.send_permits.clone(), name, result).boxed());
     }
 }
 
-async fn carry_out(link: &LinkShared, fleet: &dyn LinkHost, order: QueuedCommand) -> (CommandKey, CommandResult) {
+async fn execute_command(link: &LinkShared, fleet: &dyn LinkHost, order: QueuedCommand) -> (CommandKey, CommandResult) {
     let name = order.name;
     // The command may have expired while it waited.
-    if !order.again && order.shown.is_late(link, order.expires_at) {
-        let result = expired();
-        note(link, &name, &result).await;
+    if !order.started_before && order.clock_reading.is_expired(link, order.expires_at) {
+        let result = expired_result();
+        record_result(link, &name, &result).await;
         return (name, result);
     }
-    link.done.begun(&name.whole).await;
+    link.command_log.record_start(&name.global_id).await;
     let started = Instant::now();
     tracing::info!(command = name.id, what = order.task.name(), "executing a command of the backend");
     let deadline = started + link.plan.command_timeout;
-    let effect = AssertUnwindSafe(bring_about(link, fleet, &order.task, order.again, deadline)).catch_unwind().await;
-    let mut result = effect
-        .unwrap_or_else(|_| failed("the command failed because of an internal error of the satellite".to_owned()));
+    let effect =
+        AssertUnwindSafe(execute_action(link, fleet, &order.task, order.started_before, deadline)).catch_unwind().await;
+    let mut result = effect.unwrap_or_else(|_| {
+        failed_result("the command failed because of an internal error of the satellite".to_owned())
+    });
     result.duration_ms = super::milliseconds(started.elapsed());
     if let Some(error) = &result.error {
         tracing::warn!(command = name.id, what = order.task.name(), error, "a command of the backend has failed");
     }
-    note(link, &name, &result).await;
+    record_result(link, &name, &result).await;
     (name, result)
 }
 
-async fn note(link: &LinkShared, name: &CommandKey, result: &CommandResult) {
+async fn record_result(link: &LinkShared, name: &CommandKey, result: &CommandResult) {
     // Serialization of this type does not fail.
-    link.done.done(&name.whole, serde_json::to_string(result).unwrap_or_default()).await;
+    link.command_log.record_result(&name.global_id, serde_json::to_string(result).unwrap_or_default()).await;
 }
 
-async fn tell(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: CommandResult) -> String {
-    let CommandKey { satellite_id, id, whole } = name;
-    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice(&id));
+async fn send_result(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: CommandResult) -> String {
+    let CommandKey { satellite_id, id, global_id: whole } = name;
+    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng(&id));
     loop {
-        let key = link.key().await;
+        let key = link.wait_for_key().await;
         if key.satellite_id != satellite_id {
             tracing::warn!(
                 command = id,
@@ -209,28 +218,28 @@ async fn tell(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: 
         let answer = {
             // Released while waiting for a retry. The semaphore is never closed.
             let _permit = way.acquire().await;
-            link.backend.result(&key, &id, &result).await
+            link.backend.send_result(&key, &id, &result).await
         };
-        link.heard(RequestPurpose::Results, &key, &answer);
+        link.record_response(RequestPurpose::Results, &key, &answer);
         let Err(error) = answer else { return whole };
         if error.status().is_some_and(|status| matches!(status.as_u16(), 400 | 404 | 405 | 409 | 410 | 413 | 422)) {
             // A backend that still needs the result delivers the command again.
-            link.contact.went_well(RequestPurpose::Results);
+            link.reachability.record_success(RequestPurpose::Results);
             tracing::error!(command = id, %error, "the backend rejected the result of a command");
             return whole;
         }
         tokio::select! {
-            () = link.pause_until(Instant::now() + backoff.failed(error.retry_after())) => {}
-            () = link.another_key(&key) => {}
+            () = link.pause_until(Instant::now() + backoff.delay_after_failure(error.retry_after())) => {}
+            () = link.wait_for_new_key(&key) => {}
         }
     }
 }
 
-fn failed(error: String) -> CommandResult {
+fn failed_result(error: String) -> CommandResult {
     CommandResult { status: CommandOutcome::Failed, result: Map::new(), error: Some(error), duration_ms: 0 }
 }
 
-fn expired() -> CommandResult {
+fn expired_result() -> CommandResult {
     let error = "the command had expired and was not executed".to_owned();
-    CommandResult { status: CommandOutcome::Expired, error: Some(error), ..failed(String::new()) }
+    CommandResult { status: CommandOutcome::Expired, error: Some(error), ..failed_result(String::new()) }
 }

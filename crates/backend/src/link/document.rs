@@ -19,7 +19,7 @@ use super::{LinkHost, LinkShared, SpecsById};
 use crate::wire::SatelliteConfig;
 use mcp_satellite_config::{BackendDocument, ConfigErrors};
 use mcp_satellite_files::data_dir::DataDir;
-use mcp_satellite_files::disk::in_time;
+use mcp_satellite_files::disk::run_with_timeout;
 
 /// Name of the stored configuration in the data directory.
 pub const CONFIG_FILE: &str = "backend-config.json";
@@ -38,16 +38,16 @@ const HASH_SHOWN: usize = 64;
 pub(super) struct AppliedConfig {
     hash: Option<String>,
     // The `ETag` of the backend.
-    tag: Option<HeaderValue>,
+    etag: Option<HeaderValue>,
     // Last reported error, which is not reported again.
-    told: Option<(&'static str, Option<u16>, String)>,
+    reported_error: Option<(&'static str, Option<u16>, String)>,
     // Specs before and after the last change.
     before: Option<Arc<SpecsById>>,
     specs: Option<Arc<SpecsById>>,
 }
 
 impl AppliedConfig {
-    pub(super) fn of(hash: String) -> Self {
+    pub(super) fn from_hash(hash: String) -> Self {
         Self { hash: Some(hash), ..Self::default() }
     }
 }
@@ -58,29 +58,29 @@ pub(super) enum ConfigFetchError {
     Call(BackendCallError),
     // 404: the backend may have lost its data, so running servers continue.
     #[error("the backend has no configuration yet; running servers continue: {0}")]
-    NoneYet(BackendCallError),
+    NotConfigured(BackendCallError),
     #[error("{0}")]
     Invalid(String),
 }
 
 impl From<BackendCallError> for ConfigFetchError {
     fn from(error: BackendCallError) -> Self {
-        if error.status() == Some(StatusCode::NOT_FOUND) { Self::NoneYet(error) } else { Self::Call(error) }
+        if error.status() == Some(StatusCode::NOT_FOUND) { Self::NotConfigured(error) } else { Self::Call(error) }
     }
 }
 
 pub(super) enum ConfigFetchOutcome {
     // The last change, if there was one.
     Unchanged(Option<AppliedSpecsChange>),
-    TakenOn(Arc<SpecsById>),
+    Applied(Arc<SpecsById>),
 }
 
 impl ConfigFetchOutcome {
     /// Returns the wanted spec of an instance, if it is known. Without a new configuration, users may have set values
     /// since the last change; a spec that differs from both sides of that change is accepted as it is.
-    pub(super) fn wanted(&self, is: &InstanceSpec) -> Option<&InstanceSpec> {
+    pub(super) fn target_spec(&self, is: &InstanceSpec) -> Option<&InstanceSpec> {
         match self {
-            Self::TakenOn(specs) => specs.get(&is.id),
+            Self::Applied(specs) => specs.get(&is.id),
             Self::Unchanged(Some(AppliedSpecsChange { before, now })) => {
                 before.get(&is.id).filter(|before| *before == is).and_then(|_| now.get(&is.id))
             }
@@ -96,36 +96,36 @@ pub(super) struct AppliedSpecsChange {
 
 // Never returns.
 pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
-    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("configuration"));
-    let mut reasons = link.reasons.subscribe();
+    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng("configuration"));
+    let mut reasons = link.refetch_triggers.subscribe();
     loop {
-        let key = link.key().await;
+        let key = link.wait_for_key().await;
         // A request that arrives during the fetch causes another one.
         reasons.borrow_and_update();
         let mut wait = link.plan.config_interval;
         let again_in = |trouble: &ConfigFetchError| {
             wait = match trouble {
-                ConfigFetchError::NoneYet(_) => wait,
-                ConfigFetchError::Call(error) => backoff.failed(error.retry_after()),
-                ConfigFetchError::Invalid(_) => backoff.failed(None),
+                ConfigFetchError::NotConfigured(_) => wait,
+                ConfigFetchError::Call(error) => backoff.delay_after_failure(error.retry_after()),
+                ConfigFetchError::Invalid(_) => backoff.delay_after_failure(None),
             };
             Some(wait)
         };
-        if look(link, fleet, &key, None, again_in).await.is_ok() {
-            backoff.succeeded();
+        if refresh(link, fleet, &key, None, again_in).await.is_ok() {
+            backoff.reset();
         }
         tokio::select! {
             () = link.pause_until(Instant::now() + wait) => {}
-            () = link.another_key(&key) => {}
+            () = link.wait_for_new_key(&key) => {}
             // The sender is part of `link`, so this does not fail.
-            _ = reasons.changed() => backoff.succeeded(),
+            _ = reasons.changed() => backoff.reset(),
         }
     }
 }
 
 /// Fetches the configuration and applies it if it has changed. Errors are logged and reported; `again_in` returns the
 /// delay of the next attempt. `expected` is the scope whose removal a command announced.
-pub(super) async fn look(
+pub(super) async fn refresh(
     link: &LinkShared,
     fleet: &dyn LinkHost,
     key: &Arc<SatelliteKey>,
@@ -133,27 +133,27 @@ pub(super) async fn look(
     again_in: impl FnOnce(&ConfigFetchError) -> Option<Duration> + Send,
 ) -> Result<ConfigFetchOutcome, ConfigFetchError> {
     // One at a time, so that an older configuration cannot be applied last.
-    let mut taken = link.taken.lock().await;
-    let looked = take_on(link, fleet, key, expected, &mut taken).await;
+    let mut taken = link.applied_config.lock().await;
+    let looked = fetch_and_apply(link, fleet, key, expected, &mut taken).await;
     match &looked {
         Ok(_) => {
-            link.contact.went_well(RequestPurpose::Configuration);
-            taken.told = None;
+            link.reachability.record_success(RequestPurpose::Configuration);
+            taken.reported_error = None;
         }
         Err(trouble) => {
             match trouble {
-                ConfigFetchError::Call(error) => link.missed(RequestPurpose::Configuration, key, error),
-                ConfigFetchError::NoneYet(_) | ConfigFetchError::Invalid(_) => {
-                    link.contact.went_wrong(RequestPurpose::Configuration, true, &trouble.to_string());
+                ConfigFetchError::Call(error) => link.record_error(RequestPurpose::Configuration, key, error),
+                ConfigFetchError::NotConfigured(_) | ConfigFetchError::Invalid(_) => {
+                    link.reachability.record_failure(RequestPurpose::Configuration, true, &trouble.to_string());
                 }
             }
-            tell(fleet, &mut taken, trouble, again_in(trouble));
+            report_error(fleet, &mut taken, trouble, again_in(trouble));
         }
     }
     looked
 }
 
-async fn take_on(
+async fn fetch_and_apply(
     link: &LinkShared,
     fleet: &dyn LinkHost,
     key: &Arc<SatelliteKey>,
@@ -161,19 +161,19 @@ async fn take_on(
     taken: &mut AppliedConfig,
 ) -> Result<ConfigFetchOutcome, ConfigFetchError> {
     let started = std::time::Instant::now();
-    let known = taken.tag.clone().or_else(|| {
+    let known = taken.etag.clone().or_else(|| {
         let hash = taken.hash.as_ref()?;
         HeaderValue::from_str(&format!("\"{hash}\"")).ok()
     });
-    let fetched = link.backend.config(key, known.as_ref()).await?;
-    link.prove();
+    let fetched = link.backend.fetch_config(key, known.as_ref()).await?;
+    link.mark_key_accepted();
     let unchanged = |taken: &AppliedConfig| {
         let change = taken.before.clone().zip(taken.specs.clone());
         Ok(ConfigFetchOutcome::Unchanged(change.map(|(before, now)| AppliedSpecsChange { before, now })))
     };
     let ConfigFetch::New(config, tag) = fetched else { return unchanged(taken) };
     if taken.hash.as_ref() == Some(&config.hash) {
-        taken.tag = tag;
+        taken.etag = tag;
         return unchanged(taken);
     }
     let hash = config.hash.clone();
@@ -182,29 +182,35 @@ async fn take_on(
     });
     let (document, config) = read.await.map_err(|error| ConfigFetchError::Invalid(error.to_string()))?;
     let document = document.map_err(|error| ConfigFetchError::Invalid(error.to_string()))?;
-    let specs = fleet.take_on(document, started, expected).await;
-    let specs = specs.map_err(|errors| ConfigFetchError::Invalid(in_a_line(&hash, &errors)))?;
+    let specs = fleet.apply_config(document, started, expected).await;
+    let specs = specs.map_err(|errors| ConfigFetchError::Invalid(format_errors(&hash, &errors)))?;
     let before = taken.specs.take();
-    *taken = AppliedConfig { hash: Some(hash.clone()), tag, told: None, before, specs: Some(specs.clone()) };
-    link.contact.took_on(Some(hash));
+    *taken =
+        AppliedConfig { hash: Some(hash.clone()), etag: tag, reported_error: None, before, specs: Some(specs.clone()) };
+    link.reachability.set_config_hash(Some(hash));
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
-    let stored = in_time(move || store(&data_dir, &url, &config)).await;
+    let stored = run_with_timeout(move || store(&data_dir, &url, &config)).await;
     if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
         tracing::error!(%error, "cannot store the backend's configuration for a start without the backend");
     }
-    Ok(ConfigFetchOutcome::TakenOn(specs))
+    Ok(ConfigFetchOutcome::Applied(specs))
 }
 
 // Reports an error once until it changes.
-fn tell(fleet: &dyn LinkHost, taken: &mut AppliedConfig, trouble: &ConfigFetchError, retry_in: Option<Duration>) {
+fn report_error(
+    fleet: &dyn LinkHost,
+    taken: &mut AppliedConfig,
+    trouble: &ConfigFetchError,
+    retry_in: Option<Duration>,
+) {
     let (error_type, status_code) = match trouble {
         // The backend may not have a configuration yet, which is not an error.
-        ConfigFetchError::NoneYet(_) => return,
+        ConfigFetchError::NotConfigured(_) => return,
         ConfigFetchError::Call(error) => (error.kind(), error.status().map(|status| status.as_u16())),
         ConfigFetchError::Invalid(_) => ("invalid", None),
     };
     let told = (error_type, status_code, trouble.to_string());
-    if taken.told.as_ref() == Some(&told) {
+    if taken.reported_error.as_ref() == Some(&told) {
         return;
     }
     fleet.runtime().emitter().emit(Event::ConfigError {
@@ -213,10 +219,10 @@ fn tell(fleet: &dyn LinkHost, taken: &mut AppliedConfig, trouble: &ConfigFetchEr
         status_code,
         retry_in: retry_in.map(|wait| wait.as_secs()),
     });
-    taken.told = Some(told);
+    taken.reported_error = Some(told);
 }
 
-fn in_a_line(hash: &str, errors: &ConfigErrors) -> String {
+fn format_errors(hash: &str, errors: &ConfigErrors) -> String {
     let hash: String = hash.chars().take(HASH_SHOWN).filter(|letter| !letter.is_control()).collect();
     let items = errors.items();
     let item =

@@ -21,7 +21,7 @@ pub enum CommandProgress {
     /// The command was never started.
     Unknown,
     /// The command was started, but the satellite ended before the result was recorded.
-    Begun,
+    Started,
     /// The command has finished with this result, as JSON.
     Done(String),
 }
@@ -31,9 +31,9 @@ pub trait CommandLog: Send + Sync + 'static {
     /// Returns the progress of the command `id`.
     fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>>;
     /// Records that the command `id` was started.
-    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>>;
+    fn record_start(&self, id: &str) -> BoxFuture<'_, Result<(), String>>;
     /// Records that the command `id` has finished with `result`, as JSON.
-    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>>;
+    fn record_result(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>>;
 }
 
 /// Record in memory, which ends with the satellite.
@@ -48,7 +48,7 @@ struct CommandLogEntries {
 }
 
 impl CommandLogEntries {
-    fn note(&mut self, id: &str, progress: CommandProgress) {
+    fn insert(&mut self, id: &str, progress: CommandProgress) {
         if self.progress.insert(id.to_owned(), progress).is_none() {
             self.order.push_back(id.to_owned());
         }
@@ -61,14 +61,14 @@ impl CommandLogEntries {
 }
 
 impl InMemoryCommandLog {
-    fn forget(&self, id: &str) {
-        let mut known = self.known();
+    fn remove(&self, id: &str) {
+        let mut known = self.entries();
         if known.progress.remove(id).is_some() {
             known.order.retain(|known| known != id);
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, CommandLogEntries> {
+    fn entries(&self) -> MutexGuard<'_, CommandLogEntries> {
         // No call between changes can panic and leave the data inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -76,17 +76,17 @@ impl InMemoryCommandLog {
 
 impl CommandLog for InMemoryCommandLog {
     fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>> {
-        let progress = self.known().progress.get(id).cloned().unwrap_or(CommandProgress::Unknown);
+        let progress = self.entries().progress.get(id).cloned().unwrap_or(CommandProgress::Unknown);
         ready(Ok(progress)).boxed()
     }
 
-    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
-        self.known().note(id, CommandProgress::Begun);
+    fn record_start(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+        self.entries().insert(id, CommandProgress::Started);
         ready(Ok(())).boxed()
     }
 
-    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
-        self.known().note(id, CommandProgress::Done(result));
+    fn record_result(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+        self.entries().insert(id, CommandProgress::Done(result));
         ready(Ok(())).boxed()
     }
 }
@@ -97,67 +97,67 @@ impl CommandLog for Journal {
         async move {
             match self.command(&id).await.map_err(|error| error.to_string())? {
                 None => Ok(CommandProgress::Unknown),
-                Some(CommandRecord::Begun) => Ok(CommandProgress::Begun),
+                Some(CommandRecord::Started) => Ok(CommandProgress::Started),
                 Some(CommandRecord::Done(result)) => Ok(CommandProgress::Done(result)),
             }
         }
         .boxed()
     }
 
-    fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+    fn record_start(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
         let id = id.to_owned();
-        async move { self.command_begun(&id).await.map_err(|error| error.to_string()) }.boxed()
+        async move { self.record_command_start(&id).await.map_err(|error| error.to_string()) }.boxed()
     }
 
-    fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+    fn record_result(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
         let id = id.to_owned();
-        async move { self.command_done(&id, result).await.map_err(|error| error.to_string()) }.boxed()
+        async move { self.record_command_result(&id, result).await.map_err(|error| error.to_string()) }.boxed()
     }
 }
 
 // Keeps in memory only what the persistent record cannot store at the moment.
 pub(super) struct FallbackCommandLog {
-    pub(super) lasting: std::sync::Arc<dyn CommandLog>,
-    here: InMemoryCommandLog,
+    pub(super) persistent: std::sync::Arc<dyn CommandLog>,
+    memory: InMemoryCommandLog,
 }
 
 impl FallbackCommandLog {
-    pub(super) fn new(lasting: std::sync::Arc<dyn CommandLog>) -> Self {
-        Self { lasting, here: InMemoryCommandLog::default() }
+    pub(super) fn new(persistent: std::sync::Arc<dyn CommandLog>) -> Self {
+        Self { persistent, memory: InMemoryCommandLog::default() }
     }
 
     pub(super) async fn progress(&self, id: &str) -> CommandProgress {
-        let here = self.here.progress(id).await.unwrap_or(CommandProgress::Unknown);
+        let here = self.memory.progress(id).await.unwrap_or(CommandProgress::Unknown);
         if here != CommandProgress::Unknown {
             return here;
         }
-        in_time(self.lasting.progress(id)).await.unwrap_or_else(|why| {
+        with_timeout(self.persistent.progress(id)).await.unwrap_or_else(|why| {
             tracing::warn!(command = id, why, "cannot read whether a command was executed before");
             CommandProgress::Unknown
         })
     }
 
-    pub(super) async fn begun(&self, id: &str) {
-        let _ = self.here.begun(id).await;
-        if let Err(why) = in_time(self.lasting.begun(id)).await {
+    pub(super) async fn record_start(&self, id: &str) {
+        let _ = self.memory.record_start(id).await;
+        if let Err(why) = with_timeout(self.persistent.record_start(id)).await {
             tracing::warn!(command = id, why, "cannot store that a command was started");
         }
     }
 
-    pub(super) async fn done(&self, id: &str, result: String) {
-        match in_time(self.lasting.done(id, result.clone())).await {
+    pub(super) async fn record_result(&self, id: &str, result: String) {
+        match with_timeout(self.persistent.record_result(id, result.clone())).await {
             // Frees the memory: results may be long and numerous.
-            Ok(()) => self.here.forget(id),
+            Ok(()) => self.memory.remove(id),
             Err(why) => {
                 tracing::warn!(command = id, why, "cannot store the result of a command");
-                let _ = self.here.done(id, result).await;
+                let _ = self.memory.record_result(id, result).await;
             }
         }
     }
 }
 
 // A disk that hangs delays a command at most by this timeout.
-async fn in_time<T>(remembering: BoxFuture<'_, Result<T, String>>) -> Result<T, String> {
+async fn with_timeout<T>(remembering: BoxFuture<'_, Result<T, String>>) -> Result<T, String> {
     let late = |_| Err(format!("the disk did not answer within {PATIENCE:?}"));
     tokio::time::timeout(PATIENCE, remembering).await.unwrap_or_else(late)
 }
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    fn now<T>(future: BoxFuture<'_, Result<T, String>>) -> T {
+    fn expect_ready<T>(future: BoxFuture<'_, Result<T, String>>) -> T {
         future.now_or_never().unwrap().unwrap()
     }
 
@@ -183,15 +183,15 @@ mod tests {
             self.memory.progress(id)
         }
 
-        fn begun(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
-            self.memory.begun(id)
+        fn record_start(&self, id: &str) -> BoxFuture<'_, Result<(), String>> {
+            self.memory.record_start(id)
         }
 
-        fn done(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
+        fn record_result(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
             if self.is_full.load(std::sync::atomic::Ordering::Relaxed) {
                 return ready(Err("it is full".to_owned())).boxed();
             }
-            self.memory.done(id, result)
+            self.memory.record_result(id, result)
         }
     }
 
@@ -201,11 +201,11 @@ mod tests {
         let both = FallbackCommandLog::new(disk.clone());
         for (id, is_full, here) in [("a", false, 0), ("b", true, 1)] {
             disk.is_full.store(is_full, std::sync::atomic::Ordering::Relaxed);
-            both.begun(id).await;
-            assert_eq!(both.progress(id).await, CommandProgress::Begun);
-            both.done(id, "{}".to_owned()).await;
+            both.record_start(id).await;
+            assert_eq!(both.progress(id).await, CommandProgress::Started);
+            both.record_result(id, "{}".to_owned()).await;
             assert_eq!(both.progress(id).await, CommandProgress::Done("{}".to_owned()));
-            let known = both.here.known();
+            let known = both.memory.entries();
             assert_eq!((known.progress.len(), known.order.len()), (here, here), "{id}");
         }
     }
@@ -213,16 +213,16 @@ mod tests {
     #[test]
     fn the_memory_knows_how_far_a_command_is_and_forgets_the_oldest() {
         let memory = InMemoryCommandLog::default();
-        assert_eq!(now(memory.progress("a")), CommandProgress::Unknown);
-        now(memory.begun("a"));
-        assert_eq!(now(memory.progress("a")), CommandProgress::Begun);
-        now(memory.done("a", "{}".to_owned()));
-        assert_eq!(now(memory.progress("a")), CommandProgress::Done("{}".to_owned()));
+        assert_eq!(expect_ready(memory.progress("a")), CommandProgress::Unknown);
+        expect_ready(memory.record_start("a"));
+        assert_eq!(expect_ready(memory.progress("a")), CommandProgress::Started);
+        expect_ready(memory.record_result("a", "{}".to_owned()));
+        assert_eq!(expect_ready(memory.progress("a")), CommandProgress::Done("{}".to_owned()));
         for number in 0..KNOWN_MAX {
-            now(memory.begun(&number.to_string()));
+            expect_ready(memory.record_start(&number.to_string()));
         }
-        assert_eq!(now(memory.progress("a")), CommandProgress::Unknown);
-        assert_eq!(now(memory.progress("0")), CommandProgress::Begun);
-        assert_eq!(memory.known().progress.len(), KNOWN_MAX);
+        assert_eq!(expect_ready(memory.progress("a")), CommandProgress::Unknown);
+        assert_eq!(expect_ready(memory.progress("0")), CommandProgress::Started);
+        assert_eq!(memory.entries().progress.len(), KNOWN_MAX);
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::document::{self, ConfigFetchError, ConfigFetchOutcome};
-use super::rules::{Backoff, CommandEffect, EffectProgress, InstanceScope, ObservedInstance, verdict};
+use super::rules::{Backoff, CommandEffect, EffectProgress, InstanceScope, ObservedInstance, effect_progress};
 use super::{LinkHost, LinkShared};
 use crate::wire::{
     BackendCommand, CommandOutcome, CommandResult, CommandTarget, CommandType, ConfigureEvent, ConfigurePayload,
@@ -48,7 +48,7 @@ pub(super) enum CommandAction {
 
 impl CommandAction {
     // The error describes the problem without the values.
-    pub(super) fn of(command: &BackendCommand) -> Result<Self, String> {
+    pub(super) fn from_command(command: &BackendCommand) -> Result<Self, String> {
         fn payload<T: DeserializeOwned>(command: &BackendCommand) -> Result<T, String> {
             let given = Value::Object(command.payload.clone());
             serde_json::from_value(given)
@@ -95,14 +95,14 @@ impl CommandAction {
 struct InstanceOutcome {
     view: Arc<InstanceView>,
     // Reason why the effect is missing.
-    wrong: Option<String>,
+    error: Option<String>,
     // Additional member of the result.
-    more: Option<(&'static str, &'static str)>,
+    extra_member: Option<(&'static str, &'static str)>,
 }
 
 /// Executes `task` and waits until its effect is visible, at most until `deadline`. `again` is true if the task may
 /// have been executed before; visible actions are then not repeated.
-pub(super) async fn bring_about(
+pub(super) async fn execute_action(
     link: &LinkShared,
     fleet: &dyn LinkHost,
     task: &CommandAction,
@@ -110,13 +110,13 @@ pub(super) async fn bring_about(
     deadline: Instant,
 ) -> CommandResult {
     let scope = task.scope();
-    let acting = CommandExecution { link, fleet, runtime: fleet.runtime(), again, deadline };
+    let acting = CommandExecution { link, fleet, runtime: fleet.runtime(), started_before: again, deadline };
     let became = match task {
         CommandAction::Configure(configure) => acting.configure(configure, &scope).await,
-        CommandAction::Restart(_) => acting.each(&scope, |view| acting.restart(view)).await,
-        CommandAction::Spawn(_) => acting.each(&scope, |view| acting.spawn(view)).await,
-        CommandAction::Kill(_) => acting.each(&scope, |view| acting.kill(view)).await,
-        CommandAction::HealthCheck(_) => acting.each(&scope, |view| acting.validate(view)).await,
+        CommandAction::Restart(_) => acting.for_each_instance(&scope, |view| acting.restart(view)).await,
+        CommandAction::Spawn(_) => acting.for_each_instance(&scope, |view| acting.spawn(view)).await,
+        CommandAction::Kill(_) => acting.for_each_instance(&scope, |view| acting.kill(view)).await,
+        CommandAction::HealthCheck(_) => acting.for_each_instance(&scope, |view| acting.validate(view)).await,
     };
     match became {
         Ok(became) => summary(&became),
@@ -132,8 +132,8 @@ fn summary(became: &[InstanceOutcome]) -> CommandResult {
     let waits = |one: &InstanceOutcome| one.view.status == Status::AwaitingUserConfig;
     let all_wait = became.iter().all(waits);
     let wrong: Vec<&InstanceOutcome> =
-        became.iter().filter(|one| one.wrong.is_some() && (all_wait || !waits(one))).collect();
-    let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.wrong.clone().unwrap_or_default()));
+        became.iter().filter(|one| one.error.is_some() && (all_wait || !waits(one))).collect();
+    let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.error.clone().unwrap_or_default()));
     let error = first.map(|(name, why)| match wrong.len() {
         1 => format!("{name}: {why}"),
         count => format!("{count} of {of} instances failed, the first is {name}: {why}"),
@@ -145,7 +145,7 @@ fn summary(became: &[InstanceOutcome]) -> CommandResult {
             "status": view.status,
             "status_message": view.message,
         });
-        if let Some((key, value)) = one.more {
+        if let Some((key, value)) = one.extra_member {
             shown[key] = value.into();
         }
         shown
@@ -164,26 +164,26 @@ struct CommandExecution<'a> {
     link: &'a LinkShared,
     fleet: &'a dyn LinkHost,
     runtime: &'a RuntimeHandle,
-    again: bool,
+    started_before: bool,
     deadline: Instant,
 }
 
 impl CommandExecution<'_> {
-    fn views(&self, scope: &InstanceScope) -> Vec<Arc<InstanceView>> {
+    fn matching_views(&self, scope: &InstanceScope) -> Vec<Arc<InstanceView>> {
         let meant = |view: &&Arc<InstanceView>| {
             let id = &view.spec.id;
-            scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str())
+            scope.matches(id.installation.as_str(), id.team.as_str(), id.user.as_str())
         };
         self.runtime.snapshot().iter().filter(meant).cloned().collect()
     }
 
     // At least one instance must match.
-    async fn each<F: Future<Output = InstanceOutcome>>(
+    async fn for_each_instance<F: Future<Output = InstanceOutcome>>(
         &self,
         scope: &InstanceScope,
         act: impl FnMut(Arc<InstanceView>) -> F,
     ) -> Result<Vec<InstanceOutcome>, String> {
-        let views = self.views(scope);
+        let views = self.matching_views(scope);
         if views.is_empty() {
             return Err("there is no such instance on this satellite".to_owned());
         }
@@ -192,26 +192,26 @@ impl CommandExecution<'_> {
 
     async fn restart(self, view: Arc<InstanceView>) -> InstanceOutcome {
         // The satellite has restarted since, and with it all instances.
-        if !self.again
-            && let Err(error) = self.in_time(self.runtime.restart(&view.spec.id)).await
+        if !self.started_before
+            && let Err(error) = self.within_deadline(self.runtime.restart(&view.spec.id)).await
         {
-            return self.wrong(&view, error);
+            return self.failed_outcome(&view, error);
         }
-        let before = if self.again { None } else { Some(&*view) };
-        self.seen(&view, CommandEffect::Up, before, None).await
+        let before = if self.started_before { None } else { Some(&*view) };
+        self.wait_for_effect(&view, CommandEffect::Up, before, None).await
     }
 
     async fn spawn(self, view: Arc<InstanceView>) -> InstanceOutcome {
-        match self.in_time(self.runtime.start(&view.spec.id)).await {
-            Ok(()) => self.seen(&view, CommandEffect::Up, None, None).await,
-            Err(error) => self.wrong(&view, error),
+        match self.within_deadline(self.runtime.start(&view.spec.id)).await {
+            Ok(()) => self.wait_for_effect(&view, CommandEffect::Up, None, None).await,
+            Err(error) => self.failed_outcome(&view, error),
         }
     }
 
     async fn kill(self, view: Arc<InstanceView>) -> InstanceOutcome {
-        match self.in_time(self.runtime.stop(&view.spec.id)).await {
-            Ok(()) => self.seen(&view, CommandEffect::Down, None, None).await,
-            Err(error) => self.wrong(&view, error),
+        match self.within_deadline(self.runtime.stop(&view.spec.id)).await {
+            Ok(()) => self.wait_for_effect(&view, CommandEffect::Down, None, None).await,
+            Err(error) => self.failed_outcome(&view, error),
         }
     }
 
@@ -220,7 +220,7 @@ impl CommandExecution<'_> {
         let id = &view.spec.id;
         let answer = async {
             let text = r#"{"jsonrpc":"2.0","id":"credential_validation","method":"tools/list"}"#;
-            let message = RpcMessage::read(text.into()).map_err(|_| "cannot build the request".to_owned())?;
+            let message = RpcMessage::parse(text.into()).map_err(|_| "cannot build the request".to_owned())?;
             let origin = CallOrigin { client: u64::MAX, call: 0 };
             let relay = ClientRelay { message, origin, repeatable: true, tool: None, era: Era::Sessions, client: None };
             // Never cancelled.
@@ -245,7 +245,7 @@ impl CommandExecution<'_> {
             Ok(false) => ("refused", None),
             Err(why) => ("unknown", Some(why)),
         };
-        InstanceOutcome { view, wrong, more: Some(("credentials", credentials)) }
+        InstanceOutcome { view, error: wrong, extra_member: Some(("credentials", credentials)) }
     }
 
     async fn configure(
@@ -254,64 +254,64 @@ impl CommandExecution<'_> {
         scope: &InstanceScope,
     ) -> Result<Vec<InstanceOutcome>, String> {
         let before: &HashMap<InstanceId, Arc<InstanceView>> =
-            &self.views(scope).into_iter().map(|view| (view.spec.id.clone(), view)).collect();
+            &self.matching_views(scope).into_iter().map(|view| (view.spec.id.clone(), view)).collect();
         let removed = match configure.event {
             ConfigureEvent::McpInstallationDeleted if scope.installation.is_some() => Some(scope),
             ConfigureEvent::TeamMemberRemoved if scope.team.is_some() && scope.user.is_some() => Some(scope),
             // The command does not name what was removed, so applying the configuration is the whole effect.
             _ => None,
         };
-        let look = self.fetch(removed).await?;
-        let wanted = &|view: &InstanceView| look.wanted(&view.spec);
+        let look = self.refresh_config(removed).await?;
+        let wanted = &|view: &InstanceView| look.target_spec(&view.spec);
         match configure.event {
             ConfigureEvent::McpInstallationCreated | ConfigureEvent::McpInstallationUpdated => {
                 let see = |view: Arc<InstanceView>| async move {
                     let wanted = wanted(&view).cloned();
-                    self.seen(&view, CommandEffect::Configured, None, wanted.as_ref()).await
+                    self.wait_for_effect(&view, CommandEffect::Configured, None, wanted.as_ref()).await
                 };
                 if scope.installation.is_some() {
-                    return self.each(scope, see).await;
+                    return self.for_each_instance(scope, see).await;
                 }
                 // The command names no installation, so only changed instances count.
                 let changed = |view: &Arc<InstanceView>| {
                     let same = |before: &Arc<InstanceView>| wanted(view).is_none_or(|wanted| *wanted == *before.spec);
                     !before.get(&view.spec.id).is_some_and(same)
                 };
-                Ok(join_all(self.views(scope).into_iter().filter(changed).map(see)).await)
+                Ok(join_all(self.matching_views(scope).into_iter().filter(changed).map(see)).await)
             }
             ConfigureEvent::McpInstallationDeleted | ConfigureEvent::TeamMemberRemoved => match removed {
-                Some(removed) => self.gone(removed).await,
+                Some(removed) => self.wait_until_removed(removed).await,
                 None => Ok(Vec::new()),
             },
             ConfigureEvent::McpRecovery => {
-                self.each(scope, |view| async move {
+                self.for_each_instance(scope, |view| async move {
                     let lost = matches!(view.spec.target, Reached::Remote { .. }) && view.status != Status::Online;
-                    if lost && let Err(error) = self.in_time(self.runtime.reconnect(&view.spec.id)).await {
-                        return self.wrong(&view, error);
+                    if lost && let Err(error) = self.within_deadline(self.runtime.reconnect(&view.spec.id)).await {
+                        return self.failed_outcome(&view, error);
                     }
-                    self.seen(&view, CommandEffect::Configured, None, None).await
+                    self.wait_for_effect(&view, CommandEffect::Configured, None, None).await
                 })
                 .await
             }
             ConfigureEvent::McpRedeploy => {
-                self.each(scope, |view| async move {
+                self.for_each_instance(scope, |view| async move {
                     let Some(before) = before.get(&view.spec.id) else {
-                        return self.seen(&view, CommandEffect::Configured, None, None).await;
+                        return self.wait_for_effect(&view, CommandEffect::Configured, None, None).await;
                     };
                     // A change that needs no restart does not replace the run.
-                    let changed = wanted(&view).is_some_and(|wanted| !before.spec.can_go_on_as(wanted));
+                    let changed = wanted(&view).is_some_and(|wanted| !before.spec.can_continue_as(wanted));
                     // A stop by a person is not undone.
-                    let stopped = view.want == RequestedState::Stopped;
+                    let stopped = view.requested_state == RequestedState::Stopped;
                     if !changed
                         && !stopped
-                        && !self.again
-                        && let Err(error) = self.in_time(self.runtime.restart(&view.spec.id)).await
+                        && !self.started_before
+                        && let Err(error) = self.within_deadline(self.runtime.restart(&view.spec.id)).await
                     {
-                        return self.wrong(&view, error);
+                        return self.failed_outcome(&view, error);
                     }
-                    let before = (!self.again).then_some(&**before);
+                    let before = (!self.started_before).then_some(&**before);
                     let wanted = wanted(&view).cloned();
-                    self.seen(&view, CommandEffect::Configured, before, wanted.as_ref()).await
+                    self.wait_for_effect(&view, CommandEffect::Configured, before, wanted.as_ref()).await
                 })
                 .await
             }
@@ -319,19 +319,19 @@ impl CommandExecution<'_> {
     }
 
     // `removed` is the scope whose removal is expected.
-    async fn fetch(&self, removed: Option<&InstanceScope>) -> Result<ConfigFetchOutcome, String> {
-        let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.dice("configure"));
+    async fn refresh_config(&self, removed: Option<&InstanceScope>) -> Result<ConfigFetchOutcome, String> {
+        let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.jitter_rng("configure"));
         loop {
             let mut wait = None;
             let again_in = |trouble: &ConfigFetchError| {
                 if let ConfigFetchError::Call(error) = trouble {
-                    wait = Some(backoff.failed(error.retry_after()));
+                    wait = Some(backoff.delay_after_failure(error.retry_after()));
                 }
                 wait
             };
             let attempt = async {
-                let key = self.link.key().await;
-                document::look(self.link, self.fleet, &key, removed, again_in).await
+                let key = self.link.wait_for_key().await;
+                document::refresh(self.link, self.fleet, &key, removed, again_in).await
             };
             let trouble = match timeout_at(self.deadline, attempt).await {
                 Ok(Ok(look)) => return Ok(look),
@@ -348,12 +348,12 @@ impl CommandExecution<'_> {
     }
 
     /// Waits until no instance matches `scope`, then erases the data of the removed ones.
-    async fn gone(&self, scope: &InstanceScope) -> Result<Vec<InstanceOutcome>, String> {
+    async fn wait_until_removed(&self, scope: &InstanceScope) -> Result<Vec<InstanceOutcome>, String> {
         let mut watch = self.runtime.watch();
         let none = |snapshot: &Arc<mcp_satellite_actors::model::snapshot::Snapshot>| {
             !snapshot.iter().any(|view| {
                 let id = &view.spec.id;
-                scope.admits(id.installation.as_str(), id.team.as_str(), id.user.as_str())
+                scope.matches(id.installation.as_str(), id.team.as_str(), id.user.as_str())
             })
         };
         if timeout_at(self.deadline, watch.wait_for(none)).await.is_ok() {
@@ -362,14 +362,14 @@ impl CommandExecution<'_> {
         }
         let still = |view| InstanceOutcome {
             view,
-            wrong: Some("the instance has not been removed in time".to_owned()),
-            more: None,
+            error: Some("the instance has not been removed in time".to_owned()),
+            extra_member: None,
         };
-        Ok(self.views(scope).into_iter().map(still).collect())
+        Ok(self.matching_views(scope).into_iter().map(still).collect())
     }
 
     /// Waits for the effect. The run must differ from that of `before`, and the spec must equal `wanted`.
-    async fn seen(
+    async fn wait_for_effect(
         &self,
         view: &Arc<InstanceView>,
         effect: CommandEffect,
@@ -379,11 +379,11 @@ impl CommandExecution<'_> {
         let id = &view.spec.id;
         let judge = |view: &InstanceView| {
             let another = before.is_none_or(|before| view.dormant || view.initialized_at != before.initialized_at);
-            verdict(
+            effect_progress(
                 effect,
                 ObservedInstance {
                     status: view.status,
-                    wants_to_run: view.want == RequestedState::Running,
+                    wants_to_run: view.requested_state == RequestedState::Running,
                     has_process: view.pid.is_some(),
                     is_new: another && wanted.is_none_or(|wanted| *wanted == *view.spec),
                 },
@@ -394,9 +394,10 @@ impl CommandExecution<'_> {
         let mut was_wanted = false;
         let settled = watch.wait_for(|snapshot| {
             snapshot.get(id).is_none_or(|view| {
-                let superseded = effect == CommandEffect::Up && was_wanted && view.want == RequestedState::Stopped;
-                was_wanted |= view.want == RequestedState::Running;
-                superseded || judge(view) != EffectProgress::Coming
+                let superseded =
+                    effect == CommandEffect::Up && was_wanted && view.requested_state == RequestedState::Stopped;
+                was_wanted |= view.requested_state == RequestedState::Running;
+                superseded || judge(view) != EffectProgress::Pending
             })
         });
         // The snapshot that ended the wait is judged, not a later one.
@@ -407,27 +408,30 @@ impl CommandExecution<'_> {
         let Some(now) = now else {
             return InstanceOutcome {
                 view: view.clone(),
-                wrong: Some("the instance was removed in the meantime".to_owned()),
-                more: None,
+                error: Some("the instance was removed in the meantime".to_owned()),
+                extra_member: None,
             };
         };
         let wrong = match judge(&now) {
-            EffectProgress::There => None,
-            EffectProgress::Coming | EffectProgress::Never => {
+            EffectProgress::Visible => None,
+            EffectProgress::Pending | EffectProgress::Impossible => {
                 let message = now.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
                 let late = if in_time { "" } else { " at the deadline" };
                 Some(format!("the status is {}{late}{message}", now.status))
             }
         };
-        InstanceOutcome { view: now, wrong, more: None }
+        InstanceOutcome { view: now, error: wrong, extra_member: None }
     }
 
-    fn wrong(&self, view: &Arc<InstanceView>, error: String) -> InstanceOutcome {
+    fn failed_outcome(&self, view: &Arc<InstanceView>, error: String) -> InstanceOutcome {
         let view = self.runtime.status(&view.spec.id).unwrap_or_else(|| view.clone());
-        InstanceOutcome { view, wrong: Some(error), more: None }
+        InstanceOutcome { view, error: Some(error), extra_member: None }
     }
 
-    async fn in_time<T, E: std::fmt::Display>(&self, act: impl Future<Output = Result<T, E>>) -> Result<(), String> {
+    async fn within_deadline<T, E: std::fmt::Display>(
+        &self,
+        act: impl Future<Output = Result<T, E>>,
+    ) -> Result<(), String> {
         match timeout_at(self.deadline, act).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(error.to_string()),

@@ -10,33 +10,33 @@ use tokio::time::Instant;
 use super::contact::RequestPurpose;
 use super::{LinkHost, LinkShared};
 use crate::wire::{Heartbeat, HeartbeatInstance};
-use mcp_satellite_files::disk::in_time;
+use mcp_satellite_files::disk::run_with_timeout;
 
 // The last heartbeat must not delay the end of the satellite for longer.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
     loop {
-        let key = link.key().await;
+        let key = link.wait_for_key().await;
         // Measured from the start of the request, so that slow responses do not reduce the rate.
         let next = Instant::now() + link.plan.heartbeat_interval;
-        let body = make(link, fleet, "active").await;
-        let answer = link.backend.heartbeat(&key, &body).await;
-        link.heard(RequestPurpose::Heartbeat, &key, &answer);
+        let body = build_heartbeat(link, fleet, "active").await;
+        let answer = link.backend.send_heartbeat(&key, &body).await;
+        link.record_response(RequestPurpose::Heartbeat, &key, &answer);
         tokio::select! {
             () = link.pause_until(next) => {}
-            () = link.another_key(&key) => {}
+            () = link.wait_for_new_key(&key) => {}
         }
     }
 }
 
-pub(super) async fn last(link: &LinkShared, fleet: &dyn LinkHost) {
-    let Some(key) = link.key.borrow().clone().filter(|_| link.contact.now().connected) else { return };
+pub(super) async fn send_last(link: &LinkShared, fleet: &dyn LinkHost) {
+    let Some(key) = link.key.borrow().clone().filter(|_| link.reachability.snapshot().connected) else { return };
     let said = async {
-        let mut body = make(link, fleet, "stopping").await;
+        let mut body = build_heartbeat(link, fleet, "stopping").await;
         // The processes have ended, but their supervisors can no longer report that.
         body.processes_by_team.values_mut().flatten().for_each(|process| process.pid = None);
-        link.backend.heartbeat(&key, &body).await.map_err(|error| error.to_string())
+        link.backend.send_heartbeat(&key, &body).await.map_err(|error| error.to_string())
     };
     let said = tokio::time::timeout(LAST_WORD, said).await;
     if let Err(why) = said.unwrap_or_else(|_| Err(format!("no answer within {LAST_WORD:?}"))) {
@@ -44,10 +44,10 @@ pub(super) async fn last(link: &LinkShared, fleet: &dyn LinkHost) {
     }
 }
 
-async fn make(link: &LinkShared, fleet: &dyn LinkHost, status: &str) -> Heartbeat {
+async fn build_heartbeat(link: &LinkShared, fleet: &dyn LinkHost, status: &str) -> Heartbeat {
     let metrics = link.metrics.clone();
     // The file system may hang; a heartbeat without metrics is better than none.
-    let system = in_time(move || metrics.measure()).await.unwrap_or_default();
+    let system = run_with_timeout(move || metrics.measure()).await.unwrap_or_default();
     let snapshot = fleet.runtime().snapshot();
     Heartbeat {
         status: status.to_owned(),
@@ -58,8 +58,8 @@ async fn make(link: &LinkShared, fleet: &dyn LinkHost, status: &str) -> Heartbea
         counts: counts(&snapshot),
         processes_by_team: processes(&snapshot),
         tools: tools(&snapshot),
-        events: fleet.events(),
-        config_hash: link.contact.now().config_hash,
+        events: fleet.event_progress(),
+        config_hash: link.reachability.snapshot().config_hash,
     }
 }
 
@@ -89,7 +89,7 @@ fn processes(snapshot: &Snapshot) -> BTreeMap<String, Vec<HeartbeatInstance>> {
 
 fn tools(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
     let named = |view: &InstanceView| {
-        let catalogue = view.offered()?;
+        let catalogue = view.offered_catalogue()?;
         Some((view.spec.name.to_string(), catalogue.tools.iter().map(|tool| tool.name.to_string()).collect()))
     };
     snapshot.iter().filter_map(|view| named(view)).collect()

@@ -29,10 +29,10 @@ struct StoredKeyFile {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StoredKey {
-    Nothing,
+    Missing,
     Key(SatelliteKey),
     // The key of another backend.
-    Another { url: String },
+    OtherBackend { url: String },
     // The file cannot be used, for this reason.
     Damaged(String),
 }
@@ -40,7 +40,7 @@ pub(super) enum StoredKey {
 pub(super) fn load(data_dir: &DataDir, url: &str) -> StoredKey {
     let text = match data_dir.read(KEY_FILE, KEY_MAX) {
         Ok(Some(text)) => text,
-        Ok(None) => return StoredKey::Nothing,
+        Ok(None) => return StoredKey::Missing,
         Err(error) => return StoredKey::Damaged(error.to_string()),
     };
     // The serde error would contain the value, which may be a secret.
@@ -48,7 +48,7 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> StoredKey {
         return StoredKey::Damaged("the file is damaged".to_owned());
     };
     if of != url {
-        return StoredKey::Another { url: of };
+        return StoredKey::OtherBackend { url: of };
     }
     if !is_id(&satellite_id) || !is_sendable(&api_key) {
         return StoredKey::Damaged("the id or the key contains characters that cannot be sent".to_owned());
@@ -64,7 +64,7 @@ pub(super) fn store(data_dir: &DataDir, key: &SatelliteKey) -> std::io::Result<(
 }
 
 /// Checks that a key can be stored, before the single-use token is spent.
-pub(super) fn rehearse(data_dir: &DataDir) -> std::io::Result<()> {
+pub(super) fn check_writable(data_dir: &DataDir) -> std::io::Result<()> {
     let name = format!("{KEY_FILE}.rehearsal");
     let mut file = data_dir.create_file(&name)?;
     file.write_all(&[b' '; 4096])?;
@@ -101,7 +101,7 @@ mod tests {
     fn a_key_is_kept_for_its_owner_only_and_found_again_and_replaced() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
-        assert_eq!(load(&dir, URL), StoredKey::Nothing);
+        assert_eq!(load(&dir, URL), StoredKey::Missing);
         store(&dir, &key()).unwrap();
         let path = dir.path().join(KEY_FILE);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -117,7 +117,7 @@ mod tests {
         let dir = DataDir::open(home.path()).unwrap();
         store(&dir, &key()).unwrap();
         let other = load(&dir, "https://elsewhere.example.com");
-        assert_eq!(other, StoredKey::Another { url: URL.to_owned() });
+        assert_eq!(other, StoredKey::OtherBackend { url: URL.to_owned() });
     }
 
     #[test]
@@ -144,10 +144,10 @@ mod tests {
     fn whether_a_key_can_be_kept_is_known_before_and_leaves_nothing() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
-        rehearse(&dir).unwrap();
+        check_writable(&dir).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         home.close().unwrap();
-        assert!(rehearse(&dir).is_err());
+        assert!(check_writable(&dir).is_err());
     }
 
     #[test]

@@ -24,7 +24,7 @@ impl SystemMonitor {
     pub(super) fn measure(&self) -> SystemMetrics {
         // Usable after a panic: every measurement reads all numbers again.
         let mut system = self.system.lock().unwrap_or_else(PoisonError::into_inner);
-        let disk = disk(&self.data_dir);
+        let disk = disk_usage(&self.data_dir);
         let (disk_used_bytes, disk_total_bytes) = disk.unzip();
         let metrics = SystemMetrics { disk_used_bytes, disk_total_bytes, ..SystemMetrics::default() };
         let Some(system) = &mut *system else { return metrics };
@@ -49,7 +49,7 @@ fn percent(measured: f32) -> f32 {
 }
 
 // Used and total bytes. Looked up by path, because a list of mounted disks is incomplete in containers.
-fn disk(path: &Path) -> Option<(u64, u64)> {
+fn disk_usage(path: &Path) -> Option<(u64, u64)> {
     let about = statvfs(path).ok()?;
     let (total, free) = (about.blocks(), about.blocks_free());
     let bytes = |blocks: u64| blocks.checked_mul(about.fragment_size());
@@ -57,7 +57,7 @@ fn disk(path: &Path) -> Option<(u64, u64)> {
 }
 
 // Blocks on files of the kernel.
-pub(super) fn system() -> SystemInfo {
+pub(super) fn system_info() -> SystemInfo {
     let memory = System::new().map(|mut system| {
         system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
         system.total_memory()
@@ -87,7 +87,7 @@ mod tests {
         assert!(0 < now.memory_used_bytes && now.memory_used_bytes <= now.memory_total_bytes, "{now:?}");
         assert!(now.disk_total_bytes > Some(0) && now.disk_used_bytes <= now.disk_total_bytes, "{now:?}");
         assert!(now.satellite_rss_bytes > Some(1 << 20) && now.satellite_rss_bytes < Some(now.memory_total_bytes));
-        let machine = system();
+        let machine = system_info();
         assert_eq!(machine.memory_bytes, now.memory_total_bytes);
         assert!(machine.cpus > 0 && machine.os == "linux", "{machine:?}");
     }

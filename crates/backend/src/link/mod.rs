@@ -82,7 +82,7 @@ pub trait LinkHost: Send + Sync {
     /// Applies the differences between the current and the new configuration and returns the resulting specs, which the
     /// snapshot then shows. A document with errors changes nothing. `since` is the time at which the document was
     /// requested; `expected` is the scope whose removal a command announced.
-    fn take_on<'a>(
+    fn apply_config<'a>(
         &'a self,
         document: BackendDocument,
         since: std::time::Instant,
@@ -92,7 +92,7 @@ pub trait LinkHost: Send + Sync {
     /// retention.
     fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()>;
     /// Returns the progress of the event delivery.
-    fn events(&self) -> EventProgress;
+    fn event_progress(&self) -> EventProgress;
 }
 
 /// Parameters of a link.
@@ -104,7 +104,7 @@ pub struct LinkOptions {
     /// Directory in which key and configuration are stored.
     pub data_dir: DataDir,
     /// Record of executed commands.
-    pub done: Arc<dyn CommandLog>,
+    pub command_log: Arc<dyn CommandLog>,
     /// Seed of the random delays.
     pub seed: u64,
     /// Returns the time that the machine has spent suspended, from an arbitrary origin:
@@ -139,22 +139,22 @@ struct LinkShared {
     // `None` until the satellite is registered.
     key: watch::Sender<Option<Arc<SatelliteKey>>>,
     // True if the backend has accepted the key.
-    proven: AtomicBool,
+    key_accepted: AtomicBool,
     // The last rejected key, and the time of the rejection.
-    refused: Mutex<Option<(Instant, Arc<SatelliteKey>)>>,
-    contact: BackendReachability,
+    rejected_key: Mutex<Option<(Instant, Arc<SatelliteKey>)>>,
+    reachability: BackendReachability,
     // Locked while a configuration is fetched and applied.
-    taken: tokio::sync::Mutex<AppliedConfig>,
-    done: FallbackCommandLog,
+    applied_config: tokio::sync::Mutex<AppliedConfig>,
+    command_log: FallbackCommandLog,
     // Commands that wait or run.
-    in_hand: AtomicUsize,
+    active_commands: AtomicUsize,
     // Also counts commands whose results are being sent.
-    held: AtomicUsize,
+    unfinished_commands: AtomicUsize,
     metrics: Arc<SystemMonitor>,
     // Counts the suspends of the machine.
-    wakes: watch::Sender<u64>,
+    suspend_count: watch::Sender<u64>,
     // Counts changes after which a rejected document may become valid.
-    reasons: watch::Sender<u64>,
+    refetch_triggers: watch::Sender<u64>,
 }
 
 impl BackendLink {
@@ -164,7 +164,7 @@ impl BackendLink {
     ///
     /// Returns an error if the URL or the HTTP client cannot be used.
     pub fn new(options: LinkOptions) -> Result<Self, LinkError> {
-        let LinkOptions { name, plan, data_dir, done, seed, suspended } = options;
+        let LinkOptions { name, plan, data_dir, command_log: done, seed, suspended } = options;
         let backend = BackendClient::new(&plan.url, plan.request_timeout)?;
         let metrics = SystemMonitor::new(data_dir.path());
         Ok(Self(Arc::new(LinkShared {
@@ -177,29 +177,29 @@ impl BackendLink {
             started: std::time::Instant::now(),
             backend,
             key: watch::Sender::new(None),
-            proven: AtomicBool::new(false),
-            refused: Mutex::new(None),
-            contact: BackendReachability::default(),
-            taken: tokio::sync::Mutex::default(),
-            done: FallbackCommandLog::new(done),
-            in_hand: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
+            key_accepted: AtomicBool::new(false),
+            rejected_key: Mutex::new(None),
+            reachability: BackendReachability::default(),
+            applied_config: tokio::sync::Mutex::default(),
+            command_log: FallbackCommandLog::new(done),
+            active_commands: AtomicUsize::new(0),
+            unfinished_commands: AtomicUsize::new(0),
             metrics,
-            wakes: watch::Sender::new(0),
-            reasons: watch::Sender::new(0),
+            suspend_count: watch::Sender::new(0),
+            refetch_triggers: watch::Sender::new(0),
         })))
     }
 
     /// Loads the last valid configuration of the backend at `url`, for a start without the backend. Blocks on the file
     /// system.
-    pub fn remembered(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
+    pub fn load_stored_config(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
         document::load(data_dir, url)
     }
 
     /// Records that the document with this hash is already applied.
-    pub async fn has_taken_on(&self, hash: String) {
-        self.0.contact.took_on(Some(hash.clone()));
-        *self.0.taken.lock().await = AppliedConfig::of(hash);
+    pub async fn set_applied_config(&self, hash: String) {
+        self.0.reachability.set_config_hash(Some(hash.clone()));
+        *self.0.applied_config.lock().await = AppliedConfig::from_hash(hash);
     }
 
     /// Runs the link until it is dropped.
@@ -226,12 +226,12 @@ impl BackendLink {
     }
 
     /// Sends the last heartbeat when the satellite ends, with a timeout.
-    pub async fn end(&self, fleet: &dyn LinkHost) {
-        heartbeat::last(&self.0, fleet).await;
+    pub async fn send_last_heartbeat(&self, fleet: &dyn LinkHost) {
+        heartbeat::send_last(&self.0, fleet).await;
     }
 
     /// Replaces the registration token for the next registration. Other settings of a plan cannot change.
-    pub fn renew(&self, plan: &BackendPlan) {
+    pub fn set_registration_token(&self, plan: &BackendPlan) {
         self.0.token.send_if_modified(|token| {
             let changed = *token != plan.token;
             token.clone_from(&plan.token);
@@ -240,25 +240,25 @@ impl BackendLink {
     }
 
     /// Continues all pauses at once: the machine was suspended, and timers do not count that time.
-    pub fn woke(&self) {
-        self.0.wakes.send_modify(|wakes| *wakes += 1);
+    pub fn resumed_after_suspend(&self) {
+        self.0.suspend_count.send_modify(|wakes| *wakes += 1);
     }
 
     /// Fetches the configuration again, because the satellite's own configuration has changed and a rejected document
     /// may now be valid.
-    pub fn reconsider(&self) {
-        self.0.reasons.send_modify(|reasons| *reasons += 1);
+    pub fn refetch_config(&self) {
+        self.0.refetch_triggers.send_modify(|reasons| *reasons += 1);
     }
 
     /// Returns a sink that sends events to the backend. It is unavailable until the satellite is registered.
-    pub fn way(&self) -> Arc<dyn EventSink> {
+    pub fn event_sink(&self) -> Arc<dyn EventSink> {
         way::BackendEventSink::new(self.0.clone())
     }
 
     /// Returns the state of the link for `satellite status`.
     pub fn status(&self, backlog: u64) -> BackendStatus {
         let link = &self.0;
-        let now = link.contact.now();
+        let now = link.reachability.snapshot();
         let key = link.key.borrow().clone();
         let mode = match (now.mode, &key) {
             (_, None) => "registering",
@@ -276,7 +276,7 @@ impl BackendLink {
             last_error: now.last_error(),
             mode: mode.to_owned(),
             next_poll_ms: now.next_poll.map(|next| milliseconds(next.saturating_duration_since(Instant::now()))),
-            commands: link.in_hand(),
+            commands: link.active_commands(),
             backlog,
             config_hash: now.config_hash,
         }
@@ -291,7 +291,7 @@ impl fmt::Debug for BackendLink {
 
 impl LinkShared {
     /// Waits until the satellite is registered and returns its key.
-    async fn key(&self) -> Arc<SatelliteKey> {
+    async fn wait_for_key(&self) -> Arc<SatelliteKey> {
         let mut keys = self.key.subscribe();
         loop {
             if let Some(key) = &*keys.borrow_and_update() {
@@ -302,49 +302,54 @@ impl LinkShared {
         }
     }
 
-    async fn another_key(&self, key: &Arc<SatelliteKey>) {
+    async fn wait_for_new_key(&self, key: &Arc<SatelliteKey>) {
         let mut keys = self.key.subscribe();
         let is_another = |now: &Option<Arc<SatelliteKey>>| now.as_ref().is_some_and(|now| !Arc::ptr_eq(now, key));
         // The sender is part of `self`, so this ends only with such a key.
         let _ = keys.wait_for(is_another).await;
     }
 
-    fn heard<T>(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, answer: &Result<T, BackendCallError>) {
+    fn record_response<T>(
+        &self,
+        matter: RequestPurpose,
+        key: &Arc<SatelliteKey>,
+        answer: &Result<T, BackendCallError>,
+    ) {
         match answer {
             Ok(_) => {
-                self.prove();
-                self.contact.went_well(matter);
+                self.mark_key_accepted();
+                self.reachability.record_success(matter);
             }
-            Err(error) => self.missed(matter, key, error),
+            Err(error) => self.record_error(matter, key, error),
         }
     }
 
-    fn missed(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, error: &BackendCallError) {
+    fn record_error(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, error: &BackendCallError) {
         let answered = matches!(error, BackendCallError::Refused { .. } | BackendCallError::Malformed { .. });
-        self.contact.went_wrong(matter, answered, &error.to_string());
+        self.reachability.record_failure(matter, answered, &error.to_string());
         if error.is_unauthorized() {
-            self.refuse(key);
+            self.reject_key(key);
         }
     }
 
     // Ends early if the machine resumes from a suspend.
     async fn pause_until(&self, until: Instant) {
-        let mut wakes = self.wakes.subscribe();
+        let mut wakes = self.suspend_count.subscribe();
         tokio::select! {
             () = tokio::time::sleep_until(until) => {}
             _ = wakes.changed() => {}
         }
     }
 
-    fn in_hand(&self) -> usize {
-        self.in_hand.load(Ordering::Relaxed)
+    fn active_commands(&self) -> usize {
+        self.active_commands.load(Ordering::Relaxed)
     }
 
-    fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+    fn unfinished_commands(&self) -> usize {
+        self.unfinished_commands.load(Ordering::Relaxed)
     }
 
-    fn dice(&self, matter: &str) -> JitterRng {
+    fn jitter_rng(&self, matter: &str) -> JitterRng {
         JitterRng::new(self.seed, &format!("{}/{matter}", self.name))
     }
 }

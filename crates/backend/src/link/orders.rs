@@ -24,9 +24,9 @@ pub(super) struct PollResponse {
 pub(super) struct ParsedPollResponse {
     // Valid commands and the other members of the response.
     pub(super) answer: PollCommands,
-    pub(super) unreadable: Vec<InvalidCommand>,
+    pub(super) invalid: Vec<InvalidCommand>,
     // Number of commands without a usable id, which cannot be answered.
-    pub(super) nameless: usize,
+    pub(super) without_id: usize,
 }
 
 // Invalid command with a valid id.
@@ -39,17 +39,17 @@ pub(super) struct InvalidCommand {
 
 impl PollResponse {
     // A backend that ignores the limit may send more commands.
-    pub(super) fn read(self, limit: usize) -> ParsedPollResponse {
+    pub(super) fn parse(self, limit: usize) -> ParsedPollResponse {
         let Self { commands, polling_mode, next_poll_interval, server_time } = self;
         let answer = PollCommands { commands: Vec::new(), polling_mode, next_poll_interval, server_time };
-        let mut orders = ParsedPollResponse { answer, unreadable: Vec::new(), nameless: 0 };
+        let mut orders = ParsedPollResponse { answer, invalid: Vec::new(), without_id: 0 };
         for command in commands.into_iter().take(limit) {
             match command {
                 Value::Object(members) => match members.get("id").and_then(Value::as_str).filter(|id| is_id(id)) {
                     Some(id) => orders.add(id.to_owned(), members),
-                    None => orders.nameless += 1,
+                    None => orders.without_id += 1,
                 },
-                _ => orders.nameless += 1,
+                _ => orders.without_id += 1,
             }
         }
         orders
@@ -67,13 +67,13 @@ impl ParsedPollResponse {
         match serde_json::from_value::<BackendCommand>(Value::Object(members)) {
             Ok(command) => self.answer.commands.push(command),
             Err(_) if !is_late_at_a_time => {
-                self.unreadable.push(InvalidCommand {
+                self.invalid.push(InvalidCommand {
                     id,
                     why: "`expires_at` is not a valid time, so the command may have expired",
                 });
             }
             Err(_) => {
-                self.unreadable
+                self.invalid
                     .push(InvalidCommand { id, why: "a member of the command is missing or of the wrong type" });
             }
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     fn read(answer: Value, limit: usize) -> ParsedPollResponse {
-        serde_json::from_value::<PollResponse>(answer).unwrap().read(limit)
+        serde_json::from_value::<PollResponse>(answer).unwrap().parse(limit)
     }
 
     #[test]
@@ -116,15 +116,15 @@ mod tests {
             ids,
             [("good", CommandPriority::Normal), ("null", CommandPriority::Normal), ("word", CommandPriority::Normal)]
         );
-        let unreadable: Vec<_> = orders.unreadable.iter().map(|one| (&*one.id, one.why.contains("time"))).collect();
+        let unreadable: Vec<_> = orders.invalid.iter().map(|one| (&*one.id, one.why.contains("time"))).collect();
         assert_eq!(unreadable, [("no-type", false), ("wrong", false), ("late", true)]);
-        assert_eq!((orders.nameless, orders.answer.polling_mode), (3, PollingMode::Normal));
+        assert_eq!((orders.without_id, orders.answer.polling_mode), (3, PollingMode::Normal));
     }
 
     #[test]
     fn no_more_are_taken_than_were_asked_for() {
         let many: Vec<_> = (0..50).map(|id| json!({"id": id.to_string(), "command_type": "kill"})).collect();
         let orders = read(json!({"commands": many}), 10);
-        assert_eq!((orders.answer.commands.len(), orders.nameless), (10, 0));
+        assert_eq!((orders.answer.commands.len(), orders.without_id), (10, 0));
     }
 }

@@ -26,8 +26,8 @@ pub(super) struct ReceivedCommands {
     pub(super) satellite_id: String,
     pub(super) commands: Vec<BackendCommand>,
     // Commands that can only be answered with a failure.
-    pub(super) unreadable: Vec<InvalidCommand>,
-    pub(super) shown: ServerTimeReading,
+    pub(super) invalid: Vec<InvalidCommand>,
+    pub(super) clock_reading: ServerTimeReading,
 }
 
 /// Time of the backend's clock, and the moment at which it was read.
@@ -40,14 +40,14 @@ pub(super) struct ServerTimeReading {
 }
 
 impl ServerTimeReading {
-    pub(super) fn is_late(&self, link: &LinkShared, expires_at: Option<Timestamp>) -> bool {
+    pub(super) fn is_expired(&self, link: &LinkShared, expires_at: Option<Timestamp>) -> bool {
         let suspended = (link.suspended)().saturating_sub(self.suspended);
         is_expired(expires_at, self.server_time, self.at.elapsed() + suspended)
     }
 }
 
 pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>) {
-    let mut pace = PollPacer::new(link.plan.poll, link.plan.backoff_max, link.dice("commands"));
+    let mut pace = PollPacer::new(link.plan.poll, link.plan.backoff_max, link.jitter_rng("commands"));
     let mut last_poll = None;
     let mut passed_over = 0;
     // A backend that holds polls back delivers an urgent command at once instead of at the next poll.
@@ -55,15 +55,15 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
     // True if the backend holds polls back; unknown until it was asked to.
     let mut holds = None;
     loop {
-        let key = link.key().await;
+        let key = link.wait_for_key().await;
         // Unfinished and unusable commands are delivered again; the higher limit leaves room for new ones.
-        let limit = (LIMIT + link.held() + passed_over).min(LIMIT_MAX);
+        let limit = (LIMIT + link.unfinished_commands() + passed_over).min(LIMIT_MAX);
         // Read before the request, because the machine may be suspended while the response waits.
         let before = (link.suspended)();
         let began = Instant::now();
-        let mut wakes = link.wakes.subscribe();
+        let mut wakes = link.suspend_count.subscribe();
         let answer = tokio::select! {
-            answer = link.backend.commands(&key, last_poll, limit, hold) => answer,
+            answer = link.backend.poll_commands(&key, last_poll, limit, hold) => answer,
             // The connection of a held poll may not have survived the suspend of the machine. Commands come again.
             _ = wakes.changed(), if !hold.is_zero() => {
                 hold = Duration::ZERO;
@@ -72,16 +72,16 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
         };
         let asked_to_hold = hold >= Duration::from_secs(1);
         let was_held = asked_to_hold && began.elapsed() >= hold / 2;
-        link.heard(RequestPurpose::Commands, &key, &answer);
+        link.record_response(RequestPurpose::Commands, &key, &answer);
         let wait = match answer {
             Ok(given) => {
-                let ParsedPollResponse { answer, unreadable, nameless } = given.read(limit);
+                let ParsedPollResponse { answer, invalid: unreadable, without_id: nameless } = given.parse(limit);
                 if nameless > passed_over {
                     let count = nameless;
                     tracing::warn!(count, "commands without an id that is valid in a URL ignored");
                 }
                 passed_over = nameless;
-                let wait = pace.answered(&answer, limit);
+                let wait = pace.delay_after_response(&answer, limit);
                 let shown = match answer.server_time {
                     Some(server_time) => ServerTimeReading { server_time, at: Instant::now(), suspended: before },
                     None => ServerTimeReading {
@@ -93,7 +93,7 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
                 last_poll = Some(shown.server_time);
                 let (satellite_id, commands) = (key.satellite_id.clone(), answer.commands);
                 let is_empty = commands.is_empty() && unreadable.is_empty();
-                let received = ReceivedCommands { satellite_id, commands, unreadable, shown };
+                let received = ReceivedCommands { satellite_id, commands, invalid: unreadable, clock_reading: shown };
                 if !is_empty && inbox.send(received).await.is_err() {
                     return;
                 }
@@ -112,15 +112,15 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
             }
             Err(error) => {
                 hold = Duration::ZERO;
-                pace.failed(error.retry_after())
+                pace.delay_after_failure(error.retry_after())
             }
         };
         let next = Instant::now() + wait;
-        link.contact.polled(pace.mode(), pace.is_failing(), next);
+        link.reachability.record_poll(pace.mode(), pace.is_failing(), next);
         tokio::select! {
             () = link.pause_until(next) => {}
             // The new key is used at once.
-            () = link.another_key(&key) => {}
+            () = link.wait_for_new_key(&key) => {}
         }
     }
 }

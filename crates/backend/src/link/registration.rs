@@ -12,7 +12,7 @@ use super::key::{self, SatelliteKey, StoredKey};
 use super::rules::Backoff;
 use super::{LinkShared, metrics};
 use crate::wire::{Registration, RegistrationResponse};
-use mcp_satellite_files::disk::in_time;
+use mcp_satellite_files::disk::run_with_timeout;
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
 // A shorter key could be guessed.
@@ -26,26 +26,26 @@ const REFUSED: &str = "; a registration token works once: create a new one at th
 
 // Never returns.
 pub(super) async fn run(link: &LinkShared) {
-    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.dice("registration"));
+    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng("registration"));
     let mut keys = link.key.subscribe();
     let mut tokens = link.token.subscribe();
     let mut looked = false;
     loop {
         if !std::mem::replace(&mut looked, true) {
-            look(link).await;
+            load_stored_key(link).await;
         }
         // The sender is part of `link`, so this does not end.
         if keys.wait_for(Option::is_none).await.is_err() {
             return;
         }
-        let refused = link.take_refused();
-        if link.was_proven() {
+        let refused = link.take_rejected_key();
+        if link.is_key_accepted() {
             // The key has worked, so this backend does not reject every key that it issues.
-            backoff.succeeded();
+            backoff.reset();
         } else if let Some((at, _)) = &refused {
             tokio::select! {
-                () = link.pause_until(*at + backoff.failed(None)) => {}
-                _ = tokens.changed() => backoff.succeeded(),
+                () = link.pause_until(*at + backoff.delay_after_failure(None)) => {}
+                _ = tokens.changed() => backoff.reset(),
             }
         }
         loop {
@@ -53,8 +53,8 @@ pub(super) async fn run(link: &LinkShared) {
             let (answered, why, wait) = match register(link, token.as_ref()).await {
                 Ok(()) => break,
                 Err(RegistrationError::NoToken) => (false, NO_TOKEN.to_owned(), None),
-                Err(RegistrationError::Here(why)) => (false, why, None),
-                Err(RegistrationError::There(error)) => {
+                Err(RegistrationError::Local(why)) => (false, why, None),
+                Err(RegistrationError::Backend(error)) => {
                     let hint = if error
                         .status()
                         .is_some_and(|status| matches!(status.as_u16(), 400 | 401 | 403 | 404 | 409 | 410 | 422))
@@ -66,24 +66,24 @@ pub(super) async fn run(link: &LinkShared) {
                     (error.status().is_some(), format!("{error}{hint}"), error.retry_after())
                 }
             };
-            link.contact.went_wrong(RequestPurpose::Registration, answered, &why);
-            let wait = backoff.failed(wait);
+            link.reachability.record_failure(RequestPurpose::Registration, answered, &why);
+            let wait = backoff.delay_after_failure(wait);
             let next = Instant::now() + wait;
-            link.contact.polled(crate::wire::PollingMode::default(), true, next);
+            link.reachability.record_poll(crate::wire::PollingMode::default(), true, next);
             tokio::select! {
                 () = link.pause_until(next) => {}
                 // Another token may work: retry at once.
                 _ = tokens.changed() => {
-                    backoff.succeeded();
+                    backoff.reset();
                     continue;
                 }
             }
             if let Some((_, key)) = &refused
-                && is_taken(link, key).await
+                && is_key_valid_again(link, key).await
             {
                 tracing::info!(satellite_id = key.satellite_id, "the backend accepts the key again");
-                link.contact.went_well(RequestPurpose::Registration);
-                link.has_key(SatelliteKey::clone(key));
+                link.reachability.record_success(RequestPurpose::Registration);
+                link.set_key(SatelliteKey::clone(key));
                 break;
             }
         }
@@ -92,20 +92,20 @@ pub(super) async fn run(link: &LinkShared) {
 
 /// Checks whether a rejected key is accepted again: something in front of the backend may have rejected it. Delivered
 /// commands come again with the next poll.
-async fn is_taken(link: &LinkShared, key: &SatelliteKey) -> bool {
-    link.backend.commands(key, None, 1, Duration::ZERO).await.is_ok()
+async fn is_key_valid_again(link: &LinkShared, key: &SatelliteKey) -> bool {
+    link.backend.poll_commands(key, None, 1, Duration::ZERO).await.is_ok()
 }
 
-async fn look(link: &LinkShared) {
+async fn load_stored_key(link: &LinkShared) {
     if link.key.borrow().is_some() {
         return;
     }
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
     let Ok(kept) = tokio::task::spawn_blocking(move || key::load(&data_dir, &url)).await else { return };
     match kept {
-        StoredKey::Nothing => {}
-        StoredKey::Key(key) => link.has_key(key),
-        StoredKey::Another { url } => {
+        StoredKey::Missing => {}
+        StoredKey::Key(key) => link.set_key(key),
+        StoredKey::OtherBackend { url } => {
             tracing::warn!(of = url, "the key in the data directory belongs to another backend and is not used");
         }
         StoredKey::Damaged(why) => tracing::error!(why, "the key in the data directory cannot be used"),
@@ -114,21 +114,23 @@ async fn look(link: &LinkShared) {
 
 enum RegistrationError {
     NoToken,
-    Here(String),
-    There(BackendCallError),
+    Local(String),
+    Backend(BackendCallError),
 }
 
 async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), RegistrationError> {
     let token = token.ok_or(RegistrationError::NoToken)?;
     let data_dir = link.data_dir.clone();
     // A rejected key stays on the disk until another one replaces it.
-    let ready = tokio::task::spawn_blocking(move || key::rehearse(&data_dir));
+    let ready = tokio::task::spawn_blocking(move || key::check_writable(&data_dir));
     let unkept = |error: &dyn std::fmt::Display| {
         let dir = link.data_dir.path().display();
-        RegistrationError::Here(format!("cannot store a key in `{dir}`, so the single-use token was not sent: {error}"))
+        RegistrationError::Local(format!(
+            "cannot store a key in `{dir}`, so the single-use token was not sent: {error}"
+        ))
     };
     ready.await.map_err(|error| unkept(&error))?.map_err(|error| unkept(&error))?;
-    let system = tokio::task::spawn_blocking(metrics::system).await.unwrap_or_default();
+    let system = tokio::task::spawn_blocking(metrics::system_info).await.unwrap_or_default();
     let body = Registration {
         name: link.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -136,32 +138,32 @@ async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), Regis
         system,
     };
     let RegistrationResponse { satellite_id, api_key } =
-        link.backend.register(token, &body).await.map_err(RegistrationError::There)?;
+        link.backend.register(token, &body).await.map_err(RegistrationError::Backend)?;
     if !key::is_id(&satellite_id) || !key::is_sendable(&api_key) || api_key.len() < API_KEY_MIN {
         let reason = "the id or the key cannot be used".to_owned();
-        return Err(RegistrationError::There(BackendCallError::Malformed { to: link.plan.url.clone(), reason }));
+        return Err(RegistrationError::Backend(BackendCallError::Malformed { to: link.plan.url.clone(), reason }));
     }
     let key = SatelliteKey { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
     let (data_dir, kept) = (link.data_dir.clone(), key.clone());
-    let stored = in_time(move || key::store(&data_dir, &kept)).await;
+    let stored = run_with_timeout(move || key::store(&data_dir, &kept)).await;
     if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
         tracing::error!(%error, "cannot store the key of the backend; it is used until the satellite ends, and the \
                                  next start needs another registration token");
     }
     tracing::info!(satellite_id = key.satellite_id, url = key.url, "registered with the backend");
-    link.contact.went_well(RequestPurpose::Registration);
-    link.has_key(key);
+    link.reachability.record_success(RequestPurpose::Registration);
+    link.set_key(key);
     Ok(())
 }
 
 impl LinkShared {
-    fn has_key(&self, key: SatelliteKey) {
-        self.proven.store(false, std::sync::atomic::Ordering::Relaxed);
+    fn set_key(&self, key: SatelliteKey) {
+        self.key_accepted.store(false, std::sync::atomic::Ordering::Relaxed);
         self.key.send_replace(Some(Arc::new(key)));
     }
 
     // A newer key stays in use.
-    pub(super) fn refuse(&self, refused: &Arc<SatelliteKey>) {
+    pub(super) fn reject_key(&self, refused: &Arc<SatelliteKey>) {
         let is_current = |key: &Option<Arc<SatelliteKey>>| key.as_ref().is_some_and(|key| Arc::ptr_eq(key, refused));
         let forgotten = self.key.send_if_modified(|key| {
             let current = is_current(key);
@@ -172,20 +174,20 @@ impl LinkShared {
         });
         if forgotten {
             tracing::warn!(satellite_id = refused.satellite_id, "the backend rejected the key; registering again");
-            *self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+            *self.rejected_key.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
                 Some((Instant::now(), refused.clone()));
         }
     }
 
-    pub(super) fn prove(&self) {
-        self.proven.store(true, std::sync::atomic::Ordering::Relaxed);
+    pub(super) fn mark_key_accepted(&self) {
+        self.key_accepted.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
-    fn was_proven(&self) -> bool {
-        self.proven.load(std::sync::atomic::Ordering::Relaxed)
+    fn is_key_accepted(&self) -> bool {
+        self.key_accepted.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    fn take_refused(&self) -> Option<(Instant, Arc<SatelliteKey>)> {
-        self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+    fn take_rejected_key(&self) -> Option<(Instant, Arc<SatelliteKey>)> {
+        self.rejected_key.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
     }
 }

@@ -24,35 +24,35 @@ pub struct Backoff {
     first: Duration,
     max: Duration,
     failures: u32,
-    dice: JitterRng,
+    jitter: JitterRng,
 }
 
 impl Backoff {
     /// Creates a backoff whose delay doubles from `first` to `max`.
-    pub fn new(first: Duration, max: Duration, dice: JitterRng) -> Self {
-        Self { first, max, failures: 0, dice }
+    pub fn new(first: Duration, max: Duration, jitter: JitterRng) -> Self {
+        Self { first, max, failures: 0, jitter }
     }
 
     /// Returns the delay after another failure. A longer pause that the backend requests is honoured, up to the
     /// maximum.
-    pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
-        let delay = doubled(self.first, self.failures, self.max);
+    pub fn delay_after_failure(&mut self, retry_after: Option<Duration>) -> Duration {
+        let delay = backoff_delay(self.first, self.failures, self.max);
         self.failures = self.failures.saturating_add(1);
-        self.dice.spread(delay, JITTER_PERCENT).max(requested(retry_after, self.max))
+        self.jitter.jitter(delay, JITTER_PERCENT).max(capped_retry_after(retry_after, self.max))
     }
 
     /// Resets the delay to the first one.
-    pub fn succeeded(&mut self) {
+    pub fn reset(&mut self) {
         self.failures = 0;
     }
 }
 
 // Limited because a satellite that pauses receives no commands, not even `kill`.
-fn requested(retry_after: Option<Duration>, max: Duration) -> Duration {
+fn capped_retry_after(retry_after: Option<Duration>, max: Duration) -> Duration {
     retry_after.unwrap_or_default().min(max)
 }
 
-fn doubled(first: Duration, times: u32, max: Duration) -> Duration {
+fn backoff_delay(first: Duration, times: u32, max: Duration) -> Duration {
     let factor = 2_u32.checked_pow(times).unwrap_or(u32::MAX);
     first.checked_mul(factor).unwrap_or(max).min(max).max(INTERVAL_MIN)
 }
@@ -64,13 +64,13 @@ pub struct PollPacer {
     max: Duration,
     mode: PollingMode,
     failures: u32,
-    dice: JitterRng,
+    jitter: JitterRng,
 }
 
 impl PollPacer {
     /// Creates a pace in the default mode. `max` is the longest delay after errors.
-    pub fn new(intervals: PollIntervals, max: Duration, dice: JitterRng) -> Self {
-        Self { intervals, max, mode: PollingMode::default(), failures: 0, dice }
+    pub fn new(intervals: PollIntervals, max: Duration, jitter: JitterRng) -> Self {
+        Self { intervals, max, mode: PollingMode::default(), failures: 0, jitter }
     }
 
     /// Returns the mode that the backend requested last.
@@ -84,7 +84,7 @@ impl PollPacer {
     }
 
     /// Returns the delay after a response. `limit` is the maximum number of commands in a response.
-    pub fn answered(&mut self, answer: &PollCommands, limit: usize) -> Duration {
+    pub fn delay_after_response(&mut self, answer: &PollCommands, limit: usize) -> Duration {
         self.failures = 0;
         self.mode = answer.polling_mode;
         let asked = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -100,10 +100,10 @@ impl PollPacer {
     }
 
     /// Returns the delay after a failed poll.
-    pub fn failed(&mut self, retry_after: Option<Duration>) -> Duration {
+    pub fn delay_after_failure(&mut self, retry_after: Option<Duration>) -> Duration {
         self.failures = self.failures.saturating_add(1);
-        let delay = doubled(self.interval(self.mode), self.failures, self.max);
-        self.dice.spread(delay, JITTER_PERCENT).max(requested(retry_after, self.max))
+        let delay = backoff_delay(self.interval(self.mode), self.failures, self.max);
+        self.jitter.jitter(delay, JITTER_PERCENT).max(capped_retry_after(retry_after, self.max))
     }
 
     fn interval(&self, mode: PollingMode) -> Duration {
@@ -146,7 +146,7 @@ impl InstanceScope {
     }
 
     /// Returns true if the instance matches.
-    pub fn admits(&self, installation: &str, team: &str, user: &str) -> bool {
+    pub fn matches(&self, installation: &str, team: &str, user: &str) -> bool {
         let is = |wanted: &Option<String>, id: &str| wanted.as_ref().is_none_or(|wanted| wanted == id);
         is(&self.installation, installation) && is(&self.team, team) && is(&self.user, user)
     }
@@ -162,7 +162,7 @@ impl From<CommandTarget> for InstanceScope {
 /// concurrently. An `immediate` command waits only for other immediate ones and ignores the limit.
 #[derive(Debug)]
 pub struct CommandLanes {
-    beside_max: usize,
+    concurrent_max: usize,
     // Most urgent first; equal priorities in order of arrival.
     waiting: Vec<CommandLaneEntry>,
     running: Vec<CommandLaneEntry>,
@@ -177,12 +177,12 @@ struct CommandLaneEntry {
 
 impl CommandLanes {
     /// Creates a queue that runs at most `beside_max` commands at a time.
-    pub fn new(beside_max: usize) -> Self {
-        Self { beside_max, waiting: Vec::new(), running: Vec::new() }
+    pub fn new(concurrent_max: usize) -> Self {
+        Self { concurrent_max, waiting: Vec::new(), running: Vec::new() }
     }
 
     /// Returns true if the command waits or runs.
-    pub fn holds(&self, id: &str) -> bool {
+    pub fn contains(&self, id: &str) -> bool {
         self.waiting.iter().chain(&self.running).any(|entry| entry.id == id)
     }
 
@@ -203,8 +203,8 @@ impl CommandLanes {
     }
 
     /// Moves the next command that may run to the running ones and returns its id.
-    pub fn begin(&mut self) -> Option<String> {
-        let full = self.running.len() >= self.beside_max;
+    pub fn start_next(&mut self) -> Option<String> {
+        let full = self.running.len() >= self.concurrent_max;
         let free = |at: &usize| {
             let entry = &self.waiting[*at];
             let immediate = entry.priority == CommandPriority::Immediate;
@@ -221,7 +221,7 @@ impl CommandLanes {
     }
 
     /// Removes a running command.
-    pub fn end(&mut self, id: &str) {
+    pub fn finish(&mut self, id: &str) {
         self.running.retain(|entry| entry.id != id);
     }
 }
@@ -252,25 +252,25 @@ pub struct ObservedInstance {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EffectProgress {
     /// The effect is visible.
-    There,
+    Visible,
     /// The effect may still follow.
-    Coming,
+    Pending,
     /// The effect cannot follow without another change.
-    Never,
+    Impossible,
 }
 
 /// Compares the observed state with the desired effect.
-pub fn verdict(effect: CommandEffect, seen: ObservedInstance) -> EffectProgress {
+pub fn effect_progress(effect: CommandEffect, seen: ObservedInstance) -> EffectProgress {
     match (effect, seen.status) {
-        (CommandEffect::Down, _) if !seen.wants_to_run && !seen.has_process => EffectProgress::There,
-        (CommandEffect::Down, _) => EffectProgress::Coming,
-        (CommandEffect::Configured, _) if !seen.wants_to_run => EffectProgress::There,
-        (CommandEffect::Configured, Status::AwaitingUserConfig) => EffectProgress::There,
-        (CommandEffect::Up | CommandEffect::Configured, Status::Online) if seen.is_new => EffectProgress::There,
-        (CommandEffect::Up | CommandEffect::Configured, Status::Online) => EffectProgress::Coming,
+        (CommandEffect::Down, _) if !seen.wants_to_run && !seen.has_process => EffectProgress::Visible,
+        (CommandEffect::Down, _) => EffectProgress::Pending,
+        (CommandEffect::Configured, _) if !seen.wants_to_run => EffectProgress::Visible,
+        (CommandEffect::Configured, Status::AwaitingUserConfig) => EffectProgress::Visible,
+        (CommandEffect::Up | CommandEffect::Configured, Status::Online) if seen.is_new => EffectProgress::Visible,
+        (CommandEffect::Up | CommandEffect::Configured, Status::Online) => EffectProgress::Pending,
         // Only a person or another configuration changes this status.
-        (CommandEffect::Up, Status::AwaitingUserConfig) => EffectProgress::Never,
-        (CommandEffect::Up | CommandEffect::Configured, Status::PermanentlyFailed | Status::RequiresReauth) => EffectProgress::Never,
+        (CommandEffect::Up, Status::AwaitingUserConfig) => EffectProgress::Impossible,
+        (CommandEffect::Up | CommandEffect::Configured, Status::PermanentlyFailed | Status::RequiresReauth) => EffectProgress::Impossible,
         (
             CommandEffect::Up | CommandEffect::Configured,
             Status::Provisioning
@@ -282,7 +282,7 @@ pub fn verdict(effect: CommandEffect, seen: ObservedInstance) -> EffectProgress 
             // The supervisor retries these, where the policy allows it.
             | Status::Offline
             | Status::Error,
-        ) => EffectProgress::Coming,
+        ) => EffectProgress::Pending,
     }
 }
 
@@ -291,12 +291,12 @@ mod tests {
     use super::*;
     use crate::wire::BackendCommand;
 
-    fn dice() -> JitterRng {
+    fn jitter_rng() -> JitterRng {
         JitterRng::new(1, "satellite-0001")
     }
 
-    fn pace() -> PollPacer {
-        PollPacer::new(PollIntervals::default(), Duration::from_secs(300), dice())
+    fn pacer() -> PollPacer {
+        PollPacer::new(PollIntervals::default(), Duration::from_secs(300), jitter_rng())
     }
 
     fn command(id: &str, priority: CommandPriority) -> BackendCommand {
@@ -340,7 +340,7 @@ mod tests {
             (Normal, Some(-3.0), 30_000),
             (High, Some(f64::NAN), 10_000),
         ] {
-            let wait = pace().answered(&answer(mode, asked, &[]), 10);
+            let wait = pacer().delay_after_response(&answer(mode, asked, &[]), 10);
             assert_eq!(milliseconds(wait), wanted, "{mode:?}, {asked:?}");
         }
     }
@@ -354,56 +354,56 @@ mod tests {
             (&[Low, High, Immediate], 10, 2),
             (&[Low, Low], 2, 2),
         ] {
-            let wait = pace().answered(&answer(PollingMode::Idle, None, priorities), limit);
+            let wait = pacer().delay_after_response(&answer(PollingMode::Idle, None, priorities), limit);
             assert_eq!(wait.as_secs(), wanted, "{priorities:?} of {limit}");
         }
     }
 
     #[test]
     fn failures_double_the_interval_up_to_its_limit_each_time_a_little_different() {
-        let mut pace = pace();
-        pace.answered(&answer(PollingMode::Immediate, None, &[]), 10);
-        let delays: Vec<f64> = (0..10).map(|_| pace.failed(None).as_secs_f64()).collect();
+        let mut pace = pacer();
+        pace.delay_after_response(&answer(PollingMode::Immediate, None, &[]), 10);
+        let delays: Vec<f64> = (0..10).map(|_| pace.delay_after_failure(None).as_secs_f64()).collect();
         for (delay, wanted) in delays.iter().zip([4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0, 300.0]) {
             assert!((wanted * 0.9..=wanted * 1.1).contains(delay), "{delay} for {wanted}");
         }
         assert!((delays[7] - delays[8]).abs() > 0.001 && (delays[8] - delays[9]).abs() > 0.001, "{delays:?}");
         assert!(pace.is_failing());
-        assert_eq!(pace.answered(&answer(PollingMode::Immediate, None, &[]), 10).as_secs(), 2);
+        assert_eq!(pace.delay_after_response(&answer(PollingMode::Immediate, None, &[]), 10).as_secs(), 2);
         assert!(!pace.is_failing());
-        assert!(pace.failed(None) < Duration::from_secs(5), "the first failure again");
+        assert!(pace.delay_after_failure(None) < Duration::from_secs(5), "the first failure again");
     }
 
     #[test]
     fn failures_without_end_overflow_nothing() {
-        let mut pace = pace();
+        let mut pace = pacer();
         pace.failures = u32::MAX;
-        assert!(pace.failed(None) <= Duration::from_secs(330));
-        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
+        assert!(pace.delay_after_failure(None) <= Duration::from_secs(330));
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
         backoff.failures = u32::MAX;
-        assert!(backoff.failed(None) <= Duration::from_secs(330));
+        assert!(backoff.delay_after_failure(None) <= Duration::from_secs(330));
     }
 
     #[test]
     fn a_pause_that_the_backend_requests_is_honoured_up_to_the_longest_delay() {
         let asked = Some(Duration::from_secs(200));
-        assert_eq!(pace().failed(asked).as_secs(), 200);
-        assert!(pace().failed(Some(Duration::from_secs(1))) > Duration::from_secs(50));
-        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
-        assert_eq!(backoff.failed(asked).as_secs(), 200);
-        assert!(backoff.failed(None) < Duration::from_secs(5));
+        assert_eq!(pacer().delay_after_failure(asked).as_secs(), 200);
+        assert!(pacer().delay_after_failure(Some(Duration::from_secs(1))) > Duration::from_secs(50));
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
+        assert_eq!(backoff.delay_after_failure(asked).as_secs(), 200);
+        assert!(backoff.delay_after_failure(None) < Duration::from_secs(5));
         let hour = Some(Duration::from_secs(3600));
-        assert_eq!(pace().failed(hour).as_secs(), 300);
-        assert_eq!(backoff.failed(hour).as_secs(), 300);
+        assert_eq!(pacer().delay_after_failure(hour).as_secs(), 300);
+        assert_eq!(backoff.delay_after_failure(hour).as_secs(), 300);
     }
 
     #[test]
     fn a_backoff_begins_again_after_a_success() {
-        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), dice());
-        let delays = [(); 4].map(|()| backoff.failed(None).as_secs());
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
+        let delays = [(); 4].map(|()| backoff.delay_after_failure(None).as_secs());
         assert!(delays[0] <= 2 && delays[3] >= 14, "{delays:?}");
-        backoff.succeeded();
-        assert!(backoff.failed(None) < Duration::from_secs(3));
+        backoff.reset();
+        assert!(backoff.delay_after_failure(None) < Duration::from_secs(3));
     }
 
     #[test]
@@ -441,11 +441,11 @@ mod tests {
             assert_eq!(one.overlaps(&other), wanted, "{one:?} {other:?}");
             assert_eq!(other.overlaps(&one), wanted, "{other:?} {one:?}");
         }
-        assert!(scope("a", "t", "").admits("a", "t", "u") && !scope("a", "t", "v").admits("a", "t", "u"));
+        assert!(scope("a", "t", "").matches("a", "t", "u") && !scope("a", "t", "v").matches("a", "t", "u"));
     }
 
-    fn begun(lanes: &mut CommandLanes) -> Vec<String> {
-        std::iter::from_fn(|| lanes.begin()).collect()
+    fn start_all(lanes: &mut CommandLanes) -> Vec<String> {
+        std::iter::from_fn(|| lanes.start_next()).collect()
     }
 
     #[test]
@@ -454,15 +454,15 @@ mod tests {
         for (id, installation) in [("1", "a"), ("2", "a"), ("3", "b"), ("4", "a")] {
             lanes.push(id, scope(installation, "", ""), CommandPriority::Normal);
         }
-        assert_eq!(begun(&mut lanes), ["1", "3"]);
-        lanes.end("3");
-        assert_eq!(begun(&mut lanes), [""; 0], "a slow command delays only its own instance");
-        lanes.end("1");
-        assert_eq!(begun(&mut lanes), ["2"]);
-        assert!(lanes.holds("2") && lanes.holds("4") && !lanes.holds("1"));
-        lanes.end("2");
-        assert_eq!(begun(&mut lanes), ["4"]);
-        lanes.end("4");
+        assert_eq!(start_all(&mut lanes), ["1", "3"]);
+        lanes.finish("3");
+        assert_eq!(start_all(&mut lanes), [""; 0], "a slow command delays only its own instance");
+        lanes.finish("1");
+        assert_eq!(start_all(&mut lanes), ["2"]);
+        assert!(lanes.contains("2") && lanes.contains("4") && !lanes.contains("1"));
+        lanes.finish("2");
+        assert_eq!(start_all(&mut lanes), ["4"]);
+        lanes.finish("4");
         assert!(lanes.is_empty());
     }
 
@@ -474,9 +474,9 @@ mod tests {
             lanes.push(id, scope(id, "", ""), priority);
         }
         let mut order = Vec::new();
-        while let Some(id) = lanes.begin() {
-            assert_eq!(lanes.begin(), None, "no more than one at once");
-            lanes.end(&id);
+        while let Some(id) = lanes.start_next() {
+            assert_eq!(lanes.start_next(), None, "no more than one at once");
+            lanes.finish(&id);
             order.push(id);
         }
         assert_eq!(order, ["i", "h", "n1", "n2", "l"]);
@@ -486,16 +486,16 @@ mod tests {
     fn an_immediate_command_waits_for_no_running_command_that_is_less_urgent() {
         let mut lanes = CommandLanes::new(1);
         lanes.push("spawn", scope("a", "", ""), CommandPriority::Normal);
-        assert_eq!(begun(&mut lanes), ["spawn"]);
+        assert_eq!(start_all(&mut lanes), ["spawn"]);
         lanes.push("restart", scope("a", "", ""), CommandPriority::High);
         lanes.push("kill", scope("a", "", ""), CommandPriority::Immediate);
         lanes.push("kill again", scope("a", "", ""), CommandPriority::Immediate);
-        assert_eq!(begun(&mut lanes), ["kill"], "immediate commands for one instance keep their order");
-        lanes.end("kill");
-        assert_eq!(begun(&mut lanes), ["kill again"]);
-        lanes.end("kill again");
-        lanes.end("spawn");
-        assert_eq!(begun(&mut lanes), ["restart"]);
+        assert_eq!(start_all(&mut lanes), ["kill"], "immediate commands for one instance keep their order");
+        lanes.finish("kill");
+        assert_eq!(start_all(&mut lanes), ["kill again"]);
+        lanes.finish("kill again");
+        lanes.finish("spawn");
+        assert_eq!(start_all(&mut lanes), ["restart"]);
     }
 
     #[test]
@@ -504,19 +504,19 @@ mod tests {
         lanes.push("1", scope("a", "", ""), CommandPriority::Normal);
         lanes.push("all", scope("", "", ""), CommandPriority::Normal);
         lanes.push("2", scope("b", "", ""), CommandPriority::Normal);
-        assert_eq!(begun(&mut lanes), ["1"]);
-        lanes.end("1");
-        assert_eq!(begun(&mut lanes), ["all"]);
-        lanes.end("all");
-        assert_eq!(begun(&mut lanes), ["2"]);
+        assert_eq!(start_all(&mut lanes), ["1"]);
+        lanes.finish("1");
+        assert_eq!(start_all(&mut lanes), ["all"]);
+        lanes.finish("all");
+        assert_eq!(start_all(&mut lanes), ["2"]);
     }
 
     #[test]
     fn every_status_is_or_is_not_the_effect_of_every_command() {
         let row = |status: Status| {
             let seen = ObservedInstance { status, wants_to_run: true, has_process: false, is_new: true };
-            let [up, configured, down] =
-                [CommandEffect::Up, CommandEffect::Configured, CommandEffect::Down].map(|effect| verdict(effect, seen));
+            let [up, configured, down] = [CommandEffect::Up, CommandEffect::Configured, CommandEffect::Down]
+                .map(|effect| effect_progress(effect, seen));
             format!("{status:>20}  Up {up:?}  Configured {configured:?}  Down {down:?}")
         };
         insta::assert_snapshot!(Status::ALL.map(row).join("\n"));
@@ -527,19 +527,19 @@ mod tests {
             is_new,
         };
         assert_eq!(
-            verdict(CommandEffect::Up, seen(true, true, false)),
-            EffectProgress::Coming,
+            effect_progress(CommandEffect::Up, seen(true, true, false)),
+            EffectProgress::Pending,
             "still the run of before"
         );
         assert_eq!(
-            verdict(CommandEffect::Down, seen(false, true, true)),
-            EffectProgress::Coming,
+            effect_progress(CommandEffect::Down, seen(false, true, true)),
+            EffectProgress::Pending,
             "its process is still there"
         );
-        assert_eq!(verdict(CommandEffect::Down, seen(false, false, true)), EffectProgress::There);
+        assert_eq!(effect_progress(CommandEffect::Down, seen(false, false, true)), EffectProgress::Visible);
         assert_eq!(
-            verdict(CommandEffect::Configured, seen(false, false, false)),
-            EffectProgress::There,
+            effect_progress(CommandEffect::Configured, seen(false, false, false)),
+            EffectProgress::Visible,
             "a person has stopped it"
         );
     }

@@ -30,7 +30,7 @@ impl BackendEventSink {
             Some((of, sink)) if Arc::ptr_eq(of, &key) => return Ok(sink.clone()),
             Some(_) | None => {}
         }
-        let made = HttpSink::new(&self.link.backend.events(&key), Some(&key.secret));
+        let made = HttpSink::new(&self.link.backend.events_url(&key), Some(&key.secret));
         let made = made.map_err(|error| error.to_string())?.with_timeout(self.link.plan.request_timeout);
         *sink = Some((key, made.clone()));
         Ok(made)
@@ -49,23 +49,23 @@ impl EventSink for BackendEventSink {
             match &answer {
                 SinkAnswer::Unauthorized => {
                     // The next poll or heartbeat shows whether the key itself is rejected.
-                    link.contact.went_wrong(
+                    link.reachability.record_failure(
                         RequestPurpose::Events,
                         true,
                         "the backend rejected the key of the satellite",
                     );
                 }
-                SinkAnswer::Unavailable(why) => link.contact.went_wrong(RequestPurpose::Events, false, why),
+                SinkAnswer::Unavailable(why) => link.reachability.record_failure(RequestPurpose::Events, false, why),
                 SinkAnswer::Throttled(_) => {
-                    link.contact.went_wrong(
+                    link.reachability.record_failure(
                         RequestPurpose::Events,
                         true,
                         "too many requests for the backend (HTTP 429)",
                     );
                 }
                 SinkAnswer::Accepted | SinkAnswer::Partial(_) | SinkAnswer::Invalid(..) | SinkAnswer::TooLarge => {
-                    link.prove();
-                    link.contact.went_well(RequestPurpose::Events);
+                    link.mark_key_accepted();
+                    link.reachability.record_success(RequestPurpose::Events);
                 }
             }
             answer

@@ -18,7 +18,7 @@ use super::keys;
 use super::refusal::ApiError;
 use mcp_satellite_config::TokenHash;
 
-pub(super) fn bearer(headers: &HeaderMap) -> Result<Secret, ApiError> {
+pub(super) fn bearer_token(headers: &HeaderMap) -> Result<Secret, ApiError> {
     let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let (scheme, token) = header.and_then(|header| header.split_once(' ')).unwrap_or_default();
     if !scheme.eq_ignore_ascii_case("bearer") || token.trim().is_empty() {
@@ -37,13 +37,13 @@ impl FromRequestParts<Arc<BackendState>> for AuthenticatedSatellite {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<BackendState>) -> Result<Self, ApiError> {
-        let hash = TokenHash::of(bearer(&parts.headers)?.expose());
+        let hash = TokenHash::from_token(bearer_token(&parts.headers)?.expose());
         let found = app.database.run(move |db| {
             let mut select = db.prepare_cached("SELECT id, key_hash FROM satellites WHERE key_hash = ?1")?;
             let found = select.query_row([hash.0], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?)));
             Ok(found.optional()?)
         });
-        let Some((id, _)) = found.await?.filter(|(_, kept)| keys::same(&hash, kept)) else {
+        let Some((id, _)) = found.await?.filter(|(_, kept)| keys::is_same_hash(&hash, kept)) else {
             tracing::warn!(path = parts.uri.path(), "request with an invalid API key rejected");
             return Err(ApiError::unauthorized("this API key is not valid; register again with a new token"));
         };
@@ -54,9 +54,9 @@ impl FromRequestParts<Arc<BackendState>> for AuthenticatedSatellite {
                 path = parts.uri.path(),
                 "request of a satellite for a path of another one rejected"
             );
-            return Err(ApiError::unknown("satellite for this API key"));
+            return Err(ApiError::not_found("satellite for this API key"));
         }
-        app.heard_of(&id);
+        app.record_contact(&id);
         Ok(Self { id })
     }
 }
@@ -69,7 +69,7 @@ impl FromRequestParts<Arc<BackendState>> for AdminAccess {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<BackendState>) -> Result<Self, ApiError> {
-        if keys::same(&TokenHash::of(bearer(&parts.headers)?.expose()), &app.admin.0) {
+        if keys::is_same_hash(&TokenHash::from_token(bearer_token(&parts.headers)?.expose()), &app.admin.0) {
             return Ok(Self);
         }
         tracing::warn!(path = parts.uri.path(), "request with an invalid admin token rejected");
@@ -85,7 +85,7 @@ pub(super) struct PathParams(HashMap<String, String>);
 
 impl PathParams {
     // Empty if the route has no such parameter.
-    pub(super) fn of(&self, name: &str) -> String {
+    pub(super) fn get(&self, name: &str) -> String {
         self.0.get(name).cloned().unwrap_or_default()
     }
 }
@@ -95,7 +95,7 @@ impl FromRequestParts<Arc<BackendState>> for PathParams {
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<BackendState>) -> Result<Self, ApiError> {
         let names = Path::<HashMap<String, String>>::from_request_parts(parts, app).await;
-        names.map(|Path(names)| Self(names)).map_err(|_| ApiError::unknown("path"))
+        names.map(|Path(names)| Self(names)).map_err(|_| ApiError::not_found("path"))
     }
 }
 
@@ -108,6 +108,6 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<BackendState>> for QueryParams<T>
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<BackendState>) -> Result<Self, ApiError> {
         let asked = Query::<T>::from_request_parts(parts, app).await;
-        asked.map(|Query(asked)| Self(asked)).map_err(|error| ApiError::bad(error.body_text()))
+        asked.map(|Query(asked)| Self(asked)).map_err(|error| ApiError::bad_request(error.body_text()))
     }
 }

@@ -24,13 +24,13 @@ pub(super) const LARGE_MAX: usize = 8 * 1024 * 1024;
 
 pub(super) async fn read(body: Body, max: usize) -> Result<Bytes, ApiError> {
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body of the request did not arrive in time");
-    timeout(BODY_TIMEOUT, gather(body.into_data_stream(), max)).await.map_err(late)?
+    timeout(BODY_TIMEOUT, collect_body(body.into_data_stream(), max)).await.map_err(late)?
 }
 
-async fn gather(mut stream: BodyDataStream, max: usize) -> Result<Bytes, ApiError> {
+async fn collect_body(mut stream: BodyDataStream, max: usize) -> Result<Bytes, ApiError> {
     let (mut whole, mut seen) = (BytesMut::new(), 0);
     while let Some(chunk) = stream.next().await {
-        let chunk = chunk.map_err(|_| ApiError::bad("the body of the request is incomplete"))?;
+        let chunk = chunk.map_err(|_| ApiError::bad_request("the body of the request is incomplete"))?;
         seen += chunk.len();
         if seen <= max {
             whole.extend_from_slice(&chunk);
@@ -45,7 +45,7 @@ async fn gather(mut stream: BodyDataStream, max: usize) -> Result<Bytes, ApiErro
     Ok(whole.freeze())
 }
 
-pub(super) async fn take<T: DeserializeOwned + Send + 'static>(
+pub(super) async fn read_validated<T: DeserializeOwned + Send + 'static>(
     body: Body,
     max: usize,
     form: MessageSchema,
@@ -53,18 +53,18 @@ pub(super) async fn take<T: DeserializeOwned + Send + 'static>(
 ) -> Result<T, ApiError> {
     let bytes = read(body, max).await?;
     let schemas = schemas.clone();
-    apart(move || understand(&bytes, form, &schemas)).await
+    run_blocking(move || parse_validated(&bytes, form, &schemas)).await
 }
 
 // Large bodies would stall the async threads.
-pub(super) async fn apart<T: Send + 'static>(
+pub(super) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is stopping; try again")))
 }
 
-pub(super) fn understand<T: DeserializeOwned>(
+pub(super) fn parse_validated<T: DeserializeOwned>(
     bytes: &[u8],
     form: MessageSchema,
     schemas: &SchemaValidators,
@@ -72,14 +72,14 @@ pub(super) fn understand<T: DeserializeOwned>(
     // The text of the serde error repeats the input; the position is enough.
     let value: Value = serde_json::from_slice(bytes).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        ApiError::bad(format!("the body of the request is not valid JSON: line {line}, column {column}"))
+        ApiError::bad_request(format!("the body of the request is not valid JSON: line {line}, column {column}"))
     })?;
     schemas.check(form, &value).map_err(|invalid| {
         let index = (form == MessageSchema::Events).then(|| invalid.index("events")).flatten();
-        ApiError::bad(format!("{invalid} (schemas/{})", form.file())).at(index)
+        ApiError::bad_request(format!("{invalid} (schemas/{})", form.file())).with_index(index)
     })?;
     serde_json::from_value(value).map_err(|error| {
         tracing::debug!(%error, form = form.file(), "a request matches its schema and cannot be decoded");
-        ApiError::bad(format!("the body matches schemas/{} and contains an invalid value", form.file()))
+        ApiError::bad_request(format!("the body matches schemas/{} and contains an invalid value", form.file()))
     })
 }

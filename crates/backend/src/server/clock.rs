@@ -33,11 +33,11 @@ impl fmt::Debug for BackendClock {
 }
 
 // Milliseconds since 1970.
-pub(super) fn stored(at: Timestamp) -> i64 {
+pub(super) fn timestamp_to_millis(at: Timestamp) -> i64 {
     at.as_millisecond()
 }
 
 // Only valid timestamps are stored, so the default is never used.
-pub(super) fn restored(milliseconds: i64) -> Timestamp {
+pub(super) fn timestamp_from_millis(milliseconds: i64) -> Timestamp {
     Timestamp::from_millisecond(milliseconds).unwrap_or_default()
 }

@@ -16,7 +16,7 @@ use super::BackendState;
 use super::access::{AdminAccess, AuthenticatedSatellite, PathParams, QueryParams};
 use super::api::{CommandList, CommandRecordView, CommandRequest, CommandStage};
 use super::body::{self, SMALL_MAX};
-use super::clock::{restored, stored};
+use super::clock::{timestamp_from_millis, timestamp_to_millis};
 use super::refusal::ApiError;
 use super::schema::{MessageSchema, SchemaValidators};
 use super::{keys, satellites};
@@ -69,16 +69,16 @@ pub(super) async fn poll(
 ) -> Result<Json<PollCommands>, ApiError> {
     let limit = limit.unwrap_or(LIMIT);
     if !(1..=LIMIT_MAX).contains(&limit) {
-        return Err(ApiError::bad(format!("limit must be from 1 to {LIMIT_MAX}")));
+        return Err(ApiError::bad_request(format!("limit must be from 1 to {LIMIT_MAX}")));
     }
     tracing::trace!(satellite = id, ?last_poll, limit, wait, "a satellite polls");
     // Subscribed before the first query, so that no command is missed between query and wait.
-    let mut queued = app.queued.subscribe();
+    let mut queued = app.queue_signal.subscribe();
     let until = Instant::now() + Duration::from_secs(wait.min(HOLD_MAX));
-    let held = app.held.try_acquire();
+    let held = app.hold_permits.try_acquire();
     let (commands, polling_mode, now) = loop {
         let now = app.now();
-        let (commands, mode) = take(&app, &id, limit, now).await?;
+        let (commands, mode) = deliver_pending(&app, &id, limit, now).await?;
         if !commands.is_empty() || held.is_err() {
             break (commands, mode, now);
         }
@@ -91,11 +91,11 @@ pub(super) async fn poll(
             break (commands, mode, app.now());
         }
     };
-    let next_poll_interval = Some(app.settings.poll_interval.unwrap_or_else(|| seconds(polling_mode)));
+    let next_poll_interval = Some(app.settings.poll_interval.unwrap_or_else(|| interval_seconds(polling_mode)));
     Ok(Json(PollCommands { commands, polling_mode, next_poll_interval, server_time: Some(now) }))
 }
 
-async fn take(
+async fn deliver_pending(
     app: &BackendState,
     id: &str,
     limit: usize,
@@ -106,21 +106,26 @@ async fn take(
         .run(move |db| {
             let select = format!("SELECT * FROM commands WHERE {OPEN} ORDER BY priority, number LIMIT ?3");
             let mut select = db.prepare_cached(&select)?;
-            let waiting = select.query_map(params![id, stored(now), i64::try_from(limit).unwrap_or(i64::MAX)], CommandRow::read)?;
+            let waiting = select.query_map(params![id, timestamp_to_millis(now), i64::try_from(limit).unwrap_or(i64::MAX)], CommandRow::from_row)?;
             let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
             let mut sent = db.prepare_cached(
                 "UPDATE commands SET times_sent = times_sent + 1, first_sent_at = coalesce(first_sent_at, ?2) WHERE number = ?1",
             )?;
             for kept in &waiting {
-                sent.execute(params![kept.number, stored(now)])?;
+                sent.execute(params![kept.number, timestamp_to_millis(now)])?;
             }
-            let mode = mode(db, &id, waiting.first().map(|kept| kept.priority), now)?;
-            Ok((waiting.into_iter().map(CommandRow::command).collect::<Result<_, _>>()?, mode))
+            let mode = polling_mode(db, &id, waiting.first().map(|kept| kept.priority), now)?;
+            Ok((waiting.into_iter().map(CommandRow::into_command).collect::<Result<_, _>>()?, mode))
         })
         .await
 }
 
-fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timestamp) -> Result<PollingMode, ApiError> {
+fn polling_mode(
+    db: &Transaction<'_>,
+    satellite: &str,
+    waiting: Option<i64>,
+    now: Timestamp,
+) -> Result<PollingMode, ApiError> {
     let last_of = |priority: i64| -> Result<Option<i64>, ApiError> {
         let mut last = db.prepare_cached(LAST)?;
         let mut latest = None;
@@ -129,22 +134,24 @@ fn mode(db: &Transaction<'_>, satellite: &str, waiting: Option<i64>, now: Timest
         }
         Ok(latest)
     };
-    let since = |at: Option<i64>| at.map_or(SignedDuration::MAX, |at| now.duration_since(restored(at)));
-    if waiting == Some(number(CommandPriority::Immediate))
-        || since(last_of(number(CommandPriority::Immediate))?) < IMMEDIATE_AFTER
+    let since = |at: Option<i64>| at.map_or(SignedDuration::MAX, |at| now.duration_since(timestamp_from_millis(at)));
+    if waiting == Some(priority_to_number(CommandPriority::Immediate))
+        || since(last_of(priority_to_number(CommandPriority::Immediate))?) < IMMEDIATE_AFTER
     {
         return Ok(PollingMode::Immediate);
     }
-    if waiting == Some(number(CommandPriority::High)) || since(last_of(number(CommandPriority::High))?) < HIGH_AFTER {
+    if waiting == Some(priority_to_number(CommandPriority::High))
+        || since(last_of(priority_to_number(CommandPriority::High))?) < HIGH_AFTER
+    {
         return Ok(PollingMode::High);
     }
     let registered_at =
         db.query_row("SELECT registered_at FROM satellites WHERE id = ?1", [satellite], |row| row.get(0))?;
-    let begun = since(Some(registered_at)).min(since(last_of(number(CommandPriority::Low))?));
+    let begun = since(Some(registered_at)).min(since(last_of(priority_to_number(CommandPriority::Low))?));
     Ok(if waiting.is_some() || begun < IDLE_AFTER { PollingMode::Normal } else { PollingMode::Idle })
 }
 
-fn seconds(mode: PollingMode) -> f64 {
+fn interval_seconds(mode: PollingMode) -> f64 {
     match mode {
         PollingMode::Immediate => 2.0,
         PollingMode::High => 10.0,
@@ -153,25 +160,26 @@ fn seconds(mode: PollingMode) -> f64 {
     }
 }
 
-pub(super) async fn result(
+pub(super) async fn receive_result(
     State(app): State<Arc<BackendState>>,
     AuthenticatedSatellite { id }: AuthenticatedSatellite,
     names: PathParams,
     body: Body,
 ) -> Result<Json<EmptyResponse>, ApiError> {
-    let result: CommandResult = body::take(body, LARGE_RESULT_MAX, MessageSchema::CommandResult, &app.schemas).await?;
-    let (now, command) = (app.now(), names.of("command"));
+    let result: CommandResult =
+        body::read_validated(body, LARGE_RESULT_MAX, MessageSchema::CommandResult, &app.schemas).await?;
+    let (now, command) = (app.now(), names.get("command"));
     app.database
         .run(move |db| {
             // Only the first result counts. A repeated one means that the response was lost.
             let text = serde_json::to_string(&result)?;
             let taken = db.execute(
                 "UPDATE commands SET result = ?3, finished_at = ?4 WHERE satellite = ?1 AND id = ?2 AND finished_at IS NULL",
-                params![id, command, text, stored(now)],
+                params![id, command, text, timestamp_to_millis(now)],
             )?;
             let known = "SELECT 1 FROM commands WHERE satellite = ?1 AND id = ?2";
             if taken == 0 && !db.prepare_cached(known)?.exists(params![id, command])? {
-                return Err(ApiError::unknown("command"));
+                return Err(ApiError::not_found("command"));
             }
             if taken > 0 {
                 tracing::info!(satellite = id, command, status = ?result.status, "result of a command received");
@@ -191,7 +199,8 @@ pub(super) async fn queue(
     names: PathParams,
     body: Body,
 ) -> Result<(StatusCode, Json<CommandRecordView>), ApiError> {
-    let wanted: CommandRequest = body::take(body, SMALL_MAX, MessageSchema::CommandWanted, &app.schemas).await?;
+    let wanted: CommandRequest =
+        body::read_validated(body, SMALL_MAX, MessageSchema::CommandWanted, &app.schemas).await?;
     check_payload(&app.schemas, &wanted)?;
     let now = app.now();
     let later =
@@ -199,13 +208,15 @@ pub(super) async fn queue(
     let later = later.map(|later| now.saturating_add(later).unwrap_or(Timestamp::MAX));
     let expires_at = match (later, wanted.expires_at) {
         (Some(_), Some(_)) => {
-            return Err(ApiError::bad("expires_in_seconds and expires_at exclude each other; give only one of them"));
+            return Err(ApiError::bad_request(
+                "expires_in_seconds and expires_at exclude each other; give only one of them",
+            ));
         }
         (one, other) => one.or(other),
     };
     let (id, given) = match wanted.id {
         Some(id) => (id, true),
-        None => (keys::unique("cmd-")?, false),
+        None => (keys::generate_id("cmd-")?, false),
     };
     let command = BackendCommand {
         id,
@@ -217,17 +228,17 @@ pub(super) async fn queue(
     let (state, new) = app
         .database
         .run(move |db| {
-            let satellite = satellites::find(db, &names.of("satellite"))?;
-            if given && let Some(kept) = kept(db, &satellite, &command.id)? {
-                return Ok((kept.state(now)?, false));
+            let satellite = satellites::find_id(db, &names.get("satellite"))?;
+            if given && let Some(kept) = find_command(db, &satellite, &command.id)? {
+                return Ok((kept.into_view(now)?, false));
             }
             insert(db, &satellite, &command, now, false)?;
-            let kept = kept(db, &satellite, &command.id)?.ok_or_else(|| ApiError::unknown("command"))?;
+            let kept = find_command(db, &satellite, &command.id)?.ok_or_else(|| ApiError::not_found("command"))?;
             tracing::info!(satellite, command = command.id, kind = command.command_type, "a command was queued");
-            Ok((kept.state(now)?, true))
+            Ok((kept.into_view(now)?, true))
         })
         .await?;
-    app.command_queued();
+    app.notify_command_queued();
     Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(state)))
 }
 
@@ -241,7 +252,7 @@ fn check_payload(schemas: &SchemaValidators, wanted: &CommandRequest) -> Result<
     };
     let checked = schemas.check(form, &Value::Object(wanted.payload.clone()));
     checked.map_err(|invalid| {
-        ApiError::bad(format!("/payload{}: {} (schemas/{})", invalid.place, invalid.why, form.file()))
+        ApiError::bad_request(format!("/payload{}: {} (schemas/{})", invalid.pointer, invalid.why, form.file()))
     })
 }
 
@@ -259,11 +270,12 @@ pub(super) async fn list(
     let limit = i64::try_from(limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
     let now = app.now();
     let commands = app.database.run(move |db| {
-        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let satellite = satellites::find_id(db, &names.get("satellite"))?;
         let mut select =
             db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 ORDER BY number DESC LIMIT ?2")?;
-        let found = select.query_map(params![satellite, limit], CommandRow::read)?.collect::<Result<Vec<_>, _>>()?;
-        found.into_iter().map(|kept| kept.state(now)).collect::<Result<_, _>>()
+        let found =
+            select.query_map(params![satellite, limit], CommandRow::from_row)?.collect::<Result<Vec<_>, _>>()?;
+        found.into_iter().map(|kept| kept.into_view(now)).collect::<Result<_, _>>()
     });
     Ok(Json(CommandList { commands: commands.await? }))
 }
@@ -275,15 +287,15 @@ pub(super) async fn show(
 ) -> Result<Json<CommandRecordView>, ApiError> {
     let now = app.now();
     let state = app.database.run(move |db| {
-        let satellite = satellites::find(db, &names.of("satellite"))?;
-        let kept = kept(db, &satellite, &names.of("command"))?;
-        kept.ok_or_else(|| ApiError::unknown("command"))?.state(now)
+        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let kept = find_command(db, &satellite, &names.get("command"))?;
+        kept.ok_or_else(|| ApiError::not_found("command"))?.into_view(now)
     });
     state.await.map(Json)
 }
 
 /// Queues a `configure` command unless an undelivered one is already in the queue.
-pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), ApiError> {
+pub(super) fn queue_configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), ApiError> {
     let told = "SELECT 1 FROM commands WHERE satellite = ?1 AND by_itself AND times_sent = 0 AND finished_at IS NULL";
     if db.prepare_cached(told)?.exists([satellite])? {
         return Ok(());
@@ -291,14 +303,14 @@ pub(super) fn configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -
     let event = ConfigureEvent::McpInstallationUpdated;
     let payload = ConfigurePayload { event, installation_id: None, team_id: None, user_id: None };
     let Value::Object(payload) = serde_json::to_value(payload)? else { return Ok(()) };
-    let (id, command_type) = (keys::unique("cfg-")?, "configure".to_owned());
+    let (id, command_type) = (keys::generate_id("cfg-")?, "configure".to_owned());
     let command = BackendCommand { id, command_type, priority: CommandPriority::Immediate, payload, expires_at: None };
     insert(db, satellite, &command, now, true)
 }
 
-pub(super) fn waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<usize, ApiError> {
+pub(super) fn count_waiting(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<usize, ApiError> {
     let mut select = db.prepare_cached(&format!("SELECT count(*) FROM commands WHERE {OPEN}"))?;
-    Ok(select.query_row(params![satellite, stored(now)], |row| row.get(0))?)
+    Ok(select.query_row(params![satellite, timestamp_to_millis(now)], |row| row.get(0))?)
 }
 
 fn insert(
@@ -308,7 +320,7 @@ fn insert(
     now: Timestamp,
     by_itself: bool,
 ) -> Result<(), ApiError> {
-    if waiting(db, satellite, now)? >= WAITING_MAX && !by_itself {
+    if count_waiting(db, satellite, now)? >= WAITING_MAX && !by_itself {
         let why = format!("{WAITING_MAX} commands wait for this satellite, the maximum; try again later");
         return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, why));
     }
@@ -319,17 +331,17 @@ fn insert(
             satellite,
             command.id,
             command.command_type,
-            number(command.priority),
+            priority_to_number(command.priority),
             serde_json::to_string(&command.payload)?,
-            command.expires_at.map(stored),
-            stored(now),
+            command.expires_at.map(timestamp_to_millis),
+            timestamp_to_millis(now),
             by_itself
         ],
     )?;
     Ok(())
 }
 
-fn number(priority: CommandPriority) -> i64 {
+fn priority_to_number(priority: CommandPriority) -> i64 {
     match priority {
         CommandPriority::Immediate => 0,
         CommandPriority::High => 1,
@@ -338,7 +350,7 @@ fn number(priority: CommandPriority) -> i64 {
     }
 }
 
-fn priority(number: i64) -> CommandPriority {
+fn priority_from_number(number: i64) -> CommandPriority {
     match number {
         0 => CommandPriority::Immediate,
         1 => CommandPriority::High,
@@ -347,9 +359,9 @@ fn priority(number: i64) -> CommandPriority {
     }
 }
 
-fn kept(db: &Transaction<'_>, satellite: &str, id: &str) -> Result<Option<CommandRow>, ApiError> {
+fn find_command(db: &Transaction<'_>, satellite: &str, id: &str) -> Result<Option<CommandRow>, ApiError> {
     let mut select = db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 AND id = ?2")?;
-    Ok(select.query_row(params![satellite, id], CommandRow::read).optional()?)
+    Ok(select.query_row(params![satellite, id], CommandRow::from_row).optional()?)
 }
 
 struct CommandRow {
@@ -367,7 +379,7 @@ struct CommandRow {
 }
 
 impl CommandRow {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             number: row.get("number")?,
             id: row.get("id")?,
@@ -383,17 +395,17 @@ impl CommandRow {
         })
     }
 
-    fn command(self) -> Result<BackendCommand, ApiError> {
+    fn into_command(self) -> Result<BackendCommand, ApiError> {
         Ok(BackendCommand {
             payload: serde_json::from_str::<Map<String, Value>>(&self.payload)?,
             id: self.id,
             command_type: self.command_type,
-            priority: priority(self.priority),
-            expires_at: self.expires_at.map(restored),
+            priority: priority_from_number(self.priority),
+            expires_at: self.expires_at.map(timestamp_from_millis),
         })
     }
 
-    fn state(self, now: Timestamp) -> Result<CommandRecordView, ApiError> {
+    fn into_view(self, now: Timestamp) -> Result<CommandRecordView, ApiError> {
         let result = self.result.as_deref().map(serde_json::from_str::<CommandResult>).transpose()?;
         let state = match &result {
             Some(CommandResult { status: CommandOutcome::Completed, .. }) => CommandStage::Completed,
@@ -401,17 +413,17 @@ impl CommandRow {
             Some(CommandResult { status: CommandOutcome::Expired, .. }) => CommandStage::Expired,
             // The satellite may have executed a delivered command, so only its result ends the state.
             None if self.times_sent > 0 => CommandStage::Sent,
-            None if self.expires_at.is_some_and(|at| restored(at) <= now) => CommandStage::Expired,
+            None if self.expires_at.is_some_and(|at| timestamp_from_millis(at) <= now) => CommandStage::Expired,
             None => CommandStage::Queued,
         };
         Ok(CommandRecordView {
             state,
-            created_at: restored(self.created_at),
+            created_at: timestamp_from_millis(self.created_at),
             times_sent: u64::try_from(self.times_sent).unwrap_or_default(),
-            first_sent_at: self.first_sent_at.map(restored),
+            first_sent_at: self.first_sent_at.map(timestamp_from_millis),
             result,
-            finished_at: self.finished_at.map(restored),
-            command: self.command()?,
+            finished_at: self.finished_at.map(timestamp_from_millis),
+            command: self.into_command()?,
         })
     }
 }

@@ -15,7 +15,7 @@ use super::BackendState;
 use super::access::{AdminAccess, AuthenticatedSatellite, PathParams};
 use super::api::{ConfigUpdate, ConfigUpdateResult};
 use super::body::{self, LARGE_MAX};
-use super::clock::stored;
+use super::clock::timestamp_to_millis;
 use super::refusal::ApiError;
 use super::schema::MessageSchema;
 use super::{commands, keys, satellites};
@@ -29,9 +29,9 @@ pub(super) async fn fetch(
     AuthenticatedSatellite { id }: AuthenticatedSatellite,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let config = app.database.run(move |db| of_satellite(db, &id)?.ok_or_else(none_yet)).await?;
+    let config = app.database.run(move |db| effective_config(db, &id)?.ok_or_else(missing_config_error)).await?;
     let tag = format!("\"{}\"", config.hash);
-    let known = headers.get_all(header::IF_NONE_MATCH).iter().any(|value| names(value, &config.hash));
+    let known = headers.get_all(header::IF_NONE_MATCH).iter().any(|value| etag_matches(value, &config.hash));
     let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { Json(config).into_response() };
     // The hash consists of hexadecimal digits, so this does not fail.
     if let Ok(tag) = HeaderValue::from_str(&tag) {
@@ -42,30 +42,30 @@ pub(super) async fn fetch(
 }
 
 // Accepts the hash with or without quotes.
-fn names(value: &HeaderValue, hash: &str) -> bool {
+fn etag_matches(value: &HeaderValue, hash: &str) -> bool {
     let tags = value.to_str().unwrap_or_default().split(',');
     tags.map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"')).any(|tag| tag == "*" || tag == hash)
 }
 
 /// Returns the satellite's own configuration, otherwise the shared one.
-pub(super) fn of_satellite(db: &Transaction<'_>, satellite: &str) -> Result<Option<SatelliteConfig>, ApiError> {
-    let own = kept(db, satellite)?;
-    Ok(if own.is_some() { own } else { kept(db, FOR_ALL)? })
+pub(super) fn effective_config(db: &Transaction<'_>, satellite: &str) -> Result<Option<SatelliteConfig>, ApiError> {
+    let own = stored_config(db, satellite)?;
+    Ok(if own.is_some() { own } else { stored_config(db, FOR_ALL)? })
 }
 
 // Not an empty configuration: if the backend has lost its data, an empty one would stop all servers of the fleet.
-fn none_yet() -> ApiError {
+fn missing_config_error() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "there is no configuration for this satellite yet")
 }
 
-fn kept(db: &Transaction<'_>, scope: &str) -> Result<Option<SatelliteConfig>, ApiError> {
+fn stored_config(db: &Transaction<'_>, scope: &str) -> Result<Option<SatelliteConfig>, ApiError> {
     let mut select = db.prepare_cached("SELECT body FROM configs WHERE scope = ?1")?;
     let body: Option<String> = select.query_row([scope], |row| row.get(0)).optional()?;
     Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
 // Adds the hash: an HMAC with a secret key, because short credentials could be guessed from a plain digest.
-fn meant(db: &Transaction<'_>, wanted: ConfigUpdate) -> Result<SatelliteConfig, ApiError> {
+fn add_hash(db: &Transaction<'_>, wanted: ConfigUpdate) -> Result<SatelliteConfig, ApiError> {
     let key: Vec<u8> =
         db.prepare_cached("SELECT value FROM keys WHERE name = 'config'")?.query_row([], |row| row.get(0))?;
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), &serde_json::to_vec(&wanted)?);
@@ -73,13 +73,13 @@ fn meant(db: &Transaction<'_>, wanted: ConfigUpdate) -> Result<SatelliteConfig, 
     Ok(SatelliteConfig { hash: keys::hexadecimal(tag.as_ref()), servers, teams })
 }
 
-pub(super) async fn show_for_all(
+pub(super) async fn show_shared(
     _: AdminAccess,
     State(app): State<Arc<BackendState>>,
 ) -> Result<Json<SatelliteConfig>, ApiError> {
     // No satellite has an empty id, so this returns the shared configuration.
     let none = || ApiError::new(StatusCode::NOT_FOUND, "there is no configuration for all satellites yet");
-    app.database.run(move |db| of_satellite(db, FOR_ALL)?.ok_or_else(none)).await.map(Json)
+    app.database.run(move |db| effective_config(db, FOR_ALL)?.ok_or_else(none)).await.map(Json)
 }
 
 pub(super) async fn show(
@@ -88,28 +88,28 @@ pub(super) async fn show(
     names: PathParams,
 ) -> Result<Json<SatelliteConfig>, ApiError> {
     let config = app.database.run(move |db| {
-        let satellite = satellites::find(db, &names.of("satellite"))?;
-        of_satellite(db, &satellite)?.ok_or_else(none_yet)
+        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        effective_config(db, &satellite)?.ok_or_else(missing_config_error)
     });
     config.await.map(Json)
 }
 
-pub(super) async fn put_for_all(
+pub(super) async fn put_shared(
     _: AdminAccess,
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let wanted: ConfigUpdate = body::take(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
+    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
     let now = app.now();
     let kept = app.database.run(move |db| {
-        let (before, config) = (of_satellite(db, FOR_ALL)?, meant(db, wanted)?);
-        keep(db, FOR_ALL, &config, now)?;
+        let (before, config) = (effective_config(db, FOR_ALL)?, add_hash(db, wanted)?);
+        store_config(db, FOR_ALL, &config, now)?;
         let all = "SELECT id FROM satellites WHERE id NOT IN (SELECT scope FROM configs) ORDER BY name";
         let all = db.prepare(all)?.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
-        tell(db, all, before.as_ref(), config, now)
+        queue_configure_if_changed(db, all, before.as_ref(), config, now)
     });
     let kept = kept.await?;
-    app.command_queued();
+    app.notify_command_queued();
     tracing::info!(
         hash = kept.hash,
         changed = kept.changed,
@@ -125,51 +125,51 @@ pub(super) async fn put(
     names: PathParams,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let wanted: ConfigUpdate = body::take(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
+    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
     let now = app.now();
     let kept = app.database.run(move |db| {
-        let satellite = satellites::find(db, &names.of("satellite"))?;
-        let (before, config) = (of_satellite(db, &satellite)?, meant(db, wanted)?);
-        keep(db, &satellite, &config, now)?;
-        tell(db, vec![satellite], before.as_ref(), config, now)
+        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let (before, config) = (effective_config(db, &satellite)?, add_hash(db, wanted)?);
+        store_config(db, &satellite, &config, now)?;
+        queue_configure_if_changed(db, vec![satellite], before.as_ref(), config, now)
     });
     let kept = kept.await?;
-    app.command_queued();
+    app.notify_command_queued();
     tracing::info!(hash = kept.hash, changed = kept.changed, told = ?kept.told, "configuration of a satellite stored");
     Ok(Json(kept))
 }
 
-pub(super) async fn forget(
+pub(super) async fn delete_own(
     _: AdminAccess,
     State(app): State<Arc<BackendState>>,
     names: PathParams,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
     let now = app.now();
     let kept = app.database.run(move |db| {
-        let satellite = satellites::find(db, &names.of("satellite"))?;
-        let Some(config) = kept(db, FOR_ALL)? else {
+        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let Some(config) = stored_config(db, FOR_ALL)? else {
             let why = "there is no configuration for all satellites that could replace this one; put one first";
             return Err(ApiError::new(StatusCode::CONFLICT, why));
         };
-        let before = of_satellite(db, &satellite)?;
+        let before = effective_config(db, &satellite)?;
         db.execute("DELETE FROM configs WHERE scope = ?1", [&satellite])?;
-        tell(db, vec![satellite], before.as_ref(), config, now)
+        queue_configure_if_changed(db, vec![satellite], before.as_ref(), config, now)
     });
     let kept = kept.await?;
-    app.command_queued();
+    app.notify_command_queued();
     Ok(Json(kept))
 }
 
-fn keep(db: &Transaction<'_>, scope: &str, config: &SatelliteConfig, now: Timestamp) -> Result<(), ApiError> {
+fn store_config(db: &Transaction<'_>, scope: &str, config: &SatelliteConfig, now: Timestamp) -> Result<(), ApiError> {
     db.execute(
         "INSERT INTO configs (scope, hash, body, updated_at) VALUES (?1, ?2, ?3, ?4)
          ON CONFLICT (scope) DO UPDATE SET hash = excluded.hash, body = excluded.body, updated_at = excluded.updated_at",
-        params![scope, config.hash, serde_json::to_string(config)?, stored(now)],
+        params![scope, config.hash, serde_json::to_string(config)?, timestamp_to_millis(now)],
     )?;
     Ok(())
 }
 
-fn tell(
+fn queue_configure_if_changed(
     db: &Transaction<'_>,
     satellites: Vec<String>,
     before: Option<&SatelliteConfig>,
@@ -179,7 +179,7 @@ fn tell(
     let changed = before.is_none_or(|before| before.hash != config.hash);
     let told = if changed { satellites } else { Vec::new() };
     for satellite in &told {
-        commands::configure(db, satellite, now)?;
+        commands::queue_configure(db, satellite, now)?;
     }
     Ok(ConfigUpdateResult { hash: config.hash, changed, told })
 }

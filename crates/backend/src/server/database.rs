@@ -23,7 +23,7 @@ type DatabaseJob = Box<dyn FnOnce(&mut Connection) + Send>;
 // On drop, the queued jobs still run.
 #[derive(Debug)]
 pub(super) struct Database {
-    at_work: Mutex<Option<DatabaseThread>>,
+    running: Mutex<Option<DatabaseThread>>,
 }
 
 #[derive(Debug)]
@@ -57,23 +57,23 @@ pub enum DatabaseError {
 
 impl Database {
     pub(super) fn open(path: &Path) -> Result<Self, DatabaseError> {
-        fn failed(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> DatabaseError {
+        fn open_error(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> DatabaseError {
             DatabaseError::Open { path: path.to_owned(), why: why.into() }
         }
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX
             | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let mut connection = Connection::open_with_flags(path, flags).map_err(|why| failed(path, why))?;
-        prepare(&connection).map_err(|why| failed(path, why))?;
+        let mut connection = Connection::open_with_flags(path, flags).map_err(|why| open_error(path, why))?;
+        prepare(&connection).map_err(|why| open_error(path, why))?;
         let version: usize = connection
             .query_row("SELECT user_version FROM pragma_user_version", [], |row| row.get(0))
-            .map_err(|why| failed(path, why))?;
+            .map_err(|why| open_error(path, why))?;
         let Some(missing) = MIGRATIONS.get(version..) else {
             return Err(DatabaseError::Newer { path: path.to_owned(), found: version, known: MIGRATIONS.len() });
         };
         for (step, migration) in missing.iter().enumerate() {
-            migrate(&mut connection, migration, version + step + 1).map_err(|why| failed(path, why))?;
+            migrate(&mut connection, migration, version + step + 1).map_err(|why| open_error(path, why))?;
         }
         let (jobs, inbox) = mpsc::sync_channel::<DatabaseJob>(QUEUE_MAX);
         let thread = thread::Builder::new()
@@ -83,8 +83,8 @@ impl Database {
                     job(&mut connection);
                 }
             })
-            .map_err(|why| failed(path, why))?;
-        Ok(Self { at_work: Mutex::new(Some(DatabaseThread { jobs, thread })) })
+            .map_err(|why| open_error(path, why))?;
+        Ok(Self { running: Mutex::new(Some(DatabaseThread { jobs, thread })) })
     }
 
     /// Runs `act` in one transaction, which is rolled back on an error. A started job finishes even if its caller has
@@ -101,7 +101,7 @@ impl Database {
             // The caller may have gone; it will send the request again.
             let _ = reply.send(outcome);
         });
-        let taken = match &*self.at_work.lock().unwrap_or_else(PoisonError::into_inner) {
+        let taken = match &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(at_work) => at_work.jobs.try_send(job).is_ok(),
             None => false,
         };
@@ -113,7 +113,7 @@ impl Database {
 
     /// Runs the queued jobs and ends the thread, which also closes the write-ahead log.
     pub(super) fn close(&self) {
-        let at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let at_work = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(DatabaseThread { jobs, thread }) = at_work {
             drop(jobs);
             // An error means that the thread panicked, so it has ended too.
@@ -199,7 +199,7 @@ mod tests {
         let refused = database
             .run(move |db| {
                 db.execute(insert, [])?;
-                Err::<(), _>(ApiError::bad("no"))
+                Err::<(), _>(ApiError::bad_request("no"))
             })
             .await;
         assert!(refused.is_err());

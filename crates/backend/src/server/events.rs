@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::BackendState;
 use super::access::{AdminAccess, AuthenticatedSatellite, QueryParams};
 use super::api::{StoredEvent, StoredEventList};
-use super::clock::{restored, stored};
+use super::clock::{timestamp_from_millis, timestamp_to_millis};
 use super::refusal::ApiError;
 use super::schema::{MessageSchema, SchemaValidators};
 use super::{body, instances, satellites};
@@ -28,19 +28,19 @@ const KEY_MAX: usize = 128;
 const LIST: usize = 100;
 const LIST_MAX: usize = 1000;
 
-pub(super) async fn take(
+pub(super) async fn receive(
     State(app): State<Arc<BackendState>>,
     AuthenticatedSatellite { id }: AuthenticatedSatellite,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<EventBatchResult>, ApiError> {
-    let key = key(&headers)?;
+    let key = idempotency_key(&headers)?;
     let bytes = body::read(body, app.settings.events_body_max).await?;
     let schemas = app.schemas.clone();
-    let (batch, fingerprint) = body::apart(move || {
+    let (batch, fingerprint) = body::run_blocking(move || {
         let fingerprint = digest(&SHA256, &bytes).as_ref().to_vec();
-        let EventBatch { events } = body::understand(&bytes, MessageSchema::Events, &schemas)?;
-        let judged = events.into_iter().map(|envelope| judged(&schemas, envelope));
+        let EventBatch { events } = body::parse_validated(&bytes, MessageSchema::Events, &schemas)?;
+        let judged = events.into_iter().map(|envelope| validate_event(&schemas, envelope));
         Ok((judged.collect::<Vec<_>>(), fingerprint))
     })
     .await?;
@@ -49,7 +49,7 @@ pub(super) async fn take(
         .database
         .run(move |db| {
             if let Some(key) = &key
-                && let Some(answer) = answered(db, &id, key, &fingerprint)?
+                && let Some(answer) = find_stored_result(db, &id, key, &fingerprint)?
             {
                 tracing::debug!(satellite = id, batch = key, "a batch was received again");
                 return Ok((answer, false));
@@ -67,7 +67,7 @@ pub(super) async fn take(
                     key,
                     fingerprint,
                     serde_json::to_string(&taken)?,
-                    stored(now)
+                    timestamp_to_millis(now)
                 ])?;
             }
             if taken.failed > 0 {
@@ -78,25 +78,25 @@ pub(super) async fn take(
         })
         .await?;
     if changed {
-        app.instances_changed();
+        app.notify_instances_changed();
     }
     Ok(Json(taken))
 }
 
-fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     let key = key.to_str().ok().filter(|key| (1..=KEY_MAX).contains(&key.len()));
-    let wrong = || ApiError::bad(format!("Idempotency-Key must have 1 to {KEY_MAX} printable characters"));
+    let wrong = || ApiError::bad_request(format!("Idempotency-Key must have 1 to {KEY_MAX} printable characters"));
     key.map(|key| Some(key.to_owned())).ok_or_else(wrong)
 }
 
 // Event with its decoded form, or the reason why it is invalid.
 struct ValidatedEvent {
     envelope: EventEnvelope,
-    meaning: Result<Event, String>,
+    decoded: Result<Event, String>,
 }
 
-fn judged(schemas: &SchemaValidators, envelope: EventEnvelope) -> ValidatedEvent {
+fn validate_event(schemas: &SchemaValidators, envelope: EventEnvelope) -> ValidatedEvent {
     let data = Value::Object(envelope.data.clone());
     let meaning = match schemas.check_event(&envelope.kind, &data) {
         Err(invalid) => Err(invalid.to_string()),
@@ -105,10 +105,10 @@ fn judged(schemas: &SchemaValidators, envelope: EventEnvelope) -> ValidatedEvent
             "the event matches schemas/event.json and contains an invalid value".to_owned()
         }),
     };
-    ValidatedEvent { envelope, meaning }
+    ValidatedEvent { envelope, decoded: meaning }
 }
 
-fn answered(
+fn find_stored_result(
     db: &Transaction<'_>,
     satellite: &str,
     key: &str,
@@ -128,14 +128,14 @@ fn store(
     now: Timestamp,
 ) -> Result<(EventBatchResult, bool), ApiError> {
     let (mut taken, mut changed) = (EventBatchResult::default(), false);
-    for (index, ValidatedEvent { envelope, meaning }) in batch.into_iter().enumerate() {
+    for (index, ValidatedEvent { envelope, decoded: meaning }) in batch.into_iter().enumerate() {
         match meaning {
             Err(error) => taken.failures.push(RejectedEvent { index, kind: envelope.kind, error }),
             Ok(event) => {
                 let (id, new) = insert(db, satellite, &envelope, now)?;
                 taken.event_ids.push(id.to_string());
                 if new {
-                    changed |= instances::told(db, satellite, &event, envelope.seq, envelope.timestamp, now)?;
+                    changed |= instances::apply_event(db, satellite, &event, envelope.seq, envelope.timestamp, now)?;
                 }
             }
         }
@@ -165,7 +165,7 @@ fn insert(
             event.kind,
             timestamp,
             serde_json::to_string(&event.data)?,
-            stored(now)
+            timestamp_to_millis(now)
         ])?;
     if new > 0 {
         return Ok((db.last_insert_rowid(), true));
@@ -194,12 +194,12 @@ pub(super) async fn list(
     QueryParams(listed): QueryParams<EventListQuery>,
 ) -> Result<Json<StoredEventList>, ApiError> {
     if listed.since.is_some() && (listed.satellite.is_none() || listed.after.is_some()) {
-        return Err(ApiError::bad("since is a seq of one satellite: give satellite as well, and omit after"));
+        return Err(ApiError::bad_request("since is a seq of one satellite: give satellite as well, and omit after"));
     }
     let order = if listed.since.is_some() { "seq, id" } else { "id" };
     let limit = i64::try_from(listed.limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
     let events = app.database.run(move |db| {
-        let satellite = listed.satellite.map(|name| satellites::find(db, &name)).transpose()?;
+        let satellite = listed.satellite.map(|name| satellites::find_id(db, &name)).transpose()?;
         let mut select = db.prepare_cached(&format!(
             "SELECT id, satellite, seq, type, timestamp, data, received_at FROM events
              WHERE (?1 IS NULL OR id > ?1) AND (?2 IS NULL OR satellite = ?2) AND (?3 IS NULL OR seq > ?3)
@@ -217,7 +217,7 @@ pub(super) async fn list(
                 kind: row.get(3)?,
                 timestamp: timestamp.parse().unwrap_or_default(),
                 data: serde_json::from_str(&row.get::<_, String>(5)?)?,
-                received_at: restored(row.get(6)?),
+                received_at: timestamp_from_millis(row.get(6)?),
             });
         }
         Ok(events)

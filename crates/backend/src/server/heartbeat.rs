@@ -11,7 +11,7 @@ use rusqlite::params;
 use super::BackendState;
 use super::access::AuthenticatedSatellite;
 use super::body::{self, LARGE_MAX};
-use super::clock::stored;
+use super::clock::timestamp_to_millis;
 use super::instances;
 use super::refusal::ApiError;
 use super::schema::MessageSchema;
@@ -20,30 +20,30 @@ use crate::wire::{EmptyResponse, Heartbeat};
 // Status of the last heartbeat before a satellite ends.
 pub(super) const STOPPING: &str = "stopping";
 
-pub(super) async fn take(
+pub(super) async fn receive(
     State(app): State<Arc<BackendState>>,
     AuthenticatedSatellite { id }: AuthenticatedSatellite,
     body: Body,
 ) -> Result<Json<EmptyResponse>, ApiError> {
-    let heartbeat: Heartbeat = body::take(body, LARGE_MAX, MessageSchema::Heartbeat, &app.schemas).await?;
+    let heartbeat: Heartbeat = body::read_validated(body, LARGE_MAX, MessageSchema::Heartbeat, &app.schemas).await?;
     let now = app.now();
     let changed = app.database.run(move |db| {
         db.execute(
             "UPDATE satellites SET heartbeat = ?2, heartbeat_at = ?3 WHERE id = ?1",
-            params![id, serde_json::to_string(&heartbeat)?, stored(now)],
+            params![id, serde_json::to_string(&heartbeat)?, timestamp_to_millis(now)],
         )?;
-        let Some(names) = all_instances(&heartbeat) else { return Ok(false) };
-        instances::keep_only(db, &id, &names, heartbeat.timestamp, now)
+        let Some(names) = complete_instance_names(&heartbeat) else { return Ok(false) };
+        instances::retain_listed(db, &id, &names, heartbeat.timestamp, now)
     });
     if changed.await? {
-        app.instances_changed();
+        app.notify_instances_changed();
     }
     Ok(Json(EmptyResponse { success: true }))
 }
 
 /// Returns the names of all instances, or `None` if the list may be incomplete: counts differ, events are pending, or
 /// the satellite is stopping.
-fn all_instances(heartbeat: &Heartbeat) -> Option<BTreeSet<String>> {
+fn complete_instance_names(heartbeat: &Heartbeat) -> Option<BTreeSet<String>> {
     let names: BTreeSet<String> =
         heartbeat.processes_by_team.values().flatten().map(|process| process.instance.clone()).collect();
     let counted: usize = heartbeat.counts.values().fold(0, |sum, count| sum.saturating_add(*count));

@@ -41,14 +41,14 @@ impl BackendDataDir {
     }
 
     // Creates an empty file, readable only by its owner, if there is none.
-    pub(super) fn database(&self) -> Result<PathBuf, BackendOpenError> {
+    pub(super) fn create_database_file(&self) -> Result<PathBuf, BackendOpenError> {
         let made =
             self.dir.stat(DATABASE).map_or_else(|| self.dir.open_file(DATABASE, OpenMode::Write).map(drop), |_| Ok(()));
-        let path = made.and_then(|()| self.dir.database(DATABASE));
-        path.map_err(|why| self.failed("open", DATABASE, why))
+        let path = made.and_then(|()| self.dir.database_path(DATABASE));
+        path.map_err(|why| self.data_dir_error("open", DATABASE, why))
     }
 
-    fn failed(&self, what: &'static str, name: &str, why: io::Error) -> BackendOpenError {
+    fn data_dir_error(&self, what: &'static str, name: &str, why: io::Error) -> BackendOpenError {
         BackendOpenError::DataDir { what, path: self.dir.path().join(name), why }
     }
 
@@ -61,32 +61,39 @@ impl BackendDataDir {
     }
 
     pub(super) fn lock(&self) -> Result<Flock<File>, BackendOpenError> {
-        let file = self.dir.open_file(LOCK, OpenMode::Write).map_err(|why| self.failed("open", LOCK, why))?;
+        let file = self.dir.open_file(LOCK, OpenMode::Write).map_err(|why| self.data_dir_error("open", LOCK, why))?;
         Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
             Errno::EWOULDBLOCK => BackendOpenError::InUse(self.dir.path().to_owned()),
-            errno => self.failed("lock", LOCK, errno.into()),
+            errno => self.data_dir_error("lock", LOCK, errno.into()),
         })
     }
 
-    pub(super) fn admin_token(&self) -> Result<Secret, BackendOpenError> {
-        if let Some(token) = kept(&self.dir, ADMIN_TOKEN).map_err(|why| self.failed("read", ADMIN_TOKEN, why))? {
+    pub(super) fn load_or_create_admin_token(&self) -> Result<Secret, BackendOpenError> {
+        if let Some(token) =
+            read_credential(&self.dir, ADMIN_TOKEN).map_err(|why| self.data_dir_error("read", ADMIN_TOKEN, why))?
+        {
             return Ok(token);
         }
-        let token = keys::credential(CredentialKind::Admin).map_err(|why| self.failed("create", ADMIN_TOKEN, why))?;
-        keep(&self.dir, ADMIN_TOKEN, &token).map_err(|why| self.failed("write", ADMIN_TOKEN, why))?;
+        let token = keys::generate_credential(CredentialKind::Admin)
+            .map_err(|why| self.data_dir_error("create", ADMIN_TOKEN, why))?;
+        write_credential(&self.dir, ADMIN_TOKEN, &token)
+            .map_err(|why| self.data_dir_error("write", ADMIN_TOKEN, why))?;
         Ok(token)
     }
 
     // In a file, because other processes can read the arguments of `curl`.
-    pub(super) fn offer_curl(&self, admin: &Secret) -> Result<(), BackendOpenError> {
+    pub(super) fn write_curl_file(&self, admin: &Secret) -> Result<(), BackendOpenError> {
         let line = Secret::from(format!("header = \"Authorization: Bearer {}\"", admin.expose()));
-        keep(&self.dir, ADMIN_CURL, &line).map_err(|why| self.failed("write", ADMIN_CURL, why))
+        write_credential(&self.dir, ADMIN_CURL, &line).map_err(|why| self.data_dir_error("write", ADMIN_CURL, why))
     }
 
     /// Ensures that the file contains a valid registration token, so that a first satellite can register.
-    pub(super) async fn offer_token(&self, app: &BackendState) -> Result<(), BackendOpenError> {
+    pub(super) async fn ensure_registration_token(&self, app: &BackendState) -> Result<(), BackendOpenError> {
         let now = app.now();
-        let offered = kept(&self.dir, REGISTRATION_TOKEN).ok().flatten().map(|token| TokenHash::of(token.expose()));
+        let offered = read_credential(&self.dir, REGISTRATION_TOKEN)
+            .ok()
+            .flatten()
+            .map(|token| TokenHash::from_token(token.expose()));
         let token = app.database.run(move |db| {
             if let Some(offered) = offered
                 && registration::is_valid(db, offered, now)?
@@ -95,20 +102,21 @@ impl BackendDataDir {
             }
             let note = Some("the file registration-token".to_owned());
             let wanted = TokenRequest { note, ..TokenRequest::default() };
-            let (token, _) = registration::new_token(db, now, TOKEN_AGE_MAX, &wanted)?;
+            let (token, _) = registration::insert_token(db, now, TOKEN_AGE_MAX, &wanted)?;
             Ok(Some(token))
         });
         let Some(token) = token.await.map_err(|_| BackendOpenError::Token)? else { return Ok(()) };
-        keep(&self.dir, REGISTRATION_TOKEN, &token).map_err(|why| self.failed("write", REGISTRATION_TOKEN, why))
+        write_credential(&self.dir, REGISTRATION_TOKEN, &token)
+            .map_err(|why| self.data_dir_error("write", REGISTRATION_TOKEN, why))
     }
 }
 
-fn kept(dir: &DataDir, name: &str) -> io::Result<Option<Secret>> {
+fn read_credential(dir: &DataDir, name: &str) -> io::Result<Option<Secret>> {
     let text = String::from_utf8(dir.read(name, CREDENTIAL_MAX)?.unwrap_or_default());
     let text = text.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     Ok(Some(text.trim()).filter(|text| !text.is_empty()).map(Secret::from))
 }
 
-fn keep(dir: &DataDir, name: &str, secret: &Secret) -> io::Result<()> {
+fn write_credential(dir: &DataDir, name: &str, secret: &Secret) -> io::Result<()> {
     dir.replace(name, format!("{}\n", secret.expose()).as_bytes())
 }

@@ -24,7 +24,7 @@ use tokio::time::Duration;
 use super::BackendState;
 use super::access::{AdminAccess, PathParams, QueryParams};
 use super::api::{InstanceList, InstanceState};
-use super::clock::stored;
+use super::clock::timestamp_to_millis;
 use super::refusal::ApiError;
 use super::satellites;
 
@@ -34,7 +34,7 @@ const PAGE: i64 = 500;
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Updates an instance from an event. Returns true if its status changed.
-pub(super) fn told(
+pub(super) fn apply_event(
     db: &Transaction<'_>,
     satellite: &str,
     event: &Event,
@@ -47,9 +47,9 @@ pub(super) fn told(
             if is_old(db, satellite, &of.process_id, seq, at)? {
                 return Ok(false);
             }
-            let instance = instance(satellite, of, *status, status_message.clone(), seq, at);
+            let instance = instance_state(satellite, of, *status, status_message.clone(), seq, at);
             let body = serde_json::to_string(&instance)?;
-            let change = change(db, satellite, &instance.instance, false, &body, now)?;
+            let change = record_change(db, satellite, &instance.instance, false, &body, now)?;
             db.prepare_cached(
                 "INSERT INTO instances (satellite, instance, seq, since, change, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
                  ON CONFLICT (satellite, instance) DO UPDATE SET
@@ -68,7 +68,7 @@ pub(super) fn told(
     }
 }
 
-fn instance(
+fn instance_state(
     satellite: &str,
     of: &EventSubject,
     status: Status,
@@ -106,12 +106,12 @@ fn remove(db: &Transaction<'_>, satellite: &str, instance: &str, now: Timestamp)
         .query_row(params![satellite, instance], |row| row.get(0))
         .optional()?;
     let Some(body) = body else { return Ok(false) };
-    change(db, satellite, instance, true, &body, now)?;
+    record_change(db, satellite, instance, true, &body, now)?;
     Ok(true)
 }
 
 // Returns the number of the change.
-fn change(
+fn record_change(
     db: &Transaction<'_>,
     satellite: &str,
     instance: &str,
@@ -120,13 +120,13 @@ fn change(
     now: Timestamp,
 ) -> Result<i64, ApiError> {
     db.prepare_cached("INSERT INTO changes (satellite, instance, removed, body, at) VALUES (?1, ?2, ?3, ?4, ?5)")?
-        .execute(params![satellite, instance, removed, body, stored(now)])?;
+        .execute(params![satellite, instance, removed, body, timestamp_to_millis(now)])?;
     Ok(db.last_insert_rowid())
 }
 
 /// Removes the instances whose name is not in `names` and whose last event is older than `seen`. Returns true if any
 /// was removed.
-pub(super) fn keep_only(
+pub(super) fn retain_listed(
     db: &Transaction<'_>,
     satellite: &str,
     names: &BTreeSet<String>,
@@ -145,7 +145,7 @@ pub(super) fn keep_only(
 }
 
 pub(super) fn remove_all(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<bool, ApiError> {
-    keep_only(db, satellite, &BTreeSet::new(), Timestamp::MAX, now)
+    retain_listed(db, satellite, &BTreeSet::new(), Timestamp::MAX, now)
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -157,8 +157,8 @@ pub(super) struct InstanceFilter {
 }
 
 impl InstanceFilter {
-    fn resolved(mut self, db: &Transaction<'_>) -> Result<Self, ApiError> {
-        self.satellite = self.satellite.map(|name| satellites::find(db, &name)).transpose()?;
+    fn resolve_satellite(mut self, db: &Transaction<'_>) -> Result<Self, ApiError> {
+        self.satellite = self.satellite.map(|name| satellites::find_id(db, &name)).transpose()?;
         Ok(self)
     }
 
@@ -192,7 +192,7 @@ pub(super) async fn list(
     QueryParams(wanted): QueryParams<InstanceFilter>,
 ) -> Result<Json<InstanceList>, ApiError> {
     let instances = app.database.run(move |db| {
-        let wanted = wanted.resolved(db)?;
+        let wanted = wanted.resolve_satellite(db)?;
         let (select, asked) = wanted.select();
         let mut select = db.prepare_cached(&select)?;
         let bodies = select.query_map(params_from_iter(asked), |row| row.get(0))?;
@@ -209,10 +209,10 @@ pub(super) async fn show(
     names: PathParams,
 ) -> Result<Json<InstanceState>, ApiError> {
     let instance = app.database.run(move |db| {
-        let satellite = satellites::find(db, &names.of("satellite"))?;
+        let satellite = satellites::find_id(db, &names.get("satellite"))?;
         let mut select = db.prepare_cached("SELECT body FROM instances WHERE satellite = ?1 AND instance = ?2")?;
-        let body = select.query_row([satellite, names.of("instance")], |row| row.get::<_, String>(0)).optional()?;
-        Ok(serde_json::from_str(&body.ok_or_else(|| ApiError::unknown("instance"))?)?)
+        let body = select.query_row([satellite, names.get("instance")], |row| row.get::<_, String>(0)).optional()?;
+        Ok(serde_json::from_str(&body.ok_or_else(|| ApiError::not_found("instance"))?)?)
     });
     instance.await.map(Json)
 }
@@ -227,12 +227,12 @@ pub(super) async fn follow(
         None => None,
         Some(id) => {
             let id = id.to_str().ok().and_then(|id| id.parse::<i64>().ok()).filter(|id| *id >= 0);
-            Some(id.ok_or_else(|| ApiError::bad("Last-Event-ID must be the id of an event of this stream"))?)
+            Some(id.ok_or_else(|| ApiError::bad_request("Last-Event-ID must be the id of an event of this stream"))?)
         }
     };
-    let wanted = app.database.run(move |db| wanted.resolved(db)).await?;
-    let news = app.changes.subscribe();
-    let follower = ChangeStream { app, wanted, seen, waiting: VecDeque::new(), news };
+    let wanted = app.database.run(move |db| wanted.resolve_satellite(db)).await?;
+    let news = app.change_signal.subscribe();
+    let follower = ChangeStream { app, filter: wanted, seen, waiting: VecDeque::new(), change_signal: news };
     let events = stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await?;
         Some((Ok(event), follower))
@@ -243,11 +243,11 @@ pub(super) async fn follow(
 // Changes are read from the database on demand, so a slow reader does not accumulate memory.
 struct ChangeStream {
     app: Arc<BackendState>,
-    wanted: InstanceFilter,
+    filter: InstanceFilter,
     // Number of the last change that was read; `None` before the current state was sent.
     seen: Option<i64>,
     waiting: VecDeque<InstanceChange>,
-    news: watch::Receiver<()>,
+    change_signal: watch::Receiver<()>,
 }
 
 struct InstanceChange {
@@ -257,11 +257,11 @@ struct InstanceChange {
 }
 
 impl InstanceChange {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self { id: row.get(0)?, removed: row.get(1)?, body: row.get(2)? })
     }
 
-    fn event(self) -> sse::Event {
+    fn into_event(self) -> sse::Event {
         // The body is a single line of JSON.
         sse::Event::default()
             .id(self.id.to_string())
@@ -277,14 +277,15 @@ impl ChangeStream {
         loop {
             while let Some(change) = self.waiting.pop_front() {
                 let instance: InstanceState = serde_json::from_str(&change.body).ok()?;
-                if self.wanted.matches(&instance) {
-                    return Some(change.event());
+                if self.filter.matches(&instance) {
+                    return Some(change.into_event());
                 }
             }
             // Marked as seen before the query, so that a change after it wakes the stream again.
-            self.news.borrow_and_update();
+            self.change_signal.borrow_and_update();
             let seen = self.seen;
-            let ChangePage { changes, through, reset } = self.app.database.run(move |db| read(db, seen)).await.ok()?;
+            let ChangePage { changes, through, reset } =
+                self.app.database.run(move |db| read_changes(db, seen)).await.ok()?;
             self.seen = Some(through);
             if reset {
                 self.waiting = changes.into();
@@ -294,7 +295,7 @@ impl ChangeStream {
             if changes.is_empty() {
                 tokio::select! {
                     () = ending.cancelled() => return None,
-                    told = self.news.changed() => told.ok()?,
+                    told = self.change_signal.changed() => told.ok()?,
                 }
             }
             self.waiting = changes.into();
@@ -311,7 +312,7 @@ struct ChangePage {
 }
 
 /// Returns the changes after `seen`, or the current state if they are not available.
-fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<ChangePage, ApiError> {
+fn read_changes(db: &Transaction<'_>, seen: Option<i64>) -> Result<ChangePage, ApiError> {
     let (first, last): (Option<i64>, i64) = db
         .prepare_cached("SELECT min(id), coalesce(max(id), 0) FROM changes")?
         .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -320,12 +321,13 @@ fn read(db: &Transaction<'_>, seen: Option<i64>) -> Result<ChangePage, ApiError>
     if let Some(seen) = gap_free {
         let mut select =
             db.prepare_cached("SELECT id, removed, body FROM changes WHERE id > ?1 ORDER BY id LIMIT ?2")?;
-        let changes = select.query_map(params![seen, PAGE], InstanceChange::read)?.collect::<Result<Vec<_>, _>>()?;
+        let changes =
+            select.query_map(params![seen, PAGE], InstanceChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
         let through = changes.last().map_or(seen, |change| change.id);
         return Ok(ChangePage { changes, through, reset: false });
     }
     let mut select = db.prepare_cached("SELECT change, 0, body FROM instances ORDER BY change")?;
-    let changes = select.query_map([], InstanceChange::read)?.collect::<Result<Vec<_>, _>>()?;
+    let changes = select.query_map([], InstanceChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
     Ok(ChangePage { changes, through: last, reset: seen.is_some() })
 }
 

@@ -27,11 +27,11 @@ impl CredentialKind {
     }
 }
 
-pub(super) fn credential(purpose: CredentialKind) -> io::Result<Secret> {
+pub(super) fn generate_credential(purpose: CredentialKind) -> io::Result<Secret> {
     Ok(format!("{}{}", purpose.prefix(), random_digits::<32>()?).into())
 }
 
-pub(super) fn unique(prefix: &str) -> io::Result<String> {
+pub(super) fn generate_id(prefix: &str) -> io::Result<String> {
     Ok(format!("{prefix}{}", random_digits::<12>()?))
 }
 
@@ -50,6 +50,6 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 // Compares in constant time.
-pub(super) fn same(one: &TokenHash, other: &[u8]) -> bool {
+pub(super) fn is_same_hash(one: &TokenHash, other: &[u8]) -> bool {
     one.0.as_slice().ct_eq(other).into()
 }

@@ -125,15 +125,15 @@ struct BackendState {
     schemas: Arc<SchemaValidators>,
     admin: TokenHash,
     // Last request of each satellite since the start.
-    heard: Mutex<BTreeMap<String, Timestamp>>,
+    last_contacts: Mutex<BTreeMap<String, Timestamp>>,
     // Notifies the streams of changed instances.
-    changes: watch::Sender<()>,
-    requests: Semaphore,
+    change_signal: watch::Sender<()>,
+    request_permits: Semaphore,
     ending: CancellationToken,
     // Notifies the held polls of a new command.
-    queued: watch::Sender<()>,
+    queue_signal: watch::Sender<()>,
     // Permits for held polls: half of the requests at most, so that the others are answered.
-    held: Semaphore,
+    hold_permits: Semaphore,
 }
 
 impl BackendState {
@@ -141,28 +141,28 @@ impl BackendState {
         self.settings.clock.now()
     }
 
-    fn heard_of(&self, satellite: &str) {
+    fn record_contact(&self, satellite: &str) {
         let now = self.now();
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(satellite.to_owned(), now);
+        self.last_contacts.lock().unwrap_or_else(PoisonError::into_inner).insert(satellite.to_owned(), now);
     }
 
-    fn heard(&self) -> BTreeMap<String, Timestamp> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn last_contacts(&self) -> BTreeMap<String, Timestamp> {
+        self.last_contacts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn command_queued(&self) {
-        self.queued.send_replace(());
+    fn notify_command_queued(&self) {
+        self.queue_signal.send_replace(());
     }
 
-    fn instances_changed(&self) {
-        self.changes.send_replace(());
+    fn notify_instances_changed(&self) {
+        self.change_signal.send_replace(());
     }
 }
 
 /// Opened backend, ready to serve.
 pub struct BackendServer {
     app: Arc<BackendState>,
-    home: home::BackendDataDir,
+    data_dir: home::BackendDataDir,
     // Lock on the data directory.
     lock: Flock<File>,
 }
@@ -177,38 +177,38 @@ impl BackendServer {
         let home = home::BackendDataDir::new(&settings.data_dir)?;
         let lock = home.lock()?;
         let schemas = Arc::new(SchemaValidators::new()?);
-        let database = Database::open(&home.database()?)?;
-        let admin = home.admin_token()?;
-        home.offer_curl(&admin)?;
+        let database = Database::open(&home.create_database_file()?)?;
+        let admin = home.load_or_create_admin_token()?;
+        home.write_curl_file(&admin)?;
         let app = BackendState {
             database,
             schemas,
-            admin: TokenHash::of(admin.expose()),
-            heard: Mutex::default(),
-            changes: watch::Sender::new(()),
-            requests: Semaphore::new(REQUESTS_MAX),
-            queued: watch::Sender::new(()),
-            held: Semaphore::new(REQUESTS_MAX / 2),
+            admin: TokenHash::from_token(admin.expose()),
+            last_contacts: Mutex::default(),
+            change_signal: watch::Sender::new(()),
+            request_permits: Semaphore::new(REQUESTS_MAX),
+            queue_signal: watch::Sender::new(()),
+            hold_permits: Semaphore::new(REQUESTS_MAX / 2),
             ending: CancellationToken::new(),
             settings,
         };
-        home.offer_token(&app).await?;
-        Ok(Self { app: Arc::new(app), home, lock })
+        home.ensure_registration_token(&app).await?;
+        Ok(Self { app: Arc::new(app), data_dir: home, lock })
     }
 
     /// Returns the path of a file for `curl --config` that sends the admin token.
     pub fn curl_file(&self) -> PathBuf {
-        self.home.curl_file()
+        self.data_dir.curl_file()
     }
 
     /// Returns the path of the file that contains an unused registration token.
-    pub fn registration_token(&self) -> PathBuf {
-        self.home.registration_token_file()
+    pub fn registration_token_file(&self) -> PathBuf {
+        self.data_dir.registration_token_file()
     }
 
     /// Returns the absolute path of the data directory.
     pub fn data_dir(&self) -> &Path {
-        self.home.path()
+        self.data_dir.path()
     }
 
     /// Serves requests on `listener` in the background.
@@ -220,7 +220,7 @@ impl BackendServer {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let server = HttpServer::start(listener, AdmitAll, router(self.app.clone()))?;
-        let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::keep_up(self.app.clone())));
+        let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::run_maintenance(self.app.clone())));
         Ok(RunningBackend { address, app: self.app, server, _upkeep: upkeep, _lock: self.lock })
     }
 }
@@ -241,7 +241,7 @@ impl RunningBackend {
     }
 
     /// Waits until the server ends without a shutdown, and returns the cause.
-    pub async fn ended(&mut self) -> io::Error {
+    pub async fn wait_ended(&mut self) -> io::Error {
         self.server.wait_ended().await
     }
 
@@ -263,16 +263,16 @@ fn router(app: Arc<BackendState>) -> Router {
     let satellites = Router::new()
         .route("/register", post(registration::register))
         .route("/{satellite}/commands", get(commands::poll))
-        .route("/{satellite}/commands/{command}/result", post(commands::result))
+        .route("/{satellite}/commands/{command}/result", post(commands::receive_result))
         .route("/{satellite}/config", get(config::fetch))
-        .route("/{satellite}/events", post(events::take))
-        .route("/{satellite}/heartbeat", post(heartbeat::take));
+        .route("/{satellite}/events", post(events::receive))
+        .route("/{satellite}/heartbeat", post(heartbeat::receive));
     let admin = Router::new()
         .route("/registration-tokens", post(registration::make_token))
-        .route("/config", get(config::show_for_all).put(config::put_for_all))
+        .route("/config", get(config::show_shared).put(config::put_shared))
         .route("/satellites", get(satellites::list))
         .route("/satellites/{satellite}", get(satellites::show).delete(satellites::delete))
-        .route("/satellites/{satellite}/config", get(config::show).put(config::put).delete(config::forget))
+        .route("/satellites/{satellite}/config", get(config::show).put(config::put).delete(config::delete_own))
         .route("/satellites/{satellite}/commands", get(commands::list).post(commands::queue))
         .route("/satellites/{satellite}/commands/{command}", get(commands::show))
         .route("/satellites/{satellite}/instances/{instance}", get(instances::show))
@@ -283,16 +283,16 @@ fn router(app: Arc<BackendState>) -> Router {
         .route("/health", get(|| async { Json(serde_json::json!({"status": "ok"})) }))
         .nest("/api/satellites", satellites)
         .nest("/api/admin", admin)
-        .fallback(|| async { ApiError::unknown("path") })
+        .fallback(|| async { ApiError::not_found("path") })
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this HTTP method is not allowed for this path")
         })
-        .layer(middleware::from_fn_with_state(app.clone(), within_limits))
+        .layer(middleware::from_fn_with_state(app.clone(), limit_requests))
         .with_state(app)
 }
 
-async fn within_limits(State(app): State<Arc<BackendState>>, request: Request, next: Next) -> Response {
-    let Ok(_place) = app.requests.try_acquire() else {
+async fn limit_requests(State(app): State<Arc<BackendState>>, request: Request, next: Next) -> Response {
+    let Ok(_place) = app.request_permits.try_acquire() else {
         return ApiError::unavailable("too many requests are in progress; try again").into_response();
     };
     let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());

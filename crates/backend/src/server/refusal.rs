@@ -19,11 +19,11 @@ impl ApiError {
         Self { status, body: ErrorBody { error: why.into(), index: None } }
     }
 
-    pub(super) fn bad(why: impl Into<String>) -> Self {
+    pub(super) fn bad_request(why: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, why)
     }
 
-    pub(super) fn at(mut self, index: Option<usize>) -> Self {
+    pub(super) fn with_index(mut self, index: Option<usize>) -> Self {
         self.body.index = index;
         self
     }
@@ -32,7 +32,7 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, why)
     }
 
-    pub(super) fn unknown(what: &str) -> Self {
+    pub(super) fn not_found(what: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("there is no such {what}"))
     }
 

@@ -11,10 +11,10 @@ use mcp_satellite_actors::model::secret::Secret;
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use super::BackendState;
-use super::access::{AdminAccess, bearer};
+use super::access::{AdminAccess, bearer_token};
 use super::api::{IssuedToken, TokenRequest};
 use super::body::{self, SMALL_MAX};
-use super::clock::stored;
+use super::clock::timestamp_to_millis;
 use super::keys::{self, CredentialKind};
 use super::refusal::ApiError;
 use super::satellites;
@@ -36,16 +36,16 @@ pub(super) async fn register(
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<RegistrationResponse>), ApiError> {
-    let token = TokenHash::of(bearer(&headers)?.expose());
+    let token = TokenHash::from_token(bearer_token(&headers)?.expose());
     let now = app.now();
     // Without a valid token, a caller learns nothing about the schema.
     app.database
         .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(ApiError::unauthorized(NOT_VALID)) })
         .await?;
-    let heard = app.heard();
-    let wanted: Registration = body::take(body, SMALL_MAX, MessageSchema::Registration, &app.schemas).await?;
-    let (key, new_id) = (keys::credential(CredentialKind::Satellite)?, keys::unique("sat-")?);
-    let hash = TokenHash::of(key.expose());
+    let heard = app.last_contacts();
+    let wanted: Registration = body::read_validated(body, SMALL_MAX, MessageSchema::Registration, &app.schemas).await?;
+    let (key, new_id) = (keys::generate_credential(CredentialKind::Satellite)?, keys::generate_id("sat-")?);
+    let hash = TokenHash::from_token(key.expose());
     let name = wanted.name.clone();
     let (id, again) = app
         .database
@@ -76,16 +76,16 @@ pub(super) async fn register(
                 "INSERT INTO satellites (id, name, key_hash, registration, registered_at) VALUES (?1, ?2, ?3, ?4, ?5)
                  ON CONFLICT (id) DO UPDATE SET
                      key_hash = excluded.key_hash, registration = excluded.registration, registered_at = excluded.registered_at",
-                params![id, wanted.name, hash.0, serde_json::to_string(&wanted)?, stored(now)],
+                params![id, wanted.name, hash.0, serde_json::to_string(&wanted)?, timestamp_to_millis(now)],
             )?;
             db.execute(
                 "UPDATE registration_tokens SET used_at = ?2, used_by = ?3 WHERE hash = ?1",
-                params![token.0, stored(now), id],
+                params![token.0, timestamp_to_millis(now), id],
             )?;
             Ok((id, again))
         })
         .await?;
-    app.heard_of(&id);
+    app.record_contact(&id);
     tracing::info!(satellite = id, name, again, "a satellite has registered");
     Ok((StatusCode::CREATED, Json(RegistrationResponse { satellite_id: id, api_key: key.expose().to_owned() })))
 }
@@ -95,26 +95,32 @@ pub(super) async fn make_token(
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<(StatusCode, Json<IssuedToken>), ApiError> {
-    let wanted: TokenRequest = body::take(body, SMALL_MAX, MessageSchema::TokenWanted, &app.schemas).await?;
+    let wanted: TokenRequest = body::read_validated(body, SMALL_MAX, MessageSchema::TokenWanted, &app.schemas).await?;
     let age = wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
     let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
     let now = app.now();
-    let (token, expires_at) = app.database.run(move |db| new_token(db, now, age, &wanted)).await?;
+    let (token, expires_at) = app.database.run(move |db| insert_token(db, now, age, &wanted)).await?;
     tracing::info!(%expires_at, "a registration token was created");
     Ok((StatusCode::CREATED, Json(IssuedToken { token: token.expose().to_owned(), expires_at })))
 }
 
-pub(super) fn new_token(
+pub(super) fn insert_token(
     db: &Transaction<'_>,
     now: Timestamp,
     age: SignedDuration,
     wanted: &TokenRequest,
 ) -> Result<(Secret, Timestamp), ApiError> {
-    let token = keys::credential(CredentialKind::Registration)?;
+    let token = keys::generate_credential(CredentialKind::Registration)?;
     let expires_at = now.saturating_add(age).unwrap_or(Timestamp::MAX);
     db.execute(
         "INSERT INTO registration_tokens (hash, note, name, created_at, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)",
-        params![TokenHash::of(token.expose()).0, wanted.note, wanted.name, stored(now), stored(expires_at)],
+        params![
+            TokenHash::from_token(token.expose()).0,
+            wanted.note,
+            wanted.name,
+            timestamp_to_millis(now),
+            timestamp_to_millis(expires_at)
+        ],
     )?;
     Ok((token, expires_at))
 }
@@ -122,7 +128,7 @@ pub(super) fn new_token(
 pub(super) fn is_valid(db: &Transaction<'_>, token: TokenHash, now: Timestamp) -> Result<bool, ApiError> {
     let kept: Option<Vec<u8>> = db
         .prepare_cached("SELECT hash FROM registration_tokens WHERE hash = ?1 AND used_at IS NULL AND expires_at > ?2")?
-        .query_row(params![token.0, stored(now)], |row| row.get(0))
+        .query_row(params![token.0, timestamp_to_millis(now)], |row| row.get(0))
         .optional()?;
-    Ok(kept.is_some_and(|kept| keys::same(&token, &kept)))
+    Ok(kept.is_some_and(|kept| keys::is_same_hash(&token, &kept)))
 }

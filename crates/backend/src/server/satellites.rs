@@ -11,7 +11,7 @@ use rusqlite::{OptionalExtension as _, Row, Transaction};
 use super::BackendState;
 use super::access::{AdminAccess, PathParams};
 use super::api::{SatelliteList, SatelliteView};
-use super::clock::{restored, stored};
+use super::clock::{timestamp_from_millis, timestamp_to_millis};
 use super::heartbeat::STOPPING;
 use super::refusal::ApiError;
 use super::{commands, config, instances};
@@ -24,21 +24,21 @@ pub(super) const COUNTS: &str =
 const SILENCE_MAX: SignedDuration = SignedDuration::from_secs(90);
 
 // By id or name.
-pub(super) fn find(db: &Transaction<'_>, name: &str) -> Result<String, ApiError> {
+pub(super) fn find_id(db: &Transaction<'_>, name: &str) -> Result<String, ApiError> {
     let mut select =
         db.prepare_cached("SELECT id FROM satellites WHERE id = ?1 OR name = ?1 ORDER BY id <> ?1 LIMIT 1")?;
-    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| ApiError::unknown("satellite"))
+    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| ApiError::not_found("satellite"))
 }
 
 pub(super) async fn list(
     _: AdminAccess,
     State(app): State<Arc<BackendState>>,
 ) -> Result<Json<SatelliteList>, ApiError> {
-    let (now, heard) = (app.now(), app.heard());
+    let (now, heard) = (app.now(), app.last_contacts());
     let satellites = app.database.run(move |db| {
         let mut select = db.prepare_cached("SELECT * FROM satellites ORDER BY name")?;
-        let rows = select.query_map([], SatelliteRow::read)?.collect::<Result<Vec<_>, _>>()?;
-        rows.into_iter().map(|kept| kept.seen(db, now, &heard, false)).collect::<Result<_, _>>()
+        let rows = select.query_map([], SatelliteRow::from_row)?.collect::<Result<Vec<_>, _>>()?;
+        rows.into_iter().map(|kept| kept.into_view(db, now, &heard, false)).collect::<Result<_, _>>()
     });
     Ok(Json(SatelliteList { satellites: satellites.await? }))
 }
@@ -48,11 +48,11 @@ pub(super) async fn show(
     State(app): State<Arc<BackendState>>,
     names: PathParams,
 ) -> Result<Json<SatelliteView>, ApiError> {
-    let (now, heard) = (app.now(), app.heard());
+    let (now, heard) = (app.now(), app.last_contacts());
     let satellite = app.database.run(move |db| {
-        let id = find(db, &names.of("satellite"))?;
-        let kept = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], SatelliteRow::read)?;
-        kept.seen(db, now, &heard, true)
+        let id = find_id(db, &names.get("satellite"))?;
+        let kept = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], SatelliteRow::from_row)?;
+        kept.into_view(db, now, &heard, true)
     });
     satellite.await.map(Json)
 }
@@ -64,7 +64,7 @@ pub(super) async fn delete(
 ) -> Result<Json<EmptyResponse>, ApiError> {
     let now = app.now();
     let id = app.database.run(move |db| {
-        let id = find(db, &names.of("satellite"))?;
+        let id = find_id(db, &names.get("satellite"))?;
         instances::remove_all(db, &id, now)?;
         db.execute("DELETE FROM configs WHERE scope = ?1", [&id])?;
         db.execute("DELETE FROM satellites WHERE id = ?1", [&id])?;
@@ -72,7 +72,7 @@ pub(super) async fn delete(
     });
     let id = id.await?;
     tracing::info!(satellite = id, "a satellite was deleted; its key is no longer valid");
-    app.instances_changed();
+    app.notify_instances_changed();
     Ok(Json(EmptyResponse { success: true }))
 }
 
@@ -83,18 +83,18 @@ pub(super) fn is_connected(
     heard: &BTreeMap<String, Timestamp>,
 ) -> Result<bool, ApiError> {
     let select = "SELECT * FROM satellites WHERE name = ?1";
-    let kept = db.prepare_cached(select)?.query_row([name], SatelliteRow::read).optional()?;
-    kept.map_or(Ok(false), |kept| Ok(kept.seen(db, now, heard, false)?.connected))
+    let kept = db.prepare_cached(select)?.query_row([name], SatelliteRow::from_row).optional()?;
+    kept.map_or(Ok(false), |kept| Ok(kept.into_view(db, now, heard, false)?.connected))
 }
 
-fn connected(
+fn has_recent_contact(
     heartbeat: Option<&Heartbeat>,
     last_heartbeat: Option<Timestamp>,
     last_contact: Option<Timestamp>,
     now: Timestamp,
 ) -> bool {
     // Compared in the stored precision, because the contact time in memory is more precise.
-    let last_was_heartbeat = last_contact.map(stored) == last_heartbeat.map(stored);
+    let last_was_heartbeat = last_contact.map(timestamp_to_millis) == last_heartbeat.map(timestamp_to_millis);
     let stopping = heartbeat.is_some_and(|heartbeat| heartbeat.status == STOPPING) && last_was_heartbeat;
     !stopping && last_contact.is_some_and(|last| now.duration_since(last) < SILENCE_MAX)
 }
@@ -109,7 +109,7 @@ struct SatelliteRow {
 }
 
 impl SatelliteRow {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             id: row.get("id")?,
             registration: row.get("registration")?,
@@ -120,7 +120,7 @@ impl SatelliteRow {
         })
     }
 
-    fn seen(
+    fn into_view(
         self,
         db: &Transaction<'_>,
         now: Timestamp,
@@ -129,21 +129,21 @@ impl SatelliteRow {
     ) -> Result<SatelliteView, ApiError> {
         let Registration { name, version, capabilities, system } = serde_json::from_str(&self.registration)?;
         let heartbeat = self.heartbeat.as_deref().map(serde_json::from_str::<Heartbeat>).transpose()?;
-        let last_heartbeat = self.heartbeat_at.map(restored);
+        let last_heartbeat = self.heartbeat_at.map(timestamp_from_millis);
         let last_contact = heard.get(&self.id).copied().max(last_heartbeat);
         let last_seq = "SELECT max(seq) FROM events WHERE satellite = ?1";
         let last_seq = db.prepare_cached(last_seq)?.query_row([&self.id], |row| row.get(0))?;
         Ok(SatelliteView {
-            config_hash: config::of_satellite(db, &self.id)?.map(|config| config.hash),
-            instances: count(db, &self.id)?,
-            connected: connected(heartbeat.as_ref(), last_heartbeat, last_contact, now),
-            commands_waiting: commands::waiting(db, &self.id, now)?,
+            config_hash: config::effective_config(db, &self.id)?.map(|config| config.hash),
+            instances: count_by_status(db, &self.id)?,
+            connected: has_recent_contact(heartbeat.as_ref(), last_heartbeat, last_contact, now),
+            commands_waiting: commands::count_waiting(db, &self.id, now)?,
             satellite_id: self.id,
             name,
             version: heartbeat.as_ref().map_or(version, |heartbeat| heartbeat.version.clone()),
             capabilities,
             system,
-            registered_at: restored(self.registered_at),
+            registered_at: timestamp_from_millis(self.registered_at),
             last_contact,
             last_heartbeat,
             applied_config_hash: heartbeat.as_ref().and_then(|heartbeat| heartbeat.config_hash.clone()),
@@ -154,7 +154,7 @@ impl SatelliteRow {
     }
 }
 
-fn count(db: &Transaction<'_>, satellite: &str) -> Result<BTreeMap<String, usize>, ApiError> {
+fn count_by_status(db: &Transaction<'_>, satellite: &str) -> Result<BTreeMap<String, usize>, ApiError> {
     // The expression must equal that of the index.
     let mut select = db.prepare_cached(COUNTS)?;
     let counts = select.query_map([satellite], |row| Ok((row.get(0)?, row.get(1)?)))?;

@@ -42,7 +42,7 @@ macro_rules! forms {
             /// Generates the schema of the current type as JSON.
             pub fn generated(self) -> String {
                 match self {
-                    $(Self::$form => text(&of::<$type>()),)*
+                    $(Self::$form => text(&generate_schema::<$type>()),)*
                 }
             }
         }
@@ -104,7 +104,7 @@ forms! {
     Instance, "admin-instance", api::InstanceState;
 }
 
-fn of<T: JsonSchema>() -> Schema {
+fn generate_schema<T: JsonSchema>() -> Schema {
     let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(IntegerRangeTransform));
     settings.with_transform(RecursiveTransform(DocLinkTransform)).into_generator().into_root_schema_for::<T>()
 }
@@ -164,27 +164,27 @@ pub struct SchemaValidators {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemaViolation {
     /// JSON pointer to the invalid value; empty for the whole document.
-    pub place: String,
+    pub pointer: String,
     /// Description of the violation without the value.
     pub why: String,
 }
 
 impl SchemaViolation {
-    fn of(error: &ValidationError<'_>) -> Self {
+    fn from_error(error: &ValidationError<'_>) -> Self {
         let why = error.masked().to_string().chars().take(REASON_MAX).collect();
-        Self { place: error.instance_path().as_str().to_owned(), why }
+        Self { pointer: error.instance_path().as_str().to_owned(), why }
     }
 
     /// Returns the index of the violation in the array `list`.
     pub(super) fn index(&self, list: &str) -> Option<usize> {
-        let mut parts = self.place.split('/').skip(1);
+        let mut parts = self.pointer.split('/').skip(1);
         (parts.next()? == list).then(|| parts.next()?.parse().ok())?
     }
 }
 
 impl std::fmt::Display for SchemaViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &*self.place {
+        match &*self.pointer {
             "" => f.write_str(&self.why),
             place => write!(f, "{place}: {}", self.why),
         }
@@ -231,7 +231,7 @@ impl SchemaValidators {
     ///
     /// Returns the first violation.
     pub fn check(&self, form: MessageSchema, value: &Value) -> Result<(), SchemaViolation> {
-        self.forms[form as usize].validate(value).map_err(|error| SchemaViolation::of(&error))
+        self.forms[form as usize].validate(value).map_err(|error| SchemaViolation::from_error(&error))
     }
 
     /// Validates the data of an event of type `kind`.
@@ -241,11 +241,11 @@ impl SchemaValidators {
     /// Returns the first violation, or an error if the type is unknown.
     pub fn check_event(&self, kind: &str, data: &Value) -> Result<(), SchemaViolation> {
         let Some((_, validator)) = self.data.iter().find(|(name, _)| name == kind) else {
-            return Err(SchemaViolation { place: String::new(), why: "unknown type of event".to_owned() });
+            return Err(SchemaViolation { pointer: String::new(), why: "unknown type of event".to_owned() });
         };
         validator.validate(data).map_err(|error| {
-            let SchemaViolation { place, why } = SchemaViolation::of(&error);
-            SchemaViolation { place: format!("/data{place}"), why }
+            let SchemaViolation { pointer: place, why } = SchemaViolation::from_error(&error);
+            SchemaViolation { pointer: format!("/data{place}"), why }
         })
     }
 

@@ -7,7 +7,7 @@ use rusqlite::params;
 use tokio::time::{Duration, MissedTickBehavior, interval};
 
 use super::BackendState;
-use super::clock::stored;
+use super::clock::timestamp_to_millis;
 use super::database::Database;
 use super::refusal::ApiError;
 
@@ -34,7 +34,7 @@ const OLD_TOKENS: &str = "DELETE FROM registration_tokens WHERE hash IN
 const MANY_CHANGES: &str = "DELETE FROM changes WHERE id IN
     (SELECT id FROM changes WHERE id <= (SELECT max(id) FROM changes) - ?1 LIMIT ?2)";
 
-pub(super) async fn keep_up(app: Arc<BackendState>) {
+pub(super) async fn run_maintenance(app: Arc<BackendState>) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -43,8 +43,8 @@ pub(super) async fn keep_up(app: Arc<BackendState>) {
             _ = ticks.tick() => {}
         }
         let now = app.now();
-        let old = stored(now.saturating_sub(AGE_MAX).unwrap_or_default());
-        let old_batch = stored(now.saturating_sub(BATCH_AGE_MAX).unwrap_or_default());
+        let old = timestamp_to_millis(now.saturating_sub(AGE_MAX).unwrap_or_default());
+        let old_batch = timestamp_to_millis(now.saturating_sub(BATCH_AGE_MAX).unwrap_or_default());
         let events_max = i64::try_from(app.settings.events_max).unwrap_or(i64::MAX);
         for (delete, bound) in [
             (OLD_EVENTS, old),
@@ -55,13 +55,13 @@ pub(super) async fn keep_up(app: Arc<BackendState>) {
             (MANY_CHANGES, CHANGES_MAX),
         ] {
             // The error was logged; the next interval tries again.
-            let _ = forget(&app.database, delete, bound).await;
+            let _ = delete_in_chunks(&app.database, delete, bound).await;
         }
     }
 }
 
 // Other requests use the database between the steps.
-async fn forget(database: &Database, delete: &'static str, bound: i64) -> Result<(), ApiError> {
+async fn delete_in_chunks(database: &Database, delete: &'static str, bound: i64) -> Result<(), ApiError> {
     while database.run(move |db| Ok(db.execute(delete, params![bound, CHUNK])?)).await? >= CHUNK {}
     Ok(())
 }
@@ -93,11 +93,11 @@ mod tests {
         assert_eq!(database.run(counts).await.unwrap(), (12000, 12000));
         let first = database.run(|db| Ok(db.execute(OLD_EVENTS, params![11000, CHUNK])?)).await.unwrap();
         assert_eq!(first, CHUNK);
-        forget(&database, OLD_EVENTS, 11000).await.unwrap();
+        delete_in_chunks(&database, OLD_EVENTS, 11000).await.unwrap();
         assert_eq!(database.run(counts).await.unwrap(), (1001, 1001));
-        forget(&database, MANY_EVENTS, 7).await.unwrap();
+        delete_in_chunks(&database, MANY_EVENTS, 7).await.unwrap();
         assert_eq!(database.run(counts).await.unwrap(), (7, 7));
-        forget(&database, MANY_EVENTS, 7).await.unwrap();
+        delete_in_chunks(&database, MANY_EVENTS, 7).await.unwrap();
         assert_eq!(database.run(counts).await.unwrap(), (7, 7));
     }
 

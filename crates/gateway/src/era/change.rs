@@ -5,7 +5,7 @@ use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::rpc::{MalformedMessage, RpcMessage, member};
 
 use super::super::refusal::{INVALID_PARAMS, SERVER_ERROR};
-use super::super::tools::raw::{JsonMembers, quoted, respelled, spliced, written};
+use super::super::tools::raw::{JsonMembers, json_string, map_string, replace_part, to_json};
 use super::{SERVED, terms};
 
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
@@ -16,7 +16,7 @@ const RESOURCE_NOT_FOUND: i64 = -32002;
 // Code of 2025-11-25 for a request that needs the user to open a URL first.
 pub(crate) const URL_ELICITATION_REQUIRED: i64 = -32042;
 
-pub(crate) fn for_sessions(message: &RpcMessage) -> Result<RpcMessage, MalformedMessage> {
+pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, MalformedMessage> {
     let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, JsonMembers::read(params)?)))
     else {
         return Ok(message.clone());
@@ -24,15 +24,15 @@ pub(crate) fn for_sessions(message: &RpcMessage) -> Result<RpcMessage, Malformed
     pairs.remove(&["inputResponses", "requestState"]);
     if let Some(mut meta) = member(params, "_meta").and_then(JsonMembers::read) {
         meta.remove(&[terms::VERSION, terms::INFO, terms::CAPABILITIES, terms::LEVEL]);
-        pairs.set("_meta", meta.written());
+        pairs.set("_meta", meta.to_json());
     }
-    RpcMessage::read(spliced(message.text(), params, &pairs.written()).into())
+    RpcMessage::parse(replace_part(message.text(), params, &pairs.to_json()).into())
 }
 
 /// Builds the result of `server/discover` from a server's description in either era. The versions are those that the
 /// satellite supports, because clients talk to the satellite.
-pub(crate) fn discovery(server: &ServerInfo) -> String {
-    let greeting = JsonMembers::read(server.greeting.get()).unwrap_or_default();
+pub(crate) fn discovery_result(server: &ServerInfo) -> String {
+    let greeting = JsonMembers::read(server.handshake_result.get()).unwrap_or_default();
     let mut told = match server.era {
         Era::Stateless => greeting,
         Era::Sessions => {
@@ -41,7 +41,7 @@ pub(crate) fn discovery(server: &ServerInfo) -> String {
             let capabilities = told.get("capabilities").and_then(JsonMembers::read).map(|mut capabilities| {
                 // The stateless era has an extension of the same name with another meaning.
                 capabilities.remove(&["tasks"]);
-                capabilities.written()
+                capabilities.to_json()
             });
             told.set("capabilities", capabilities.unwrap_or_else(|| "{}".to_owned()));
             told.remove(&["protocolVersion", "serverInfo"]);
@@ -51,46 +51,46 @@ pub(crate) fn discovery(server: &ServerInfo) -> String {
             told
         }
     };
-    told.set("supportedVersions", written(&SERVED));
-    completed(&told.written(), "server/discover", None)
+    told.set("supportedVersions", to_json(&SERVED));
+    complete_result(&told.to_json(), "server/discover", None)
 }
 
 /// Builds the result of `initialize` from a server's description in either era, with the negotiated version.
-pub(crate) fn introduction(server: &ServerInfo, version: &str) -> String {
+pub(crate) fn initialize_result(server: &ServerInfo, version: &str) -> String {
     if server.era == Era::Sessions {
-        return respelled(server.greeting.get(), &["protocolVersion"], |_| version.to_owned());
+        return map_string(server.handshake_result.get(), &["protocolVersion"], |_| version.to_owned());
     }
-    let mut told = JsonMembers::read(server.greeting.get()).unwrap_or_default();
+    let mut told = JsonMembers::read(server.handshake_result.get()).unwrap_or_default();
     let named = told.get("_meta").and_then(|meta| member(meta, SERVER_INFO)).map(str::to_owned);
     // The name is optional in the stateless era and required in the other.
-    let nobody = || format!(r#"{{"name":{},"version":{}}}"#, quoted(&server.name), quoted(&server.version));
-    told.set("protocolVersion", quoted(version));
+    let nobody = || format!(r#"{{"name":{},"version":{}}}"#, json_string(&server.name), json_string(&server.version));
+    told.set("protocolVersion", json_string(version));
     told.set("serverInfo", named.unwrap_or_else(nobody));
     told.remove(&["resultType", "supportedVersions", "ttlMs", "cacheScope"]);
-    told.written()
+    told.to_json()
 }
 
-pub(crate) fn own_discovery(capabilities: &str, instructions: &str) -> String {
+pub(crate) fn own_discovery_result(capabilities: &str, instructions: &str) -> String {
     let result = format!(
         r#"{{"supportedVersions":{},"capabilities":{capabilities},"instructions":{}}}"#,
-        written(&SERVED),
-        quoted(instructions),
+        to_json(&SERVED),
+        json_string(instructions),
     );
-    completed(&result, "server/discover", Some(&own_info()))
+    complete_result(&result, "server/discover", Some(&own_server_info()))
 }
 
-pub(crate) fn own_info() -> String {
-    format!(r#"{{"name":"mcp-satellite","version":{}}}"#, quoted(env!("CARGO_PKG_VERSION")))
+pub(crate) fn own_server_info() -> String {
+    format!(r#"{{"name":"mcp-satellite","version":{}}}"#, json_string(env!("CARGO_PKG_VERSION")))
 }
 
 pub(crate) fn info_of(server: &ServerInfo) -> Option<&str> {
-    member(server.greeting.get(), "serverInfo")
+    member(server.handshake_result.get(), "serverInfo")
 }
 
 fn with_meta(meta: Option<&str>, name: &str, value: String) -> String {
     let mut meta = meta.and_then(JsonMembers::read).unwrap_or_default();
     meta.set(name, value);
-    meta.written()
+    meta.to_json()
 }
 
 fn is_cacheable(method: &str) -> bool {
@@ -107,7 +107,7 @@ fn is_cacheable(method: &str) -> bool {
 
 /// Adds the members that every stateless result must have; existing ones are kept. `server` is added as server info if
 /// the result has none.
-pub(crate) fn completed(result: &str, method: &str, server: Option<&str>) -> String {
+pub(crate) fn complete_result(result: &str, method: &str, server: Option<&str>) -> String {
     let Some(mut pairs) = JsonMembers::read(result) else { return result.to_owned() };
     let mut more = Vec::new();
     if pairs.get("resultType").is_none() {
@@ -132,7 +132,7 @@ pub(crate) fn completed(result: &str, method: &str, server: Option<&str>) -> Str
     for (name, value) in more {
         pairs.set(name, value);
     }
-    pairs.written()
+    pairs.to_json()
 }
 
 fn is_complete(result: &JsonMembers<'_>) -> bool {
@@ -140,7 +140,7 @@ fn is_complete(result: &JsonMembers<'_>) -> bool {
 }
 
 /// Translates an error code to the stateless era. `of_ours` means that the satellite created the error.
-pub(crate) fn code(code: i64, of_ours: bool) -> i64 {
+pub(crate) fn stateless_error_code(code: i64, of_ours: bool) -> i64 {
     match code {
         RESOURCE_NOT_FOUND => INVALID_PARAMS,
         URL_ELICITATION_REQUIRED => INTERNAL_ERROR,
@@ -149,20 +149,20 @@ pub(crate) fn code(code: i64, of_ours: bool) -> i64 {
     }
 }
 
-pub(crate) fn tagged(message: &RpcMessage, id: &str) -> Option<String> {
+pub(crate) fn tag_with_subscription(message: &RpcMessage, id: &str) -> Option<String> {
     let params = message.params();
     let mut pairs = match params {
         Some(params) => JsonMembers::read(params)?,
         None => JsonMembers::default(),
     };
     pairs.set("_meta", with_meta(params.and_then(|params| member(params, "_meta")), SUBSCRIPTION_ID, id.to_owned()));
-    let tagged = pairs.written();
+    let tagged = pairs.to_json();
     if let Some(params) = params {
-        return Some(spliced(message.text(), params, &tagged));
+        return Some(replace_part(message.text(), params, &tagged));
     }
     let mut whole = JsonMembers::read(message.text())?;
     whole.set("params", tagged);
-    Some(whole.written())
+    Some(whole.to_json())
 }
 
 #[cfg(test)]
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> RpcMessage {
-        RpcMessage::read(text.to_owned().into()).unwrap()
+        RpcMessage::parse(text.to_owned().into()).unwrap()
     }
 
     fn server(era: Era, greeting: &str) -> ServerInfo {
@@ -186,7 +186,7 @@ mod tests {
             protocol: String::new(),
             capabilities: serde_json::value::RawValue::from_string(part("capabilities")).unwrap(),
             instructions: None,
-            greeting: serde_json::value::RawValue::from_string(greeting.to_owned()).unwrap(),
+            handshake_result: serde_json::value::RawValue::from_string(greeting.to_owned()).unwrap(),
         }
     }
 
@@ -197,18 +197,18 @@ mod tests {
     #[test]
     fn a_request_for_a_server_of_sessions_is_without_what_only_the_other_era_says() {
         let asked = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
-        let changed = for_sessions(&read(asked)).unwrap();
+        let changed = to_session_request(&read(asked)).unwrap();
         let expected = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"name":"n","_meta":{"progressToken":7,"a/b":1e400,"io.modelcontextprotocol/related-task":{}}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
         assert_eq!(changed.text(), expected);
         assert_eq!((changed.id(), changed.token()), (Some("\"i\""), Some("7")));
         let bare = read(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#);
-        assert_eq!(for_sessions(&bare).unwrap().text(), bare.text());
+        assert_eq!(to_session_request(&bare).unwrap().text(), bare.text());
     }
 
     #[test]
     fn a_server_is_introduced_to_either_era_by_what_it_said_in_the_other() {
         let old = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{}},"serverInfo":{"name":"o","x":1.50},"instructions":"i","x":[ 1.50 ],"_meta":{"y":1}}"#;
-        let told = discovery(&server(Era::Sessions, old));
+        let told = discovery_result(&server(Era::Sessions, old));
         assert!(told.contains(r#""x":[ 1.50 ]"#) && told.contains(r#"{"name":"o","x":1.50}"#), "{told}");
         assert_eq!(
             value(&told),
@@ -217,31 +217,34 @@ mod tests {
                 "ttlMs": 0, "cacheScope": "private", "x": [1.5], "_meta": {"y": 1, SERVER_INFO: {"name": "o", "x": 1.5}},
             })
         );
-        assert_eq!(value(&introduction(&server(Era::Sessions, old), "2025-03-26"))["protocolVersion"], "2025-03-26");
+        assert_eq!(
+            value(&initialize_result(&server(Era::Sessions, old), "2025-03-26"))["protocolVersion"],
+            "2025-03-26"
+        );
 
         let new = r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"ttlMs":9,"cacheScope":"public","x":1.50,"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"w"},"y":1}}"#;
-        let told = discovery(&server(Era::Stateless, new));
-        assert_eq!(told, new.replace(r#"["2026-07-28"]"#, &written(&SERVED)));
-        let told = value(&introduction(&server(Era::Stateless, new), "2025-11-25"));
+        let told = discovery_result(&server(Era::Stateless, new));
+        assert_eq!(told, new.replace(r#"["2026-07-28"]"#, &to_json(&SERVED)));
+        let told = value(&initialize_result(&server(Era::Stateless, new), "2025-11-25"));
         let (name, meta) = (json!({"name": "w"}), json!({SERVER_INFO: {"name": "w"}, "y": 1}));
         let all = json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": name, "x": 1.5, "_meta": meta});
         assert_eq!(told, all);
         // A server without a name.
-        let told = value(&introduction(&server(Era::Stateless, r#"{"capabilities":{}}"#), "2025-11-25"));
+        let told = value(&initialize_result(&server(Era::Stateless, r#"{"capabilities":{}}"#), "2025-11-25"));
         assert_eq!(told["serverInfo"], json!({"name": "n", "version": "1"}));
     }
 
     #[test]
     fn a_result_has_all_that_it_must_have_and_keeps_what_it_has() {
-        let listed = completed(r#"{"tools":[1.50],"ttlMs":5}"#, "tools/list", None);
+        let listed = complete_result(r#"{"tools":[1.50],"ttlMs":5}"#, "tools/list", None);
         assert_eq!(listed, r#"{"tools":[1.50],"ttlMs":5,"resultType":"complete","cacheScope":"private"}"#);
-        assert_eq!(completed("{}", "tools/call", None), r#"{"resultType":"complete"}"#);
+        assert_eq!(complete_result("{}", "tools/call", None), r#"{"resultType":"complete"}"#);
         let asks = r#"{"resultType":"input_required","requestState":"s"}"#;
-        assert_eq!(completed(asks, "resources/read", None), asks);
-        let signed = completed(r#"{"resultType":"complete","_meta":{"a":1}}"#, "x", Some(r#"{"name":"n"}"#));
+        assert_eq!(complete_result(asks, "resources/read", None), asks);
+        let signed = complete_result(r#"{"resultType":"complete","_meta":{"a":1}}"#, "x", Some(r#"{"name":"n"}"#));
         assert_eq!(value(&signed)["_meta"], json!({"a": 1, SERVER_INFO: {"name": "n"}}));
-        assert_eq!(completed(&signed, "x", Some("{}")), signed);
-        assert_eq!(completed("[1]", "tools/list", None), "[1]");
+        assert_eq!(complete_result(&signed, "x", Some("{}")), signed);
+        assert_eq!(complete_result("[1]", "tools/list", None), "[1]");
         for (told, of_ours, code) in [
             (-32002, false, INVALID_PARAMS),
             (-32042, false, INTERNAL_ERROR),
@@ -249,13 +252,13 @@ mod tests {
             (-32000, true, INTERNAL_ERROR),
             (-7, true, -7),
         ] {
-            assert_eq!(super::code(told, of_ours), code);
+            assert_eq!(super::stateless_error_code(told, of_ours), code);
         }
     }
 
     #[test]
     fn news_is_marked_with_who_listens_for_it() {
-        let tag = |text: &str| tagged(&read(text), "\"i\"").unwrap();
+        let tag = |text: &str| tag_with_subscription(&read(text), "\"i\"").unwrap();
         let meta = r#""_meta":{"io.modelcontextprotocol/subscriptionId":"i"}"#;
         assert_eq!(
             tag(r#"{"method":"a","jsonrpc":"2.0"}"#),
@@ -272,9 +275,9 @@ mod tests {
             values in prop::collection::vec("-?[1-9][0-9]{0,30}|\"[a-z]{0,3}\"|\\[\\]|\\{\\}", 6),
         ) {
             let members: Vec<String> =
-                names.iter().zip(&values).map(|(name, value)| format!("{}:{value}", quoted(name))).collect();
+                names.iter().zip(&values).map(|(name, value)| format!("{}:{value}", json_string(name))).collect();
             let asked = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{{{}}}}}"#, members.join(","));
-            let changed = for_sessions(&read(&asked)).unwrap();
+            let changed = to_session_request(&read(&asked)).unwrap();
             let kept: Vec<&String> =
                 members.iter().filter(|member| !member.starts_with("\"requestState\"")).collect();
             for member in kept {

@@ -12,7 +12,7 @@ use super::super::tools::raw::JsonMembers;
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
-pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, String> {
+pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, String> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -24,14 +24,14 @@ pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Op
         .map_err(|_| format!("the header `{name}` contains characters that are not allowed in a header"))
 }
 
-fn decoded(value: &str) -> Option<String> {
+fn decode_value(value: &str) -> Option<String> {
     match value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
         Some(coded) => String::from_utf8(BASE64_STANDARD.decode(coded).ok()?).ok(),
         None => Some(value.to_owned()),
     }
 }
 
-fn named_by(method: &str) -> Option<&'static str> {
+fn name_member(method: &str) -> Option<&'static str> {
     match method {
         "tools/call" | "prompts/get" => Some("name"),
         "resources/read" => Some("uri"),
@@ -42,27 +42,27 @@ fn named_by(method: &str) -> Option<&'static str> {
 
 /// Compares the headers that every request must have with its body. The error describes the difference.
 pub(super) fn check(method: &str, params: &JsonMembers<'_>, headers: &HeaderMap) -> Result<(), String> {
-    match single(headers, &METHOD)? {
+    match single_value(headers, &METHOD)? {
         None => return Err("the header Mcp-Method is missing".to_owned()),
         Some(value) if value != method => {
             return Err(format!("the header Mcp-Method is `{value}`, but the method of the request is `{method}`"));
         }
         Some(_) => {}
     }
-    let Some(member) = named_by(method) else { return Ok(()) };
-    let body = params.once(member).map_err(|_| format!("`{member}` occurs more than once"))?;
+    let Some(member) = name_member(method) else { return Ok(()) };
+    let body = params.get_unique(member).map_err(|_| format!("`{member}` occurs more than once"))?;
     // The server rejects a name that is not a string.
     let Some(body) = body.and_then(|body| serde_json::from_str::<String>(body).ok()) else { return Ok(()) };
-    let header = single(headers, &NAME)?
+    let header = single_value(headers, &NAME)?
         .ok_or_else(|| format!("the header Mcp-Name is missing; set it to the value of `{member}`"))?;
-    let header = decoded(header).ok_or("the header Mcp-Name is not valid base64")?;
+    let header = decode_value(header).ok_or("the header Mcp-Name is not valid base64")?;
     if header == body { Ok(()) } else { Err(format!("the header Mcp-Name is `{header}`, but `{member}` is `{body}`")) }
 }
 
 /// Compares the headers that repeat a tool's arguments with the arguments. `definition` is the tool's JSON text.
 pub(crate) fn check_arguments(definition: &str, params: Option<&str>, headers: &HeaderMap) -> Result<(), String> {
     // Clients do not use a tool with an invalid definition.
-    let Ok(mirrors) = mirror::of_tool(definition) else { return Ok(()) };
+    let Ok(mirrors) = mirror::header_params(definition) else { return Ok(()) };
     let arguments = params.and_then(|params| member(params, "arguments")).unwrap_or("{}");
     mirrors.iter().try_for_each(|mirror| check_argument(mirror, arguments, headers))
 }
@@ -71,21 +71,22 @@ fn check_argument(mirror: &HeaderParam, arguments: &str, headers: &HeaderMap) ->
     let header = &mirror.header;
     // A client cannot send an invalid header name.
     let Ok(full) = HeaderName::try_from(format!("mcp-param-{header}")) else { return Ok(()) };
-    match (single(headers, &full)?, mirror.value(arguments)) {
+    match (single_value(headers, &full)?, mirror.value(arguments)) {
         (None, None) => Ok(()),
         (None, Some(_)) => Err(format!("the header Mcp-Param-{header} is missing, but the call has the argument")),
         (Some(_), None) => {
             Err(format!("the header Mcp-Param-{header} is present, but the call does not have the argument"))
         }
         (Some(given), Some(body)) => {
-            let given = decoded(given).ok_or_else(|| format!("the header Mcp-Param-{header} is not valid base64"))?;
-            let is_same = given == body || mirror.is_number(arguments) && same_number(&given, &body);
+            let given =
+                decode_value(given).ok_or_else(|| format!("the header Mcp-Param-{header} is not valid base64"))?;
+            let is_same = given == body || mirror.is_number(arguments) && is_same_number(&given, &body);
             if is_same { Ok(()) } else { Err(format!("the header Mcp-Param-{header} differs from the argument")) }
         }
     }
 }
 
-fn same_number(one: &str, other: &str) -> bool {
+fn is_same_number(one: &str, other: &str) -> bool {
     let read = |text: &str| text.parse::<f64>().ok();
     read(one).is_some() && read(one) == read(other)
 }

@@ -33,7 +33,7 @@ pub(crate) fn has_sessions(version: &str) -> bool {
 
 /// Negotiates a version with sessions: the older one of the client's and the server's. For an unknown or stateless
 /// version of the client it is the server's.
-pub(crate) fn agreed(client: &str, server: &str) -> String {
+pub(crate) fn negotiate_version(client: &str, server: &str) -> String {
     if has_sessions(client) { client.min(server).to_owned() } else { server.to_owned() }
 }
 
@@ -44,12 +44,12 @@ pub(crate) struct StatelessErrorResponse {
 }
 
 impl StatelessErrorResponse {
-    fn bad(code: i64, message: impl Into<String>) -> Self {
+    fn bad_request(code: i64, message: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, error: RpcError::new(code, message) }
     }
 }
 
-fn own_version(message: &RpcMessage) -> Option<&str> {
+fn declared_version(message: &RpcMessage) -> Option<&str> {
     let params = message.params()?;
     // The name may be written with escapes, so a text with an escape is parsed, too.
     let may_have = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
@@ -61,7 +61,7 @@ fn own_version(message: &RpcMessage) -> Option<&str> {
 
 /// Returns true for a stateless request: `_meta` names such a version, or the header does and there is no session.
 pub(crate) fn is_stateless(message: &RpcMessage, headers: &HeaderMap) -> bool {
-    let (Some(method), own) = (message.method(), own_version(message)) else { return false };
+    let (Some(method), own) = (message.method(), declared_version(message)) else { return false };
     if let Some(own) = own {
         return serde_json::from_str::<String>(own).map_or(true, |own| !has_sessions(&own));
     }
@@ -83,7 +83,7 @@ pub(crate) fn is_removed(method: &str) -> bool {
 }
 
 /// Returns true for methods that a server may answer with questions.
-pub(crate) fn may_ask_back(method: &str) -> bool {
+pub(crate) fn can_require_input(method: &str) -> bool {
     matches!(method, "tools/call" | "prompts/get" | "resources/read")
 }
 
@@ -107,7 +107,7 @@ mod tests {
         let of = |headers: &[(HeaderName, &'static str)], method: &str, params: &str| {
             let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#);
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
-            is_stateless(&RpcMessage::read(text.into()).unwrap(), &headers)
+            is_stateless(&RpcMessage::parse(text.into()).unwrap(), &headers)
         };
         let (version, session) = (|version| (PROTOCOL_VERSION, version), (SESSION_ID, "x"));
         let meta = |version| format!(r#"{{"_meta":{{"io.modelcontextprotocol/protocolVersion":{version}}}}}"#);
@@ -128,10 +128,10 @@ mod tests {
 
     #[test]
     fn the_older_of_two_versions_with_sessions_is_spoken() {
-        assert_eq!(agreed("2025-03-26", "2025-11-25"), "2025-03-26");
-        assert_eq!(agreed("2025-11-25", "2025-06-18"), "2025-06-18");
-        assert_eq!(agreed("1999-01-01", "2025-06-18"), "2025-06-18");
-        assert_eq!(agreed("2026-07-28", "2025-11-25"), "2025-11-25");
+        assert_eq!(negotiate_version("2025-03-26", "2025-11-25"), "2025-03-26");
+        assert_eq!(negotiate_version("2025-11-25", "2025-06-18"), "2025-06-18");
+        assert_eq!(negotiate_version("1999-01-01", "2025-06-18"), "2025-06-18");
+        assert_eq!(negotiate_version("2026-07-28", "2025-11-25"), "2025-11-25");
         assert!(has_sessions("2025-11-25") && !has_sessions("2026-07-28") && !has_sessions(""));
     }
 }

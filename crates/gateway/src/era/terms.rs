@@ -6,7 +6,7 @@ use mcp_satellite_actors::rpc::{RpcMessage, member};
 
 use super::super::face::{ClientDescription, RpcError};
 use super::super::refusal::INVALID_PARAMS;
-use super::super::tools::raw::{JsonMembers, written};
+use super::super::tools::raw::{JsonMembers, to_json};
 use super::super::wishes::McpLogLevel;
 use super::{HEADER_MISMATCH, PROTOCOL_VERSION, SERVED, StatelessErrorResponse, UNSUPPORTED_VERSION, headers};
 
@@ -24,17 +24,22 @@ pub(crate) struct RequestTerms {
 
 impl RequestTerms {
     pub(crate) fn read(message: &RpcMessage, given: &HeaderMap) -> Result<Self, StatelessErrorResponse> {
-        let twice =
-            |_| StatelessErrorResponse::bad(INVALID_PARAMS, "a member of `_meta` or of `params` occurs more than once");
+        let twice = |_| {
+            StatelessErrorResponse::bad_request(
+                INVALID_PARAMS,
+                "a member of `_meta` or of `params` occurs more than once",
+            )
+        };
         let params = message.params().and_then(JsonMembers::read).unwrap_or_default();
-        let meta = params.once("_meta").map_err(twice)?.and_then(JsonMembers::read).unwrap_or_default();
-        let text =
-            |name| meta.once(name).map(|value| value.and_then(|value| serde_json::from_str::<String>(value).ok()));
-        let object = |name| meta.once(name).map(|value| value.filter(|value| value.starts_with('{')));
+        let meta = params.get_unique("_meta").map_err(twice)?.and_then(JsonMembers::read).unwrap_or_default();
+        let text = |name| {
+            meta.get_unique(name).map(|value| value.and_then(|value| serde_json::from_str::<String>(value).ok()))
+        };
+        let object = |name| meta.get_unique(name).map(|value| value.filter(|value| value.starts_with('{')));
         let version = text(VERSION).map_err(twice)?;
         let capabilities = object(CAPABILITIES).map_err(twice)?;
-        let header = headers::single(given, &PROTOCOL_VERSION)
-            .map_err(|why| StatelessErrorResponse::bad(HEADER_MISMATCH, why))?;
+        let header = headers::single_value(given, &PROTOCOL_VERSION)
+            .map_err(|why| StatelessErrorResponse::bad_request(HEADER_MISMATCH, why))?;
         if let Some(version) = version.as_deref()
             && header != Some(version)
         {
@@ -44,7 +49,7 @@ impl RequestTerms {
                 }
                 None => "the header MCP-Protocol-Version is missing".to_owned(),
             };
-            return Err(StatelessErrorResponse::bad(HEADER_MISMATCH, why));
+            return Err(StatelessErrorResponse::bad_request(HEADER_MISMATCH, why));
         }
         let missing: Vec<&str> = [(VERSION, version.is_none()), (CAPABILITIES, capabilities.is_none())]
             .into_iter()
@@ -53,34 +58,37 @@ impl RequestTerms {
         let (Some(version), Some(capabilities)) = (version, capabilities) else {
             let why =
                 format!("a required member of `_meta` is missing or has the wrong type: `{}`", missing.join("`, `"));
-            return Err(StatelessErrorResponse::bad(INVALID_PARAMS, why));
+            return Err(StatelessErrorResponse::bad_request(INVALID_PARAMS, why));
         };
         if version != STATELESS_VERSION {
-            return Err(unsupported(&version));
+            return Err(unsupported_version_error(&version));
         }
-        let level = match meta.once(LEVEL).map_err(twice)?.map(serde_json::from_str) {
+        let level = match meta.get_unique(LEVEL).map_err(twice)?.map(serde_json::from_str) {
             None => None,
             Some(Ok(level)) => Some(level),
             Some(Err(_)) => {
-                return Err(StatelessErrorResponse::bad(INVALID_PARAMS, format!("`{LEVEL}` is not a log level")));
+                return Err(StatelessErrorResponse::bad_request(
+                    INVALID_PARAMS,
+                    format!("`{LEVEL}` is not a log level"),
+                ));
             }
         };
         headers::check(message.method().unwrap_or_default(), &params, given)
-            .map_err(|why| StatelessErrorResponse::bad(HEADER_MISMATCH, why))?;
+            .map_err(|why| StatelessErrorResponse::bad_request(HEADER_MISMATCH, why))?;
         let info = object(INFO).map_err(twice)?;
-        Ok(Self { client: ClientDescription::of(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
+        Ok(Self { client: ClientDescription::new(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
     }
 }
 
-fn unsupported(version: &str) -> StatelessErrorResponse {
-    let data = format!(r#"{{"supported":{},"requested":{}}}"#, written(&SERVED), written(&version));
-    let mut wrong = StatelessErrorResponse::bad(UNSUPPORTED_VERSION, "this protocol version is not supported");
+fn unsupported_version_error(version: &str) -> StatelessErrorResponse {
+    let data = format!(r#"{{"supported":{},"requested":{}}}"#, to_json(&SERVED), to_json(&version));
+    let mut wrong = StatelessErrorResponse::bad_request(UNSUPPORTED_VERSION, "this protocol version is not supported");
     wrong.error = RpcError { data: Some(data), ..wrong.error };
     wrong
 }
 
 /// Returns the capability that the client lacks to answer a question; `None` if it can answer.
-pub(crate) fn lacks(client: &ClientDescription, question: &RpcMessage) -> Option<&'static str> {
+pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessage) -> Option<&'static str> {
     let capabilities = &*client.facts.capabilities;
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
     let asks = |name: &str| question.params().and_then(|params| member(params, name));
@@ -119,7 +127,7 @@ mod tests {
         let method = (HeaderName::from_static("mcp-method"), HeaderValue::from_static("tools/list"));
         let version = version.map(|version| (PROTOCOL_VERSION, HeaderValue::from_static(version)));
         let headers = version.into_iter().chain([method]).collect();
-        RequestTerms::read(&RpcMessage::read(request.to_string().into()).unwrap(), &headers)
+        RequestTerms::read(&RpcMessage::parse(request.to_string().into()).unwrap(), &headers)
     }
 
     #[test]
@@ -153,16 +161,16 @@ mod tests {
         assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(McpLogLevel::Info)));
         assert!(client.sampling && !client.elicitation && !client.roots);
         let twice = r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"_meta":{}}}"#;
-        let wrong = RequestTerms::read(&RpcMessage::read(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
+        let wrong = RequestTerms::read(&RpcMessage::parse(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
         assert_eq!(wrong.error.code, INVALID_PARAMS);
     }
 
     #[test]
     fn a_client_is_asked_what_it_has_said_that_it_answers() {
         let asked = |capabilities: Value, method: &str, params: Value| {
-            let client = ClientDescription::of(String::new(), Some(&capabilities.to_string()), None);
+            let client = ClientDescription::new(String::new(), Some(&capabilities.to_string()), None);
             let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
-            lacks(&client, &RpcMessage::read(question.into()).unwrap())
+            missing_capability(&client, &RpcMessage::parse(question.into()).unwrap())
         };
         for (capabilities, method, params, lacking) in [
             (json!({"elicitation": {}}), "elicitation/create", json!({}), None),

@@ -27,13 +27,13 @@ use super::access::User;
 use super::era::change;
 use super::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
 use super::forward::forward;
-use super::instructions::aggregated;
+use super::instructions::aggregate_instructions;
 use super::names;
 use super::refusal::{CallRefusal, INVALID_PARAMS};
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
-use super::tools::face::{unknown, welcome, whole};
-use super::tools::raw::{place, with};
+use super::tools::face::{initialize_answer, single_page, unknown_method};
+use super::tools::raw::{find_string, replace_string};
 use super::tools::resources::SEPARATOR;
 use super::tools::{CallerCache, CallerSnapshot};
 
@@ -52,13 +52,13 @@ text is the next step.";
 pub struct FlatEndpoint {
     runtime: RuntimeHandle,
     callers: Arc<CallerCache>,
-    desks: Arc<FlatUserStates>,
+    states: Arc<FlatUserStates>,
 }
 
 impl FlatEndpoint {
     /// Creates the endpoint for the instances of `runtime`.
     pub fn new(runtime: RuntimeHandle, callers: Arc<CallerCache>) -> Self {
-        Self { runtime, callers, desks: Arc::default() }
+        Self { runtime, callers, states: Arc::default() }
     }
 
     pub(super) fn initialize(
@@ -66,24 +66,24 @@ impl FlatEndpoint {
         user: &User,
         greeting: &ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
-        ready(Ok(welcome(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
+        ready(Ok(initialize_answer(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
     pub(super) fn discover(&self, user: &User) -> String {
-        change::own_discovery(CAPABILITIES, &self.instructions(user))
+        change::own_discovery_result(CAPABILITIES, &self.instructions(user))
     }
 
     fn instructions(&self, user: &User) -> String {
-        aggregated(INSTRUCTIONS, &self.callers.of(self.runtime.snapshot(), &user.team, &user.user))
+        aggregate_instructions(INSTRUCTIONS, &self.callers.caller(self.runtime.snapshot(), &user.team, &user.user))
     }
 
     pub(super) fn definition(self: &Arc<Self>, user: Arc<User>, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         let (flat, tool) = (self.clone(), tool.to_owned());
         async move {
-            let desk = flat.desks.visited(&user, &flat.runtime, &flat.callers);
-            let caller = flat.callers.of(flat.runtime.snapshot(), &user.team, &user.user);
-            let picture = desk.picture(caller).await?;
-            let (id, own) = picture.part(ItemKind::Tools).owner(&tool)?;
+            let desk = flat.states.keep_for_request(&user, &flat.runtime, &flat.callers);
+            let caller = flat.callers.caller(flat.runtime.snapshot(), &user.team, &user.user);
+            let picture = desk.merged_lists(caller).await?;
+            let (id, own) = picture.list(ItemKind::Tools).owner(&tool)?;
             let view = flat.runtime.status(id)?;
             view.catalogue.as_deref()?.tool(own).map(|tool| tool.raw.get().into())
         }
@@ -97,30 +97,31 @@ impl FlatEndpoint {
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         let (flat, session) = (self.clone(), session.clone());
         async move {
-            let agreed = wanted.within(CAPABILITIES);
-            let desk = flat.desks.enter(&session, &flat.runtime, &flat.callers);
-            let picture = desk.picture(flat.caller(&session)).await.ok_or_else(|| CallRefusal::ending().rpc())?;
+            let agreed = wanted.restrict_to(CAPABILITIES);
+            let desk = flat.states.add_client(&session, &flat.runtime, &flat.callers);
+            let picture =
+                desk.merged_lists(flat.caller(&session)).await.ok_or_else(|| CallRefusal::closing().to_rpc_error())?;
             for thing in ItemKind::ALL {
-                desk.read(&session, thing, picture.part(thing));
+                desk.record_read(&session, thing, picture.list(thing));
             }
             Ok(agreed)
         }
         .boxed()
     }
 
-    pub(super) fn began(&self, session: &Arc<ClientSession>) {
-        self.desks.enter(session, &self.runtime, &self.callers);
+    pub(super) fn handle_session_start(&self, session: &Arc<ClientSession>) {
+        self.states.add_client(session, &self.runtime, &self.callers);
         // The session may have been evicted before this call.
-        if session.ended().is_some() {
-            self.desks.leave(session);
+        if session.end_reason().is_some() {
+            self.states.remove_client(session);
         }
     }
 
-    pub(super) fn ended(&self, session: &ClientSession) {
-        self.desks.leave(session);
+    pub(super) fn handle_session_end(&self, session: &ClientSession) {
+        self.states.remove_client(session);
     }
 
-    pub(super) fn request(
+    pub(super) fn handle_request(
         self: &Arc<Self>,
         session: Arc<ClientSession>,
         call: EndpointCall,
@@ -128,12 +129,12 @@ impl FlatEndpoint {
         let flat = self.clone();
         async move {
             let desk = if session.is_guest() {
-                flat.desks.visited(session.user(), &flat.runtime, &flat.callers)
-            } else if let Some(desk) = flat.desks.of(&session) {
+                flat.states.keep_for_request(session.user(), &flat.runtime, &flat.callers)
+            } else if let Some(desk) = flat.states.find_for_session(&session) {
                 desk
             } else {
                 // The session has just ended.
-                return CallAnswer::Withdrawn;
+                return CallAnswer::Cancelled;
             };
             let method = call.message.method().unwrap_or_default();
             match method {
@@ -147,12 +148,12 @@ impl FlatEndpoint {
                     flat.list(&desk, &session, &call, ItemKind::Resources, MergedLists::resource_templates).await
                 }
                 "tools/call" | "prompts/get" | "resources/read" | "completion/complete" => {
-                    match flat.addressee(&desk, &session, &call.message).await {
-                        Ok(addressee) => flat.pass_on(call, addressee).await,
-                        Err(refusal) => refusal.answer(method),
+                    match flat.resolve_target(&desk, &session, &call.message).await {
+                        Ok(addressee) => flat.forward_to_target(call, addressee).await,
+                        Err(refusal) => refusal.to_answer(method),
                     }
                 }
-                other => unknown(Some(other)),
+                other => unknown_method(Some(other)),
             }
         }
         .boxed()
@@ -160,7 +161,7 @@ impl FlatEndpoint {
 
     fn caller(&self, session: &ClientSession) -> CallerSnapshot {
         let user = session.user();
-        self.callers.of(self.runtime.snapshot(), &user.team, &user.user)
+        self.callers.caller(self.runtime.snapshot(), &user.team, &user.user)
     }
 
     async fn list(
@@ -171,22 +172,22 @@ impl FlatEndpoint {
         thing: ItemKind,
         text: fn(&MergedLists) -> &str,
     ) -> CallAnswer {
-        let picture = desk.picture(self.caller(session)).await;
-        let Some(picture) = picture else { return CallAnswer::Error(CallRefusal::ending().rpc()) };
-        whole(call.message.params(), || {
-            desk.read(session, thing, picture.part(thing));
+        let picture = desk.merged_lists(self.caller(session)).await;
+        let Some(picture) = picture else { return CallAnswer::Error(CallRefusal::closing().to_rpc_error()) };
+        single_page(call.message.params(), || {
+            desk.record_read(session, thing, picture.list(thing));
             text(&picture).to_owned()
         })
     }
 
-    async fn addressee(
+    async fn resolve_target(
         &self,
         desk: &FlatUserState,
         session: &ClientSession,
         message: &RpcMessage,
     ) -> Result<FlatItemTarget, CallRefusal> {
         let text = message.text();
-        let said = |path: &[&str]| place(text, path).map(|(_, said)| said);
+        let said = |path: &[&str]| find_string(text, path).map(|(_, said)| said);
         let path: &[&str] = match message.method().unwrap_or_default() {
             "resources/read" => &["params", "uri"],
             "completion/complete" => match said(&["params", "ref", "type"]).as_deref() {
@@ -197,7 +198,7 @@ impl FlatEndpoint {
         };
         let member = path[path.len() - 1];
         let missing = || CallRefusal::bad_input(format!("`{member}` is missing, or not a string"));
-        let (place, said) = place(text, path).ok_or_else(missing)?;
+        let (place, said) = find_string(text, path).ok_or_else(missing)?;
         let caller = self.caller(session);
         let thing = match (message.method(), member) {
             (Some("tools/call"), _) => ItemKind::Tools,
@@ -205,16 +206,16 @@ impl FlatEndpoint {
             _ => ItemKind::Prompts,
         };
         let (id, own) = match thing {
-            ItemKind::Resources => resource(desk, session, &caller, &said)?,
-            ItemKind::Tools | ItemKind::Prompts => self.named(desk, session, caller, thing, &said).await?,
+            ItemKind::Resources => resolve_resource(desk, session, &caller, &said)?,
+            ItemKind::Tools | ItemKind::Prompts => self.resolve_name(desk, session, caller, thing, &said).await?,
         };
-        Ok(FlatItemTarget { place, id, own, is_tool: thing == ItemKind::Tools })
+        Ok(FlatItemTarget { name_range: place, id, own_name: own, is_tool: thing == ItemKind::Tools })
     }
 
     /// Finds the owner of a name: in the list that this client has read, because the name may belong to another server
     /// by now; else in the current lists. The tools of a server that is not online are found, too, so that the call
     /// returns the reason.
-    async fn named(
+    async fn resolve_name(
         &self,
         desk: &FlatUserState,
         session: &ClientSession,
@@ -223,21 +224,21 @@ impl FlatEndpoint {
         name: &str,
     ) -> Result<(InstanceId, String), CallRefusal> {
         let found = |part: &MergedList| part.owner(name).map(|(id, own)| (id.clone(), own.to_owned()));
-        if let Some(read) = desk.known_to(session, thing).and_then(|part| found(&part)) {
+        if let Some(read) = desk.list_known_to(session, thing).and_then(|part| found(&part)) {
             return Ok(read);
         }
-        let picture = desk.picture(caller.clone()).await.ok_or_else(CallRefusal::ending)?;
+        let picture = desk.merged_lists(caller.clone()).await.ok_or_else(CallRefusal::closing)?;
         let what = if thing == ItemKind::Tools { "tool" } else { "prompt" };
-        found(picture.part(thing))
-            .or_else(|| absent(&caller, thing, name))
+        found(picture.list(thing))
+            .or_else(|| find_offline_owner(&caller, thing, name))
             .ok_or_else(|| CallRefusal::not_found(what, name))
     }
 
-    async fn pass_on(&self, call: EndpointCall, addressee: FlatItemTarget) -> CallAnswer {
-        let FlatItemTarget { place, id, own, is_tool } = addressee;
+    async fn forward_to_target(&self, call: EndpointCall, addressee: FlatItemTarget) -> CallAnswer {
+        let FlatItemTarget { name_range: place, id, own_name: own, is_tool } = addressee;
         let method = call.message.method().unwrap_or_default().to_owned();
-        let text = with(call.message.text(), &place, &own);
-        let message = match RpcMessage::read(Bytes::from(text)) {
+        let text = replace_string(call.message.text(), &place, &own);
+        let message = match RpcMessage::parse(Bytes::from(text)) {
             Ok(renamed) => renamed,
             Err(why) => return CallAnswer::Error(RpcError::new(INVALID_PARAMS, why.to_string())),
         };
@@ -251,43 +252,43 @@ impl FlatEndpoint {
         let call = EndpointCall { message, ..call };
         match forward(&self.runtime, &id, call, repeatable, is_tool.then_some(own)).await {
             Ok(answer) => answer,
-            Err(error) => CallRefusal::of_instance(&error, &self.runtime, &id, None).answer(&method),
+            Err(error) => CallRefusal::from_instance_error(&error, &self.runtime, &id, None).to_answer(&method),
         }
     }
 }
 
 struct FlatItemTarget {
     // Range of the name in the text of the request.
-    place: Range<usize>,
+    name_range: Range<usize>,
     id: InstanceId,
-    own: String,
+    own_name: String,
     is_tool: bool,
 }
 
 /// Finds the owner of a resource: by the labels that this client has read, because they may belong to another server by
 /// now; else by the current names.
-fn resource(
+fn resolve_resource(
     desk: &FlatUserState,
     session: &ClientSession,
     caller: &CallerSnapshot,
     uri: &str,
 ) -> Result<(InstanceId, String), CallRefusal> {
-    let read = desk.known_to(session, ItemKind::Resources);
+    let read = desk.list_known_to(session, ItemKind::Resources);
     if let Some((id, own)) = read.as_ref().and_then(|part| part.split(uri)) {
         return Ok((id.clone(), own.to_owned()));
     }
-    match caller.part(uri, SEPARATOR, "server|uri") {
+    match caller.split_server(uri, SEPARATOR, "server|uri") {
         Ok((view, _, own)) => Ok((view.spec.id.clone(), own.to_owned())),
         Err(refusal) if refusal.kind == "ambiguous" => Err(refusal),
-        Err(_) => Err(CallRefusal::not_found("resource", uri).coded(RESOURCE_NOT_FOUND)),
+        Err(_) => Err(CallRefusal::not_found("resource", uri).with_code(RESOURCE_NOT_FOUND)),
     }
 }
 
-fn absent(caller: &CallerSnapshot, thing: ItemKind, name: &str) -> Option<(InstanceId, String)> {
-    let away = caller.servers().filter(|(_, view)| view.offered().is_none());
+fn find_offline_owner(caller: &CallerSnapshot, thing: ItemKind, name: &str) -> Option<(InstanceId, String)> {
+    let away = caller.servers().filter(|(_, view)| view.offered_catalogue().is_none());
     let mut guess = None;
     for (label, view) in away {
-        let Some(rest) = name.strip_prefix(&*names::flat_start(label)) else { continue };
+        let Some(rest) = name.strip_prefix(&*names::flat_prefix(label)) else { continue };
         match &view.catalogue {
             None => guess = Some((view.spec.id.clone(), rest.to_owned())),
             Some(catalogue) => {
@@ -298,7 +299,7 @@ fn absent(caller: &CallerSnapshot, thing: ItemKind, name: &str) -> Option<(Insta
                     }
                 };
                 let pairs: Vec<(&str, &str)> = own.iter().map(|own| (label, *own)).collect();
-                if let Some(at) = names::flat(&pairs).iter().position(|flat| flat == name) {
+                if let Some(at) = names::flat_names(&pairs).iter().position(|flat| flat == name) {
                     return Some((view.spec.id.clone(), own[at].to_owned()));
                 }
             }

@@ -7,8 +7,8 @@ use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueEntry};
 use mcp_satellite_actors::model::ids::InstanceId;
 
 use crate::names;
-use crate::tools::raw::respelled;
-use crate::tools::resources::{SEPARATOR, UI, described, qualified};
+use crate::tools::raw::map_string;
+use crate::tools::resources::{SEPARATOR, UI, qualify_definition, qualify_uri};
 use crate::tools::{CallerSnapshot, OfferedCatalogues};
 
 /// Kinds of items that clients list and get change notifications for.
@@ -32,14 +32,14 @@ impl ItemKind {
 pub struct MergedLists {
     offered: OfferedCatalogues,
     // Per `Thing`. Unchanged parts are shared with the previous picture.
-    parts: [Arc<MergedList>; 3],
+    lists: [Arc<MergedList>; 3],
 }
 
 /// The items of one kind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct MergedList {
     // Results of the list requests.
-    lists: Vec<String>,
+    results: Vec<String>,
     // Owner and original name by merged name. For resources the keys are the labels of the servers.
     owners: HashMap<String, (InstanceId, Box<str>)>,
     // Length of the longest name in bytes: a longer text cannot be a name.
@@ -47,9 +47,9 @@ pub struct MergedList {
 }
 
 impl MergedList {
-    fn new(lists: Vec<String>, owners: HashMap<String, (InstanceId, Box<str>)>) -> Self {
+    fn new(results: Vec<String>, owners: HashMap<String, (InstanceId, Box<str>)>) -> Self {
         let longest = owners.keys().map(String::len).max().unwrap_or_default();
-        Self { lists, owners, longest }
+        Self { results, owners, longest }
     }
 
     /// Returns the owner of an item and the owner's name for it.
@@ -65,98 +65,102 @@ impl MergedList {
     }
 
     /// Returns true if the lists differ.
-    pub fn differs(&self, other: &Self) -> bool {
-        self.lists != other.lists
+    pub fn is_different_from(&self, other: &Self) -> bool {
+        self.results != other.results
     }
 }
 
 impl MergedLists {
     /// Builds the lists. Long lists take time, so this belongs on a blocking thread. Parts equal to those of `before`
     /// are shared.
-    pub fn of(offered: OfferedCatalogues, before: Option<&Self>) -> Self {
-        let parts = ItemKind::ALL.map(|thing| {
+    pub fn new(offered: OfferedCatalogues, before: Option<&Self>) -> Self {
+        let lists = ItemKind::ALL.map(|thing| {
             let part = match thing {
-                ItemKind::Tools => named(&offered, "tools", &|catalogue| {
+                ItemKind::Tools => merge_named_items(&offered, "tools", &|catalogue| {
                     catalogue.tools.iter().map(|tool| (&*tool.name, tool.raw.get())).collect()
                 }),
-                ItemKind::Prompts => named(&offered, "prompts", &|catalogue| {
+                ItemKind::Prompts => merge_named_items(&offered, "prompts", &|catalogue| {
                     catalogue.prompts.iter().map(|prompt| (&*prompt.key, prompt.raw.get())).collect()
                 }),
-                ItemKind::Resources => addressed(&offered),
+                ItemKind::Resources => merge_addressed_items(&offered),
             };
-            let same = before.map(|before| before.part(thing)).filter(|before| ***before == part);
+            let same = before.map(|before| before.list(thing)).filter(|before| ***before == part);
             same.cloned().unwrap_or_else(|| Arc::new(part))
         });
-        Self { offered, parts }
+        Self { offered, lists }
     }
 
     /// Returns true if a new picture for this caller would be equal.
-    pub fn is_of(&self, caller: &CallerSnapshot) -> bool {
-        self.offered.is_of(caller)
+    pub fn is_current_for(&self, caller: &CallerSnapshot) -> bool {
+        self.offered.is_current_for(caller)
     }
 
     /// Returns the items of one kind.
-    pub fn part(&self, thing: ItemKind) -> &Arc<MergedList> {
-        &self.parts[thing as usize]
+    pub fn list(&self, thing: ItemKind) -> &Arc<MergedList> {
+        &self.lists[thing as usize]
     }
 
     /// Returns the result of `tools/list`.
     pub fn tools(&self) -> &str {
-        &self.part(ItemKind::Tools).lists[0]
+        &self.list(ItemKind::Tools).results[0]
     }
 
     /// Returns the result of `prompts/list`.
     pub fn prompts(&self) -> &str {
-        &self.part(ItemKind::Prompts).lists[0]
+        &self.list(ItemKind::Prompts).results[0]
     }
 
     /// Returns the result of `resources/list`.
     pub fn resources(&self) -> &str {
-        &self.part(ItemKind::Resources).lists[0]
+        &self.list(ItemKind::Resources).results[0]
     }
 
     /// Returns the result of `resources/templates/list`.
     pub fn resource_templates(&self) -> &str {
-        &self.part(ItemKind::Resources).lists[1]
+        &self.list(ItemKind::Resources).results[1]
     }
 }
 
 /// Merges items with names; the merged names are valid for every client.
-fn named(offered: &OfferedCatalogues, list: &str, of: &dyn Fn(&Catalogue) -> Vec<(&str, &str)>) -> MergedList {
+fn merge_named_items(
+    offered: &OfferedCatalogues,
+    list: &str,
+    of: &dyn Fn(&Catalogue) -> Vec<(&str, &str)>,
+) -> MergedList {
     let mut things = Vec::new();
-    for (label, spec, catalogue) in offered.each() {
+    for (label, spec, catalogue) in offered.servers() {
         things.extend(of(catalogue).into_iter().map(|(name, raw)| (label, &spec.id, name, raw)));
     }
     let pairs: Vec<(&str, &str)> = things.iter().map(|(label, _, name, _)| (*label, *name)).collect();
     let (mut definitions, mut owners) = (Vec::with_capacity(things.len()), HashMap::with_capacity(things.len()));
-    for ((label, id, name, raw), flat) in things.into_iter().zip(names::flat(&pairs)) {
+    for ((label, id, name, raw), flat) in things.into_iter().zip(names::flat_names(&pairs)) {
         // If a server lists a name twice, the first counts: clients reject duplicate names.
         if owners.contains_key(&flat) {
             continue;
         }
-        let renamed = respelled(raw, &["name"], |_| flat.clone());
-        definitions.push(respelled(&renamed, &UI, |uri| qualified(label, uri)));
+        let renamed = map_string(raw, &["name"], |_| flat.clone());
+        definitions.push(map_string(&renamed, &UI, |uri| qualify_uri(label, uri)));
         owners.insert(flat, (id.clone(), name.into()));
     }
-    MergedList::new(vec![result(list, &definitions)], owners)
+    MergedList::new(vec![list_result(list, &definitions)], owners)
 }
 
 /// Merges items with addresses, which get the server's label as a prefix.
-fn addressed(offered: &OfferedCatalogues) -> MergedList {
+fn merge_addressed_items(offered: &OfferedCatalogues) -> MergedList {
     let entries = |name: &str, key: &str, of: fn(&Catalogue) -> &[CatalogueEntry]| {
         let mut definitions = Vec::new();
-        for (label, _, catalogue) in offered.each() {
-            definitions.extend(of(catalogue).iter().map(|entry| described(label, entry.raw.get(), key)));
+        for (label, _, catalogue) in offered.servers() {
+            definitions.extend(of(catalogue).iter().map(|entry| qualify_definition(label, entry.raw.get(), key)));
         }
-        result(name, &definitions)
+        list_result(name, &definitions)
     };
     let resources = entries("resources", "uri", |catalogue| &catalogue.resources);
     let templates = entries("resourceTemplates", "uriTemplate", |catalogue| &catalogue.resource_templates);
-    let owners = offered.each().map(|(label, spec, _)| (label.to_owned(), (spec.id.clone(), label.into())));
+    let owners = offered.servers().map(|(label, spec, _)| (label.to_owned(), (spec.id.clone(), label.into())));
     MergedList::new(vec![resources, templates], owners.collect())
 }
 
-fn result(name: &str, definitions: &[String]) -> String {
+fn list_result(name: &str, definitions: &[String]) -> String {
     format!("{{\"{name}\":[{}]}}", definitions.join(","))
 }
 
@@ -164,7 +168,7 @@ fn result(name: &str, definitions: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn part(labels: &[&str]) -> MergedList {
+    fn merged_list(labels: &[&str]) -> MergedList {
         let id = |label: &str| InstanceId::new("acme".into(), "alice".into(), label.into());
         let owners = labels.iter().map(|label| ((*label).to_owned(), (id(label), (*label).into())));
         MergedList::new(Vec::new(), owners.collect())
@@ -176,7 +180,7 @@ mod tests {
 
     #[test]
     fn an_address_is_taken_apart_where_a_label_ends() {
-        let part = part(&["git", "a|b"]);
+        let part = merged_list(&["git", "a|b"]);
         assert_eq!(split(&part, "git|file:///a|b"), Some(("git".to_owned(), "file:///a|b")));
         assert_eq!(split(&part, "a|b|c"), Some(("a|b".to_owned(), "c")));
         for nobodys in ["git", "a|c", "gi|git|x", "|git|x", ""] {
@@ -187,6 +191,6 @@ mod tests {
     #[test]
     fn an_address_that_is_nothing_but_bars_is_not_looked_up_at_each_of_them() {
         // A lookup at each bar would take hours.
-        assert_eq!(split(&part(&["git", "a|b"]), &"|".repeat(4 * 1024 * 1024)), None);
+        assert_eq!(split(&merged_list(&["git", "a|b"]), &"|".repeat(4 * 1024 * 1024)), None);
     }
 }

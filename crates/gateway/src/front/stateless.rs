@@ -21,7 +21,8 @@ use super::super::subscription::SubscriptionFilter;
 use super::super::tools::raw;
 use super::super::visit::{self, GuestSession, StatelessRequest};
 use super::{
-    BodyMemory, CROWDED_PAUSE, Checked, ErrorResponse, GatewaySettings, HttpFront, TEXT_MAX, cut, no, not_allowed, one,
+    BodyMemory, CROWDED_PAUSE, Checked, ErrorResponse, GatewaySettings, HttpFront, TEXT_MAX, error_response,
+    first_value, method_not_allowed, sanitize,
 };
 
 struct SubscriptionGuard {
@@ -32,13 +33,13 @@ struct SubscriptionGuard {
 impl Drop for SubscriptionGuard {
     fn drop(&mut self) {
         if let Some(session) = self.front.sessions.close(&self.session, SessionEnd::Closed) {
-            self.front.gone(&session);
+            self.front.handle_session_end(&session);
         }
     }
 }
 
 impl HttpFront {
-    pub(super) async fn visited(
+    pub(super) async fn handle_stateless(
         self: &Arc<Self>,
         settings: &GatewaySettings,
         pass: &Permission,
@@ -52,42 +53,45 @@ impl HttpFront {
             return Ok(reply::empty(StatusCode::ACCEPTED));
         };
         let id: Arc<str> = id.into();
-        let wrong = |StatelessErrorResponse { status, error }| ErrorResponse::new(reply::wrong(status, &id, error));
+        let wrong = |StatelessErrorResponse { status, error }| ErrorResponse::new(reply::rpc_error(status, &id, error));
         let RequestTerms { client, level } = RequestTerms::read(&message, &parts.headers).map_err(wrong)?;
         let method = message.method().unwrap_or_default();
         if era::is_removed(method) {
             let why = format!("there is no method `{method}` in this version of the protocol");
-            return Err(no(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
+            return Err(error_response(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
         }
-        let (endpoint, name) = self.endpoint(&pass.user, place, &id, change::INTERNAL_ERROR)?;
+        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, change::INTERNAL_ERROR)?;
         if method == "tools/call"
-            && let Some((_, tool)) = message.params().and_then(|params| raw::place(params, &["name"]))
-            && let Some(definition) = self.faces.definition(pass.user.clone(), &endpoint, &tool).await
+            && let Some((_, tool)) = message.params().and_then(|params| raw::find_string(params, &["name"]))
+            && let Some(definition) = self.handler.definition(pass.user.clone(), &endpoint, &tool).await
         {
             headers::check_arguments(&definition, message.params(), &parts.headers)
-                .map_err(|why| no(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
+                .map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
         }
-        let state = message.params().and_then(|params| raw::place(params, &["requestState"]));
+        let state = message.params().and_then(|params| raw::find_string(params, &["requestState"]));
         let waits = state.and_then(|(_, state)| {
-            let bound = ParkedRequestIdentity::of(&pass.user, &endpoint, &message);
+            let bound = ParkedRequestIdentity::new(&pass.user, &endpoint, &message);
             self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
         });
         if let Some(visit) = waits {
-            visit.resumed(&message);
+            visit.resume(&message);
             // The parked call has kept its own share of the user's budget.
             drop(memory);
-            return Ok(visit::round(visit, id, manner, self.work.token()).await);
+            return Ok(visit::run_round(visit, id, manner, self.work.token()).await);
         }
-        let admission = pass.user.call().map_err(|limited| ErrorResponse::new(reply::limited(Some(&id), &limited)))?;
+        let admission = pass
+            .user
+            .acquire_call_permit()
+            .map_err(|limited| ErrorResponse::new(reply::limit_exceeded(Some(&id), &limited)))?;
         if method == "server/discover" {
             let _work = self.work.token();
-            self.sessions.saw(&pass.user, &client, Instant::now());
-            let told = match self.faces.discover(pass.user.clone(), endpoint).await {
+            self.sessions.record_request(&pass.user, &client, Instant::now());
+            let told = match self.handler.discover(pass.user.clone(), endpoint).await {
                 Ok(told) => CallAnswer::Result(told),
                 Err(error) => CallAnswer::Error(error),
             };
-            let (status, told) = visit::finished(told, method);
-            return Ok(reply::answer_as(status, &told, &id));
+            let (status, told) = visit::to_stateless_answer(told, method);
+            return Ok(reply::answer_with_status(status, &told, &id));
         }
         let listens = method == "subscriptions/listen";
         let presence = if listens {
@@ -95,30 +99,37 @@ impl HttpFront {
         } else {
             ClientLifetime::Request { method: method.into(), level }
         };
-        let user_agent = one(&parts.headers, &header::USER_AGENT).0.map(|text| cut(text, TEXT_MAX));
+        let user_agent = first_value(&parts.headers, &header::USER_AGENT).0.map(|text| sanitize(text, TEXT_MAX));
         let (pass, version) = (pass.clone(), client.version.clone());
-        let opening =
-            SessionFacts { pass, endpoint, name: name.into(), greeting: client, version, user_agent, presence };
+        let opening = SessionFacts {
+            permission: pass,
+            endpoint,
+            name: name.into(),
+            client,
+            version,
+            user_agent,
+            lifetime: presence,
+        };
         if listens {
-            return self.listened(settings, opening, parts, &message, &id, manner).await;
+            return self.handle_listen(settings, opening, parts, &message, &id, manner).await;
         }
         let full = |_| {
-            no(
+            error_response(
                 StatusCode::SERVICE_UNAVAILABLE,
                 Some(&id),
                 change::INTERNAL_ERROR,
                 "the system provides no random numbers",
             )
         };
-        let guest = GuestSession::new(self.clone(), self.sessions.guest(opening, Instant::now()).map_err(full)?);
+        let guest = GuestSession::new(self.clone(), self.sessions.open_guest(opening, Instant::now()).map_err(full)?);
         // The token may have been revoked between the check and the insertion into the table.
-        self.stands(settings, &guest.session.opening.pass, parts)?;
+        self.check_permission(settings, &guest.session.facts.permission, parts)?;
         let visit = StatelessRequest::begin(guest, message, manner.timeout, admission, memory);
-        Ok(visit::round(visit, id, manner, self.work.token()).await)
+        Ok(visit::run_round(visit, id, manner, self.work.token()).await)
     }
 
     /// Answers `subscriptions/listen`. The subscription counts as a session of its user.
-    async fn listened(
+    async fn handle_listen(
         self: &Arc<Self>,
         settings: &GatewaySettings,
         opening: SessionFacts,
@@ -127,16 +138,16 @@ impl HttpFront {
         id: &Arc<str>,
         manner: ResponseSettings,
     ) -> Checked<Response> {
-        if manner.form == ResponseFormat::Json {
+        if manner.format == ResponseFormat::Json {
             let why = "the response is text/event-stream; send an Accept header that includes it";
-            return Err(no(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
+            return Err(error_response(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
         }
         let wanted = SubscriptionFilter::read(message.params());
-        let wanted = wanted.map_err(|why| no(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
-        let session = self.opened(settings, opening, parts, id)?;
+        let wanted = wanted.map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
+        let session = self.open_session(settings, opening, parts, id)?;
         let present = SubscriptionGuard { front: self.clone(), session: session.clone() };
-        let Ok((call, _withdrawn)) = session.begin(id, true) else {
-            return Err(no(
+        let Ok((call, _withdrawn)) = session.open_call(id, true) else {
+            return Err(error_response(
                 StatusCode::BAD_REQUEST,
                 Some(id),
                 INVALID_REQUEST,
@@ -144,30 +155,30 @@ impl HttpFront {
             ));
         };
         let open = OpenCallGuard { session: session.clone(), call };
-        let agreed = match self.faces.listen(&session, wanted).await {
+        let agreed = match self.handler.listen(&session, wanted).await {
             Ok(agreed) => agreed,
             Err(error) => {
                 let RpcError { code, message, data } = error;
-                let error = RpcError { code: change::code(code, true), message, data };
-                return Ok(reply::wrong(era::status_of(error.code), id, error));
+                let error = RpcError { code: change::stateless_error_code(code, true), message, data };
+                return Ok(reply::rpc_error(era::status_of(error.code), id, error));
             }
         };
-        if !session.agree(id, agreed) {
-            return Err(ErrorResponse::new(reply::crowded(CROWDED_PAUSE)));
+        if !session.acknowledge_subscription(id, agreed) {
+            return Err(ErrorResponse::new(reply::overloaded(CROWDED_PAUSE)));
         }
         let Some(listening) = session.listen(call, None, manner.keep_alive) else {
-            return Err(no(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
+            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
         };
         tokio::spawn(async move {
             // The last event is read by the listener that is still attached.
-            session.abandoned(call, Duration::ZERO).await;
+            session.wait_until_abandoned(call, Duration::ZERO).await;
             drop((open, present));
         });
         Ok(reply::stream(listening))
     }
 }
 
-pub(super) fn in_a_session(headers: &HeaderMap) -> Checked<()> {
+pub(super) fn reject_stateless(headers: &HeaderMap) -> Checked<()> {
     let is_elsewhere = !headers.contains_key(SESSION_ID) && era::is_stateless_header(headers);
-    if is_elsewhere { Err(not_allowed("POST")) } else { Ok(()) }
+    if is_elsewhere { Err(method_not_allowed("POST")) } else { Ok(()) }
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use mcp_satellite_actors::model::catalogue::{Catalogue, Tool};
 use serde_json::value::RawValue;
 
-use self::text::{Word, WordShape, nearness, nearness_of_slips, squeezed};
+use self::text::{Word, WordShape, misspelling_similarity, normalize, word_similarity};
 
 const NAME: f32 = 0.40;
 const DESCRIPTION: f32 = 0.35;
@@ -59,8 +59,8 @@ struct Term {
 struct IndexedTool {
     name: Box<str>,
     // Letters and digits of the name.
-    squeezed: Box<str>,
-    words: usize,
+    normalized: Box<str>,
+    word_count: usize,
 }
 
 impl CatalogueIndex {
@@ -86,10 +86,14 @@ impl CatalogueIndex {
             for word in text::words(&description(tool)) {
                 enter(word, false);
             }
-            tools.push(IndexedTool { name: tool.name.clone(), squeezed: squeezed(&tool.name).into(), words });
+            tools.push(IndexedTool {
+                name: tool.name.clone(),
+                normalized: normalize(&tool.name).into(),
+                word_count: words,
+            });
         }
         let term = |(text, (names, descriptions)): (String, (Vec<u32>, Vec<u32>))| Term {
-            shape: WordShape::of(&text),
+            shape: WordShape::new(&text),
             text: text.into(),
             in_names: names.into(),
             in_descriptions: descriptions.into(),
@@ -100,14 +104,14 @@ impl CatalogueIndex {
     }
 
     /// Calls `tell` with each indexed word that is similar to `asked`, and the similarity.
-    fn related(&self, asked: &str, tell: &mut dyn FnMut(&Term, f32)) {
+    fn find_related(&self, asked: &str, tell: &mut dyn FnMut(&Term, f32)) {
         // All similar words share this prefix, the shortest that a stem or prefix match requires.
         let letters = asked.chars().count();
-        let shared = text::shortest_beginning(letters).min(letters).min(5);
+        let shared = text::min_prefix_len(letters).min(letters).min(5);
         let start: String = asked.chars().take(shared).collect();
         let from = self.terms.partition_point(|term| *term.text < *start);
         for term in self.terms[from..].iter().take_while(|term| term.text.starts_with(&start)) {
-            let near = nearness(asked, &term.text);
+            let near = word_similarity(asked, &term.text);
             if near > 0.0 {
                 tell(term, near);
             }
@@ -115,9 +119,9 @@ impl CatalogueIndex {
     }
 
     /// Calls `tell` with each indexed word of which `asked` may be a misspelling, and the similarity.
-    fn misspelled(&self, asked: (&str, WordShape), tell: &mut dyn FnMut(&Term, f32)) {
+    fn find_misspelled(&self, asked: (&str, WordShape), tell: &mut dyn FnMut(&Term, f32)) {
         for term in &self.terms {
-            let near = nearness_of_slips(asked, (&term.text, term.shape));
+            let near = misspelling_similarity(asked, (&term.text, term.shape));
             if near > 0.0 {
                 tell(term, near);
             }
@@ -140,9 +144,9 @@ fn description(tool: &Tool) -> String {
 /// Cache of catalogue indexes. An index lives as long as its catalogue.
 #[derive(Debug, Default)]
 pub struct CatalogueIndexes {
-    kept: Mutex<IndexCache>,
+    cache: Mutex<IndexCache>,
     // Held while indexes are created, so that concurrent searches do not create them twice.
-    making: tokio::sync::Mutex<()>,
+    creation_lock: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -156,12 +160,12 @@ struct IndexCache {
 
 impl CatalogueIndexes {
     /// Returns the index of a catalogue; creates it if necessary.
-    pub fn of(&self, catalogue: &Arc<Catalogue>) -> Arc<CatalogueIndex> {
-        if let Some(index) = self.known(catalogue) {
+    pub fn get_or_create(&self, catalogue: &Arc<Catalogue>) -> Arc<CatalogueIndex> {
+        if let Some(index) = self.cached(catalogue) {
             return index;
         }
         let index = Arc::new(CatalogueIndex::new(catalogue));
-        let mut kept = self.kept();
+        let mut kept = self.cache();
         kept.tidy();
         kept.tools += index.tools.len();
         kept.by_address.insert(address(catalogue), (Arc::downgrade(catalogue), index.clone()));
@@ -170,28 +174,28 @@ impl CatalogueIndexes {
 
     /// Returns the indexes of all `catalogues`. Creates missing ones on a blocking thread, because a thousand tools
     /// take too long for an async task. Returns an empty list if the runtime is shutting down.
-    pub async fn ready(self: &Arc<Self>, catalogues: Vec<Arc<Catalogue>>) -> Vec<Arc<CatalogueIndex>> {
-        let known = |of: &Self| catalogues.iter().map(|catalogue| of.known(catalogue)).collect::<Option<Vec<_>>>();
+    pub async fn get_or_create_all(self: &Arc<Self>, catalogues: Vec<Arc<Catalogue>>) -> Vec<Arc<CatalogueIndex>> {
+        let known = |of: &Self| catalogues.iter().map(|catalogue| of.cached(catalogue)).collect::<Option<Vec<_>>>();
         if let Some(all) = known(self) {
             return all;
         }
-        let _making = self.making.lock().await;
+        let _making = self.creation_lock.lock().await;
         if let Some(all) = known(self) {
             return all;
         }
         let indexes = self.clone();
-        let make = move || catalogues.iter().map(|catalogue| indexes.of(catalogue)).collect();
+        let make = move || catalogues.iter().map(|catalogue| indexes.get_or_create(catalogue)).collect();
         // The runtime is shutting down.
         tokio::task::spawn_blocking(make).await.unwrap_or_default()
     }
 
-    fn known(&self, catalogue: &Arc<Catalogue>) -> Option<Arc<CatalogueIndex>> {
-        self.kept().by_address.get(&address(catalogue)).map(|(_, index)| index.clone())
+    fn cached(&self, catalogue: &Arc<Catalogue>) -> Option<Arc<CatalogueIndex>> {
+        self.cache().by_address.get(&address(catalogue)).map(|(_, index)| index.clone())
     }
 
     /// Returns the number of cached indexes.
     pub fn len(&self) -> usize {
-        self.kept().by_address.len()
+        self.cache().by_address.len()
     }
 
     /// Returns true if no index is cached.
@@ -199,9 +203,9 @@ impl CatalogueIndexes {
         self.len() == 0
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, IndexCache> {
+    fn cache(&self) -> std::sync::MutexGuard<'_, IndexCache> {
         // A panic leaves the map consistent, so a poisoned lock is still usable.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -237,7 +241,7 @@ pub struct SearchedServer<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ToolHit {
     /// Position of the server among the shelves.
-    pub shelf: usize,
+    pub server_index: usize,
     /// Position of the tool in the catalogue.
     pub tool: usize,
     /// Score from 0 to 1.
@@ -256,8 +260,9 @@ pub struct ToolHits {
 /// Searches for tools and returns at most `limit` hits. A query without words matches all tools, sorted by path.
 pub fn search(question: &str, shelves: &[SearchedServer<'_>], limit: usize) -> ToolHits {
     let question = SearchQuery::read(question);
-    let mut found = if question.words.is_empty() { all(shelves) } else { question.answer(shelves) };
-    let path = |hit: &ToolHit| (shelves[hit.shelf].label, &*shelves[hit.shelf].index.tools[hit.tool].name);
+    let mut found = if question.words.is_empty() { all_tools(shelves) } else { question.find_hits(shelves) };
+    let path =
+        |hit: &ToolHit| (shelves[hit.server_index].label, &*shelves[hit.server_index].index.tools[hit.tool].name);
     let shorter = |one: &ToolHit, other: &ToolHit| {
         if question.words.is_empty() { Ordering::Equal } else { path(one).1.len().cmp(&path(other).1.len()) }
     };
@@ -274,9 +279,9 @@ pub fn search(question: &str, shelves: &[SearchedServer<'_>], limit: usize) -> T
     ToolHits { best: found, total }
 }
 
-fn all(shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
+fn all_tools(shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
     let of = |(at, shelf): (usize, &SearchedServer<'_>)| {
-        (0..shelf.index.tools.len()).map(move |tool| ToolHit { shelf: at, tool, score: 0.0 }).collect::<Vec<_>>()
+        (0..shelf.index.tools.len()).map(move |tool| ToolHit { server_index: at, tool, score: 0.0 }).collect::<Vec<_>>()
     };
     shelves.iter().enumerate().flat_map(of).collect()
 }
@@ -285,7 +290,7 @@ struct SearchQuery {
     // Distinct texts of all words.
     texts: Vec<String>,
     words: Vec<QueryWord>,
-    squeezed: String,
+    normalized: String,
 }
 
 // A word of a query, as positions in `Question::texts`.
@@ -301,11 +306,11 @@ struct ToolSimilarity {
 }
 
 struct ServerSimilarities {
-    shelf: usize,
+    server_index: usize,
     // Per text of the query.
     server: Vec<f32>,
     // Per tool and text of the query; empty if no tool matches.
-    near: Vec<ToolSimilarity>,
+    tools: Vec<ToolSimilarity>,
 }
 
 impl SearchQuery {
@@ -329,40 +334,44 @@ impl SearchQuery {
                 words.push(QueryWord { whole, parts });
             }
         }
-        Self { texts, words, squeezed: squeezed(text) }
+        Self { texts, words, normalized: normalize(text) }
     }
 
-    fn answer(&self, shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
+    fn find_hits(&self, shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
         let labels: Vec<Vec<Word>> = shelves.iter().map(|shelf| text::words(shelf.label)).collect();
         let mut pages: Vec<ServerSimilarities> = (0..shelves.len())
-            .map(|shelf| ServerSimilarities { shelf, server: vec![0.0; self.texts.len()], near: Vec::new() })
+            .map(|shelf| ServerSimilarities {
+                server_index: shelf,
+                server: vec![0.0; self.texts.len()],
+                tools: Vec::new(),
+            })
             .collect();
         for (at, text) in self.texts.iter().enumerate() {
             let mut known = false;
             for (page, label) in pages.iter_mut().zip(&labels) {
-                known |= page.look(
+                known |= page.match_text(
                     at,
                     self.texts.len(),
-                    &shelves[page.shelf].index,
+                    &shelves[page.server_index].index,
                     label,
                     &mut |index, tell| {
-                        index.related(text, tell);
+                        index.find_related(text, tell);
                     },
-                    &|word| nearness(text, word),
+                    &|word| word_similarity(text, word),
                 );
             }
             if known {
                 continue;
             }
-            for (word, slips) in meant(text, shelves, &labels) {
+            for (word, slips) in corrections(text, shelves, &labels) {
                 for (page, label) in pages.iter_mut().zip(&labels) {
-                    page.look(
+                    page.match_text(
                         at,
                         self.texts.len(),
-                        &shelves[page.shelf].index,
+                        &shelves[page.server_index].index,
                         label,
-                        &mut |index, tell| index.related(&word, &mut |term, near| tell(term, slips * near)),
-                        &|other| slips * nearness(&word, other),
+                        &mut |index, tell| index.find_related(&word, &mut |term, near| tell(term, slips * near)),
+                        &|other| slips * word_similarity(&word, other),
                     );
                 }
             }
@@ -370,21 +379,22 @@ impl SearchQuery {
         let weights = self.weights(shelves, &pages);
         let mut hits = Vec::new();
         for page in &pages {
-            let SearchedServer { label, index } = &shelves[page.shelf];
-            let label = squeezed(label);
+            let SearchedServer { label, index } = &shelves[page.server_index];
+            let label = normalize(label);
             for (tool, indexed) in index.tools.iter().enumerate() {
-                let score = if self.names(&label, indexed) { 1.0 } else { self.score(page, tool, indexed, &weights) };
+                let score =
+                    if self.is_name_of(&label, indexed) { 1.0 } else { self.score(page, tool, indexed, &weights) };
                 if score >= SCORE_MIN {
-                    hits.push(ToolHit { shelf: page.shelf, tool, score });
+                    hits.push(ToolHit { server_index: page.server_index, tool, score });
                 }
             }
         }
         hits
     }
 
-    fn names(&self, label: &str, tool: &IndexedTool) -> bool {
-        let Some(rest) = self.squeezed.strip_suffix(&*tool.squeezed) else { return false };
-        !tool.squeezed.is_empty() && (rest.is_empty() || rest == label)
+    fn is_name_of(&self, label: &str, tool: &IndexedTool) -> bool {
+        let Some(rest) = self.normalized.strip_suffix(&*tool.normalized) else { return false };
+        !tool.normalized.is_empty() && (rest.is_empty() || rest == label)
     }
 
     /// Returns the weight of each word: the logarithm of its inverse frequency.
@@ -392,16 +402,17 @@ impl SearchQuery {
         let tools: usize = shelves.iter().map(|shelf| shelf.index.tools.len()).sum();
         let weight = |word: &QueryWord| {
             let fits = |page: &ServerSimilarities| {
-                let tools = shelves[page.shelf].index.tools.len();
-                if word.near(|text| page.server[text]) > 0.0 {
+                let tools = shelves[page.server_index].index.tools.len();
+                if word.similarity(|text| page.server[text]) > 0.0 {
                     return tools;
                 }
                 let near = |tool: &usize| {
-                    let near =
-                        |of: fn(&ToolSimilarity) -> f32| word.near(|text| page.near(*tool, text, self.texts.len(), of));
+                    let near = |of: fn(&ToolSimilarity) -> f32| {
+                        word.similarity(|text| page.similarity(*tool, text, self.texts.len(), of))
+                    };
                     near(|near| near.name) > 0.0 || near(|near| near.description) > 0.0
                 };
-                if page.near.is_empty() { 0 } else { (0..tools).filter(near).count() }
+                if page.tools.is_empty() { 0 } else { (0..tools).filter(near).count() }
             };
             // A word without a match counts as if one tool had it.
             let fitting = pages.iter().map(fits).sum::<usize>().max(1) as f32;
@@ -414,32 +425,34 @@ impl SearchQuery {
         let (mut name, mut description, mut server, mut sum) = (0.0, 0.0, 0.0, 0.0);
         let mut asked_of_name = 0;
         for (word, weight) in self.words.iter().zip(weights) {
-            let near = |of: fn(&ToolSimilarity) -> f32| word.near(|text| page.near(tool, text, self.texts.len(), of));
+            let near = |of: fn(&ToolSimilarity) -> f32| {
+                word.similarity(|text| page.similarity(tool, text, self.texts.len(), of))
+            };
             let in_name = near(|near| near.name);
             if in_name > 0.0 {
                 asked_of_name += word.parts.len().max(1);
             }
             name += weight * in_name;
             description += weight * near(|near| near.description);
-            server += weight * word.near(|text| page.server[text]);
+            server += weight * word.similarity(|text| page.server[text]);
             sum += weight;
         }
-        let share = (asked_of_name as f32 / indexed.words.max(1) as f32).min(1.0);
+        let share = (asked_of_name as f32 / indexed.word_count.max(1) as f32).min(1.0);
         let name = name * (NAME_BASE + (1.0 - NAME_BASE) * share);
         (NAME * name + DESCRIPTION * description + SERVER * server) / sum
     }
 }
 
-fn meant(text: &str, shelves: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
-    let asked = (text, WordShape::of(text));
+fn corrections(text: &str, shelves: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
+    let asked = (text, WordShape::new(text));
     let mut words: HashMap<String, f32> = HashMap::new();
     for shelf in shelves {
-        shelf.index.misspelled(asked, &mut |term, near| {
+        shelf.index.find_misspelled(asked, &mut |term, near| {
             words.entry(term.text.to_string()).or_insert(near);
         });
     }
     for word in labels.iter().flatten().flat_map(|word| word.parts.iter().chain([&word.whole])) {
-        let near = nearness_of_slips(asked, (word, WordShape::of(word)));
+        let near = misspelling_similarity(asked, (word, WordShape::new(word)));
         if near > 0.0 {
             words.insert(word.clone(), near);
         }
@@ -452,7 +465,7 @@ fn meant(text: &str, shelves: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Ve
 
 impl QueryWord {
     /// Returns the similarity of the whole word or the average of its parts, whichever is larger.
-    fn near(&self, text: impl Fn(usize) -> f32) -> f32 {
+    fn similarity(&self, text: impl Fn(usize) -> f32) -> f32 {
         let whole = text(self.whole);
         if self.parts.is_empty() {
             return whole;
@@ -465,7 +478,7 @@ impl QueryWord {
 type TermLookup<'t> = &'t mut dyn FnMut(&CatalogueIndex, &mut dyn FnMut(&Term, f32));
 
 impl ServerSimilarities {
-    fn look(
+    fn match_text(
         &mut self,
         text: usize,
         texts: usize,
@@ -477,7 +490,7 @@ impl ServerSimilarities {
         let of_label = label.iter().flat_map(|word| word.parts.iter().chain([&word.whole]));
         self.server[text] = of_label.map(|word| nearness(word)).fold(0.0, f32::max);
         let mut known = self.server[text] > 0.0;
-        let (near, tools) = (&mut self.near, index.tools.len());
+        let (near, tools) = (&mut self.tools, index.tools.len());
         terms(index, &mut |term, nearness| {
             known = true;
             near.resize(tools * texts, ToolSimilarity::default());
@@ -493,7 +506,7 @@ impl ServerSimilarities {
         known
     }
 
-    fn near(&self, tool: usize, text: usize, texts: usize, of: fn(&ToolSimilarity) -> f32) -> f32 {
-        self.near.get(tool * texts + text).map_or(0.0, of)
+    fn similarity(&self, tool: usize, text: usize, texts: usize, of: fn(&ToolSimilarity) -> f32) -> f32 {
+        self.tools.get(tool * texts + text).map_or(0.0, of)
     }
 }

@@ -51,7 +51,7 @@ fn pieces(run: &str) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Returns the letters and digits of a text in lower case. Names that differ only in notation become equal.
-pub(super) fn squeezed(text: &str) -> String {
+pub(super) fn normalize(text: &str) -> String {
     text.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
@@ -63,7 +63,7 @@ pub(super) struct WordShape {
 }
 
 impl WordShape {
-    pub(super) fn of(word: &str) -> Self {
+    pub(super) fn new(word: &str) -> Self {
         let bit = |letter: char| match letter {
             'a'..='z' => u32::from(letter) - u32::from('a'),
             '0'..='9' => 26 + u32::from(letter) - u32::from('0'),
@@ -75,7 +75,7 @@ impl WordShape {
 
     /// Returns true if so many slips may turn one word into the other: a slip changes the length by at most one and the
     /// set by at most two letters.
-    fn may_be(self, other: Self, slips: u32) -> bool {
+    fn can_match(self, other: Self, slips: u32) -> bool {
         self.letters.abs_diff(other.letters) <= slips as usize && (self.mask ^ other.mask).count_ones() <= 2 * slips
     }
 }
@@ -89,15 +89,15 @@ const ONE_SLIP: f32 = 0.8;
 const TWO_SLIPS: f32 = 0.6;
 
 /// Returns the minimum length of a prefix that counts as similar to a word of `letters` letters.
-pub(super) fn shortest_beginning(letters: usize) -> usize {
+pub(super) fn min_prefix_len(letters: usize) -> usize {
     letters.div_ceil(2).max(3)
 }
 
-fn by_beginning(one: usize, other: usize, shared: usize) -> f32 {
+fn prefix_similarity(one: usize, other: usize, shared: usize) -> f32 {
     let (short, long) = (one.min(other), one.max(other));
     if shared == long {
         SAME
-    } else if shared == short && short >= shortest_beginning(long) {
+    } else if shared == short && short >= min_prefix_len(long) {
         BEGINNING
     } else if shared >= 5 && short - shared <= 1 && long - shared <= 3 {
         STEM
@@ -106,18 +106,18 @@ fn by_beginning(one: usize, other: usize, shared: usize) -> f32 {
     }
 }
 
-pub(super) fn nearness(asked: &str, word: &str) -> f32 {
+pub(super) fn word_similarity(asked: &str, word: &str) -> f32 {
     let shared = asked.chars().zip(word.chars()).take_while(|(one, other)| one == other).count();
-    by_beginning(asked.chars().count(), word.chars().count(), shared)
+    prefix_similarity(asked.chars().count(), word.chars().count(), shared)
 }
 
-pub(super) fn nearness_of_slips(asked: (&str, WordShape), word: (&str, WordShape)) -> f32 {
+pub(super) fn misspelling_similarity(asked: (&str, WordShape), word: (&str, WordShape)) -> f32 {
     let slips = match asked.1.letters {
         0..4 => return 0.0,
         4..8 => 1,
         _ => 2,
     };
-    if !asked.1.may_be(word.1, slips) {
+    if !asked.1.can_match(word.1, slips) {
         return 0.0;
     }
     match strsim::osa_distance(asked.0, word.0) {
@@ -168,7 +168,11 @@ mod tests {
             ("pull", "push", 0.0),
             ("commit", "comment", 0.0),
         ] {
-            assert!((nearness(asked, word) - near).abs() < f32::EPSILON, "{asked}, {word}: {}", nearness(asked, word));
+            assert!(
+                (word_similarity(asked, word) - near).abs() < f32::EPSILON,
+                "{asked}, {word}: {}",
+                word_similarity(asked, word)
+            );
         }
     }
 
@@ -186,7 +190,7 @@ mod tests {
             ("gti", "git", 0.0),
             ("brunhc", "branch", 0.0),
         ] {
-            let found = nearness_of_slips((asked, WordShape::of(asked)), (word, WordShape::of(word)));
+            let found = misspelling_similarity((asked, WordShape::new(asked)), (word, WordShape::new(word)));
             assert!((found - near).abs() < f32::EPSILON, "{asked}, {word}: {found}");
         }
     }
@@ -201,16 +205,16 @@ mod tests {
             letters.remove((at + 1) % letters.len());
             let replaced: String = letters.iter().collect();
             for (other, slips) in [(inserted, 1), (replaced, 2)] {
-                prop_assert!(WordShape::of(&word).may_be(WordShape::of(&other), slips), "{} {}", word, other);
+                prop_assert!(WordShape::new(&word).can_match(WordShape::new(&other), slips), "{} {}", word, other);
             }
         }
 
         #[test]
         fn no_text_is_too_strange(text in any::<String>()) {
             for word in words(&text) {
-                let _ = nearness(&word.whole, "word");
+                let _ = word_similarity(&word.whole, "word");
             }
-            let _ = squeezed(&text);
+            let _ = normalize(&text);
         }
     }
 }

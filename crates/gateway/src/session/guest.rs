@@ -7,14 +7,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mcp_satellite_actors::audience::{ClientQuestion, SessionSource};
 use mcp_satellite_actors::byte_budget::ByteShare;
-use mcp_satellite_actors::rpc::{RpcMessage, joined};
+use mcp_satellite_actors::rpc::{RpcMessage, join_parts};
 
-use super::super::era::{change, may_ask_back, terms};
+use super::super::era::{can_require_input, change, terms};
 use super::super::face::{CallAnswer, EndpointId, RpcError};
 use super::super::refusal::SERVER_ERROR;
 use super::super::stream::UNASKED;
 use super::super::subscription::SubscriptionFilter;
-use super::super::tools::raw::{JsonMembers, quoted};
+use super::super::tools::raw::{JsonMembers, json_string};
 use super::super::wishes::McpLogLevel;
 use super::{ClientSession, ENDED, SentQuestion, SessionState};
 
@@ -37,11 +37,11 @@ pub(super) struct GuestSubscription {
     // Id of the request, as JSON text.
     id: Arc<str>,
     filter: SubscriptionFilter,
-    _kept: ByteShare,
+    _share: ByteShare,
 }
 
 impl SessionState {
-    pub(super) fn keep(
+    pub(super) fn store_question(
         &mut self,
         of: SessionSource,
         question: ClientQuestion,
@@ -50,16 +50,16 @@ impl SessionState {
         if !kept.try_take(question.message().text().len()) {
             return Some(question);
         }
-        self.questions_put += 1;
-        let asked = SentQuestion { of, question, call: None, at: (UNASKED, 0), _kept: Some(kept) };
-        self.questions.insert(self.questions_put, asked);
+        self.questions_sent += 1;
+        let asked = SentQuestion { source: of, question, call: None, position: (UNASKED, 0), _share: Some(kept) };
+        self.questions.insert(self.questions_sent, asked);
         None
     }
 
-    pub(super) fn last_words(&self) -> CallAnswer {
-        match &self.hearing {
+    pub(super) fn final_answer(&self) -> CallAnswer {
+        match &self.subscription {
             Some(GuestSubscription { id, .. }) => {
-                let meta = format!("{{{}:{id}}}", quoted(change::SUBSCRIPTION_ID));
+                let meta = format!("{{{}:{id}}}", json_string(change::SUBSCRIPTION_ID));
                 CallAnswer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
             }
             None if self.is_guest => CallAnswer::Error(RpcError::new(change::INTERNAL_ERROR, ENDED)),
@@ -68,75 +68,77 @@ impl SessionState {
     }
 }
 
-fn key(number: u64) -> String {
+fn input_key(number: u64) -> String {
     format!("input-{number}")
 }
 
 impl ClientSession {
     pub fn is_guest(&self) -> bool {
-        self.opening.presence != ClientLifetime::Session
+        self.facts.lifetime != ClientLifetime::Session
     }
 
     /// Passes a server's message on: on behalf of `call`, if that is a call of this client. A guest receives only
     /// messages that belong to its request or match its subscription.
-    pub fn hear(&self, call: Option<u64>, message: &RpcMessage) {
+    pub fn deliver(&self, call: Option<u64>, message: &RpcMessage) {
         let method = message.method().unwrap_or_default();
-        match &self.opening.presence {
-            ClientLifetime::Session => self.say(call, &[message.text()]),
+        match &self.facts.lifetime {
+            ClientLifetime::Session => self.send(call, &[message.text()]),
             ClientLifetime::Request { level, .. } => {
                 let is_heard = match method {
                     "notifications/message" => {
-                        level.is_some_and(|from| McpLogLevel::of(message).is_none_or(|level| from <= level))
+                        level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level))
                     }
                     "notifications/resources/updated" | "notifications/tasks/status" => false,
                     "notifications/elicitation/complete" => false,
                     other => !other.ends_with("/list_changed"),
                 };
                 if is_heard && call.is_some() {
-                    self.say(call, &[message.text()]);
+                    self.send(call, &[message.text()]);
                 }
             }
             ClientLifetime::Listening { level } => {
                 // Servers log on behalf of requests; log messages for a subscriber come from the satellite and only on
                 // `/mcp`.
                 let is_notice = method == "notifications/message"
-                    && self.opening.endpoint == EndpointId::Tools
-                    && level.is_some_and(|from| McpLogLevel::of(message).is_none_or(|level| from <= level));
-                let hears = |hearing: &&GuestSubscription| is_notice || hearing.filter.lets_in(message);
+                    && self.facts.endpoint == EndpointId::Tools
+                    && level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level));
+                let hears = |hearing: &&GuestSubscription| is_notice || hearing.filter.is_subscribed_to(message);
                 let mut state = self.state();
-                let Some(hearing) = state.hearing.as_ref().filter(hears) else { return };
-                let Some(tagged) = change::tagged(message, &hearing.id) else { return };
-                let said = state.say(None, &[&tagged]);
+                let Some(hearing) = state.subscription.as_ref().filter(hears) else { return };
+                let Some(tagged) = change::tag_with_subscription(message, &hearing.id) else { return };
+                let said = state.send(None, &[&tagged]);
                 drop(state);
-                self.unless_slow(said);
+                self.end_if_slow(said);
             }
         }
     }
 
-    pub fn asks_with(&self, token: Option<&str>) {
-        self.state().token = token.map(Into::into);
+    pub fn set_progress_token(&self, token: Option<&str>) {
+        self.state().progress_token = token.map(Into::into);
     }
 
-    pub fn progress(&self, call: u64, message: &RpcMessage) {
+    pub fn deliver_progress(&self, call: u64, message: &RpcMessage) {
         if !self.is_guest() {
-            return self.say(Some(call), &[message.text()]);
+            return self.send(Some(call), &[message.text()]);
         }
         let mut state = self.state();
-        let Some(token) = state.token.clone() else { return };
-        let said = state.say(Some(call), &message.told_as(&token));
+        let Some(token) = state.progress_token.clone() else { return };
+        let said = state.send(Some(call), &message.with_token(&token));
         drop(state);
-        self.unless_slow(said);
+        self.end_if_slow(said);
     }
 
-    pub fn answers(&self, question: &RpcMessage) -> Result<(), String> {
-        let (method, client) = (question.method().unwrap_or_default(), &self.opening.greeting);
-        let why = match &self.opening.presence {
-            ClientLifetime::Session if client.answers(method) => return Ok(()),
+    pub fn check_can_answer(&self, question: &RpcMessage) -> Result<(), String> {
+        let (method, client) = (question.method().unwrap_or_default(), &self.facts.client);
+        let why = match &self.facts.lifetime {
+            ClientLifetime::Session if client.can_answer(method) => return Ok(()),
             ClientLifetime::Session => format!("the client does not support `{method}`"),
-            ClientLifetime::Request { method: own, .. } if may_ask_back(own) => match terms::lacks(client, question) {
-                None => return Ok(()),
-                Some(what) => format!("the client does not support {what}"),
-            },
+            ClientLifetime::Request { method: own, .. } if can_require_input(own) => {
+                match terms::missing_capability(client, question) {
+                    None => return Ok(()),
+                    Some(what) => format!("the client does not support {what}"),
+                }
+            }
             ClientLifetime::Request { method: own, .. } => {
                 format!("a server cannot send requests to the client during `{own}`")
             }
@@ -147,23 +149,26 @@ impl ClientSession {
 
     /// Starts a subscription by sending the acknowledgement. Returns false if there is no memory for the filter.
     #[must_use]
-    pub fn agree(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
-        let params =
-            format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, quoted(change::SUBSCRIPTION_ID), filter.written());
+    pub fn acknowledge_subscription(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
+        let params = format!(
+            r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#,
+            json_string(change::SUBSCRIPTION_ID),
+            filter.to_json()
+        );
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
         let mut kept = self.budget.share();
         if !kept.try_take(params.len()) {
             return false;
         }
         let mut state = self.state();
-        let said = state.say(None, &parts);
-        state.hearing = Some(GuestSubscription { id: id.clone(), filter, _kept: kept });
+        let said = state.send(None, &parts);
+        state.subscription = Some(GuestSubscription { id: id.clone(), filter, _share: kept });
         drop(state);
-        self.unless_slow(said);
+        self.end_if_slow(said);
         true
     }
 
-    pub async fn asked(&self) {
+    pub async fn wait_for_question(&self) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -180,9 +185,9 @@ impl ClientSession {
         asked.sort_unstable_by_key(|(number, _)| **number);
         let request = |(number, asked): (&u64, &SentQuestion)| {
             let message = asked.question.message();
-            let method = quoted(message.method().unwrap_or_default());
+            let method = json_string(message.method().unwrap_or_default());
             let params = message.params().unwrap_or("{}");
-            format!(r#""{}":{{"method":{method},"params":{params}}}"#, key(*number))
+            format!(r#""{}":{{"method":{method},"params":{params}}}"#, input_key(*number))
         };
         let requests: Vec<String> = asked.into_iter().map(request).collect();
         format!("{{{}}}", requests.join(","))
@@ -190,20 +195,20 @@ impl ClientSession {
 
     /// Passes the answers of a repeated request to the servers. Malformed answers and those to unknown questions are
     /// ignored.
-    pub(crate) fn answered_with(&self, responses: &JsonMembers<'_>) {
+    pub(crate) fn accept_input_responses(&self, responses: &JsonMembers<'_>) {
         for (name, value) in responses.iter().filter(|(_, value)| value.starts_with('{')) {
             let number = name.strip_prefix("input-").and_then(|number| number.parse().ok());
             let asked = number.and_then(|number: u64| self.state().questions.remove(&number));
             let Some(asked) = asked else { continue };
-            let answer = joined(&[r#"{"jsonrpc":"2.0","id":0,"result":"#, value, "}"]);
+            let answer = join_parts(&[r#"{"jsonrpc":"2.0","id":0,"result":"#, value, "}"]);
             // The text is derived from a valid message and stays valid.
-            if let Ok(answer) = RpcMessage::read(answer) {
+            if let Ok(answer) = RpcMessage::parse(answer) {
                 asked.question.answer(answer);
             }
         }
     }
 
-    pub fn decline_all(&self, why: &str) {
+    pub fn decline_questions(&self, why: &str) {
         let questions = std::mem::take(&mut self.state().questions);
         for asked in questions.into_values() {
             asked.question.decline(change::INTERNAL_ERROR, why);
@@ -212,6 +217,6 @@ impl ClientSession {
 }
 
 /// Returns a message of the satellite, to be sent like those of servers.
-pub(crate) fn words(text: &'static str) -> Option<RpcMessage> {
-    RpcMessage::read(Bytes::from_static(text.as_bytes())).ok()
+pub(crate) fn own_message(text: &'static str) -> Option<RpcMessage> {
+    RpcMessage::parse(Bytes::from_static(text.as_bytes())).ok()
 }

@@ -25,22 +25,22 @@ struct Directory {
     team: TeamId,
     user: UserId,
     // Sorted by installation.
-    own: Vec<Arc<InstanceSpec>>,
+    specs: Vec<Arc<InstanceSpec>>,
     labels: Vec<String>,
-    register: ServerNameIndex,
+    name_index: ServerNameIndex,
 }
 
 impl Directory {
     fn new(snapshot: &Snapshot, team: &TeamId, user: &UserId) -> Self {
-        let own: Vec<_> = snapshot.user(team, user).map(|view| view.spec.clone()).collect();
-        let names: Vec<ServerNames<'_>> = own.iter().map(|spec| named(spec)).collect();
-        let (labels, register) = (names::labels(&names), ServerNameIndex::of(&names));
-        Self { team: team.clone(), user: user.clone(), own, labels, register }
+        let specs: Vec<_> = snapshot.user(team, user).map(|view| view.spec.clone()).collect();
+        let names: Vec<ServerNames<'_>> = specs.iter().map(|spec| server_names(spec)).collect();
+        let (labels, name_index) = (names::labels(&names), ServerNameIndex::new(&names));
+        Self { team: team.clone(), user: user.clone(), specs, labels, name_index }
     }
 
-    fn is_of(&self, snapshot: &Snapshot) -> bool {
+    fn is_current_for(&self, snapshot: &Snapshot) -> bool {
         let now = snapshot.user(&self.team, &self.user).map(|view| Arc::as_ptr(&view.spec));
-        now.eq(self.own.iter().map(Arc::as_ptr))
+        now.eq(self.specs.iter().map(Arc::as_ptr))
     }
 }
 
@@ -53,7 +53,7 @@ impl CallerSnapshot {
 
     /// Returns the user's servers with their labels, sorted by installation.
     pub fn servers(&self) -> impl Iterator<Item = (&str, &Arc<InstanceView>)> {
-        let Directory { labels, own, .. } = &*self.directory;
+        let Directory { labels, specs: own, .. } = &*self.directory;
         labels.iter().zip(own).filter_map(|(label, spec)| Some((&**label, self.snapshot.get(&spec.id)?)))
     }
 
@@ -62,35 +62,35 @@ impl CallerSnapshot {
     /// # Errors
     /// No server or several servers have this name.
     pub fn server(&self, name: &str) -> Result<&Arc<InstanceView>, CallRefusal> {
-        self.taken(self.directory.register.find(name), name)
+        self.resolve_lookup(self.directory.name_index.find(name), name)
     }
 
     /// Splits `text` into the server and the rest. `form` describes it in errors: `server:tool` or `server|uri`.
     ///
     /// # Errors
     /// The text has no separator, or its first part names no server or several.
-    pub fn part<'t>(
+    pub fn split_server<'t>(
         &self,
         text: &'t str,
         separator: char,
         form: &str,
     ) -> Result<(&Arc<InstanceView>, &'t str, &'t str), CallRefusal> {
-        let Some((found, label, rest)) = self.directory.register.split(text, separator) else {
+        let Some((found, label, rest)) = self.directory.name_index.split(text, separator) else {
             return Err(CallRefusal::bad_input(format!("`{text}` is not of the form `{form}`")));
         };
-        Ok((self.taken(found, label)?, label, rest))
+        Ok((self.resolve_lookup(found, label)?, label, rest))
     }
 
     /// Returns the catalogues of the user's servers in this snapshot.
-    pub fn offered(&self) -> OfferedCatalogues {
-        let catalogue = |view: &Arc<InstanceView>| view.offered().cloned();
+    pub fn offered_catalogues(&self) -> OfferedCatalogues {
+        let catalogue = |view: &Arc<InstanceView>| view.offered_catalogue().cloned();
         let catalogues =
-            self.directory.own.iter().map(|spec| self.snapshot.get(&spec.id).and_then(catalogue)).collect();
+            self.directory.specs.iter().map(|spec| self.snapshot.get(&spec.id).and_then(catalogue)).collect();
         OfferedCatalogues { directory: self.directory.clone(), catalogues }
     }
 
-    fn taken(&self, found: &NameLookup, name: &str) -> Result<&Arc<InstanceView>, CallRefusal> {
-        let Directory { team, user, own, labels, .. } = &*self.directory;
+    fn resolve_lookup(&self, found: &NameLookup, name: &str) -> Result<&Arc<InstanceView>, CallRefusal> {
+        let Directory { team, user, specs: own, labels, .. } = &*self.directory;
         let not_found = || CallRefusal::not_found("server", name);
         match found {
             NameLookup::One(at) => self.snapshot.get(&own[*at].id).ok_or_else(not_found),
@@ -100,7 +100,7 @@ impl CallerSnapshot {
             }
             NameLookup::None => {
                 // All instances are compared in any case, so that the response time does not reveal which ones exist.
-                let others = self.snapshot.iter().filter(|view| named(&view.spec).is(name)).count();
+                let others = self.snapshot.iter().filter(|view| server_names(&view.spec).has_name(name)).count();
                 if others > 0 {
                     tracing::warn!(
                         server = name,
@@ -125,22 +125,23 @@ pub struct OfferedCatalogues {
 
 impl OfferedCatalogues {
     /// Returns label, specification and catalogue of each server that offers something now.
-    pub fn each(&self) -> impl Iterator<Item = (&str, &InstanceSpec, &Arc<Catalogue>)> {
-        let Directory { labels, own, .. } = &*self.directory;
+    pub fn servers(&self) -> impl Iterator<Item = (&str, &InstanceSpec, &Arc<Catalogue>)> {
+        let Directory { labels, specs: own, .. } = &*self.directory;
         let servers = labels.iter().zip(own).zip(&self.catalogues);
         servers.filter_map(|((label, spec), catalogue)| Some((&**label, &**spec, catalogue.as_ref()?)))
     }
 
     /// Returns true if the caller's snapshot offers the same.
-    pub fn is_of(&self, caller: &CallerSnapshot) -> bool {
+    pub fn is_current_for(&self, caller: &CallerSnapshot) -> bool {
         let address = |catalogue: Option<&Arc<Catalogue>>| catalogue.map(Arc::as_ptr);
-        let now = |spec: &Arc<InstanceSpec>| address(caller.snapshot.get(&spec.id).and_then(|view| view.offered()));
+        let now =
+            |spec: &Arc<InstanceSpec>| address(caller.snapshot.get(&spec.id).and_then(|view| view.offered_catalogue()));
         Arc::ptr_eq(&self.directory, &caller.directory)
-            && self.directory.own.iter().map(now).eq(self.catalogues.iter().map(|known| address(known.as_ref())))
+            && self.directory.specs.iter().map(now).eq(self.catalogues.iter().map(|known| address(known.as_ref())))
     }
 }
 
-fn named(spec: &InstanceSpec) -> ServerNames<'_> {
+fn server_names(spec: &InstanceSpec) -> ServerNames<'_> {
     ServerNames { server: spec.server.as_str(), installation: spec.id.installation.as_str(), full: &spec.name }
 }
 
@@ -158,18 +159,18 @@ struct CachedDirectories {
 
 impl CallerCache {
     /// Returns the caller for a user and a snapshot.
-    pub fn of(&self, snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> CallerSnapshot {
+    pub fn caller(&self, snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> CallerSnapshot {
         let key = (team.clone(), user.clone());
-        let known = self.known().by_user.get(&key).cloned();
+        let known = self.directories().by_user.get(&key).cloned();
         let directory = match known {
             // The weak pointer keeps the allocation, so no other snapshot gets the same address.
             Some((seen, directory)) if seen.as_ptr() == Arc::as_ptr(&snapshot) => {
                 return CallerSnapshot { snapshot, directory };
             }
-            Some((_, directory)) if directory.is_of(&snapshot) => directory,
+            Some((_, directory)) if directory.is_current_for(&snapshot) => directory,
             Some(_) | None => Arc::new(Directory::new(&snapshot, team, user)),
         };
-        let mut known = self.known();
+        let mut known = self.directories();
         known.tidy();
         known.by_user.insert(key, (Arc::downgrade(&snapshot), directory.clone()));
         CallerSnapshot { snapshot, directory }
@@ -177,7 +178,7 @@ impl CallerCache {
 
     /// Returns the number of cached users.
     pub fn len(&self) -> usize {
-        self.known().by_user.len()
+        self.directories().by_user.len()
     }
 
     /// Returns true if no user is cached.
@@ -185,7 +186,7 @@ impl CallerCache {
         self.len() == 0
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, CachedDirectories> {
+    fn directories(&self) -> std::sync::MutexGuard<'_, CachedDirectories> {
         // A panic leaves the map consistent, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
-use super::raw::{members, raw, respelled};
-use super::resources::{UI, qualified};
-use super::structured;
+use super::raw::{map_string, members, raw_value};
+use super::resources::{UI, qualify_uri};
+use super::structured_result;
 use crate::refusal::CallRefusal;
 use crate::search::{CatalogueIndexes, SearchedServer, ToolHit, search};
 
@@ -60,28 +60,28 @@ pub(super) async fn discover(
         return Err(CallRefusal::bad_input(format!("`limit` must be {range}")));
     }
 
-    let offered = caller.offered();
-    let catalogues = offered.each().map(|(_, _, catalogue)| catalogue.clone()).collect();
-    let indexes = indexes.ready(catalogues).await;
-    let offered: Vec<_> = offered.each().collect();
+    let offered = caller.offered_catalogues();
+    let catalogues = offered.servers().map(|(_, _, catalogue)| catalogue.clone()).collect();
+    let indexes = indexes.get_or_create_all(catalogues).await;
+    let offered: Vec<_> = offered.servers().collect();
     let labels = offered.iter().map(|(label, _, _)| *label);
     let shelves: Vec<_> = labels.zip(indexes).map(|(label, index)| SearchedServer { label, index }).collect();
     let hits = search(&query, &shelves, limit);
-    let anything = raw(r#"{"type":"object"}"#.to_owned());
+    let anything = raw_value(r#"{"type":"object"}"#.to_owned());
     let offer = |hit: &ToolHit| {
-        let (label, spec, catalogue) = offered[hit.shelf];
-        DiscoveredTool::of(label, spec.transport(), &catalogue.tools[hit.tool], hit.score, &anything)
+        let (label, spec, catalogue) = offered[hit.server_index];
+        DiscoveredTool::new(label, spec.transport(), &catalogue.tools[hit.tool], hit.score, &anything)
     };
     let tools = hits.best.iter().map(offer).collect();
     let search_time_ms = started.elapsed().as_micros() as f64 / 1000.0;
-    Ok(structured(&DiscoveryResult { tools, total_found: hits.total, search_time_ms }))
+    Ok(structured_result(&DiscoveryResult { tools, total_found: hits.total, search_time_ms }))
 }
 
 impl<'a> DiscoveredTool<'a> {
-    fn of(label: &'a str, transport: &'static str, tool: &'a Tool, score: f32, anything: &'a RawValue) -> Self {
+    fn new(label: &'a str, transport: &'static str, tool: &'a Tool, score: f32, anything: &'a RawValue) -> Self {
         let known = members(tool.raw.get()).unwrap_or_default();
         let part = |name: &str| known.get(name).copied().filter(|value| value.get() != "null");
-        let meta = |meta: &RawValue| raw(respelled(meta.get(), &UI[1..], |uri| qualified(label, uri)));
+        let meta = |meta: &RawValue| raw_value(map_string(meta.get(), &UI[1..], |uri| qualify_uri(label, uri)));
         Self {
             tool_path: format!("{label}:{}", tool.name),
             description: part("description"),

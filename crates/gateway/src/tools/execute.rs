@@ -15,7 +15,7 @@ use tokio::time::Duration;
 
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
-use super::raw::quoted;
+use super::raw::json_string;
 use crate::face::{CallAnswer, EndpointCall};
 use crate::forward::forward;
 use crate::refusal::CallRefusal;
@@ -25,10 +25,10 @@ pub(super) struct MetaToolCall<'a> {
     // Arguments of the outer tool.
     pub arguments: Option<&'a str>,
     // Other members of the params as JSON text, for example `_meta` with the progress token.
-    pub beside: Vec<(&'static str, &'a str)>,
+    pub other_members: Vec<(&'static str, &'a str)>,
     pub origin: CallOrigin,
     // Receiver of the client's own cancellation.
-    pub withdrawn: oneshot::Receiver<RpcMessage>,
+    pub cancellation: oneshot::Receiver<RpcMessage>,
     // Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
     // Era of the members in `beside`.
@@ -43,17 +43,17 @@ pub(super) async fn execute(
 ) -> Result<CallAnswer, CallRefusal> {
     let arguments = MetaToolArguments::read(asked.arguments, &["tool_path", "arguments"])?;
     let path = arguments.text("tool_path")?;
-    let (view, label, tool) = caller.part(&path, ':', "server:tool")?;
+    let (view, label, tool) = caller.split_server(&path, ':', "server:tool")?;
     let given = arguments.raw("arguments");
     if given.is_some_and(|given| !given.get().starts_with('{')) {
         return Err(CallRefusal::bad_input("`arguments` must be an object"));
     }
-    let name = [("name", quoted(tool))];
+    let name = [("name", json_string(tool))];
     let params = name.into_iter().chain(given.map(|given| ("arguments", given.get().to_owned())));
     let params: Vec<(&str, String)> = params.collect();
-    match pass_on(runtime, view, "tools/call", &params, asked, RelayedOperation::Tool(tool)).await {
+    match forward_request(runtime, view, "tools/call", &params, asked, RelayedOperation::Tool(tool)).await {
         Ok(answer) => Ok(answer),
-        Err(error) => Err(CallRefusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
+        Err(error) => Err(CallRefusal::from_instance_error(&error, runtime, &view.spec.id, Some(label))),
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) enum RelayedOperation<'a> {
 
 /// Sends a request of the satellite to a server on behalf of the client. Returns the server's answer, or
 /// [`Answer::Withdrawn`] if the client cancels its own request.
-pub(super) async fn pass_on(
+pub(super) async fn forward_request(
     runtime: &RuntimeHandle,
     view: &Arc<InstanceView>,
     method: &str,
@@ -73,12 +73,13 @@ pub(super) async fn pass_on(
     asked: MetaToolCall<'_>,
     passed: RelayedOperation<'_>,
 ) -> Result<CallAnswer, CallError> {
-    let MetaToolCall { arguments: _, beside, origin, withdrawn, timeout, era, client } = asked;
+    let MetaToolCall { arguments: _, other_members: beside, origin, cancellation: withdrawn, timeout, era, client } =
+        asked;
     let params = params.iter().map(|(name, value)| (*name, &**value)).chain(beside);
     let params: Vec<String> = params.map(|(name, value)| format!("\"{name}\":{value}")).collect();
     // `relay` replaces the id.
     let text = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{{{}}}}}"#, params.join(","));
-    let message = RpcMessage::read(Bytes::from(text)).map_err(|why| CallError::BadInput(why.to_string()))?;
+    let message = RpcMessage::parse(Bytes::from(text)).map_err(|why| CallError::BadInput(why.to_string()))?;
     let (repeatable, tool) = match passed {
         RelayedOperation::Tool(name) => {
             let known = view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(name));
@@ -86,6 +87,6 @@ pub(super) async fn pass_on(
         }
         RelayedOperation::Resource => (true, None),
     };
-    let call = EndpointCall { message, origin, withdrawn, timeout, era, client };
+    let call = EndpointCall { message, origin, cancellation: withdrawn, timeout, era, client };
     forward(runtime, &view.spec.id, call, repeatable, tool).await
 }

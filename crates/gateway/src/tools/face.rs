@@ -5,15 +5,15 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::rpc::{RpcMessage, joined, member};
+use mcp_satellite_actors::rpc::{RpcMessage, join_parts, member};
 
 use super::MetaTools;
-use super::raw::quoted;
+use super::raw::json_string;
 use super::schema::{INSTRUCTIONS, TOOLS};
 use crate::access::User;
 use crate::era::{self, change};
 use crate::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
-use crate::instructions::aggregated;
+use crate::instructions::aggregate_instructions;
 use crate::refusal::INVALID_PARAMS;
 use crate::reply::METHOD_NOT_FOUND;
 use crate::session::ClientSession;
@@ -21,24 +21,28 @@ use crate::wishes::McpLogLevel;
 
 const CAPABILITIES: &str = r#"{"tools":{},"logging":{}}"#;
 
-pub(crate) fn welcome(greeting: &ClientDescription, capabilities: &str, instructions: &str) -> InitializeAnswer {
-    let version = era::agreed(&greeting.version, era::NEWEST);
+pub(crate) fn initialize_answer(
+    greeting: &ClientDescription,
+    capabilities: &str,
+    instructions: &str,
+) -> InitializeAnswer {
+    let version = era::negotiate_version(&greeting.version, era::NEWEST);
     let result = format!(
         r#"{{"protocolVersion":{},"capabilities":{capabilities},"serverInfo":{{"name":"mcp-satellite","version":{}}},"instructions":{}}}"#,
-        quoted(&version),
-        quoted(env!("CARGO_PKG_VERSION")),
-        quoted(instructions),
+        json_string(&version),
+        json_string(env!("CARGO_PKG_VERSION")),
+        json_string(instructions),
     );
     InitializeAnswer { result, version }
 }
 
-pub(crate) fn unknown(method: Option<&str>) -> CallAnswer {
+pub(crate) fn unknown_method(method: Option<&str>) -> CallAnswer {
     let method = method.unwrap_or_default();
     CallAnswer::Error(RpcError::new(METHOD_NOT_FOUND, format!("this endpoint has no method `{method}`")))
 }
 
 /// Returns a list that has a single page; any cursor is unknown.
-pub(crate) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> CallAnswer {
+pub(crate) fn single_page(params: Option<&str>, list: impl FnOnce() -> String) -> CallAnswer {
     match params.and_then(|params| member(params, "cursor")) {
         None | Some("null") => CallAnswer::Result(list()),
         Some(_) => CallAnswer::Error(RpcError::new(INVALID_PARAMS, "unknown cursor: the list has a single page")),
@@ -47,12 +51,12 @@ pub(crate) fn whole(params: Option<&str>, list: impl FnOnce() -> String) -> Call
 
 /// Handles a notification from a client of several servers. Progress on a question goes to the server that asked; all
 /// other notifications concern no server.
-pub(crate) fn notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
+pub(crate) fn handle_notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
     let Some(token) = message.token().filter(|_| message.method() == Some("notifications/progress")) else { return };
-    let Some((of, theirs)) = session.question(token) else { return };
-    let told = RpcMessage::read(joined(&message.told_as(&theirs)));
+    let Some((of, theirs)) = session.find_question(token) else { return };
+    let told = RpcMessage::parse(join_parts(&message.with_token(&theirs)));
     // The text is derived from a valid message and stays valid.
-    let passed = told.map(|told| runtime.tell(&of.id, told));
+    let passed = told.map(|told| runtime.notify(&of.id, told));
     if let Ok(Err(error)) = passed {
         tracing::debug!(session_id = session.public_id(), %error, "a client's progress was not passed on");
     }
@@ -64,36 +68,36 @@ impl MetaTools {
         user: &User,
         greeting: &ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
-        ready(Ok(welcome(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
+        ready(Ok(initialize_answer(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
     pub(crate) fn discover(&self, user: &User) -> String {
-        change::own_discovery(CAPABILITIES, &self.instructions(user))
+        change::own_discovery_result(CAPABILITIES, &self.instructions(user))
     }
 
     fn instructions(&self, user: &User) -> String {
-        aggregated(INSTRUCTIONS, &self.caller(&user.team, &user.user))
+        aggregate_instructions(INSTRUCTIONS, &self.caller(&user.team, &user.user))
     }
 
-    pub(crate) fn began(&self, session: &Arc<ClientSession>) {
+    pub(crate) fn handle_session_start(&self, session: &Arc<ClientSession>) {
         let user = session.user();
-        self.warm(&user.team, &user.user);
+        self.prepare_indexes(&user.team, &user.user);
         self.listen(session);
     }
 
     pub(crate) fn listen(&self, session: &Arc<ClientSession>) {
-        self.notices.enter(session, &self.runtime, &self.callers);
+        self.notices.add_client(session, &self.runtime, &self.callers);
         // The session may have been evicted before this call.
-        if session.ended().is_some() {
-            self.notices.leave(session);
+        if session.end_reason().is_some() {
+            self.notices.remove_client(session);
         }
     }
 
-    pub(crate) fn ended(&self, session: &ClientSession) {
-        self.notices.leave(session);
+    pub(crate) fn handle_session_end(&self, session: &ClientSession) {
+        self.notices.remove_client(session);
     }
 
-    pub(crate) fn request(
+    pub(crate) fn handle_request(
         self: &Arc<Self>,
         session: Arc<ClientSession>,
         call: EndpointCall,
@@ -102,16 +106,16 @@ impl MetaTools {
         async move {
             match call.message.method() {
                 Some("tools/call") => tools.call((&session.user().team, &session.user().user), call).await,
-                Some("tools/list") => whole(call.message.params(), || TOOLS.to_owned()),
+                Some("tools/list") => single_page(call.message.params(), || TOOLS.to_owned()),
                 Some("ping") => CallAnswer::Result("{}".to_owned()),
-                Some("logging/setLevel") => match McpLogLevel::of(&call.message) {
+                Some("logging/setLevel") => match McpLogLevel::from_message(&call.message) {
                     Some(level) => {
-                        tools.notices.hear_from(&session, level);
+                        tools.notices.set_level(&session, level);
                         CallAnswer::Result("{}".to_owned())
                     }
                     None => CallAnswer::Error(RpcError::new(INVALID_PARAMS, "`level` is missing or unknown")),
                 },
-                method => unknown(method),
+                method => unknown_method(method),
             }
         }
         .boxed()

@@ -52,7 +52,7 @@ impl MetaTools {
     }
 
     fn caller(&self, team: &TeamId, user: &UserId) -> CallerSnapshot {
-        self.callers.of(self.runtime.snapshot(), team, user)
+        self.callers.caller(self.runtime.snapshot(), team, user)
     }
 
     /// Answers a `tools/call` of this user. Dropping the future cancels it.
@@ -68,9 +68,9 @@ impl MetaTools {
         let beside = beside.into_iter().filter_map(|name| Some((name, params.get(name)?.get()))).collect();
         let asked = || MetaToolCall {
             arguments: given,
-            beside,
+            other_members: beside,
             origin: call.origin,
-            withdrawn: call.withdrawn,
+            cancellation: call.cancellation,
             timeout: call.timeout,
             era: call.era,
             client: call.client,
@@ -90,14 +90,14 @@ impl MetaTools {
                 return CallAnswer::Error(RpcError::new(INVALID_PARAMS, message));
             }
         };
-        answered.unwrap_or_else(|refusal| CallAnswer::Result(refusal.result()))
+        answered.unwrap_or_else(|refusal| CallAnswer::Result(refusal.to_tool_result()))
     }
 
     /// Indexes the tools of this user in the background, before the first search.
-    fn warm(&self, team: &TeamId, user: &UserId) {
+    fn prepare_indexes(&self, team: &TeamId, user: &UserId) {
         let (indexes, caller) = (self.indexes.clone(), self.caller(team, user));
-        let catalogues = caller.offered().each().map(|(_, _, catalogue)| catalogue.clone()).collect();
-        tokio::spawn(async move { indexes.ready(catalogues).await });
+        let catalogues = caller.offered_catalogues().servers().map(|(_, _, catalogue)| catalogue.clone()).collect();
+        tokio::spawn(async move { indexes.get_or_create_all(catalogues).await });
     }
 }
 
@@ -108,17 +108,17 @@ struct StructuredResult<'a, C: Serialize> {
     structured_content: &'a RawValue,
 }
 
-fn structured(data: &impl Serialize) -> String {
+fn structured_result(data: &impl Serialize) -> String {
     #[derive(Serialize)]
     struct Text<'a> {
         r#type: &'static str,
         text: &'a str,
     }
-    let data = raw::raw(raw::written(data));
-    raw::written(&StructuredResult { content: [Text { r#type: "text", text: data.get() }], structured_content: &data })
+    let data = raw::raw_value(raw::to_json(data));
+    raw::to_json(&StructuredResult { content: [Text { r#type: "text", text: data.get() }], structured_content: &data })
 }
 
-fn structured_with(content: &impl Serialize, data: &impl Serialize) -> String {
-    let data = raw::raw(raw::written(data));
-    raw::written(&StructuredResult { content, structured_content: &data })
+fn structured_result_with(content: &impl Serialize, data: &impl Serialize) -> String {
+    let data = raw::raw_value(raw::to_json(data));
+    raw::to_json(&StructuredResult { content, structured_content: &data })
 }

@@ -17,7 +17,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::caller::{CallerCache, CallerSnapshot};
-use super::raw::written;
+use super::raw::to_json;
 use crate::session::ClientSession;
 use crate::session::guest::ClientLifetime;
 use crate::wishes::McpLogLevel;
@@ -60,7 +60,7 @@ struct AnnouncedState {
 
 impl AnnouncedStates {
     /// Returns the notices that are due, and when to look again. A server seen for the first time causes no notice.
-    fn look<'a>(
+    fn observe<'a>(
         &mut self,
         seen: impl Iterator<Item = ServerObservation<'a>>,
         now: Instant,
@@ -98,7 +98,7 @@ impl AnnouncedStates {
     }
 }
 
-fn seen(caller: &CallerSnapshot) -> impl Iterator<Item = ServerObservation<'_>> {
+fn observations(caller: &CallerSnapshot) -> impl Iterator<Item = ServerObservation<'_>> {
     caller.servers().map(|(label, view)| ServerObservation {
         id: &view.spec.id,
         label,
@@ -108,19 +108,19 @@ fn seen(caller: &CallerSnapshot) -> impl Iterator<Item = ServerObservation<'_>> 
 }
 
 impl ServerNotice {
-    fn message(&self) -> Option<RpcMessage> {
+    fn to_rpc_message(&self) -> Option<RpcMessage> {
         #[derive(Serialize)]
         struct NoticeData<'a> {
             server: &'a str,
             status: Status,
             message: &'a str,
         }
-        let data = written(&NoticeData { server: &self.server, status: self.status, message: &self.message });
+        let data = to_json(&NoticeData { server: &self.server, status: self.status, message: &self.message });
         let level = self.level.as_str();
         let text = format!(
             r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"level":"{level}","logger":"mcp-satellite","data":{data}}}}}"#
         );
-        RpcMessage::read(text.into()).ok()
+        RpcMessage::parse(text.into()).ok()
     }
 }
 
@@ -130,17 +130,18 @@ struct NoticeClients(Mutex<NoticeSessions>);
 type NoticeSessions = HashMap<u64, (Arc<ClientSession>, Option<McpLogLevel>)>;
 
 impl NoticeClients {
-    fn all(&self) -> MutexGuard<'_, NoticeSessions> {
+    fn sessions(&self) -> MutexGuard<'_, NoticeSessions> {
         // No call under the lock can leave the value half changed, so a poisoned lock is still usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, notice: &ServerNotice) {
-        let Some(message) = notice.message() else { return };
+    fn send_notice(&self, notice: &ServerNotice) {
+        let Some(message) = notice.to_rpc_message() else { return };
         let hears = |from: &Option<McpLogLevel>| from.is_none_or(|from| from <= notice.level);
-        let hearers: Vec<_> = self.all().values().filter(|(_, from)| hears(from)).map(|(one, _)| one.clone()).collect();
+        let hearers: Vec<_> =
+            self.sessions().values().filter(|(_, from)| hears(from)).map(|(one, _)| one.clone()).collect();
         for session in hearers {
-            session.hear(None, &message);
+            session.deliver(None, &message);
         }
     }
 }
@@ -156,8 +157,8 @@ impl ServerNotices {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, session: &Arc<ClientSession>, runtime: &RuntimeHandle, callers: &Arc<CallerCache>) {
-        let level = match &session.opening.presence {
+    pub(super) fn add_client(&self, session: &Arc<ClientSession>, runtime: &RuntimeHandle, callers: &Arc<CallerCache>) {
+        let level = match &session.facts.lifetime {
             ClientLifetime::Session => None,
             ClientLifetime::Listening { level: Some(level) } => Some(*level),
             ClientLifetime::Listening { level: None } | ClientLifetime::Request { .. } => return,
@@ -168,25 +169,25 @@ impl ServerNotices {
             let clients = Arc::<NoticeClients>::default();
             // Look now, so that a loss before the watcher first runs is reported.
             let mut known = AnnouncedStates::default();
-            known.look(seen(&callers.of(runtime.snapshot(), &key.0, &key.1)), Instant::now());
+            known.observe(observations(&callers.caller(runtime.snapshot(), &key.0, &key.1)), Instant::now());
             let watcher = watch(known, clients.clone(), runtime.clone(), callers.clone(), key);
             (clients, AbortOnDropHandle::new(tokio::spawn(watcher)))
         });
-        clients.all().insert(session.number(), (session.clone(), level));
+        clients.sessions().insert(session.number(), (session.clone(), level));
     }
 
-    pub(super) fn hear_from(&self, session: &ClientSession, level: McpLogLevel) {
+    pub(super) fn set_level(&self, session: &ClientSession, level: McpLogLevel) {
         if let Some((clients, _)) = self.users().get(&key_of(session))
-            && let Some((_, from)) = clients.all().get_mut(&session.number())
+            && let Some((_, from)) = clients.sessions().get_mut(&session.number())
         {
             *from = Some(level);
         }
     }
 
-    pub(super) fn leave(&self, session: &ClientSession) {
+    pub(super) fn remove_client(&self, session: &ClientSession) {
         let (key, mut users) = (key_of(session), self.users());
         let is_empty = users.get(&key).is_some_and(|(clients, _)| {
-            let mut clients = clients.all();
+            let mut clients = clients.sessions();
             clients.remove(&session.number());
             clients.is_empty()
         });
@@ -209,11 +210,11 @@ async fn watch(
 ) {
     let mut snapshots = runtime.watch();
     loop {
-        let caller = callers.of(snapshots.borrow_and_update().clone(), &team, &user);
-        let (notices, again_at) = known.look(seen(&caller), Instant::now());
+        let caller = callers.caller(snapshots.borrow_and_update().clone(), &team, &user);
+        let (notices, again_at) = known.observe(observations(&caller), Instant::now());
         drop(caller);
         for notice in notices {
-            clients.tell(&notice);
+            clients.send_notice(&notice);
         }
         sleep_until(Instant::now() + LOOK_INTERVAL).await;
         tokio::select! {
@@ -231,7 +232,7 @@ async fn watch(
 mod tests {
     use super::*;
 
-    fn look(
+    fn observe(
         known: &mut AnnouncedStates,
         start: Instant,
         ms: u64,
@@ -245,7 +246,7 @@ mod tests {
             status: *status,
             message: None,
         });
-        let (notices, again_at) = known.look(seen, start + Duration::from_millis(ms));
+        let (notices, again_at) = known.observe(seen, start + Duration::from_millis(ms));
         let again = again_at.and_then(|at| u64::try_from(at.duration_since(start).as_millis()).ok());
         (notices.into_iter().map(|notice| (notice.server, notice.status)).collect(), again)
     }
@@ -254,7 +255,7 @@ mod tests {
     fn a_server_is_lost_after_two_seconds_and_returns_at_once() {
         use Status::{Connecting, Offline, Online};
         let (mut known, start) = (AnnouncedStates::default(), Instant::now());
-        let mut look = |ms, status| look(&mut known, start, ms, &[("a", status)]);
+        let mut look = |ms, status| observe(&mut known, start, ms, &[("a", status)]);
         let lost = |status| vec![("a".to_owned(), status)];
         assert_eq!(look(0, Online), (vec![], None), "the first status is not announced");
         assert_eq!(look(1000, Connecting), (vec![], Some(3000)));
@@ -272,10 +273,10 @@ mod tests {
         let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         for (ms, status) in [(0, Connecting), (60_000, Connecting), (61_000, Online)] {
             let servers = [("starts", status), ("away", Offline)];
-            assert_eq!(look(&mut known, start, ms, &servers), (vec![], None), "{ms}");
+            assert_eq!(observe(&mut known, start, ms, &servers), (vec![], None), "{ms}");
         }
         let servers = [("starts", Online), ("away", Online)];
-        assert_eq!(look(&mut known, start, 62_000, &servers), (vec![("away".to_owned(), Online)], None));
+        assert_eq!(observe(&mut known, start, 62_000, &servers), (vec![("away".to_owned(), Online)], None));
     }
 
     #[test]
@@ -283,12 +284,12 @@ mod tests {
         let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         let names: Vec<String> = (0..NOTICES_MAX + 5).map(|number| number.to_string()).collect();
         let all = |status| names.iter().map(|name| (name.as_str(), status)).collect::<Vec<_>>();
-        look(&mut known, start, 0, &all(Status::Online));
-        look(&mut known, start, 1000, &all(Status::Offline));
-        let (notices, again) = look(&mut known, start, 3000, &all(Status::Offline));
+        observe(&mut known, start, 0, &all(Status::Online));
+        observe(&mut known, start, 1000, &all(Status::Offline));
+        let (notices, again) = observe(&mut known, start, 3000, &all(Status::Offline));
         assert_eq!((notices.len(), again), (NOTICES_MAX, Some(63_000)));
-        assert_eq!(look(&mut known, start, 50_000, &all(Status::Offline)).0.len(), 0);
-        let (notices, again) = look(&mut known, start, 63_000, &all(Status::Offline));
+        assert_eq!(observe(&mut known, start, 50_000, &all(Status::Offline)).0.len(), 0);
+        let (notices, again) = observe(&mut known, start, 63_000, &all(Status::Offline));
         assert_eq!((notices.len(), again), (5, None));
     }
 }

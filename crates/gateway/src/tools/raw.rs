@@ -24,7 +24,7 @@ pub(crate) struct JsonMembers<'a>(Vec<JsonMember<'a>>);
 #[derive(Debug)]
 struct JsonMember<'a> {
     // Name with its quotes.
-    written: Cow<'a, str>,
+    quoted_name: Cow<'a, str>,
     // Decoded name; `None` if it is not valid text, so that no lookup matches it.
     name: Option<Cow<'a, str>>,
     value: Cow<'a, str>,
@@ -45,11 +45,11 @@ impl<'a> JsonMembers<'a> {
 
     /// Returns the value of a member as written. Of members with equal names the last one counts, as for most readers.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().rev().find(|pair| pair.is(name)).map(|pair| &*pair.value)
+        self.0.iter().rev().find(|pair| pair.is_named(name)).map(|pair| &*pair.value)
     }
 
-    pub(crate) fn once(&self, name: &str) -> Result<Option<&str>, DuplicateMember> {
-        let mut found = self.0.iter().filter(|pair| pair.is(name));
+    pub(crate) fn get_unique(&self, name: &str) -> Result<Option<&str>, DuplicateMember> {
+        let mut found = self.0.iter().filter(|pair| pair.is_named(name));
         let first = found.next();
         if found.next().is_some() { Err(DuplicateMember) } else { Ok(first.map(|pair| &*pair.value)) }
     }
@@ -59,28 +59,28 @@ impl<'a> JsonMembers<'a> {
     }
 
     pub(crate) fn remove(&mut self, names: &[&str]) {
-        self.0.retain(|pair| !names.iter().any(|name| pair.is(name)));
+        self.0.retain(|pair| !names.iter().any(|name| pair.is_named(name)));
     }
 
     pub(crate) fn set(&mut self, name: &str, value: String) {
-        match self.0.iter_mut().rev().find(|pair| pair.is(name)) {
+        match self.0.iter_mut().rev().find(|pair| pair.is_named(name)) {
             Some(pair) => pair.value = Cow::Owned(value),
             None => self.0.push(JsonMember {
-                written: Cow::Owned(quoted(name)),
+                quoted_name: Cow::Owned(json_string(name)),
                 name: Some(Cow::Owned(name.to_owned())),
                 value: Cow::Owned(value),
             }),
         }
     }
 
-    pub(crate) fn written(&self) -> String {
-        let members: Vec<String> = self.0.iter().map(|pair| format!("{}:{}", pair.written, pair.value)).collect();
+    pub(crate) fn to_json(&self) -> String {
+        let members: Vec<String> = self.0.iter().map(|pair| format!("{}:{}", pair.quoted_name, pair.value)).collect();
         format!("{{{}}}", members.join(","))
     }
 }
 
 impl JsonMember<'_> {
-    fn is(&self, name: &str) -> bool {
+    fn is_named(&self, name: &str) -> bool {
         self.name.as_deref() == Some(name)
     }
 }
@@ -100,7 +100,7 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
                 let mut pairs = Vec::new();
                 while let Some((name, value)) = from.next_entry::<&RawValue, &RawValue>()? {
                     pairs.push(JsonMember {
-                        written: name.get().into(),
+                        quoted_name: name.get().into(),
                         name: serde_json::from_str::<String>(name.get()).ok().map(Cow::Owned),
                         value: value.get().into(),
                     });
@@ -113,40 +113,40 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
     }
 }
 
-pub(crate) fn spliced(text: &str, part: &str, instead: &str) -> String {
+pub(crate) fn replace_part(text: &str, part: &str, instead: &str) -> String {
     let start = part.as_ptr() as usize - text.as_ptr() as usize;
     [&text[..start], instead, &text[start + part.len()..]].concat()
 }
 
 /// Finds the string at the end of a path of member names. Returns its range, with the quotes, and its decoded value.
-pub(crate) fn place(json: &str, path: &[&str]) -> Option<(Range<usize>, String)> {
+pub(crate) fn find_string(json: &str, path: &[&str]) -> Option<(Range<usize>, String)> {
     let value = path.iter().try_fold(json, |json, name| member(json, name))?;
     let start = value.as_ptr() as usize - json.as_ptr() as usize;
     Some((start..start + value.len(), serde_json::from_str(value).ok()?))
 }
 
-pub(crate) fn with(json: &str, place: &Range<usize>, text: &str) -> String {
-    [&json[..place.start], &quoted(text), &json[place.end..]].concat()
+pub(crate) fn replace_string(json: &str, place: &Range<usize>, text: &str) -> String {
+    [&json[..place.start], &json_string(text), &json[place.end..]].concat()
 }
 
-pub(crate) fn respelled(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
-    match place(json, path) {
-        Some((place, text)) => with(json, &place, &spell(&text)),
+pub(crate) fn map_string(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
+    match find_string(json, path) {
+        Some((place, text)) => replace_string(json, &place, &spell(&text)),
         None => json.to_owned(),
     }
 }
 
-pub(crate) fn quoted(text: &str) -> String {
-    written(&text)
+pub(crate) fn json_string(text: &str) -> String {
+    to_json(&text)
 }
 
 /// Wraps JSON text. Invalid text, which would be a bug, becomes null.
-pub(super) fn raw(json: String) -> Box<RawValue> {
+pub(super) fn raw_value(json: String) -> Box<RawValue> {
     RawValue::from_string(json).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
 /// Serializes a value. The types used here have string keys and finite numbers, so this does not fail.
-pub(crate) fn written(value: &impl Serialize) -> String {
+pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
 }
 
@@ -160,40 +160,43 @@ mod tests {
         let spell = |text: &str| format!("git|{text}");
         let sent =
             "{ \"uri\" : \"a\\u0062\" , \"n\":1e400,\n\"_meta\":{\"ui\":{\"resourceUri\":\"ui:\\\\x\"},\"y\":[ ]}}";
-        let once = respelled(sent, &["uri"], spell);
+        let once = map_string(sent, &["uri"], spell);
         assert_eq!(once, sent.replace("a\\u0062", "git|ab"));
-        let twice = respelled(&once, &["_meta", "ui", "resourceUri"], spell);
+        let twice = map_string(&once, &["_meta", "ui", "resourceUri"], spell);
         assert_eq!(twice, once.replace("ui:", "git|ui:"));
     }
 
     #[test]
     fn a_name_that_is_no_text_hides_nothing_beside_it() {
         let odd = r#"{"\ud800":1,"na\u006de":"a","name":"b","params":{"name":[]}}"#;
-        assert_eq!(respelled(odd, &["name"], |name| format!("{name}{name}")), odd.replace(r#""b""#, r#""bb""#));
-        assert_eq!(place(odd, &["params", "name"]), None);
+        assert_eq!(map_string(odd, &["name"], |name| format!("{name}{name}")), odd.replace(r#""b""#, r#""bb""#));
+        assert_eq!(find_string(odd, &["params", "name"]), None);
     }
 
     #[test]
     fn what_is_put_in_or_taken_out_leaves_the_rest_as_it_is() {
         let sent = "{ \"a\\u0062\" : 1e400 ,\n\"\\ud800\":[ ], \"x\":1,\"y\":{ } ,\"x\":2 }";
         let mut pairs = JsonMembers::read(sent).unwrap();
-        assert_eq!((pairs.get("ab"), pairs.get("x"), pairs.once("y")), (Some("1e400"), Some("2"), Ok(Some("{ }"))));
-        assert_eq!((pairs.once("x"), pairs.once("z")), (Err(DuplicateMember), Ok(None)));
+        assert_eq!(
+            (pairs.get("ab"), pairs.get("x"), pairs.get_unique("y")),
+            (Some("1e400"), Some("2"), Ok(Some("{ }")))
+        );
+        assert_eq!((pairs.get_unique("x"), pairs.get_unique("z")), (Err(DuplicateMember), Ok(None)));
         pairs.set("y", "null".to_owned());
         pairs.set("n\"", "1".to_owned());
-        assert_eq!(pairs.written(), r#"{"a\u0062":1e400,"\ud800":[ ],"x":1,"y":null,"x":2,"n\"":1}"#);
+        assert_eq!(pairs.to_json(), r#"{"a\u0062":1e400,"\ud800":[ ],"x":1,"y":null,"x":2,"n\"":1}"#);
         pairs.remove(&["x", "ab"]);
-        assert_eq!(pairs.written(), r#"{"\ud800":[ ],"y":null,"n\"":1}"#);
+        assert_eq!(pairs.to_json(), r#"{"\ud800":[ ],"y":null,"n\"":1}"#);
         assert!(JsonMembers::read("[[\"a\",1]]").is_none() && JsonMembers::read("{").is_none());
         let text = "{\"a\":{\"b\":1}}";
-        assert_eq!(spliced(text, member(text, "a").unwrap(), "[]"), "{\"a\":[]}");
+        assert_eq!(replace_part(text, member(text, "a").unwrap(), "[]"), "{\"a\":[]}");
     }
 
     #[test]
     fn what_is_not_there_is_not_spelled() {
         for sent in ["{}", "[]", "{\"uri\":1}", "{\"uri\":{\"a\":1}}", "{\"_meta\":\"uri\"}"] {
-            assert_eq!(respelled(sent, &["uri"], |_| String::new()), sent);
-            assert_eq!(respelled(sent, &["_meta", "ui", "resourceUri"], |_| String::new()), sent);
+            assert_eq!(map_string(sent, &["uri"], |_| String::new()), sent);
+            assert_eq!(map_string(sent, &["_meta", "ui", "resourceUri"], |_| String::new()), sent);
         }
     }
 }

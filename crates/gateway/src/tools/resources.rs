@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 
 use super::arguments::MetaToolArguments;
 use super::caller::{CallerSnapshot, OfferedCatalogues};
-use super::execute::{MetaToolCall, RelayedOperation, pass_on};
-use super::raw::{members, quoted, raw, respelled};
-use super::{structured, structured_with};
+use super::execute::{MetaToolCall, RelayedOperation, forward_request};
+use super::raw::{json_string, map_string, members, raw_value};
+use super::{structured_result, structured_result_with};
 use crate::face::CallAnswer;
 use crate::refusal::CallRefusal;
 
@@ -23,9 +23,9 @@ pub(crate) const SEPARATOR: char = '|';
 
 /// Returns a definition for the list of all servers: as its server wrote it, but with qualified URIs in the member
 /// `key` and in the path `UI`.
-pub(crate) fn described(label: &str, raw: &str, key: &str) -> String {
-    let spell = |uri: &str| qualified(label, uri);
-    respelled(&respelled(raw, &[key], spell), &UI, spell)
+pub(crate) fn qualify_definition(label: &str, raw: &str, key: &str) -> String {
+    let spell = |uri: &str| qualify_uri(label, uri);
+    map_string(&map_string(raw, &[key], spell), &UI, spell)
 }
 
 #[derive(Serialize)]
@@ -34,23 +34,23 @@ struct Resources {
     resource_templates: Vec<Box<RawValue>>,
 }
 
-pub(crate) fn qualified(label: &str, uri: &str) -> String {
+pub(crate) fn qualify_uri(label: &str, uri: &str) -> String {
     format!("{label}{SEPARATOR}{uri}")
 }
 
 /// Answers `list_mcp_resources`. Runs on a blocking thread, because the list may be long.
 pub(super) async fn list(caller: &CallerSnapshot, arguments: Option<&str>) -> Result<String, CallRefusal> {
     MetaToolArguments::read(arguments, &[])?;
-    let offered = caller.offered();
-    let written = tokio::task::spawn_blocking(move || structured(&Resources::of(&offered))).await;
-    written.map_err(|_| CallRefusal::ending())
+    let offered = caller.offered_catalogues();
+    let written = tokio::task::spawn_blocking(move || structured_result(&Resources::from_catalogues(&offered))).await;
+    written.map_err(|_| CallRefusal::closing())
 }
 
 impl Resources {
-    fn of(offered: &OfferedCatalogues) -> Self {
+    fn from_catalogues(offered: &OfferedCatalogues) -> Self {
         let mut all = Self { resources: Vec::new(), resource_templates: Vec::new() };
-        for (label, _, catalogue) in offered.each() {
-            let entry = |entry: &CatalogueEntry, key: &str| raw(described(label, entry.raw.get(), key));
+        for (label, _, catalogue) in offered.servers() {
+            let entry = |entry: &CatalogueEntry, key: &str| raw_value(qualify_definition(label, entry.raw.get(), key));
             all.resources.extend(catalogue.resources.iter().map(|resource| entry(resource, "uri")));
             all.resource_templates
                 .extend(catalogue.resource_templates.iter().map(|template| entry(template, "uriTemplate")));
@@ -66,24 +66,24 @@ pub(super) async fn read(
     asked: MetaToolCall<'_>,
 ) -> Result<CallAnswer, CallRefusal> {
     let uri = MetaToolArguments::read(asked.arguments, &["uri"])?.text("uri")?;
-    let (view, label, uri) = caller.part(&uri, SEPARATOR, "server|uri")?;
-    let params = [("uri", quoted(uri))];
-    match pass_on(runtime, view, "resources/read", &params, asked, RelayedOperation::Resource).await {
-        Err(error) => Err(CallRefusal::of_instance(&error, runtime, &view.spec.id, Some(label))),
+    let (view, label, uri) = caller.split_server(&uri, SEPARATOR, "server|uri")?;
+    let params = [("uri", json_string(uri))];
+    match forward_request(runtime, view, "resources/read", &params, asked, RelayedOperation::Resource).await {
+        Err(error) => Err(CallRefusal::from_instance_error(&error, runtime, &view.spec.id, Some(label))),
         Ok(CallAnswer::Message(answer)) => {
             let outcome = answer.outcome().unwrap_or_default();
             match answer.kind() {
                 // The client has to answer a question and then repeats its request.
                 MessageKind::Result if is_question(outcome) => Ok(CallAnswer::Message(answer)),
-                MessageKind::Result => contents(outcome).map(CallAnswer::Result),
-                MessageKind::Error | MessageKind::Request | MessageKind::Notification => Err(refused(outcome)),
+                MessageKind::Result => contents_result(outcome).map(CallAnswer::Result),
+                MessageKind::Error | MessageKind::Request | MessageKind::Notification => Err(server_error(outcome)),
             }
         }
         Ok(answer) => Ok(answer),
     }
 }
 
-fn contents(result: &str) -> Result<String, CallRefusal> {
+fn contents_result(result: &str) -> Result<String, CallRefusal> {
     #[derive(Serialize)]
     struct Contents<'a> {
         contents: Vec<&'a RawValue>,
@@ -99,14 +99,14 @@ fn contents(result: &str) -> Result<String, CallRefusal> {
         return Err(CallRefusal::new("server_error", "the server's answer has no `contents`"));
     };
     let blocks: Vec<Block<'_>> = contents.iter().map(|resource| Block { r#type: "resource", resource }).collect();
-    Ok(structured_with(&blocks, &Contents { contents }))
+    Ok(structured_result_with(&blocks, &Contents { contents }))
 }
 
 fn is_question(result: &str) -> bool {
     member(result, "resultType").is_some_and(|kind| kind == r#""input_required""#)
 }
 
-fn refused(error: &str) -> CallRefusal {
+fn server_error(error: &str) -> CallRefusal {
     let told = members(error).unwrap_or_default();
     let message = told.get("message").and_then(|message| serde_json::from_str::<String>(message.get()).ok());
     let code = told.get("code").map_or("", |code| code.get());

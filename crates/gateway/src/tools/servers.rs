@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
-use super::structured;
+use super::structured_result;
 use crate::refusal::{CallRefusal, CallTarget};
 
 #[derive(Serialize)]
@@ -58,15 +58,15 @@ pub(super) fn list(
     today: Timestamp,
 ) -> Result<String, CallRefusal> {
     MetaToolArguments::read(arguments, &[])?;
-    let servers = caller.servers().map(|(name, view)| ServerEntry::of(name, view, now, today)).collect();
-    Ok(structured(&ServerList { servers }))
+    let servers = caller.servers().map(|(name, view)| ServerEntry::new(name, view, now, today)).collect();
+    Ok(structured_result(&ServerList { servers }))
 }
 
 impl ServerEntry {
-    fn of(name: &str, view: &InstanceView, now: Instant, today: Timestamp) -> Self {
+    fn new(name: &str, view: &InstanceView, now: Instant, today: Timestamp) -> Self {
         let url = match &view.spec.target {
             ServerTarget::Stdio { .. } => None,
-            ServerTarget::Remote { url, .. } => Some(shown(url)),
+            ServerTarget::Remote { url, .. } => Some(redact_url(url)),
         };
         let connected = match view.connection {
             Some(connection) => connection == ConnectionState::Connected,
@@ -93,14 +93,14 @@ impl ServerEntry {
             consecutive_health_failures: (connected && view.spec.is_remote()).then(|| view.counters.failed_checks()),
             degraded: view.health == ServerHealth::Degraded,
             dormant: view.dormant,
-            want: view.want,
-            tool_count: view.offered().map_or(0, |catalogue| catalogue.tools.len()),
+            want: view.requested_state,
+            tool_count: view.offered_catalogue().map_or(0, |catalogue| catalogue.tools.len()),
         }
     }
 }
 
 /// Returns a URL without user info, query and fragment, which may contain secrets.
-fn shown(url: &str) -> String {
+fn redact_url(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -127,18 +127,19 @@ pub(super) async fn reconnect(
     }
     let name = MetaToolArguments::read(arguments, &["name"])?.text("name")?;
     let view = caller.server(&name)?;
-    if view.want == RequestedState::Stopped {
-        return Err(stopped(&view.spec.name));
+    if view.requested_state == RequestedState::Stopped {
+        return Err(stopped_error(&view.spec.name));
     }
     let target = CallTarget { label: Some(&name), name: &view.spec.name, missing: &view.spec.missing };
-    let outcome = runtime.reconnect(&view.spec.id).await.map_err(|error| CallRefusal::of_control(&error, &target))?;
+    let outcome =
+        runtime.reconnect(&view.spec.id).await.map_err(|error| CallRefusal::from_control_error(&error, &target))?;
     let mcp_satellite_actors::ReconnectOutcome { success, status, status_message } = outcome;
-    Ok(structured(&Reconnected { success, status, status_message }))
+    Ok(structured_result(&Reconnected { success, status, status_message }))
 }
 
-fn stopped(name: &str) -> CallRefusal {
+fn stopped_error(name: &str) -> CallRefusal {
     let message = format!("`{name}` was stopped by a person; `satellite start {name}` starts it");
-    let mut refusal = CallRefusal::new("refused", message).then("Ask the user whether it should run.");
+    let mut refusal = CallRefusal::new("refused", message).with_next_step("Ask the user whether it should run.");
     refusal.state.status = Some(Status::Offline.as_str());
     refusal
 }
@@ -155,7 +156,7 @@ mod tests {
             ("http://127.0.0.1:80#hush", "http://127.0.0.1:80"),
             ("nothing", "nothing"),
         ] {
-            assert_eq!(shown(url), told);
+            assert_eq!(redact_url(url), told);
         }
     }
 }

@@ -25,7 +25,7 @@ impl SandboxLauncher for Bubblewrap {
         2
     }
 
-    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool {
+    fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool {
         |code, said| {
             code.is_some_and(|code| code != 0)
                 && said.lines().any(|line| OWN_WORDS.iter().any(|own| line.starts_with(own)))
@@ -77,7 +77,7 @@ impl SandboxLauncher for Bubblewrap {
         after.extend(args);
         // A server can read the argument list of its PID namespace's first process, and these options contain paths of
         // the machine.
-        SandboxCommand { command: self.path.clone(), handed: line, args: after }
+        SandboxCommand { command: self.path.clone(), file_args: line, args: after }
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn its_own_failure_is_told_from_that_of_a_server() {
         let launcher = Bubblewrap { path: "bwrap".into(), setpriv: "setpriv".into() };
-        let is_own = launcher.is_own_failure();
+        let is_own = launcher.own_failure_predicate();
         assert!(is_own(Some(1), "bwrap: Creating new namespace failed\n"));
         assert!(is_own(Some(127), "setpriv: failed to execute /x: No such file or directory\n"));
         for (code, said) in

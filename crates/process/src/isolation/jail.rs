@@ -99,7 +99,7 @@ impl SandboxSpec {
         (self.tmp_size / PAGE).max(LEAST)
     }
 
-    pub(super) fn has(&self, path: &Path) -> bool {
+    pub(super) fn has_directory(&self, path: &Path) -> bool {
         let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         let made = self.directories();
         plain
@@ -111,15 +111,15 @@ impl SandboxSpec {
                 }))
     }
 
-    pub(super) fn shows(&self, path: &Path) -> bool {
+    pub(super) fn is_visible(&self, path: &Path) -> bool {
         self.mounts.iter().any(|mount| path.starts_with(&mount.target) && mount.source == mount.target)
     }
 
     /// Mounts a program and the target of its links, read-only: its path in the configuration is the permission.
-    pub(super) fn show_program(&mut self, program: &Path) {
+    pub(super) fn mount_program(&mut self, program: &Path) {
         let real = program.canonicalize().ok();
         for path in [Some(program.to_owned()), real].into_iter().flatten() {
-            if !self.shows(&path) {
+            if !self.is_visible(&path) {
                 self.mounts.push(SandboxMount { source: path.clone(), target: path, kind: MountKind::ReadOnly });
             }
         }
@@ -163,19 +163,23 @@ mod tests {
         let writable: Vec<&Path> =
             jail.mounts.iter().filter(|mount| mount.kind == MountKind::Writable).map(|mount| &*mount.target).collect();
         assert_eq!(writable, [Path::new(HOME)]);
-        assert!(jail.shows(Path::new("/usr/bin/env")));
+        assert!(jail.is_visible(Path::new("/usr/bin/env")));
         for hidden in ["/etc/shadow", "/root", "/data/homes/x", "/home/mcp", "/etc/ssl/private/key"] {
-            assert!(!jail.shows(Path::new(hidden)), "{hidden}");
+            assert!(!jail.is_visible(Path::new(hidden)), "{hidden}");
         }
     }
 
     #[test]
     fn a_bind_is_seen_under_its_target() {
         let jail = jail(&[("/srv/acme", "/data"), ("/opt/tools", "/opt/tools")]);
-        assert!(jail.shows(Path::new("/opt/tools/bin/server")));
-        assert!(!jail.shows(Path::new("/srv/acme")));
-        assert!(jail.has(Path::new("/tmp")) && jail.has(Path::new("/usr/bin")) && !jail.has(Path::new("/srv/acme")));
-        assert!(!jail.has(Path::new("/usr/../root")));
+        assert!(jail.is_visible(Path::new("/opt/tools/bin/server")));
+        assert!(!jail.is_visible(Path::new("/srv/acme")));
+        assert!(
+            jail.has_directory(Path::new("/tmp"))
+                && jail.has_directory(Path::new("/usr/bin"))
+                && !jail.has_directory(Path::new("/srv/acme"))
+        );
+        assert!(!jail.has_directory(Path::new("/usr/../root")));
         assert_eq!(jail.directories().iter().filter(|path| path.starts_with("/opt")).count(), 1);
     }
 

@@ -29,7 +29,7 @@ use self::bubblewrap::Bubblewrap;
 use self::jail::{HOME, SandboxMount, SandboxSpec, SandboxUser};
 use self::nsjail::Nsjail;
 use self::uids::{TeamUids, TeamUser};
-use super::environment::{SANDBOX_PATH, environment, sandboxed};
+use super::environment::{SANDBOX_PATH, environment, sandbox_environment};
 use super::process::{
     CgroupControllers, CgroupLimits, Confinement, LaunchSpec, ProcessLauncher, ResourceLimits, is_machine_fault,
 };
@@ -53,15 +53,15 @@ trait SandboxLauncher: Send + Sync {
     /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
     /// the sandbox.
     fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
-    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool;
-    fn objection(&self, _jail: &SandboxSpec) -> Option<String> {
+    fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool;
+    fn unsupported_reason(&self, _jail: &SandboxSpec) -> Option<String> {
         None
     }
 }
 
 struct SandboxCommand {
     command: PathBuf,
-    handed: Vec<OsString>,
+    file_args: Vec<OsString>,
     args: Vec<OsString>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct LaunchFactory {
     isolation: Isolation,
     strictness: OperatingMode,
     data_dir: Option<DataDir>,
-    found: tokio::sync::Mutex<Option<Arc<SandboxFindings>>>,
+    findings: tokio::sync::Mutex<Option<Arc<SandboxFindings>>>,
     // User ids of teams, if each team has its own for servers without a sandbox.
     uids: Option<TeamUids>,
     // Paths of commands as first resolved, in production.
@@ -105,8 +105,8 @@ impl From<String> for PrepareError {
 }
 
 impl PrepareError {
-    fn at(what: &str, error: &io::Error) -> Self {
-        Self { reason: format!("{what}: {}", in_words(error)), is_machine_fault: is_machine_fault(error) }
+    fn from_io_error(what: &str, error: &io::Error) -> Self {
+        Self { reason: format!("{what}: {}", describe_error(error)), is_machine_fault: is_machine_fault(error) }
     }
 }
 
@@ -129,11 +129,11 @@ impl LaunchFactory {
             (None, _) => None,
         };
         let (found, resolved) = (tokio::sync::Mutex::default(), Mutex::default());
-        Ok(Self { isolation, strictness, data_dir, found, uids, resolved })
+        Ok(Self { isolation, strictness, data_dir, findings: found, uids, resolved })
     }
 
     pub(super) async fn findings(&self, processes: &ProcessLauncher) -> Vec<SandboxFinding> {
-        self.found(processes).await.findings.clone()
+        self.cached_findings(processes).await.findings.clone()
     }
 
     pub(super) async fn prepare(
@@ -145,26 +145,28 @@ impl LaunchFactory {
         let launcher = match (self.isolation, self.strictness) {
             (Isolation::None, _) | (Isolation::Auto, OperatingMode::Development) => None,
             (Isolation::Auto, OperatingMode::Production) | (Isolation::Nsjail | Isolation::Bubblewrap, _) => {
-                let found = self.found(processes).await;
-                let refusal =
-                    || PrepareError { reason: self.refusal(&found.findings), is_machine_fault: found.is_machine_fault };
+                let found = self.cached_findings(processes).await;
+                let refusal = || PrepareError {
+                    reason: self.no_sandbox_message(&found.findings),
+                    is_machine_fault: found.is_machine_fault,
+                };
                 Some(found.best.clone().ok_or_else(refusal)?)
             }
         };
         let controllers = processes.controllers();
         // Resolving a path may block on a file system that does not respond; other teams must not wait for it.
         let preparing = tokio::task::spawn_blocking(move || match launcher {
-            None => self.bare(&spec, &withheld),
-            Some(launcher) => self.jailed(&spec, &*launcher, controllers),
+            None => self.prepare_unsandboxed(&spec, &withheld),
+            Some(launcher) => self.prepare_sandboxed(&spec, &*launcher, controllers),
         });
         preparing.await.map_err(|error| error.to_string())?
     }
 
-    fn bare(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<PreparedLaunch, PrepareError> {
-        let (command, cwd) = stdio(spec)?;
-        let user = self.uids.as_ref().map(|uids| uids.user(&spec.id.team)).transpose()?;
+    fn prepare_unsandboxed(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<PreparedLaunch, PrepareError> {
+        let (command, cwd) = stdio_target(spec)?;
+        let user = self.uids.as_ref().map(|uids| uids.ensure_user(&spec.id.team)).transpose()?;
         let environment = match &user {
-            Some(TeamUser { home, .. }) => environment(inherited_by_another(home), withheld, &spec.env),
+            Some(TeamUser { home, .. }) => environment(environment_for_user(home), withheld, &spec.env),
             None => environment(std::env::vars_os(), withheld, &spec.env),
         };
         let environment = environment.map_err(|invalid| invalid.to_string())?;
@@ -179,8 +181,8 @@ impl LaunchFactory {
         let launch = LaunchSpec {
             instance: spec.name.to_string(),
             command,
-            args: exposed(&spec.args),
-            handed: Vec::new(),
+            args: expose_all(&spec.args),
+            file_args: Vec::new(),
             environment,
             directory,
             user: id,
@@ -190,26 +192,26 @@ impl LaunchFactory {
         Ok(PreparedLaunch { launch, identity })
     }
 
-    fn jailed(
+    fn prepare_sandboxed(
         &self,
         spec: &InstanceSpec,
         launcher: &dyn SandboxLauncher,
         controllers: CgroupControllers,
     ) -> Result<PreparedLaunch, PrepareError> {
-        let (command, cwd) = stdio(spec)?;
+        let (command, cwd) = stdio_target(spec)?;
         let policy = &spec.policy.isolation;
         let environment =
-            sandboxed(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
+            sandbox_environment(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
         let given = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
         let program = match self.strictness {
             OperatingMode::Development => resolve(command, given)?,
             OperatingMode::Production => self.resolve_once(command)?,
         };
-        let home = self.home(&home_name(&spec.id))?;
-        let mut jail = SandboxSpec::new(policy, spec.id.team.as_str(), &home, identity());
-        jail.show_program(&program);
+        let home = self.ensure_home(&home_name(&spec.id))?;
+        let mut jail = SandboxSpec::new(policy, spec.id.team.as_str(), &home, sandbox_user());
+        jail.mount_program(&program);
         if let Some(cwd) = cwd {
-            if !jail.has(Path::new(cwd)) {
+            if !jail.has_directory(Path::new(cwd)) {
                 return Err(format!("the working directory `{cwd}` is not visible in the sandbox: {BIND_IT}").into());
             }
             jail.directory = cwd.into();
@@ -224,33 +226,33 @@ impl LaunchFactory {
                 }
                 Err(error) => {
                     let what = format!("cannot bind `{}` into the sandbox", source.display());
-                    return Err(PrepareError::at(&what, &error));
+                    return Err(PrepareError::from_io_error(&what, &error));
                 }
             }
         }
-        if let Some(objection) = launcher.objection(&jail) {
+        if let Some(objection) = launcher.unsupported_reason(&jail) {
             return Err(objection.into());
         }
-        let wrapped = launcher.wrap(&jail, &program, exposed(&spec.args));
+        let wrapped = launcher.wrap(&jail, &program, expose_all(&spec.args));
         let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, controllers);
         let launch = LaunchSpec {
             instance: spec.name.to_string(),
             command: wrapped.command.into(),
             args: wrapped.args,
-            handed: wrapped.handed,
+            file_args: wrapped.file_args,
             environment,
             directory: None,
             user: None,
             confinement: Some(confinement(launcher, jail.identity, limits)),
             cgroup_limits,
         };
-        Ok(PreparedLaunch { launch, identity: as_text(jail.identity) })
+        Ok(PreparedLaunch { launch, identity: format_user(jail.identity) })
     }
 
     /// Resolves a command to an absolute path once and keeps the result, so that a file put into a directory of `PATH`
     /// later is not started under an allowed name.
     fn resolve_once(&self, command: &str) -> Result<PathBuf, String> {
-        self.resolve_once_by(command, &satellites_path())
+        self.resolve_once_by(command, &production_search_path())
     }
 
     fn resolve_once_by(&self, command: &str, path: &OsStr) -> Result<PathBuf, String> {
@@ -265,13 +267,13 @@ impl LaunchFactory {
 
     pub(super) fn homes(&self) -> Vec<InstanceId> {
         let names = self.home_names().map(|(_, names)| names).unwrap_or_default();
-        names.iter().filter_map(|name| id_of_home(name)).collect()
+        names.iter().filter_map(|name| parse_home_name(name)).collect()
     }
 
     /// Renames the home of an instance, so that the instance gets a new one.
-    pub(super) fn set_aside(&self, id: &InstanceId) -> io::Result<()> {
+    pub(super) fn set_aside_home(&self, id: &InstanceId) -> io::Result<()> {
         let Some(data_dir) = &self.data_dir else { return Ok(()) };
-        let homes = match data_dir.existing(HOMES) {
+        let homes = match data_dir.open_subdirectory(HOMES) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             homes => homes?,
         };
@@ -285,7 +287,7 @@ impl LaunchFactory {
         }
     }
 
-    pub(super) fn erase_set_aside(&self) {
+    pub(super) fn erase_set_aside_homes(&self) {
         let Some((homes, names)) = self.home_names() else { return };
         for name in names.iter().filter(|name| name.starts_with(SET_ASIDE)) {
             if let Err(error) = homes.remove_tree(name) {
@@ -295,30 +297,31 @@ impl LaunchFactory {
     }
 
     fn home_names(&self) -> Option<(DataDir, Vec<String>)> {
-        let homes = self.data_dir.as_ref()?.existing(HOMES).ok()?;
+        let homes = self.data_dir.as_ref()?.open_subdirectory(HOMES).ok()?;
         let names = homes.names().ok()?;
         Some((homes, names))
     }
 
-    fn home(&self, instance: &str) -> Result<PathBuf, PrepareError> {
+    fn ensure_home(&self, instance: &str) -> Result<PathBuf, PrepareError> {
         let data_dir = self.data_dir.as_ref();
         let none = || "a sandboxed server needs a home: set `data_dir` of the connector".to_owned();
         let data_dir = data_dir.ok_or_else(none)?;
         let home = data_dir.path().join(HOMES).join(instance);
-        let failed =
-            |error: io::Error| PrepareError::at(&format!("cannot create its home `{}`", home.display()), &error);
-        let homes = data_dir.subdirectory(HOMES).map_err(failed)?;
+        let failed = |error: io::Error| {
+            PrepareError::from_io_error(&format!("cannot create its home `{}`", home.display()), &error)
+        };
+        let homes = data_dir.create_or_open_subdirectory(HOMES).map_err(failed)?;
         let descriptor = homes.foreign_directory(instance).map_err(failed)?;
         let about = fs::File::from(descriptor.try_clone().map_err(failed)?).metadata().map_err(failed)?;
         // After a restart the home exists with the right owner: another `fchown` would block on a disk that hangs.
-        if identity() != SandboxUser::Outside || (about.uid(), about.gid()) == (SANDBOX_USER, SANDBOX_USER) {
+        if sandbox_user() != SandboxUser::Outside || (about.uid(), about.gid()) == (SANDBOX_USER, SANDBOX_USER) {
             return Ok(home);
         }
         fchown(&descriptor, Some(SANDBOX_USER), Some(SANDBOX_USER)).map_err(failed)?;
         Ok(home)
     }
 
-    fn refusal(&self, findings: &[SandboxFinding]) -> String {
+    fn no_sandbox_message(&self, findings: &[SandboxFinding]) -> String {
         let reasons = findings.iter().filter_map(|finding| {
             let why = finding.usable.as_ref().err()?;
             Some(format!("{}: {why}", finding.sandbox))
@@ -336,8 +339,8 @@ impl LaunchFactory {
         )
     }
 
-    async fn found(&self, processes: &ProcessLauncher) -> Arc<SandboxFindings> {
-        let mut known = self.found.lock().await;
+    async fn cached_findings(&self, processes: &ProcessLauncher) -> Arc<SandboxFindings> {
+        let mut known = self.findings.lock().await;
         // A trial may have failed for lack of descriptors, or the tool may be installed only now.
         if let Some(found) = known.as_ref().filter(|found| found.best.is_some() || found.at.elapsed() < TRY_AGAIN) {
             return Arc::clone(found);
@@ -351,7 +354,7 @@ impl LaunchFactory {
             SandboxFindings { findings: Vec::new(), best: None, is_machine_fault: false, at: Instant::now() };
         for (sandbox, candidate) in candidates {
             let usable = match candidate {
-                Ok((path, launcher)) => match self.tried(&*launcher, processes).await {
+                Ok((path, launcher)) => match self.try_sandbox(&*launcher, processes).await {
                     Ok(()) => {
                         found.best.get_or_insert(launcher);
                         Ok(path)
@@ -373,10 +376,14 @@ impl LaunchFactory {
         Arc::clone(known.insert(Arc::new(found)))
     }
 
-    async fn tried(&self, launcher: &dyn SandboxLauncher, processes: &ProcessLauncher) -> Result<(), PrepareError> {
+    async fn try_sandbox(
+        &self,
+        launcher: &dyn SandboxLauncher,
+        processes: &ProcessLauncher,
+    ) -> Result<(), PrepareError> {
         let policy = IsolationPolicy::standard();
-        let home = self.home(".trial")?;
-        let jail = SandboxSpec::new(&policy, "trial", &home, identity());
+        let home = self.ensure_home(".trial")?;
+        let jail = SandboxSpec::new(&policy, "trial", &home, sandbox_user());
         let script = ["-c".into(), "echo works; read -r _; exit 7".into()];
         let wrapped = launcher.wrap(&jail, Path::new("/bin/sh"), script.to_vec());
         let (limits, cgroup_limits) = limits(&policy, launcher.depth(), jail.identity, processes.controllers());
@@ -384,8 +391,8 @@ impl LaunchFactory {
             instance: format!("trial of {}", launcher.name()),
             command: wrapped.command.into(),
             args: wrapped.args,
-            handed: wrapped.handed,
-            environment: sandboxed(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
+            file_args: wrapped.file_args,
+            environment: sandbox_environment(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
             directory: None,
             user: None,
             confinement: Some(confinement(launcher, jail.identity, limits)),
@@ -401,7 +408,7 @@ impl LaunchFactory {
             let mut said = String::new();
             BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
             drop(writer);
-            let end = process.ended().await;
+            let end = process.wait().await;
             drop(guard);
             if said.trim() == "works" && end.code == Some(7) {
                 return Ok(());
@@ -423,7 +430,7 @@ impl LaunchFactory {
 }
 
 /// Describes the kernel's settings for user namespaces, which sandboxes need.
-pub fn kernel() -> String {
+pub fn describe_user_namespaces() -> String {
     let says = |file: &str| fs::read_to_string(file).ok().map(|text| text.trim().to_owned());
     let mut words = match says("/proc/sys/user/max_user_namespaces").as_deref() {
         None | Some("0") => "user namespaces: switched off (user.max_user_namespaces)".to_owned(),
@@ -456,7 +463,7 @@ fn home_name(id: &InstanceId) -> String {
     parts.join("+")
 }
 
-fn id_of_home(name: &str) -> Option<InstanceId> {
+fn parse_home_name(name: &str) -> Option<InstanceId> {
     let part = |part: &str| {
         let mut bytes = part.bytes();
         let mut text = Vec::new();
@@ -477,7 +484,7 @@ fn id_of_home(name: &str) -> Option<InstanceId> {
 
 /// Returns the satellite's environment for another user with this home, without the variables about the satellite's
 /// user.
-fn inherited_by_another(home: &Path) -> impl Iterator<Item = (OsString, OsString)> {
+fn environment_for_user(home: &Path) -> impl Iterator<Item = (OsString, OsString)> {
     let is_ours = |name: &OsStr| {
         name.to_str().is_some_and(|name| matches!(name, "USER" | "LOGNAME" | "MAIL") || name.starts_with("XDG_"))
     };
@@ -488,18 +495,18 @@ fn inherited_by_another(home: &Path) -> impl Iterator<Item = (OsString, OsString
 const CHECK_BINDS: &str = "check `binds` in [policy.isolation]";
 const BIND_IT: &str = "add it, or a directory above it, to `binds` in [policy.isolation]";
 
-fn stdio(spec: &InstanceSpec) -> Result<(&str, Option<&str>), String> {
+fn stdio_target(spec: &InstanceSpec) -> Result<(&str, Option<&str>), String> {
     match &spec.target {
         ServerTarget::Stdio { command, cwd } => Ok((command, cwd.as_deref())),
         ServerTarget::Remote { .. } => Err("remote servers are not served by the stdio connector".into()),
     }
 }
 
-fn exposed(args: &[Secret]) -> Vec<OsString> {
+fn expose_all(args: &[Secret]) -> Vec<OsString> {
     args.iter().map(|arg| arg.expose().into()).collect()
 }
 
-fn identity() -> SandboxUser {
+fn sandbox_user() -> SandboxUser {
     let (user, group) = (geteuid(), getegid());
     if user.is_root() {
         SandboxUser::Outside
@@ -508,7 +515,7 @@ fn identity() -> SandboxUser {
     }
 }
 
-fn as_text(identity: SandboxUser) -> String {
+fn format_user(identity: SandboxUser) -> String {
     match identity {
         SandboxUser::Outside => format!("{SANDBOX_USER}:{SANDBOX_USER}"),
         SandboxUser::Inside { user, group } => {
@@ -523,7 +530,7 @@ fn confinement(launcher: &dyn SandboxLauncher, identity: SandboxUser, limits: Re
         SandboxUser::Outside => 0,
         SandboxUser::Inside { .. } => 1,
     };
-    let is_own_failure = launcher.is_own_failure();
+    let is_own_failure = launcher.own_failure_predicate();
     Confinement { sandbox: launcher.name(), depth: launcher.depth(), namespaces_below, limits, is_own_failure }
 }
 
@@ -567,7 +574,7 @@ fn bubblewrap() -> Candidate {
     ("bubblewrap", found)
 }
 
-fn satellites_path() -> OsString {
+fn production_search_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     if !path.is_empty() {
         path.push(":");
@@ -586,7 +593,7 @@ pub fn find_program(
 ) -> Result<PathBuf, String> {
     let given = given.map(|path| OsString::from(path.expose()));
     let path = match (is_production, in_sandbox) {
-        (true, _) => Some(satellites_path()),
+        (true, _) => Some(production_search_path()),
         (false, true) => given.or_else(|| Some(SANDBOX_PATH.into())),
         (false, false) => given.or_else(|| std::env::var_os("PATH")),
     };
@@ -606,7 +613,7 @@ fn which(command: &str) -> Result<PathBuf, String> {
     resolve(command, std::env::var_os("PATH").as_deref())
 }
 
-fn in_words(error: &io::Error) -> String {
+fn describe_error(error: &io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |number| Errno::from_raw(number).desc().to_owned())
 }
 
@@ -617,7 +624,7 @@ fn resolve(command: &str, path: Option<&OsStr>) -> Result<PathBuf, String> {
         return match file.metadata() {
             Ok(_) if executable(&file) => Ok(file),
             Ok(_) => Err("the file is not executable".to_owned()),
-            Err(error) => Err(in_words(&error)),
+            Err(error) => Err(describe_error(&error)),
         };
     }
     let path = path.unwrap_or_default();
@@ -660,10 +667,10 @@ mod tests {
         assert_eq!(name("..", "/"), "%2e%2e+%2f+i");
         for (team, user) in [("team_acme", "alice"), ("a+b", "ü%"), ("..", "/")] {
             let id = InstanceId::new(team.into(), user.into(), "i".into());
-            assert_eq!(id_of_home(&home_name(&id)), Some(id));
+            assert_eq!(parse_home_name(&home_name(&id)), Some(id));
         }
         for other in [".trial", ".erased-1", "a+b", "a+b+c+d", "a+%2+c"] {
-            assert_eq!(id_of_home(other), None, "{other}");
+            assert_eq!(parse_home_name(other), None, "{other}");
         }
     }
 
@@ -678,14 +685,15 @@ mod tests {
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("kept"), "").unwrap();
         for installation in ["a", "b"] {
-            let home = launchers.home(&home_name(&id(installation))).unwrap_or_else(|error| panic!("{}", error.reason));
+            let home =
+                launchers.ensure_home(&home_name(&id(installation))).unwrap_or_else(|error| panic!("{}", error.reason));
             std::os::unix::fs::symlink(&outside, home.join("link")).unwrap();
         }
-        launchers.set_aside(&id("a")).unwrap();
-        launchers.set_aside(&id("a")).unwrap();
+        launchers.set_aside_home(&id("a")).unwrap();
+        launchers.set_aside_home(&id("a")).unwrap();
         assert_eq!(launchers.homes(), [id("b")]);
-        launchers.set_aside(&id("b")).unwrap();
-        launchers.erase_set_aside();
+        launchers.set_aside_home(&id("b")).unwrap();
+        launchers.erase_set_aside_homes();
         assert_eq!(fs::read_dir(data_dir.path().join(HOMES)).unwrap().count(), 0);
         assert!(outside.join("kept").exists());
     }

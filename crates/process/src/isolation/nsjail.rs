@@ -20,12 +20,12 @@ impl SandboxLauncher for Nsjail {
         1
     }
 
-    fn is_own_failure(&self) -> fn(Option<i32>, &str) -> bool {
+    fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool {
         // nsjail exits with 255 and prints nothing if the program cannot be executed.
         |code, said| code == Some(255) && said.lines().all(|line| line.starts_with("[F][") || line.trim().is_empty())
     }
 
-    fn objection(&self, jail: &SandboxSpec) -> Option<String> {
+    fn unsupported_reason(&self, jail: &SandboxSpec) -> Option<String> {
         let colon = |path: &Path| path.as_os_str().as_encoded_bytes().contains(&b':');
         let mount = jail.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
         let path = mount.source.display();
@@ -69,7 +69,7 @@ impl SandboxLauncher for Nsjail {
         }
         say(&[&"--", &program]);
         line.extend(args);
-        SandboxCommand { command: self.path.clone(), handed: Vec::new(), args: line }
+        SandboxCommand { command: self.path.clone(), file_args: Vec::new(), args: line }
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn its_own_failure_is_told_from_that_of_a_server() {
-        let is_own = Nsjail { path: "nsjail".into() }.is_own_failure();
+        let is_own = Nsjail { path: "nsjail".into() }.own_failure_predicate();
         assert!(is_own(Some(255), ""));
         assert!(is_own(Some(255), "[F][2026-11-21T11:13:54+0000][1] runChild():506 Launching child process failed\n"));
         for (code, said) in [(Some(1), ""), (Some(139), ""), (Some(255), "Traceback:\n"), (None, "")] {

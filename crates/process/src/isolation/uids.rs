@@ -28,9 +28,9 @@ pub(super) struct TeamUids {
     range: UidRange,
     directory: DataDir,
     homes: PathBuf,
-    given: Mutex<BTreeMap<String, u32>>,
+    assigned_ids: Mutex<BTreeMap<String, u32>>,
     // Locked while an id is stored. `given` is not locked then, so that servers of other teams can restart meanwhile.
-    writing: Mutex<()>,
+    write_lock: Mutex<()>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,17 +55,23 @@ impl TeamUids {
         let mut homes = data_dir.path().as_os_str().to_owned();
         homes.push(".homes");
         let directory = data_dir.clone();
-        Ok(Self { range, directory, homes: homes.into(), given: Mutex::new(given), writing: Mutex::default() })
+        Ok(Self {
+            range,
+            directory,
+            homes: homes.into(),
+            assigned_ids: Mutex::new(given),
+            write_lock: Mutex::default(),
+        })
     }
 
-    pub(super) fn user(&self, team: &TeamId) -> Result<TeamUser, PrepareError> {
-        let id = self.id(team)?;
-        Ok(TeamUser { id, home: self.home(id)? })
+    pub(super) fn ensure_user(&self, team: &TeamId) -> Result<TeamUser, PrepareError> {
+        let id = self.ensure_id(team)?;
+        Ok(TeamUser { id, home: self.ensure_home(id)? })
     }
 
-    fn known(&self, team: &TeamId) -> Result<Option<u32>, PrepareError> {
+    fn assigned_id(&self, team: &TeamId) -> Result<Option<u32>, PrepareError> {
         let UidRange { first, last } = self.range;
-        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = self.assigned_ids.lock().unwrap_or_else(PoisonError::into_inner);
         match given.get(team.as_str()) {
             Some(id) if !(first..=last).contains(id) => {
                 Err(format!("the team has the user id {id}, which is not in uid_range: extend the range").into())
@@ -74,23 +80,23 @@ impl TeamUids {
         }
     }
 
-    fn id(&self, team: &TeamId) -> Result<u32, PrepareError> {
-        if let Some(id) = self.known(team)? {
+    fn ensure_id(&self, team: &TeamId) -> Result<u32, PrepareError> {
+        if let Some(id) = self.assigned_id(team)? {
             return Ok(id);
         }
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(id) = self.known(team)? {
+        let _writing = self.write_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = self.assigned_id(team)? {
             return Ok(id);
         }
         let UidRange { first, last } = self.range;
-        let mut after = self.given.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut after = self.assigned_ids.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let taken: Vec<u32> = after.values().copied().collect();
         let free = (first..=last).find(|id| !taken.contains(id));
         let id = free.ok_or_else(|| "every user id of uid_range was given to a team: extend the range".to_owned())?;
         after.insert(team.to_string(), id);
         // Stored before use: after a kill the id is not given to another team.
-        self.write(&after).map_err(|error| PrepareError::at("cannot store the team's user id", &error))?;
-        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = after;
+        self.write(&after).map_err(|error| PrepareError::from_io_error("cannot store the team's user id", &error))?;
+        *self.assigned_ids.lock().unwrap_or_else(PoisonError::into_inner) = after;
         Ok(id)
     }
 
@@ -100,11 +106,12 @@ impl TeamUids {
 
     /// Returns the home of a user; creates it if it is missing. Other users cannot replace it: only root can write to
     /// the directory of homes.
-    fn home(&self, id: u32) -> Result<PathBuf, PrepareError> {
+    fn ensure_home(&self, id: u32) -> Result<PathBuf, PrepareError> {
         let home = self.homes.join(id.to_string());
-        let failed =
-            |error: io::Error| PrepareError::at(&format!("cannot create the home `{}`", home.display()), &error);
-        make(&self.homes, HOMES_MODE).map_err(failed)?;
+        let failed = |error: io::Error| {
+            PrepareError::from_io_error(&format!("cannot create the home `{}`", home.display()), &error)
+        };
+        create_dir_if_missing(&self.homes, HOMES_MODE).map_err(failed)?;
         let homes = self.homes.symlink_metadata().map_err(failed)?;
         if !homes.is_dir() || homes.uid() != 0 || homes.mode() & 0o022 != 0 {
             let homes = self.homes.display();
@@ -119,7 +126,7 @@ impl TeamUids {
                 return Err(why.into());
             }
         }
-        if make(&home, 0o700).map_err(failed)? {
+        if create_dir_if_missing(&home, 0o700).map_err(failed)? {
             chown(&home, Some(id), Some(id)).map_err(failed)?;
         }
         let owner = home.symlink_metadata().map_err(failed)?;
@@ -133,7 +140,7 @@ impl TeamUids {
     }
 }
 
-fn make(directory: &Path, mode: u32) -> io::Result<bool> {
+fn create_dir_if_missing(directory: &Path, mode: u32) -> io::Result<bool> {
     // Creating a directory that exists would block on a disk that hangs.
     match directory.symlink_metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -158,15 +165,15 @@ mod tests {
             range,
             directory,
             homes: data_dir.join("homes"),
-            given: Mutex::new(given),
-            writing: Mutex::default(),
+            assigned_ids: Mutex::new(given),
+            write_lock: Mutex::default(),
         }
     }
 
     #[test]
     fn a_number_is_given_once_and_kept_over_restarts_and_for_no_other_team() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
-        let id = |uids: &TeamUids, team: &str| uids.id(&team.into()).map_err(|error| error.reason);
+        let id = |uids: &TeamUids, team: &str| uids.ensure_id(&team.into()).map_err(|error| error.reason);
         let before = uids(directory.path(), "2000-2001");
         assert_eq!(id(&before, "acme"), Ok(2000));
         assert_eq!(id(&before, "globex"), Ok(2001));

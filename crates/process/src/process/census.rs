@@ -85,10 +85,10 @@ impl ProcessCensus {
                 Err(_) => {}
             }
         }
-        Ok(Self::of(all))
+        Ok(Self::new(all))
     }
 
-    fn of(all: HashMap<u32, ProcessStat>) -> Self {
+    fn new(all: HashMap<u32, ProcessStat>) -> Self {
         Self { all, marks: OnceCell::new() }
     }
 
@@ -101,17 +101,18 @@ impl ProcessCensus {
     }
 
     pub(super) fn mark_of(&self, pid: u32) -> Option<&ObservedMark> {
-        let read = || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, ObservedMark::by(stat.pid))).collect();
+        let read =
+            || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, ObservedMark::read(stat.pid))).collect();
         self.marks.get_or_init(read).get(&pid)
     }
 
     pub(super) fn is_marked(&self, pid: u32, mark: &RunMark) -> bool {
-        self.mark_of(pid).is_some_and(|carried| carried.is(mark))
+        self.mark_of(pid).is_some_and(|carried| carried.matches(mark))
     }
 
     /// Returns the live members of the trees under these leaders, each with its leader: the processes in a leader's
     /// group or session, and their descendants.
-    pub(super) fn under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
+    pub(super) fn members_under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
         let mut found: HashMap<u32, Option<u32>> = HashMap::new();
         let mut way = Vec::new();
         for stat in self.all.values() {
@@ -165,12 +166,12 @@ pub(super) struct PidfdProcess {
 }
 
 impl PidfdProcess {
-    pub(super) fn hold(pid: u32, start_time: u64) -> Option<Self> {
-        Self::hold_if(pid, |stat| stat.start_time == start_time)
+    pub(super) fn open(pid: u32, start_time: u64) -> Option<Self> {
+        Self::open_if(pid, |stat| stat.start_time == start_time)
     }
 
     /// Opens the process with this number if `is_meant` accepts it after the pidfd was opened.
-    pub(super) fn hold_if(pid: u32, is_meant: impl Fn(&ProcessStat) -> bool) -> Option<Self> {
+    pub(super) fn open_if(pid: u32, is_meant: impl Fn(&ProcessStat) -> bool) -> Option<Self> {
         let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
         // Read after the pidfd was opened: either the process that is alive under this number is the one of the pidfd,
         // or the pidfd refers to a dead process and its signals have no effect.
@@ -238,7 +239,7 @@ mod tests {
             rss_pages: 0,
             alive: true,
         };
-        ProcessCensus::of(processes.iter().map(|process| (process.0, stat(process))).collect())
+        ProcessCensus::new(processes.iter().map(|process| (process.0, stat(process))).collect())
     }
 
     #[test]
@@ -254,18 +255,18 @@ mod tests {
             (20, 1, 20, 20),
             (21, 20, 20, 20),
         ]);
-        let mut members: Vec<u32> = census.under(&HashSet::from([10])).into_keys().collect();
+        let mut members: Vec<u32> = census.members_under(&HashSet::from([10])).into_keys().collect();
         members.sort_unstable();
         assert_eq!(members, [10, 11, 12, 13, 14, 15]);
-        assert_eq!(census.under(&HashSet::from([10, 20])).get(&21), Some(&20));
+        assert_eq!(census.members_under(&HashSet::from([10, 20])).get(&21), Some(&20));
     }
 
     #[test]
     fn this_process_is_known_and_its_number_with_another_start_is_not() {
         let own = std::process::id();
         let stat = ProcessStat::read(own).unwrap();
-        assert!(PidfdProcess::hold(own, stat.start_time).is_some_and(|known| known.is_alive()));
-        assert!(PidfdProcess::hold(own, stat.start_time + 1).is_none());
+        assert!(PidfdProcess::open(own, stat.start_time).is_some_and(|known| known.is_alive()));
+        assert!(PidfdProcess::open(own, stat.start_time + 1).is_none());
         assert!(ProcessCensus::take().is_ok_and(|census| census.get(own).is_some_and(|stat| stat.alive)));
     }
 }

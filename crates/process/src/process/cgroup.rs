@@ -62,8 +62,8 @@ impl Cgroups {
         if !cgroups.base.join("cgroup.kill").exists() {
             return Err("the kernel has no cgroup.kill (requires Linux 5.14)".to_owned());
         }
-        cgroups.try_one().map_err(|error| format!("cannot start a process in a cgroup: {error}"))?;
-        cgroups.controllers = cgroups.pass_controllers_on(&parent);
+        cgroups.try_child().map_err(|error| format!("cannot start a process in a cgroup: {error}"))?;
+        cgroups.controllers = cgroups.enable_controllers(&parent);
         Ok(cgroups)
     }
 
@@ -106,7 +106,7 @@ impl Cgroups {
     }
 
     /// Starts a child in a cgroup, which ends at once. Only this shows whether it is permitted.
-    fn try_one(&self) -> io::Result<()> {
+    fn try_child(&self) -> io::Result<()> {
         let trial = self.base.join("trial");
         fs::create_dir(&trial)?;
         let tried = File::open(&trial).and_then(|directory| try_cgroup(directory.as_fd()));
@@ -117,9 +117,9 @@ impl Cgroups {
     /// Enables the parent's controllers for the runs. A cgroup that enables controllers for its children must not
     /// contain processes itself (except the root), so satellite and reaper move into a leaf first. If other processes
     /// remain, that fails and is undone. Without a reaper the satellite may be embedded in a host and is not moved.
-    fn pass_controllers_on(&self, parent: &Path) -> CgroupControllers {
-        let there = CgroupControllers::listed(&parent.join("cgroup.controllers"));
-        let passed = |directory: &Path| CgroupControllers::listed(&directory.join("cgroup.subtree_control"));
+    fn enable_controllers(&self, parent: &Path) -> CgroupControllers {
+        let there = CgroupControllers::from_file(&parent.join("cgroup.controllers"));
+        let passed = |directory: &Path| CgroupControllers::from_file(&directory.join("cgroup.subtree_control"));
         let pass = |directory: &Path| {
             let _ = fs::write(directory.join("cgroup.subtree_control"), there.to_string());
             passed(directory) == there
@@ -146,7 +146,7 @@ impl Cgroups {
 }
 
 impl CgroupControllers {
-    fn listed(file: &Path) -> Self {
+    fn from_file(file: &Path) -> Self {
         let text = fs::read_to_string(file).unwrap_or_default();
         let has = |name: &str| text.split_whitespace().any(|word| word == name);
         Self { memory: has("memory"), processes: has("pids") }
@@ -198,7 +198,7 @@ impl Cgroup {
         number_after(&fs::read_to_string(self.path.join("cpu.stat")).ok()?, "usage_usec")
     }
 
-    pub(super) fn killed_for_memory(&self) -> u64 {
+    pub(super) fn oom_kills(&self) -> u64 {
         let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
         number_after(&events, "oom_kill").unwrap_or_default()
     }
@@ -246,7 +246,7 @@ pub struct LeftoverCgroups {
 
 impl LeftoverCgroups {
     /// Finds the cgroups of the satellite with this process id, a child that was not waited for.
-    pub fn satellite(pid: u32) -> Self {
+    pub fn for_satellite(pid: u32) -> Self {
         let read = |file| fs::read_to_string(file).unwrap_or_default();
         let own = own_directory(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         // The reaper may have been moved to the satellite's leaf cgroup.
@@ -255,7 +255,7 @@ impl LeftoverCgroups {
         Self { parents, prefix: format!("{PREFIX}{pid}-") }
     }
 
-    pub fn end(&self) -> bool {
+    pub fn kill_and_remove(&self) -> bool {
         let mut gone = true;
         for base in self.parents.iter().flat_map(|parent| directories(parent)) {
             let name = base.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -274,13 +274,13 @@ impl LeftoverCgroups {
 
 fn sweep(parent: &Path) {
     for directory in directories(parent) {
-        if id_of_dead(&directory).is_some() && !is_populated(&directory) {
+        if dead_satellite_id(&directory).is_some() && !is_populated(&directory) {
             remove(&directory);
         }
     }
 }
 
-fn id_of_dead(directory: &Path) -> Option<&str> {
+fn dead_satellite_id(directory: &Path) -> Option<&str> {
     let name = directory.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     let mut parts = name.splitn(3, '-');
     let (pid, start_time) = (parts.next()?.parse().ok()?, parts.next()?.parse::<u64>().ok()?);
@@ -288,8 +288,8 @@ fn id_of_dead(directory: &Path) -> Option<&str> {
     if ProcessStat::read(pid).as_ref().is_some_and(is_it) { None } else { parts.next() }
 }
 
-pub(super) fn was_of(directory: &Path, id: &str) -> bool {
-    id_of_dead(directory) == Some(id)
+pub(super) fn is_of_dead_satellite(directory: &Path, id: &str) -> bool {
+    dead_satellite_id(directory) == Some(id)
 }
 
 /// Kills all members of a cgroup that a satellite left, and removes it once it is empty. Returns true if it is gone.
@@ -381,7 +381,7 @@ mod tests {
     fn a_cgroup_is_known_by_its_name_and_only_once_its_satellite_has_ended() {
         let own = std::process::id();
         let start_time = ProcessStat::read(own).unwrap().start_time;
-        let was_of = |name: String, id| was_of(&Path::new("/sys/fs/cgroup").join(name), id);
+        let was_of = |name: String, id| is_of_dead_satellite(&Path::new("/sys/fs/cgroup").join(name), id);
         assert!(!was_of(format!("mcp-satellite-{own}-{start_time}-feed"), "feed"), "it runs");
         assert!(was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "feed"));
         assert!(!was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "beef"));

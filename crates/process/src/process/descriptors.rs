@@ -26,7 +26,7 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
 }
 
 /// Returns the soft and hard limit to restore in a child, if the limit was raised.
-pub(super) fn of_child() -> io::Result<Option<(rlim_t, rlim_t)>> {
+pub(super) fn child_limits() -> io::Result<Option<(rlim_t, rlim_t)>> {
     let Some(soft) = AT_START.get() else { return Ok(None) };
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(Some((hard.min(*soft), hard)))
@@ -45,12 +45,12 @@ pub struct DescriptorReserve {
 impl DescriptorReserve {
     const MAX: rlim_t = 1024;
 
-    pub fn of_this_process() -> Self {
-        Self::of_limit(getrlimit(Resource::RLIMIT_NOFILE).map_or(rlim_t::MAX, |(soft, _)| soft))
+    pub fn from_process_limit() -> Self {
+        Self::from_limit(getrlimit(Resource::RLIMIT_NOFILE).map_or(rlim_t::MAX, |(soft, _)| soft))
     }
 
     /// Returns the reserve under a limit of open files: a quarter of it, at most 1,024.
-    pub fn of_limit(limit: rlim_t) -> Self {
+    pub fn from_limit(limit: rlim_t) -> Self {
         let reserve = (limit / 4).min(Self::MAX);
         Self { reserved: limit - reserve, last: limit - reserve / 2 }
     }

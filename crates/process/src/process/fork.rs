@@ -86,27 +86,27 @@ fn start(
     fork: ForkThread,
 ) -> Result<StartedProcess, LaunchError> {
     if holds.is_closed() {
-        return Err(LaunchError::Ending);
+        return Err(LaunchError::ShuttingDown);
     }
     let run = holds.next_run();
-    let cgroup = holds.cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
+    let cgroup = holds.create_cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
     let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
-    let mark = RunMark::new(holds.satellite(), run);
+    let mark = RunMark::new(holds.satellite_id(), run);
     // The environment of a server in a sandbox contains configured variables only.
     if launch.confinement.is_none() {
         let (name, value) = mark.variable();
         launch.environment.insert(name.into(), value.into());
     }
     let SpawnedChild { pid, stdin, stdout, stderr } =
-        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(IdMapper::mapping), mark.limit())?;
-    let group = ProcessGroup::of(pid)?;
-    holds.ledger.started(run, &launch.instance, group.pid());
+        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(IdMapper::pipes), mark.limit())?;
+    let group = ProcessGroup::new(pid)?;
+    holds.ledger.record_start(run, &launch.instance, group.pid());
     let tree = Arc::new(ProcessTree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));
-    holds.take(&tree);
-    let guard = TreeGuard { tree: Arc::clone(&tree), holds: Arc::clone(holds), scanner, _fork: fork };
+    holds.insert(&tree);
+    let guard = TreeGuard { tree: Arc::clone(&tree), trees: Arc::clone(holds), scanner, _fork: fork };
     if holds.is_closed() {
         // `Holds::end_all` may have run before this tree was registered.
-        return Err(LaunchError::Ending);
+        return Err(LaunchError::ShuttingDown);
     }
     Ok(StartedProcess { tree, guard, stdin, stdout, stderr })
 }

@@ -34,7 +34,7 @@ enum LeaderState {
 impl ProcessGroup {
     /// Takes over a child just started. If the pidfd cannot be opened (no descriptor is left), the child and its group
     /// are killed.
-    pub(super) fn of(pid: Pid) -> io::Result<Self> {
+    pub(super) fn new(pid: Pid) -> io::Result<Self> {
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { pid, pidfd, leader: Mutex::new(LeaderState::Running) }),
             Err(error) => {
@@ -54,18 +54,18 @@ impl ProcessGroup {
     }
 
     pub(super) fn end(&self) -> Option<ProcessEnd> {
-        match *self.observed() {
+        match *self.observe() {
             LeaderState::Running => None,
             LeaderState::Ended(end) | LeaderState::Reaped(end) => Some(end),
         }
     }
 
     pub(super) fn is_reaped(&self) -> bool {
-        matches!(*self.observed(), LeaderState::Reaped(_))
+        matches!(*self.observe(), LeaderState::Reaped(_))
     }
 
     pub(super) fn terminate(&self) {
-        let leader = self.observed();
+        let leader = self.observe();
         // If the leader has moved to another group, it alone gets the signal. Never twice: some servers skip their
         // shutdown on a second SIGTERM.
         if !matches!(*leader, LeaderState::Reaped(_)) && kill_process_group(self.pid, Signal::TERM).is_err() {
@@ -74,7 +74,7 @@ impl ProcessGroup {
     }
 
     pub(super) fn kill(&self) {
-        let leader = self.observed();
+        let leader = self.observe();
         if !matches!(*leader, LeaderState::Reaped(_)) {
             let _ = kill_process_group(self.pid, Signal::KILL);
             let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
@@ -83,7 +83,7 @@ impl ProcessGroup {
 
     /// Reaps an ended leader and thereby releases the group's number. Does nothing to a running leader.
     pub(super) fn reap(&self) {
-        let mut leader = self.observed();
+        let mut leader = self.observe();
         if let LeaderState::Ended(end) = *leader {
             // The group was found empty. A member that was forked unseen by the scan must not stay in a group that is
             // no longer watched.
@@ -93,7 +93,7 @@ impl ProcessGroup {
         }
     }
 
-    fn observed(&self) -> MutexGuard<'_, LeaderState> {
+    fn observe(&self) -> MutexGuard<'_, LeaderState> {
         let mut leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
         if let LeaderState::Running = *leader {
             match self.wait(WaitIdOptions::NOWAIT) {

@@ -90,7 +90,7 @@ impl ProcessTrees {
         })
     }
 
-    pub(super) fn satellite(&self) -> &str {
+    pub(super) fn satellite_id(&self) -> &str {
         &self.id
     }
 
@@ -104,7 +104,7 @@ impl ProcessTrees {
 
     /// Creates a cgroup for a run. Returns `None` if cgroups are not in use or this one cannot be created. Fails
     /// instead if cgroups are required or the run has cgroup limits.
-    pub(super) fn cgroup(&self, run: u64, limits: CgroupLimits) -> io::Result<Option<Cgroup>> {
+    pub(super) fn create_cgroup(&self, run: u64, limits: CgroupLimits) -> io::Result<Option<Cgroup>> {
         let Some(cgroups) = &self.cgroups else { return Ok(None) };
         match cgroups.create(run, limits) {
             Ok(cgroup) => Ok(Some(cgroup)),
@@ -120,11 +120,11 @@ impl ProcessTrees {
         }
     }
 
-    pub(super) fn take(&self, tree: &Arc<ProcessTree>) {
+    pub(super) fn insert(&self, tree: &Arc<ProcessTree>) {
         self.trees().insert(tree.run, Arc::clone(tree));
     }
 
-    pub(super) fn forget(&self, run: u64) {
+    pub(super) fn remove(&self, run: u64) {
         self.trees().remove(&run);
     }
 
@@ -143,7 +143,7 @@ impl ProcessTrees {
         trees.into_iter().map(usage).collect()
     }
 
-    pub(super) fn unrecorded(&self) -> HashSet<u32> {
+    pub(super) fn unrecorded_pids(&self) -> HashSet<u32> {
         let trees = self.trees();
         trees.values().filter(|tree| !self.ledger.is_recorded(tree.run)).map(|tree| tree.pid()).collect()
     }
@@ -151,7 +151,7 @@ impl ProcessTrees {
     /// Kills every tree, and every process with this satellite's mark, without grace, before this process ends. No
     /// process is started afterwards. Repeats until no process is left; after `patience` the rest is left to the
     /// kernel.
-    pub(super) fn end_all(&self, patience: Duration) {
+    pub(super) fn kill_all(&self, patience: Duration) {
         self.closed.store(true, Ordering::Release);
         let until = Instant::now() + patience;
         loop {
@@ -169,15 +169,16 @@ impl ProcessTrees {
             if let Ok(census) = census {
                 for tree in trees {
                     left |= !tree.is_empty(Some(&census));
-                    tree.kill_strays(&census);
+                    tree.kill_members(&census);
                 }
                 let own = std::process::id();
                 // With a reaper above it, the satellite adopts orphans of its servers and has no other children.
-                let below = super::reaper_pid().map(|_| census.under(&HashSet::from([own]))).unwrap_or_default();
+                let below =
+                    super::reaper_pid().map(|_| census.members_under(&HashSet::from([own]))).unwrap_or_default();
                 for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
                     let is_marked = || census.mark_of(stat.pid).is_some_and(|mark| mark.run_of(&self.id).is_some());
                     if (below.contains_key(&stat.pid) || is_marked())
-                        && let Some(known) = PidfdProcess::hold(stat.pid, stat.start_time)
+                        && let Some(known) = PidfdProcess::open(stat.pid, stat.start_time)
                     {
                         known.signal(Signal::KILL);
                         left = true;

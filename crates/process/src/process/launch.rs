@@ -43,7 +43,7 @@ pub(crate) struct LaunchSpec {
     pub user: Option<u32>,
     /// Further words for a sandbox, before `args`. Passed in a file, so that they do not show in the argument list of a
     /// process.
-    pub handed: Vec<OsString>,
+    pub file_args: Vec<OsString>,
     pub confinement: Option<Confinement>,
     pub cgroup_limits: CgroupLimits,
 }
@@ -73,20 +73,20 @@ pub(crate) enum LaunchError {
     #[error("the sandbox {sandbox} failed: {said}")]
     Sandbox { sandbox: &'static str, said: String },
     #[error("the satellite is ending")]
-    Ending,
+    ShuttingDown,
     #[error("the thread that starts processes failed: restart the satellite")]
     Thread,
 }
 
 impl LaunchError {
-    pub(crate) fn is_missing(&self) -> bool {
+    pub(crate) fn is_command_missing(&self) -> bool {
         matches!(self, Self::System(error) if error.kind() == io::ErrorKind::NotFound)
     }
 
     pub(crate) fn is_machine_fault(&self) -> bool {
         match self {
             Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
-            Self::Sandbox { .. } | Self::Ending | Self::Thread => false,
+            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread => false,
         }
     }
 }
@@ -119,7 +119,7 @@ impl LaunchSpec {
         mapping: Option<IdMapPipes>,
         mark: Option<u64>,
     ) -> Result<SpawnedChild, LaunchError> {
-        let handed = self.hand_over()?;
+        let handed = self.write_file_args()?;
         let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
         let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
         let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
@@ -128,8 +128,8 @@ impl LaunchSpec {
         let image = ExecImage::new(args, self.environment.iter(), self.directory.as_deref())?;
         let preparation = ChildPreparation {
             parent: getpid(),
-            descriptors: descriptors::of_child()?,
-            handed: handed.as_ref().map(File::as_raw_fd),
+            descriptors: descriptors::child_limits()?,
+            file_args_fd: handed.as_ref().map(File::as_raw_fd),
             confinement: self.confinement,
             mapping,
             filter,
@@ -137,17 +137,17 @@ impl LaunchSpec {
             user: self.user,
         };
         image.spawn(cgroup, || preparation.carry_out()).map_err(|(stage, error)| match (stage, &self.directory) {
-            (SpawnStage::Entering, Some(directory)) => LaunchError::Directory(directory.clone(), error),
+            (SpawnStage::ChangeDirectory, Some(directory)) => LaunchError::Directory(directory.clone(), error),
             _ => error.into(),
         })
     }
 
-    fn hand_over(&self) -> io::Result<Option<File>> {
-        if self.handed.is_empty() {
+    fn write_file_args(&self) -> io::Result<Option<File>> {
+        if self.file_args.is_empty() {
             return Ok(None);
         }
         let mut file = File::from(memfd_create(c"satellite-args", MFdFlags::MFD_CLOEXEC)?);
-        for word in &self.handed {
+        for word in &self.file_args {
             file.write_all(word.as_encoded_bytes())?;
             file.write_all(&[0])?;
         }
@@ -160,7 +160,7 @@ impl LaunchSpec {
 struct ChildPreparation {
     parent: Pid,
     descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
-    handed: Option<RawFd>,
+    file_args_fd: Option<RawFd>,
     confinement: Option<Confinement>,
     mapping: Option<IdMapPipes>,
     filter: Option<SyscallFilter>,
@@ -192,15 +192,15 @@ impl ChildPreparation {
             set_thread_res_uid(user, user, user)?;
         }
         // Repeated after the changes of user namespace and user, because a change of credentials may clear it.
-        die_with(self.parent)?;
+        set_parent_death_signal(self.parent)?;
         set_no_new_privs()?;
         huge_pages::restore_in_child();
         if let Some(filter) = self.filter {
-            leave_keys_and_sockets();
+            restrict_keyring_and_sockets();
             filter.apply()?;
         }
         close_on_exec();
-        if let Some(handed) = self.handed {
+        if let Some(handed) = self.file_args_fd {
             keep_on_exec(handed)?;
         }
         reset_signals();
@@ -211,7 +211,7 @@ impl ChildPreparation {
 }
 
 /// Makes the kernel kill the calling process when the thread that forked it ends.
-pub(super) fn die_with(parent: Pid) -> io::Result<()> {
+pub(super) fn set_parent_death_signal(parent: Pid) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     // A parent that ended before the line above sends no signal any more.
     if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
@@ -237,7 +237,7 @@ fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
 /// Leaves the session keyring, which is inherited, and blocks the machine's abstract sockets, which belong to the
 /// network namespace: no namespace of a sandbox covers them. No effect on kernels without support (Landlock version 6,
 /// Linux 6.12).
-fn leave_keys_and_sockets() {
+fn restrict_keyring_and_sockets() {
     #[repr(C)]
     struct Ruleset {
         files: u64,

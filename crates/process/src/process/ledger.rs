@@ -118,7 +118,7 @@ impl LedgerRows {
         }
     }
 
-    fn written(&mut self, last: u64) {
+    fn mark_written(&mut self, last: u64) {
         self.queue.retain(|(number, _)| *number > last);
         let waiting: HashSet<u64> = self.queue.iter().map(|(_, line)| line.run()).collect();
         for (run, row) in &mut self.running {
@@ -160,7 +160,7 @@ impl Ledger {
     }
 
     /// Adds a process and waits until its row is written. A failed write is logged and does not prevent the start.
-    pub(super) fn started(&self, run: u64, instance: &str, pid: u32) {
+    pub(super) fn record_start(&self, run: u64, instance: &str, pid: u32) {
         let start_time = ProcessStat::read(pid).map_or(0, |stat| stat.start_time);
         let line = LedgerLine::Started(StartedRow { run, instance: instance.to_owned(), pid, start_time });
         let Some(LedgerWriter { saver, .. }) = &self.0 else { return };
@@ -171,11 +171,11 @@ impl Ledger {
         }
     }
 
-    pub(super) fn inside(&self, run: u64, pid: u32, start_time: u64) {
+    pub(super) fn record_sandbox_process(&self, run: u64, pid: u32, start_time: u64) {
         self.add(LedgerLine::Inside(SandboxRow { run, pid, start_time }));
     }
 
-    pub(super) fn ended(&self, run: u64) {
+    pub(super) fn record_end(&self, run: u64) {
         self.add(LedgerLine::Ended { run });
     }
 
@@ -228,7 +228,7 @@ impl LedgerFile {
                     if overflow {
                         rows.overflow = rows.last > last;
                     }
-                    rows.written(last);
+                    rows.mark_written(last);
                     return Ok(());
                 }
                 // If the disk has no room for a new file, lines are appended to the old one.
@@ -246,7 +246,7 @@ impl LedgerFile {
         // A single write, so that a kill leaves the whole line or nothing of it.
         file.write_all(&text)?;
         (self.torn, self.lines) = (false, self.lines + appended);
-        rows().written(last);
+        rows().mark_written(last);
         Ok(())
     }
 }
@@ -277,7 +277,7 @@ pub(super) fn pid_namespace() -> String {
 pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
     let Some(bytes) = directory.read(FILE, FILE_MAX)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    let Some(left) = LedgerContents::read(&text) else {
+    let Some(left) = LedgerContents::parse(&text) else {
         tracing::warn!(file = %directory.path().join(FILE).display(), "cannot read the ledger; reclaiming nothing");
         return Ok(None);
     };
@@ -286,45 +286,46 @@ pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<ReclaimedProcess
         // The machine or the container has restarted since, so the processes are gone.
         return Ok(None);
     }
-    left.end()
+    left.kill_processes()
 }
 
 struct LedgerContents {
     satellite: LedgerHeader,
-    started: BTreeMap<u64, StartedRow>,
-    inside: Vec<SandboxRow>,
+    started_rows: BTreeMap<u64, StartedRow>,
+    sandbox_rows: Vec<SandboxRow>,
 }
 
 impl LedgerContents {
-    fn read(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         // The last line may be torn.
         let mut lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
         let Some(LedgerLine::Satellite(satellite)) = lines.next() else { return None };
-        let mut left = Self { satellite, started: BTreeMap::new(), inside: Vec::new() };
+        let mut left = Self { satellite, started_rows: BTreeMap::new(), sandbox_rows: Vec::new() };
         for line in lines {
             match line {
                 LedgerLine::Satellite(_) => {}
-                LedgerLine::Started(started) => drop(left.started.insert(started.run, started)),
-                LedgerLine::Inside(inside) => left.inside.push(inside),
+                LedgerLine::Started(started) => drop(left.started_rows.insert(started.run, started)),
+                LedgerLine::Inside(inside) => left.sandbox_rows.push(inside),
                 LedgerLine::Ended { run } => {
-                    left.started.remove(&run);
-                    left.inside.retain(|inside| inside.run != run);
+                    left.started_rows.remove(&run);
+                    left.sandbox_rows.retain(|inside| inside.run != run);
                 }
             }
         }
         Some(left)
     }
 
-    fn end(&self) -> io::Result<Option<ReclaimedProcesses>> {
+    fn kill_processes(&self) -> io::Result<Option<ReclaimedProcesses>> {
         let mut killed = HashSet::new();
         let mut instances = HashSet::new();
-        let cgroup = self.satellite.cgroup.as_deref().filter(|cgroup| cgroup::was_of(cgroup, &self.satellite.id));
+        let cgroup =
+            self.satellite.cgroup.as_deref().filter(|cgroup| cgroup::is_of_dead_satellite(cgroup, &self.satellite.id));
         let in_cgroup = cgroup.map_or(0, cgroup::population);
         let until = Instant::now() + PATIENCE;
         let left = loop {
             let cgroup_gone = cgroup.is_none_or(cgroup::reclaim);
             let found = match ProcessCensus::take() {
-                Ok(census) => self.find(&census),
+                Ok(census) => self.find_processes(&census),
                 // The ledger is the only record of the processes, so a failed census is retried.
                 Err(_) if Instant::now() < until => {
                     thread::sleep(PAUSE);
@@ -333,11 +334,12 @@ impl LedgerContents {
                 Err(error) => return Err(error),
             };
             for (member, run) in &found {
-                if let Some(known) = PidfdProcess::hold(member.pid, member.start_time) {
+                if let Some(known) = PidfdProcess::open(member.pid, member.start_time) {
                     known.signal(Signal::KILL);
                     killed.insert((member.pid, member.start_time));
-                    instances
-                        .extend(run.and_then(|run| self.started.get(&run)).map(|started| started.instance.clone()));
+                    instances.extend(
+                        run.and_then(|run| self.started_rows.get(&run)).map(|started| started.instance.clone()),
+                    );
                 }
             }
             if found.is_empty() && cgroup_gone {
@@ -353,19 +355,20 @@ impl LedgerContents {
             return Ok(None);
         }
         if in_cgroup > killed.len() {
-            instances.extend(self.started.values().map(|started| started.instance.clone()));
+            instances.extend(self.started_rows.values().map(|started| started.instance.clone()));
         }
         let mut instances: Vec<String> = instances.into_iter().collect();
         instances.sort();
         Ok(Some(ReclaimedProcesses { processes, instances, satellite_pid: self.satellite.pid, left }))
     }
 
-    fn find(&self, census: &ProcessCensus) -> Vec<(ProcessStat, Option<u64>)> {
+    fn find_processes(&self, census: &ProcessCensus) -> Vec<(ProcessStat, Option<u64>)> {
         let is_meant = |pid: u32, start_time: u64| census.get(pid).is_some_and(|stat| stat.start_time == start_time);
         let mut roots = BTreeMap::new();
-        roots.extend(self.started.values().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
-        roots.extend(self.inside.iter().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
-        let under = census.under(&roots.keys().copied().collect());
+        roots
+            .extend(self.started_rows.values().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
+        roots.extend(self.sandbox_rows.iter().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
+        let under = census.members_under(&roots.keys().copied().collect());
         let own = std::process::id();
         let run_of = |stat: &ProcessStat| {
             if let Some(run) = under.get(&stat.pid).and_then(|root| roots.get(root)) {
@@ -383,7 +386,7 @@ mod tests {
     use super::*;
 
     impl Ledger {
-        fn settle(&self) {
+        fn save(&self) {
             self.0.as_ref().unwrap().saver.save().unwrap();
         }
     }
@@ -396,16 +399,16 @@ mod tests {
     fn what_ended_is_not_left_and_a_torn_line_harms_nothing() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
-        ledger.started(1, "one", 101);
-        ledger.started(2, "two", 102);
-        ledger.inside(2, 103, 7);
-        ledger.ended(1);
-        ledger.settle();
+        ledger.record_start(1, "one", 101);
+        ledger.record_start(2, "two", 102);
+        ledger.record_sandbox_process(2, 103, 7);
+        ledger.record_end(1);
+        ledger.save();
         let file = directory.path().join(FILE);
         let text = fs::read_to_string(&file).unwrap() + r#"{"started":{"run":3,"#;
-        let left = LedgerContents::read(&text).unwrap();
-        assert_eq!(left.started.keys().copied().collect::<Vec<_>>(), [2]);
-        assert_eq!(left.inside, [SandboxRow { run: 2, pid: 103, start_time: 7 }]);
+        let left = LedgerContents::parse(&text).unwrap();
+        assert_eq!(left.started_rows.keys().copied().collect::<Vec<_>>(), [2]);
+        assert_eq!(left.sandbox_rows, [SandboxRow { run: 2, pid: 103, start_time: 7 }]);
     }
 
     #[test]
@@ -415,32 +418,32 @@ mod tests {
         let in_the_way = directory.path().join(format!("{FILE}.new"));
         fs::create_dir(&in_the_way).unwrap();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
-        ledger.started(1, "one", 101);
+        ledger.record_start(1, "one", 101);
         assert!(!ledger.is_recorded(1));
         for run in 2..5000 {
-            ledger.started(run, "comes and goes", 102);
-            ledger.ended(run);
+            ledger.record_start(run, "comes and goes", 102);
+            ledger.record_end(run);
         }
         fs::remove_dir(&in_the_way).unwrap();
-        ledger.settle();
+        ledger.save();
         assert!(ledger.is_recorded(1));
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
-        assert_eq!(LedgerContents::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [1]);
+        assert_eq!(LedgerContents::parse(&text).unwrap().started_rows.keys().copied().collect::<Vec<_>>(), [1]);
     }
 
     #[test]
     fn a_ledger_of_a_long_life_stays_short() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
-        ledger.started(0, "stays", 100);
+        ledger.record_start(0, "stays", 100);
         for run in 1..=5000 {
-            ledger.started(run, "comes and goes", 101);
-            ledger.ended(run);
+            ledger.record_start(run, "comes and goes", 101);
+            ledger.record_end(run);
         }
-        ledger.settle();
+        ledger.save();
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
         assert!(text.lines().count() <= LINES_SPARE + 20, "{} lines", text.lines().count());
-        assert_eq!(LedgerContents::read(&text).unwrap().started.keys().copied().collect::<Vec<_>>(), [0]);
+        assert_eq!(LedgerContents::parse(&text).unwrap().started_rows.keys().copied().collect::<Vec<_>>(), [0]);
     }
 
     #[test]
@@ -453,8 +456,8 @@ mod tests {
         ] {
             let directory = mcp_satellite_files::data_dir::private_tempdir();
             let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), other).unwrap();
-            ledger.inside(1, own, start_time);
-            ledger.settle();
+            ledger.record_sandbox_process(1, own, start_time);
+            ledger.save();
             assert_eq!(reclaim(&DataDir::open(directory.path()).unwrap()).unwrap(), None);
         }
         let directory = mcp_satellite_files::data_dir::private_tempdir();

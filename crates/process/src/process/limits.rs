@@ -43,8 +43,8 @@ impl ResourceLimits {
 
     /// Returns the limit that ended a process, if one did. `cpu_seconds` is the processor time of the process and its
     /// children; `complained` means that its stderr contained an out-of-memory message.
-    pub(super) fn blamed(self, end: ProcessEnd, cpu_seconds: u64, complained: bool) -> Option<ExceededLimit> {
-        let sure = |of| Some(ExceededLimit { of, suspected: false });
+    pub(super) fn exceeded_limit(self, end: ProcessEnd, cpu_seconds: u64, complained: bool) -> Option<ExceededLimit> {
+        let sure = |of| Some(ExceededLimit { resource: of, suspected: false });
         let cpu = self.cpu_seconds.is_some_and(|limit| cpu_seconds >= limit);
         match end.signal {
             Some(libc::SIGXCPU) if self.cpu_seconds.is_some() => sure(Limited::Cpu),
@@ -54,10 +54,10 @@ impl ResourceLimits {
             Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS | libc::SIGTRAP | libc::SIGILL)
                 if self.address_space.is_some() =>
             {
-                Some(ExceededLimit { of: Limited::Memory, suspected: true })
+                Some(ExceededLimit { resource: Limited::Memory, suspected: true })
             }
             None | Some(_) if complained && self.address_space.is_some() && end.code != Some(0) => {
-                Some(ExceededLimit { of: Limited::Memory, suspected: true })
+                Some(ExceededLimit { resource: Limited::Memory, suspected: true })
             }
             None | Some(_) => None,
         }
@@ -77,21 +77,21 @@ const COMPLAINTS: [&[u8]; 6] = [
 /// Reader of a server's stderr that searches the passing bytes for an out-of-memory message.
 pub(super) struct StderrMonitor<R> {
     reader: R,
-    heard: Arc<AtomicBool>,
+    oom_reported: Arc<AtomicBool>,
     // Last bytes of the previous read: a message may be split between two reads.
     tail: Vec<u8>,
 }
 
 impl<R> StderrMonitor<R> {
-    pub(super) fn new(reader: R, heard: Arc<AtomicBool>) -> Self {
-        Self { reader, heard, tail: Vec::new() }
+    pub(super) fn new(reader: R, oom_reported: Arc<AtomicBool>) -> Self {
+        Self { reader, oom_reported, tail: Vec::new() }
     }
 
-    fn listen(&mut self, bytes: &[u8]) {
+    fn scan(&mut self, bytes: &[u8]) {
         const LONGEST: usize = 32;
         self.tail.extend_from_slice(bytes);
         if COMPLAINTS.iter().any(|complaint| memchr::memmem::find(&self.tail, complaint).is_some()) {
-            self.heard.store(true, Ordering::Relaxed);
+            self.oom_reported.store(true, Ordering::Relaxed);
         }
         let cut = self.tail.len().saturating_sub(LONGEST);
         self.tail.drain(..cut);
@@ -102,8 +102,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for StderrMonitor<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
-        if polled.is_ready() && !self.heard.load(Ordering::Relaxed) {
-            self.listen(&buf.filled()[before..]);
+        if polled.is_ready() && !self.oom_reported.load(Ordering::Relaxed) {
+            self.scan(&buf.filled()[before..]);
         }
         polled
     }
@@ -121,33 +121,36 @@ mod tests {
         file_size: Some(1),
     };
 
-    fn blamed(
+    fn exceeded_limit(
         limits: ResourceLimits,
         code: Option<i32>,
         signal: Option<i32>,
         cpu: u64,
         complained: bool,
     ) -> Option<String> {
-        limits.blamed(ProcessEnd { code, signal }, cpu, complained).map(|limit| limit.to_string())
+        limits.exceeded_limit(ProcessEnd { code, signal }, cpu, complained).map(|limit| limit.to_string())
     }
 
     #[test]
     fn a_signal_of_a_limit_names_it() {
-        assert_eq!(blamed(ALL, None, Some(libc::SIGXCPU), 60, false).as_deref(), Some("limit: cpu"));
-        assert_eq!(blamed(ALL, None, Some(libc::SIGKILL), 61, false).as_deref(), Some("limit: cpu"));
-        assert_eq!(blamed(ALL, None, Some(libc::SIGXFSZ), 0, false).as_deref(), Some("limit: file size"));
-        assert_eq!(blamed(ALL, None, Some(libc::SIGABRT), 0, false).as_deref(), Some("limit: memory, suspected"));
-        assert_eq!(blamed(ALL, Some(1), None, 0, true).as_deref(), Some("limit: memory, suspected"));
+        assert_eq!(exceeded_limit(ALL, None, Some(libc::SIGXCPU), 60, false).as_deref(), Some("limit: cpu"));
+        assert_eq!(exceeded_limit(ALL, None, Some(libc::SIGKILL), 61, false).as_deref(), Some("limit: cpu"));
+        assert_eq!(exceeded_limit(ALL, None, Some(libc::SIGXFSZ), 0, false).as_deref(), Some("limit: file size"));
+        assert_eq!(
+            exceeded_limit(ALL, None, Some(libc::SIGABRT), 0, false).as_deref(),
+            Some("limit: memory, suspected")
+        );
+        assert_eq!(exceeded_limit(ALL, Some(1), None, 0, true).as_deref(), Some("limit: memory, suspected"));
     }
 
     #[test]
     fn without_a_limit_or_a_sign_none_is_blamed() {
         for signal in [libc::SIGXCPU, libc::SIGKILL, libc::SIGXFSZ, libc::SIGABRT] {
-            assert_eq!(blamed(ResourceLimits::default(), None, Some(signal), 99, true), None);
+            assert_eq!(exceeded_limit(ResourceLimits::default(), None, Some(signal), 99, true), None);
         }
-        assert_eq!(blamed(ALL, None, Some(libc::SIGKILL), 1, false), None);
-        assert_eq!(blamed(ALL, Some(1), None, 0, false), None);
-        assert_eq!(blamed(ALL, Some(0), None, 0, true), None);
+        assert_eq!(exceeded_limit(ALL, None, Some(libc::SIGKILL), 1, false), None);
+        assert_eq!(exceeded_limit(ALL, Some(1), None, 0, false), None);
+        assert_eq!(exceeded_limit(ALL, Some(0), None, 0, true), None);
     }
 
     #[tokio::test]

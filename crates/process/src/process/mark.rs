@@ -51,11 +51,11 @@ pub(super) struct ObservedMark {
 }
 
 impl ObservedMark {
-    pub(super) fn by(pid: u32) -> Self {
+    pub(super) fn read(pid: u32) -> Self {
         Self { variable: environment_variable(pid, VARIABLE), limit: limit_of(pid) }
     }
 
-    pub(super) fn is(&self, mark: &RunMark) -> bool {
+    pub(super) fn matches(&self, mark: &RunMark) -> bool {
         self.variable.as_ref() == Some(&mark.variable) || (self.limit.is_some() && self.limit == mark.limit)
     }
 
@@ -109,8 +109,8 @@ mod tests {
     fn a_limit_names_its_satellite_and_its_run() {
         let mark = RunMark::new(ONE, 7);
         let carried = ObservedMark { variable: None, limit: mark.limit() };
-        assert!(carried.is(&mark));
-        assert!(!carried.is(&RunMark::new(ONE, 8)) && !carried.is(&RunMark::new(OTHER, 7)));
+        assert!(carried.matches(&mark));
+        assert!(!carried.matches(&RunMark::new(ONE, 8)) && !carried.matches(&RunMark::new(OTHER, 7)));
         assert_eq!(carried.run_of(ONE), Some(Some(7)));
         assert_eq!(carried.run_of(OTHER), None);
     }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_variable_names_its_satellite_and_its_run() {
         let carried = |variable: &str| ObservedMark { variable: Some(variable.to_owned()), limit: None };
-        assert!(carried(&format!("{ONE}.7")).is(&RunMark::new(ONE, 7)));
+        assert!(carried(&format!("{ONE}.7")).matches(&RunMark::new(ONE, 7)));
         assert_eq!(carried(&format!("{ONE}.7")).run_of(ONE), Some(Some(7)));
         assert_eq!(carried(&format!("{ONE}.x")).run_of(ONE), Some(None));
         assert_eq!(carried(&format!("{ONE}0.7")).run_of(ONE), None);
@@ -146,6 +146,6 @@ mod tests {
             assert!(!is_limit_of(limit, ONE), "{limit}");
         }
         assert_eq!(limit_base("no number"), None);
-        assert!(!ObservedMark::default().is(&RunMark::new("no number", 1)));
+        assert!(!ObservedMark::default().matches(&RunMark::new("no number", 1)));
     }
 }

@@ -87,12 +87,12 @@ fn reaper_pid() -> Option<u32> {
 pub(super) struct ProcessLauncher {
     fork: ForkThread,
     scanner: TreeScanner,
-    holds: Arc<ProcessTrees>,
+    trees: Arc<ProcessTrees>,
 }
 
 impl ProcessLauncher {
     pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
-        if signals::are_ignored(Signal::SIGCHLD) {
+        if signals::is_ignored(Signal::SIGCHLD) {
             return Err(io::Error::other(
                 "SIGCHLD is ignored in this process, so ends of servers cannot be detected: restore its default action",
             ));
@@ -101,9 +101,9 @@ impl ProcessLauncher {
         let adopts = reaper_pid().map(|_| {
             // On a kernel without subreapers, orphans go to the reaper.
             let _ = set_child_subreaper(true);
-            holds.satellite().to_owned()
+            holds.satellite_id().to_owned()
         });
-        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: TreeScanner::start(adopts)?, holds })
+        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: TreeScanner::start(adopts)?, trees: holds })
     }
 
     pub(super) fn reclaim(data_dir: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
@@ -111,23 +111,23 @@ impl ProcessLauncher {
     }
 
     pub(super) fn controllers(&self) -> CgroupControllers {
-        self.holds.controllers()
+        self.trees.controllers()
     }
 
-    pub(super) fn held_by(&self) -> String {
-        self.holds.description.clone()
+    pub(super) fn describe_containment(&self) -> String {
+        self.trees.description.clone()
     }
 
     pub(super) fn usage(&self) -> HashMap<u32, TreeUsage> {
-        self.holds.usage()
+        self.trees.usage()
     }
 
-    pub(super) fn unrecorded(&self) -> HashSet<u32> {
-        self.holds.unrecorded()
+    pub(super) fn unrecorded_pids(&self) -> HashSet<u32> {
+        self.trees.unrecorded_pids()
     }
 
-    pub(super) fn end_all(&self, patience: Duration) {
-        self.holds.end_all(patience);
+    pub(super) fn kill_all(&self, patience: Duration) {
+        self.trees.kill_all(patience);
     }
 
     /// Starts a process; with a sandbox, waits until the server in it runs. Cancel-safe: a process whose link is not
@@ -137,15 +137,15 @@ impl ProcessLauncher {
         let started = self.fork.launch(launch, self.scanner.clone()).await?;
         let StartedProcess { tree, guard, stdin, stdout, stderr } = started;
         let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
-        let ended = LeaderPidfd(Arc::clone(&tree)).watched()?;
+        let ended = LeaderPidfd(Arc::clone(&tree)).into_async_fd()?;
         let mut said = Vec::new();
         if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
-            while !tree.look_inside()? {
+            while !tree.find_sandboxed_server()? {
                 if let Some(end) = tree.end() {
-                    said = last_words(&mut stderr).await;
+                    said = read_final_stderr(&mut stderr).await;
                     let words = String::from_utf8_lossy(&said);
                     if is_own_failure(end.code, &words) {
-                        return Err(LaunchError::Sandbox { sandbox, said: in_a_line(&words) });
+                        return Err(LaunchError::Sandbox { sandbox, said: join_lines(&words) });
                     }
                     // The server itself ended before it was seen.
                     break;
@@ -161,7 +161,13 @@ impl ProcessLauncher {
             } else {
                 Box::new(stderr)
             };
-        let process = ChildProcess { tree, ended, scanner: self.scanner.clone(), identity, complained };
+        let process = ChildProcess {
+            tree,
+            leader_pidfd: ended,
+            scanner: self.scanner.clone(),
+            identity,
+            oom_reported: complained,
+        };
         Ok(ProcessLink {
             reader: Box::new(pipe::Receiver::from_owned_fd(stdout)?),
             writer: Box::new(pipe::Sender::from_owned_fd(stdin)?),
@@ -172,14 +178,14 @@ impl ProcessLauncher {
     }
 }
 
-async fn last_words(stderr: &mut pipe::Receiver) -> Vec<u8> {
+async fn read_final_stderr(stderr: &mut pipe::Receiver) -> Vec<u8> {
     let mut said = Vec::new();
     // Another process may keep the pipe open, so the wait is bounded.
     let _ = tokio::time::timeout(Duration::from_millis(250), stderr.take(SAID_MAX).read_to_end(&mut said)).await;
     said
 }
 
-fn in_a_line(said: &str) -> String {
+fn join_lines(said: &str) -> String {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() { "it ended without output".to_owned() } else { lines.join("; ") }
 }
@@ -198,18 +204,18 @@ impl LeaderPidfd {
         reason = "the successor is unsafe because the descriptor could be closed early; here the group owns it and is \
                   kept"
     )]
-    fn watched(self) -> io::Result<AsyncFd<Self>> {
+    fn into_async_fd(self) -> io::Result<AsyncFd<Self>> {
         AsyncFd::with_interest(self, Interest::READABLE)
     }
 }
 
 struct ChildProcess {
     tree: Arc<ProcessTree>,
-    ended: AsyncFd<LeaderPidfd>,
+    leader_pidfd: AsyncFd<LeaderPidfd>,
     scanner: TreeScanner,
     identity: String,
     // True once stderr contained an out-of-memory message.
-    complained: Arc<AtomicBool>,
+    oom_reported: Arc<AtomicBool>,
 }
 
 impl ServerProcess for ChildProcess {
@@ -217,29 +223,29 @@ impl ServerProcess for ChildProcess {
         Some(self.tree.pid())
     }
 
-    fn custody(&self) -> Option<Arc<ProcessContainment>> {
+    fn containment(&self) -> Option<Arc<ProcessContainment>> {
         Some(Arc::new(ProcessContainment {
             wrapper_pid: self.tree.wrapper_pid(),
             isolation: self.tree.isolation(),
-            held_by: self.tree.held_by(),
+            mechanism: self.tree.containment_mechanism(),
             identity: self.identity.clone(),
         }))
     }
 
-    fn autopsy(&self) -> Option<LimitProbe> {
-        let (tree, complained) = (Arc::clone(&self.tree), Arc::clone(&self.complained));
-        Some(Box::new(move || tree.blamed(complained.load(Ordering::Relaxed))))
+    fn limit_probe(&self) -> Option<LimitProbe> {
+        let (tree, complained) = (Arc::clone(&self.tree), Arc::clone(&self.oom_reported));
+        Some(Box::new(move || tree.exceeded_limit(complained.load(Ordering::Relaxed))))
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ProcessEnd> {
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
         Box::pin(async {
             loop {
                 // `waitid` is called only after a readiness event: this future is polled for every message of the
                 // server.
-                let Ok(mut readable) = self.ended.readable().await else {
+                let Ok(mut readable) = self.leader_pidfd.readable().await else {
                     // The runtime that the pidfd is registered with is shutting down: wait through the scanner, which
                     // needs no runtime.
-                    self.scanner.gone(&self.tree).await;
+                    self.scanner.wait_all(&self.tree).await;
                     return self.tree.end().unwrap_or_default();
                 };
                 match self.tree.end() {
@@ -251,10 +257,10 @@ impl ServerProcess for ChildProcess {
         })
     }
 
-    fn gone(&mut self) -> BoxFuture<'_, ()> {
+    fn wait_all(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            self.ended().await;
-            self.scanner.gone(&self.tree).await;
+            self.wait().await;
+            self.scanner.wait_all(&self.tree).await;
         })
     }
 
@@ -269,7 +275,7 @@ impl ServerProcess for ChildProcess {
 
 struct TreeGuard {
     tree: Arc<ProcessTree>,
-    holds: Arc<ProcessTrees>,
+    trees: Arc<ProcessTrees>,
     scanner: TreeScanner,
     // The kernel kills the leader when the thread that forked it ends, so the guard keeps the thread alive.
     _fork: ForkThread,
@@ -277,10 +283,10 @@ struct TreeGuard {
 
 impl Drop for TreeGuard {
     fn drop(&mut self) {
-        self.holds.forget(self.tree.run);
-        if !self.tree.is_let_go() {
+        self.trees.remove(self.tree.run);
+        if !self.tree.is_reaped() {
             self.tree.kill();
-            self.scanner.bury(Arc::clone(&self.tree));
+            self.scanner.reap_in_background(Arc::clone(&self.tree));
         }
     }
 }

@@ -42,12 +42,12 @@ enum ScanOrder {
 struct WatchedTree {
     tree: Arc<ProcessTree>,
     // Receiver of the report; `None` if the tree is only to be reaped.
-    tell: Option<oneshot::Sender<()>>,
+    reply: Option<oneshot::Sender<()>>,
 }
 
 impl WatchedTree {
-    fn is_given_up(&self) -> bool {
-        self.tell.as_ref().is_some_and(oneshot::Sender::is_closed)
+    fn is_abandoned(&self) -> bool {
+        self.reply.as_ref().is_some_and(oneshot::Sender::is_closed)
     }
 }
 
@@ -58,22 +58,22 @@ impl TreeScanner {
         ProcessCensus::take().map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc: {error}")))?;
         let (sender, orders) = mpsc::channel();
         thread::Builder::new().name("satellite-scan".into()).spawn(move || {
-            ScanLoop { adopts, ..ScanLoop::default() }.run(&orders);
+            ScanLoop { subreaper_id: adopts, ..ScanLoop::default() }.run(&orders);
         })?;
         Ok(Self(sender))
     }
 
     /// Resolves when the leader has ended and is reaped, and no member of its tree is left.
-    pub(super) async fn gone(&self, tree: &Arc<ProcessTree>) {
-        if tree.is_let_go() {
+    pub(super) async fn wait_all(&self, tree: &Arc<ProcessTree>) {
+        if tree.is_reaped() {
             return;
         }
         // With a cgroup the answer is immediate.
         if tree.is_empty(None) {
-            return self.let_go(tree);
+            return self.reap_and_sweep(tree);
         }
         let (tell, told) = oneshot::channel();
-        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree: Arc::clone(tree), tell: Some(tell) }));
+        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree: Arc::clone(tree), reply: Some(tell) }));
         // The thread has ended: kill and reap the tree here.
         if told.await.is_err() {
             tree.kill();
@@ -83,9 +83,9 @@ impl TreeScanner {
 
     /// Reaps an empty tree. Processes that have left its cgroup are killed afterwards, so that no caller waits for the
     /// search.
-    fn let_go(&self, tree: &ProcessTree) {
+    fn reap_and_sweep(&self, tree: &ProcessTree) {
         tree.reap();
-        if let Some(mark) = tree.mark_outside() {
+        if let Some(mark) = tree.mark_to_sweep() {
             let _ = self.0.send(ScanOrder::Sweep(mark.clone()));
         }
     }
@@ -94,8 +94,8 @@ impl TreeScanner {
         let _ = self.0.send(ScanOrder::Terminate(Arc::clone(tree)));
     }
 
-    pub(super) fn bury(&self, tree: Arc<ProcessTree>) {
-        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree, tell: None }));
+    pub(super) fn reap_in_background(&self, tree: Arc<ProcessTree>) {
+        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree, reply: None }));
     }
 }
 
@@ -104,19 +104,19 @@ struct ScanLoop {
     watched: Vec<WatchedTree>,
     to_terminate: Vec<Arc<ProcessTree>>,
     to_sweep: Vec<RunMark>,
-    quiet: u32,
+    quiet_rounds: u32,
     // Trees whose server may ignore SIGTERM, see `Tree::end_deaf_server`.
     terminating: Vec<Arc<ProcessTree>>,
-    adopts: Option<String>,
-    reaped: Option<Instant>,
+    subreaper_id: Option<String>,
+    last_reap: Option<Instant>,
 }
 
 impl ScanLoop {
     fn run(mut self, orders: &mpsc::Receiver<ScanOrder>) {
         loop {
             if self.is_idle() {
-                match self.next(orders) {
-                    Ok(first) => self.take(first),
+                match self.receive(orders) {
+                    Ok(first) => self.accept(first),
                     Err(RecvTimeoutError::Timeout) => {
                         self.reap_adopted();
                         continue;
@@ -124,27 +124,27 @@ impl ScanLoop {
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
-            if self.reaped.is_none_or(|at| at.elapsed() >= ADOPTED_PAUSE) {
+            if self.last_reap.is_none_or(|at| at.elapsed() >= ADOPTED_PAUSE) {
                 self.reap_adopted();
             }
             for order in orders.try_iter() {
-                self.take(order);
+                self.accept(order);
             }
-            self.watched.retain(|one| !one.is_given_up());
+            self.watched.retain(|one| !one.is_abandoned());
             let (began, before) = (Instant::now(), self.watched.len());
             // A panic that ended this thread would leave every ended server unreaped.
-            if catch_unwind(AssertUnwindSafe(|| self.round())).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| self.run_round())).is_err() {
                 tracing::error!("the thread that reaps ended servers panicked and continues");
             }
-            self.quiet = if self.watched.len() == before { self.quiet + 1 } else { 0 };
+            self.quiet_rounds = if self.watched.len() == before { self.quiet_rounds + 1 } else { 0 };
             // The pause grows for trees that use their whole grace period or never die.
-            let pause = (PAUSE * (1 + self.quiet / QUIET_ROUNDS)).min(PAUSE_MAX);
+            let pause = (PAUSE * (1 + self.quiet_rounds / QUIET_ROUNDS)).min(PAUSE_MAX);
             thread::sleep(pause.max(began.elapsed() * IDLE_SHARE));
         }
     }
 
-    fn next(&self, orders: &mpsc::Receiver<ScanOrder>) -> Result<ScanOrder, RecvTimeoutError> {
-        match self.adopts {
+    fn receive(&self, orders: &mpsc::Receiver<ScanOrder>) -> Result<ScanOrder, RecvTimeoutError> {
+        match self.subreaper_id {
             Some(_) => orders.recv_timeout(ADOPTED_PAUSE),
             None => orders.recv().map_err(RecvTimeoutError::from),
         }
@@ -153,8 +153,8 @@ impl ScanLoop {
     /// Reaps the adopted processes that have ended. The kernel makes orphans children of the first thread; the leaders
     /// are children of the fork thread, and no other child carries the mark of this satellite.
     fn reap_adopted(&mut self) {
-        let Some(satellite) = &self.adopts else { return };
-        self.reaped = Some(Instant::now());
+        let Some(satellite) = &self.subreaper_id else { return };
+        self.last_reap = Some(Instant::now());
         for pid in children_of(std::process::id()).unwrap_or_default() {
             if mark::has_limit_of(pid, satellite)
                 && let Some(pid) = Pid::from_raw(pid.cast_signed())
@@ -171,8 +171,8 @@ impl ScanLoop {
             && self.to_sweep.is_empty()
     }
 
-    fn take(&mut self, order: ScanOrder) {
-        self.quiet = 0;
+    fn accept(&mut self, order: ScanOrder) {
+        self.quiet_rounds = 0;
         match order {
             ScanOrder::Watch(watched) => self.watched.push(watched),
             ScanOrder::Terminate(tree) => self.to_terminate.push(tree),
@@ -180,11 +180,11 @@ impl ScanLoop {
         }
     }
 
-    fn round(&mut self) {
+    fn run_round(&mut self) {
         self.terminating.retain(|tree| tree.end().is_none());
         // Only trees whose leader had ended before the census: from then on only members can create new members.
         let ended = |one: &WatchedTree| one.tree.end().is_some();
-        let due: Vec<bool> = self.watched.iter().map(|one| ended(one) || one.tree.is_condemned()).collect();
+        let due: Vec<bool> = self.watched.iter().map(|one| ended(one) || one.tree.is_kill_requested()).collect();
         let in_question = self.watched.iter().zip(&due).any(|(one, due)| *due && one.tree.needs_census());
         // A census fails if descriptors or memory are short; the next one may succeed.
         let asked = !self.terminating.is_empty() || !self.to_terminate.is_empty() || !self.to_sweep.is_empty();
@@ -192,11 +192,11 @@ impl ScanLoop {
         if let Some(census) = &census {
             for tree in std::mem::take(&mut self.to_terminate) {
                 tree.terminate(census);
-                if tree.may_be_deaf() {
+                if tree.can_ignore_sigterm() {
                     self.terminating.push(tree);
                 }
             }
-            self.terminating.iter().for_each(|tree| tree.end_deaf_server(census));
+            self.terminating.iter().for_each(|tree| tree.kill_server_ignoring_sigterm(census));
             // Repeated until no process is found: a process may fork while it is being killed.
             self.to_sweep.retain(|mark| tree::kill_marked(census, mark));
         }
@@ -207,15 +207,15 @@ impl ScanLoop {
             }
             if one.tree.is_empty(census.as_ref()) {
                 one.tree.reap();
-                self.to_sweep.extend(one.tree.mark_outside().cloned());
-                if let Some(tell) = one.tell.take() {
+                self.to_sweep.extend(one.tree.mark_to_sweep().cloned());
+                if let Some(tell) = one.reply.take() {
                     let _ = tell.send(());
                 }
                 return false;
             }
-            if one.tree.is_condemned() {
+            if one.tree.is_kill_requested() {
                 match &census {
-                    Some(census) => one.tree.kill_strays(census),
+                    Some(census) => one.tree.kill_members(census),
                     None => one.tree.kill(),
                 }
             }

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 /// Returns true if this process ignores the signal, for example because of `nohup` or an embedding host.
-pub fn are_ignored(signal: Signal) -> bool {
+pub fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();

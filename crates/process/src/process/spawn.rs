@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::getpid;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use super::launch::die_with;
+use super::launch::set_parent_death_signal;
 
 #[expect(unsafe_code, reason = "exec searches the PATH that this points to")]
 unsafe extern "C" {
@@ -48,8 +48,8 @@ pub(super) struct SpawnedChild {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SpawnStage {
     /// Any step before or at exec, except entering the working directory.
-    Becoming,
-    Entering,
+    Exec,
+    ChangeDirectory,
 }
 
 impl ExecImage {
@@ -75,16 +75,16 @@ impl ExecImage {
         cgroup: Option<BorrowedFd<'_>>,
         prepare: impl Fn() -> io::Result<()>,
     ) -> Result<SpawnedChild, (SpawnStage, io::Error)> {
-        let becoming = |error: io::Error| (SpawnStage::Becoming, error);
+        let becoming = |error: io::Error| (SpawnStage::Exec, error);
         let (its_stdin, stdin) = io::pipe().map_err(becoming)?;
         let (stdout, its_stdout) = io::pipe().map_err(becoming)?;
         let (stderr, its_stderr) = io::pipe().map_err(becoming)?;
         let (failure, its_failure) = io::pipe().map_err(becoming)?;
         // `above_the_standard_ones` closes the originals: while one is open here, no reader sees the end of a pipe.
-        let its_stdin = above_the_standard_ones(its_stdin.into()).map_err(becoming)?;
-        let its_stdout = above_the_standard_ones(its_stdout.into()).map_err(becoming)?;
-        let its_stderr = above_the_standard_ones(its_stderr.into()).map_err(becoming)?;
-        let its_failure = above_the_standard_ones(its_failure.into()).map_err(becoming)?;
+        let its_stdin = move_above_stdio(its_stdin.into()).map_err(becoming)?;
+        let its_stdout = move_above_stdio(its_stdout.into()).map_err(becoming)?;
+        let its_stderr = move_above_stdio(its_stderr.into()).map_err(becoming)?;
+        let its_failure = move_above_stdio(its_failure.into()).map_err(becoming)?;
         let pointers = |words: &[CString]| -> Vec<*const c_char> {
             words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
         };
@@ -99,9 +99,9 @@ impl ExecImage {
         #[expect(unsafe_code, reason = "there is no other way to start a process in a cgroup")]
         // SAFETY: after the fork of a threaded process only async-signal-safe calls are allowed. `become_it` makes no
         // others, does not allocate, and never returns.
-        let Some(pid) = (unsafe { fork(cgroup) }).map_err(becoming)? else { becomes.become_it(prepare) };
+        let Some(pid) = (unsafe { fork(cgroup) }).map_err(becoming)? else { becomes.exec_or_exit(prepare) };
         drop((its_stdin, its_stdout, its_stderr, its_failure));
-        if !speaks_within(&failure, EXEC_PATIENCE) {
+        if !is_readable_within(&failure, EXEC_PATIENCE) {
             let _ = kill_process(pid, Signal::KILL);
             // The child may hang in the kernel, and a wait here would hang as well. It is not reaped yet, so its number
             // is not reused.
@@ -109,7 +109,7 @@ impl ExecImage {
             let why = "the file system of its program or working directory does not respond";
             return Err(becoming(io::Error::new(io::ErrorKind::TimedOut, why)));
         }
-        match told(failure) {
+        match read_failure(failure) {
             None => Ok(SpawnedChild { pid, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }),
             Some(failed) => {
                 wait(pid);
@@ -130,8 +130,8 @@ struct ExecPointers {
 }
 
 impl ExecPointers {
-    fn become_it(&self, prepare: impl Fn() -> io::Result<()>) -> ! {
-        let (stage, error) = self.attempt(prepare);
+    fn exec_or_exit(&self, prepare: impl Fn() -> io::Result<()>) -> ! {
+        let (stage, error) = self.try_exec(prepare);
         let [one, two, three, four] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
         let message = [stage as u8, one, two, three, four];
         #[expect(unsafe_code, reason = "between fork and exec only plain system calls are permitted")]
@@ -142,26 +142,26 @@ impl ExecPointers {
         }
     }
 
-    fn attempt(&self, prepare: impl Fn() -> io::Result<()>) -> (SpawnStage, io::Error) {
+    fn try_exec(&self, prepare: impl Fn() -> io::Result<()>) -> (SpawnStage, io::Error) {
         // First of all, so that the child never outlives its parent, whatever it waits for.
-        if let Err(error) = die_with(self.parent) {
-            return (SpawnStage::Becoming, error);
+        if let Err(error) = set_parent_death_signal(self.parent) {
+            return (SpawnStage::Exec, error);
         }
         for (from, to) in self.standard.into_iter().zip(0..) {
             #[expect(unsafe_code, reason = "the safe wrapper needs owned standard descriptors")]
             // SAFETY: both are numbers of descriptors, and a descriptor closed by this was inherited.
             if unsafe { libc::dup2(from, to) } == -1 {
-                return (SpawnStage::Becoming, io::Error::last_os_error());
+                return (SpawnStage::Exec, io::Error::last_os_error());
             }
         }
         if let Err(error) = prepare() {
-            return (SpawnStage::Becoming, error);
+            return (SpawnStage::Exec, error);
         }
         // After the change of user: a directory that this user may not enter is an error.
         #[expect(unsafe_code, reason = "the path is a C string already, and nothing may be allocated here")]
         // SAFETY: it points to a C string of the image, which lives in this copy of the parent.
         if !self.directory.is_null() && unsafe { libc::chdir(self.directory) } == -1 {
-            return (SpawnStage::Entering, io::Error::last_os_error());
+            return (SpawnStage::ChangeDirectory, io::Error::last_os_error());
         }
         #[expect(unsafe_code, reason = "exec must search the PATH of the new environment")]
         // SAFETY: both arrays end with a null pointer and point to C strings of the image. This process has one thread,
@@ -170,7 +170,7 @@ impl ExecPointers {
             environ = self.environment.as_ptr();
             libc::execvp(self.args[0], self.args.as_ptr());
         }
-        (SpawnStage::Becoming, io::Error::last_os_error())
+        (SpawnStage::Exec, io::Error::last_os_error())
     }
 }
 
@@ -208,7 +208,7 @@ pub(super) fn try_cgroup(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn speaks_within(failure: &PipeReader, patience: Duration) -> bool {
+fn is_readable_within(failure: &PipeReader, patience: Duration) -> bool {
     let until = Instant::now() + patience;
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -222,12 +222,13 @@ fn speaks_within(failure: &PipeReader, patience: Duration) -> bool {
 }
 
 /// Reads the child's failure from the pipe; returns `None` if the child has executed.
-fn told(mut failure: PipeReader) -> Option<(SpawnStage, io::Error)> {
+fn read_failure(mut failure: PipeReader) -> Option<(SpawnStage, io::Error)> {
     let mut message = [0; 5];
     match failure.read_exact(&mut message) {
         Ok(()) => {
             let [stage, error @ ..] = message;
-            let stage = if stage == SpawnStage::Entering as u8 { SpawnStage::Entering } else { SpawnStage::Becoming };
+            let stage =
+                if stage == SpawnStage::ChangeDirectory as u8 { SpawnStage::ChangeDirectory } else { SpawnStage::Exec };
             Some((stage, io::Error::from_raw_os_error(c_int::from_ne_bytes(error))))
         }
         Err(_) => None,
@@ -240,7 +241,7 @@ fn wait(pid: Pid) {
 
 /// Moves a descriptor above the three standard ones, which the child replaces. A host may have closed its own, so that
 /// a pipe got their numbers.
-fn above_the_standard_ones(descriptor: OwnedFd) -> io::Result<OwnedFd> {
+fn move_above_stdio(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     if descriptor.as_raw_fd() > libc::STDERR_FILENO {
         return Ok(descriptor);
     }
@@ -256,20 +257,23 @@ mod tests {
 
     fn spawn(args: &[&str], directory: Option<&str>) -> Result<SpawnedChild, (SpawnStage, io::Error)> {
         let image = ExecImage::new(args.iter().map(OsStr::new), std::iter::empty(), directory.map(Path::new));
-        image.map_err(|error| (SpawnStage::Becoming, error))?.spawn(None, || Ok(()))
+        image.map_err(|error| (SpawnStage::Exec, error))?.spawn(None, || Ok(()))
     }
 
-    fn failed(spawned: Result<SpawnedChild, (SpawnStage, io::Error)>) -> (SpawnStage, Option<i32>) {
+    fn spawn_error(spawned: Result<SpawnedChild, (SpawnStage, io::Error)>) -> (SpawnStage, Option<i32>) {
         spawned.err().map(|(stage, error)| (stage, error.raw_os_error())).unwrap()
     }
 
     #[test]
     fn a_child_says_what_it_failed_at() {
-        assert_eq!(failed(spawn(&["/missing"], None)), (SpawnStage::Becoming, Some(libc::ENOENT)));
-        assert_eq!(failed(spawn(&["/bin/sh"], Some("/missing"))), (SpawnStage::Entering, Some(libc::ENOENT)));
+        assert_eq!(spawn_error(spawn(&["/missing"], None)), (SpawnStage::Exec, Some(libc::ENOENT)));
+        assert_eq!(
+            spawn_error(spawn(&["/bin/sh"], Some("/missing"))),
+            (SpawnStage::ChangeDirectory, Some(libc::ENOENT))
+        );
         let image = ExecImage::new([OsStr::new("/bin/sh")].into_iter(), std::iter::empty(), None).unwrap();
         let refused = image.spawn(None, || Err(nix::errno::Errno::EPERM.into()));
-        assert_eq!(failed(refused), (SpawnStage::Becoming, Some(libc::EPERM)));
+        assert_eq!(spawn_error(refused), (SpawnStage::Exec, Some(libc::EPERM)));
     }
 
     #[test]

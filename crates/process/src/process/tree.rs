@@ -33,16 +33,16 @@ pub(super) struct ProcessTree {
     cgroup: Option<Cgroup>,
     mark: RunMark,
     confinement: Option<Confinement>,
-    inside: OnceLock<SandboxProcesses>,
+    sandbox_processes: OnceLock<SandboxProcesses>,
     // True once the tree is to be killed, including members found later.
-    condemned: AtomicBool,
-    last: OnceLock<FinalStats>,
+    kill_requested: AtomicBool,
+    final_stats: OnceLock<FinalStats>,
     ledger: Arc<Ledger>,
 }
 
 struct FinalStats {
     cpu_ticks: u64,
-    killed_for_memory: bool,
+    oom_killed: bool,
 }
 
 struct SandboxProcesses {
@@ -61,12 +61,13 @@ impl ProcessTree {
         confinement: Option<Confinement>,
         ledger: Arc<Ledger>,
     ) -> Self {
-        let (inside, last, condemned) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        Self { group, run, cgroup, mark, confinement, inside, condemned, last, ledger }
+        let (sandbox_processes, final_stats, kill_requested) =
+            (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
+        Self { group, run, cgroup, mark, confinement, sandbox_processes, kill_requested, final_stats, ledger }
     }
 
     pub(super) fn pid(&self) -> u32 {
-        let inside = self.inside.get();
+        let inside = self.sandbox_processes.get();
         inside.map_or(self.group.pid(), |inside| inside.server.as_ref().unwrap_or(&inside.init).pid)
     }
 
@@ -74,7 +75,7 @@ impl ProcessTree {
         self.confinement.map(|_| self.group.pid())
     }
 
-    pub(super) fn held_by(&self) -> &'static str {
+    pub(super) fn containment_mechanism(&self) -> &'static str {
         match (&self.cgroup, &self.confinement) {
             (Some(_), _) => "cgroup",
             (None, Some(_)) => "pid_namespace",
@@ -93,9 +94,9 @@ impl ProcessTree {
         }
     }
 
-    pub(super) fn look_inside(&self) -> std::io::Result<bool> {
+    pub(super) fn find_sandboxed_server(&self) -> std::io::Result<bool> {
         let Some(confinement) = self.confinement else { return Ok(true) };
-        if self.inside.get().is_some() {
+        if self.sandbox_processes.get().is_some() {
             return Ok(true);
         }
         let mut path = vec![self.group.pid()];
@@ -110,7 +111,7 @@ impl ProcessTree {
             let Some(child) = children.first().copied() else { return Ok(false) };
             path.push(child);
         }
-        let hold = |at: usize| PidfdProcess::hold_if(path[at], |stat| stat.parent == path[at - 1]);
+        let hold = |at: usize| PidfdProcess::open_if(path[at], |stat| stat.parent == path[at - 1]);
         let Some(init) = hold(1) else { return Ok(false) };
         let server = if confinement.depth > 1 {
             let Some(server) = hold(confinement.depth) else { return Ok(false) };
@@ -118,8 +119,8 @@ impl ProcessTree {
         } else {
             None
         };
-        self.ledger.inside(self.run, init.pid, init.start_time);
-        let _ = self.inside.set(SandboxProcesses { init, server });
+        self.ledger.record_sandbox_process(self.run, init.pid, init.start_time);
+        let _ = self.sandbox_processes.set(SandboxProcesses { init, server });
         Ok(true)
     }
 
@@ -143,38 +144,38 @@ impl ProcessTree {
     /// Sends SIGKILL to every member that can be reached at once. The scanner finds the others and kills until none is
     /// left.
     pub(super) fn kill(&self) {
-        self.condemned.store(true, Ordering::Release);
+        self.kill_requested.store(true, Ordering::Release);
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
-        if let Some(inside) = self.inside.get() {
+        if let Some(inside) = self.sandbox_processes.get() {
             inside.init.signal(Signal::KILL);
         }
         self.group.kill();
     }
 
-    pub(super) fn is_condemned(&self) -> bool {
-        self.condemned.load(Ordering::Acquire)
+    pub(super) fn is_kill_requested(&self) -> bool {
+        self.kill_requested.load(Ordering::Acquire)
     }
 
-    pub(super) fn kill_strays(&self, census: &ProcessCensus) {
+    pub(super) fn kill_members(&self, census: &ProcessCensus) {
         self.kill();
         for member in self.members(census) {
             signal(member, Signal::KILL);
         }
     }
 
-    pub(super) fn may_be_deaf(&self) -> bool {
+    pub(super) fn can_ignore_sigterm(&self) -> bool {
         self.confinement.is_some_and(|confinement| confinement.depth == 1)
     }
 
     /// Ends a server that cannot die of SIGTERM. The first process of a PID namespace ignores a SIGTERM that it does
     /// not handle; once it is alone it gets SIGKILL, as SIGTERM would end it anywhere else.
-    pub(super) fn end_deaf_server(&self, census: &ProcessCensus) {
-        let Some(inside) = self.inside.get().filter(|inside| inside.server.is_none()) else { return };
+    pub(super) fn kill_server_ignoring_sigterm(&self, census: &ProcessCensus) {
+        let Some(inside) = self.sandbox_processes.get().filter(|inside| inside.server.is_none()) else { return };
         let sandbox = self.group.pid();
         let alone = self.members(census).iter().all(|member| [inside.init.pid, sandbox].contains(&member.pid));
-        if alone && is_deaf_to_term(inside.init.pid) {
+        if alone && has_default_sigterm(inside.init.pid) {
             inside.init.signal(Signal::KILL);
         }
     }
@@ -187,7 +188,7 @@ impl ProcessTree {
         match (&self.cgroup, census) {
             (Some(cgroup), _) => !cgroup.is_populated(),
             (None, Some(census)) => {
-                let inside = self.inside.get();
+                let inside = self.sandbox_processes.get();
                 inside.is_none_or(|inside| !inside.init.is_alive()) && self.members(census).is_empty()
             }
             (None, None) => false,
@@ -199,26 +200,26 @@ impl ProcessTree {
     }
 
     pub(super) fn reap(&self) {
-        if self.is_let_go() {
+        if self.is_reaped() {
             return;
         }
         let cpu_ticks = ProcessStat::read(self.group.pid()).map_or(0, |stat| stat.cpu_ticks);
-        let killed_for_memory = self.cgroup.as_ref().is_some_and(|cgroup| cgroup.killed_for_memory() > 0);
-        let _ = self.last.set(FinalStats { cpu_ticks, killed_for_memory });
+        let killed_for_memory = self.cgroup.as_ref().is_some_and(|cgroup| cgroup.oom_kills() > 0);
+        let _ = self.final_stats.set(FinalStats { cpu_ticks, oom_killed: killed_for_memory });
         self.group.reap();
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();
         }
-        self.ledger.ended(self.run);
+        self.ledger.record_end(self.run);
     }
 
     /// Returns true after [`Tree::reap`]. False if other code in this process has reaped the leader.
-    pub(super) fn is_let_go(&self) -> bool {
-        self.last.get().is_some()
+    pub(super) fn is_reaped(&self) -> bool {
+        self.final_stats.get().is_some()
     }
 
     /// Returns the mark if processes may have left the cgroup, which a server without a sandbox can do.
-    pub(super) fn mark_outside(&self) -> Option<&RunMark> {
+    pub(super) fn mark_to_sweep(&self) -> Option<&RunMark> {
         (self.cgroup.is_some() && self.confinement.is_none()).then_some(&self.mark)
     }
 
@@ -228,7 +229,7 @@ impl ProcessTree {
         }
         // The number of a reaped leader may belong to another process.
         let leader = (!self.group.is_reaped()).then(|| self.group.pid());
-        let near = census.under(&leader.into_iter().collect::<HashSet<u32>>());
+        let near = census.members_under(&leader.into_iter().collect::<HashSet<u32>>());
         let is_marked = |pid| census.is_marked(pid, &self.mark);
         let is_member = |stat: &&ProcessStat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat.pid));
         census.all().filter(is_member).copied().collect()
@@ -247,13 +248,13 @@ impl ProcessTree {
 
     /// Returns the limit that ended the server, if one did; known once it is reaped. `complained` means that its stderr
     /// contained an out-of-memory message.
-    pub(super) fn blamed(&self, complained: bool) -> Option<ExceededLimit> {
-        let last = self.last.get()?;
-        if last.killed_for_memory && self.end()?.signal == Some(Signal::KILL.as_raw()) {
-            return Some(ExceededLimit { of: LimitedResource::Memory, suspected: false });
+    pub(super) fn exceeded_limit(&self, complained: bool) -> Option<ExceededLimit> {
+        let last = self.final_stats.get()?;
+        if last.oom_killed && self.end()?.signal == Some(Signal::KILL.as_raw()) {
+            return Some(ExceededLimit { resource: LimitedResource::Memory, suspected: false });
         }
         let limits = self.confinement.map_or(ResourceLimits::default(), |confinement| confinement.limits);
-        limits.blamed(self.end()?, last.cpu_ticks / rustix::param::clock_ticks_per_second(), complained)
+        limits.exceeded_limit(self.end()?, last.cpu_ticks / rustix::param::clock_ticks_per_second(), complained)
     }
 
     pub(super) fn isolation(&self) -> &'static str {
@@ -262,7 +263,7 @@ impl ProcessTree {
 
     fn sandbox_pids(&self) -> Vec<u32> {
         let Some(_) = self.confinement else { return Vec::new() };
-        let init = self.inside.get().filter(|inside| inside.server.is_some()).map(|inside| inside.init.pid);
+        let init = self.sandbox_processes.get().filter(|inside| inside.server.is_some()).map(|inside| inside.init.pid);
         std::iter::once(self.group.pid()).chain(init).collect()
     }
 }
@@ -277,13 +278,13 @@ pub(super) fn kill_marked(census: &ProcessCensus, mark: &RunMark) -> bool {
 }
 
 fn signal(member: ProcessStat, signal: Signal) {
-    if let Some(known) = PidfdProcess::hold(member.pid, member.start_time) {
+    if let Some(known) = PidfdProcess::open(member.pid, member.start_time) {
         known.signal(signal);
     }
 }
 
 /// Returns true if a process neither handles nor ignores SIGTERM.
-fn is_deaf_to_term(pid: u32) -> bool {
+fn has_default_sigterm(pid: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
     let mask = |key: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(key))?;

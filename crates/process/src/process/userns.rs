@@ -23,14 +23,14 @@ use nix::unistd::{getegid, geteuid, getpid, read, write};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IdMapPipes {
     // The child writes its process id here.
-    ask: RawFd,
+    request_fd: RawFd,
     // The mapper writes the process id here, followed by 1 if the map is written, otherwise 0.
-    answer: RawFd,
+    response_fd: RawFd,
 }
 
 pub(super) struct IdMapper {
-    ask: PipeWriter,
-    answer: PipeReader,
+    request_writer: PipeWriter,
+    response_reader: PipeReader,
 }
 
 impl IdMapper {
@@ -42,13 +42,13 @@ impl IdMapper {
         let (questions, ask) = io::pipe()?;
         let (answer, answers) = io::pipe()?;
         thread::Builder::new().name("satellite-map".into()).spawn(move || run(questions, answers))?;
-        Ok(Some(Self { ask, answer }))
+        Ok(Some(Self { request_writer: ask, response_reader: answer }))
     }
 
     /// Returns the descriptors for a child. They stay open: the child lives no longer than the forking thread, which
     /// owns the mapper.
-    pub(super) fn mapping(&self) -> IdMapPipes {
-        IdMapPipes { ask: self.ask.as_raw_fd(), answer: self.answer.as_raw_fd() }
+    pub(super) fn pipes(&self) -> IdMapPipes {
+        IdMapPipes { request_fd: self.request_writer.as_raw_fd(), response_fd: self.response_reader.as_raw_fd() }
     }
 }
 
@@ -77,18 +77,19 @@ pub(super) fn enter(below: u8, mapping: Option<IdMapPipes>) -> io::Result<()> {
     } else {
         // A fork of a process that is not dumpable cannot write these files. The exec resets the flag.
         set_dumpable(true)?;
-        put(c"/proc/self/setgroups", b"deny")?;
-        put(c"/proc/self/uid_map", IdMapLine::map_to_root(user).bytes())?;
-        put(c"/proc/self/gid_map", IdMapLine::map_to_root(group).bytes())?;
+        write_file(c"/proc/self/setgroups", b"deny")?;
+        write_file(c"/proc/self/uid_map", IdMapLine::map_to_root(user).bytes())?;
+        write_file(c"/proc/self/gid_map", IdMapLine::map_to_root(group).bytes())?;
     }
-    put(c"/proc/sys/user/max_user_namespaces", &[b'0' + below.min(9)])
+    write_file(c"/proc/sys/user/max_user_namespaces", &[b'0' + below.min(9)])
 }
 
 impl IdMapPipes {
     fn await_map(self) -> io::Result<()> {
         #[expect(unsafe_code, reason = "descriptors are carried over a fork as numbers")]
         // SAFETY: both belong to the mapper, which the forking thread holds until the child has executed.
-        let (ask, answer) = unsafe { (BorrowedFd::borrow_raw(self.ask), BorrowedFd::borrow_raw(self.answer)) };
+        let (ask, answer) =
+            unsafe { (BorrowedFd::borrow_raw(self.request_fd), BorrowedFd::borrow_raw(self.response_fd)) };
         let own = getpid().as_raw().cast_unsigned().to_ne_bytes();
         write(ask, &own)?;
         // The pipe may still contain the answer to a child that died while it waited.
@@ -110,7 +111,7 @@ impl IdMapPipes {
     }
 }
 
-fn put(path: &std::ffi::CStr, bytes: &[u8]) -> io::Result<()> {
+fn write_file(path: &std::ffi::CStr, bytes: &[u8]) -> io::Result<()> {
     let file = open(path, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty())?;
     Ok(write(&file, bytes).map(drop)?)
 }

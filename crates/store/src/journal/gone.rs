@@ -6,9 +6,9 @@ const RANGES_MAX: usize = 100;
 /// Ranges of event numbers, both ends included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct LostRanges {
-    untold: Vec<(u64, u64)>,
+    unreported: Vec<(u64, u64)>,
     /// Reported ranges whose `events.dropped` event is not stored yet.
-    told: Vec<(u64, u64)>,
+    reported: Vec<(u64, u64)>,
 }
 
 impl LostRanges {
@@ -22,17 +22,17 @@ impl LostRanges {
     }
 
     pub(super) fn to_stored(&self) -> Vec<(u64, u64)> {
-        self.told.iter().chain(&self.untold).copied().collect()
+        self.reported.iter().chain(&self.unreported).copied().collect()
     }
 
     pub(super) fn add(&mut self, from: u64, to: u64) {
         if from > to {
             return;
         }
-        self.untold.push((from, to));
-        self.untold.sort_unstable();
+        self.unreported.push((from, to));
+        self.unreported.sort_unstable();
         let mut merged: Vec<(u64, u64)> = Vec::new();
-        for &(from, to) in &self.untold {
+        for &(from, to) in &self.unreported {
             match merged.last_mut() {
                 Some(last) if from <= last.1.saturating_add(1) => last.1 = last.1.max(to),
                 _ => merged.push((from, to)),
@@ -41,31 +41,31 @@ impl LostRanges {
         if let (true, Some(first), Some(last)) = (merged.len() > RANGES_MAX, merged.first(), merged.last()) {
             merged = vec![(first.0, last.1)];
         }
-        self.untold = merged;
+        self.unreported = merged;
     }
 
     pub(super) fn merge(&mut self, other: &Self) {
         for (from, to) in other.to_stored() {
-            if !self.told.contains(&(from, to)) {
+            if !self.reported.contains(&(from, to)) {
                 self.add(from, to);
             }
         }
     }
 
     /// Returns the unreported ranges and marks them as reported.
-    pub(super) fn tell(&mut self) -> Vec<(u64, u64)> {
-        let now = std::mem::take(&mut self.untold);
-        self.told.extend(&now);
+    pub(super) fn take_unreported(&mut self) -> Vec<(u64, u64)> {
+        let now = std::mem::take(&mut self.unreported);
+        self.reported.extend(&now);
         now
     }
 
     /// Removes the ranges that a stored `events.dropped` event covers. Returns true if there were any.
-    pub(super) fn stored(&mut self, from: u64, to: u64) -> bool {
-        let before = self.told.len() + self.untold.len();
-        for ranges in [&mut self.told, &mut self.untold] {
+    pub(super) fn remove_covered(&mut self, from: u64, to: u64) -> bool {
+        let before = self.reported.len() + self.unreported.len();
+        for ranges in [&mut self.reported, &mut self.unreported] {
             ranges.retain(|(first, last)| !(from <= *first && *last <= to));
         }
-        self.told.len() + self.untold.len() < before
+        self.reported.len() + self.unreported.len() < before
     }
 }
 
@@ -79,13 +79,17 @@ mod tests {
         gone.add(5, 7);
         gone.add(8, 9);
         gone.add(20, 20);
-        assert_eq!(gone.tell(), [(5, 9), (20, 20)]);
-        assert_eq!(gone.tell(), []);
+        assert_eq!(gone.take_unreported(), [(5, 9), (20, 20)]);
+        assert_eq!(gone.take_unreported(), []);
         gone.add(10, 12);
-        assert_eq!(LostRanges::from_stored(gone.to_stored()).tell(), [(5, 12), (20, 20)], "nothing is stored yet");
-        assert_eq!(gone.tell(), [(10, 12)]);
-        assert!(gone.stored(5, 9));
-        assert!(!gone.stored(5, 9));
+        assert_eq!(
+            LostRanges::from_stored(gone.to_stored()).take_unreported(),
+            [(5, 12), (20, 20)],
+            "nothing is stored yet"
+        );
+        assert_eq!(gone.take_unreported(), [(10, 12)]);
+        assert!(gone.remove_covered(5, 9));
+        assert!(!gone.remove_covered(5, 9));
         assert_eq!(gone.to_stored(), [(20, 20), (10, 12)]);
     }
 
@@ -95,6 +99,6 @@ mod tests {
         for at in 0..=RANGES_MAX as u64 {
             gone.add(at * 10, at * 10);
         }
-        assert_eq!(gone.tell(), [(0, RANGES_MAX as u64 * 10)]);
+        assert_eq!(gone.take_unreported(), [(0, RANGES_MAX as u64 * 10)]);
     }
 }

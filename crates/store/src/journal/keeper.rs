@@ -35,7 +35,7 @@ use super::pulse::DiskMonitor;
 use super::read::is_damage;
 use super::salvage::{last_put_aside, put_aside, salvage};
 use super::schema::SchemaError;
-use super::store::{JournalDatabase, Memos, PruningProgress, StoredState, read_facts};
+use super::store::{JournalDatabase, Memos, PruningProgress, StoredState, read_stored_state};
 use super::{
     BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalJob, JournalLimits,
     JournalShared, JournalState, JournalStatus, database, read,
@@ -54,26 +54,26 @@ pub(super) struct JournalWriter {
     limits: JournalLimits,
     time: AgeClock,
     shared: Arc<JournalShared>,
-    mark: SeqFile,
+    seq_file: SeqFile,
     store: Option<JournalDatabase>,
     reason: Option<String>,
     /// True if the last batch was not stored. A smaller write that succeeds does not prove that there is room for a
     /// batch.
-    refusing: bool,
+    batch_failed: bool,
     /// Batches that were delivered while the disk accepted nothing, and must still be stored, oldest first.
-    owed: VecDeque<Arc<SinkBatch>>,
-    numberless: Option<String>,
+    delivered_unstored: VecDeque<Arc<SinkBatch>>,
+    seq_error: Option<String>,
     /// Last number that may be in use, if the database exists but cannot be read.
-    unknown: Option<u64>,
+    last_possible_seq: Option<u64>,
     closed: bool,
     pruning: PruningProgress,
     damaged: Option<PathBuf>,
     /// Last event that is, or was, stored.
     through: u64,
-    gone: LostRanges,
-    tidied: Option<Instant>,
+    lost_ranges: LostRanges,
+    last_maintenance: Option<Instant>,
     /// True once the hook for lost events is set and delivery is declared. Events are not removed for their age before.
-    attended: bool,
+    age_pruning_enabled: bool,
     late_memos: Option<HashMap<InstanceId, String>>,
     memos_missed: u64,
 }
@@ -90,7 +90,7 @@ impl AgeClock {
         (self.clock)()
     }
 
-    fn age(&self) -> Timestamp {
+    fn bounded_now(&self) -> Timestamp {
         let elapsed = jiff::SignedDuration::try_from(self.at.elapsed()).unwrap_or(jiff::SignedDuration::MAX);
         self.began.checked_add(elapsed).map_or_else(|_| self.now(), |most| most.min(self.now()))
     }
@@ -125,12 +125,12 @@ impl JournalWriter {
             next_seq: 0,
             memos: HashMap::new(),
             pending_memos: Mutex::default(),
-            memos_told: AtomicBool::new(false),
-            delivers: AtomicBool::new(false),
+            memo_job_queued: AtomicBool::new(false),
+            has_delivery: AtomicBool::new(false),
             on_dropped: Mutex::default(),
             on_memos: Mutex::default(),
             memos_unread: AtomicBool::new(false),
-            pulse,
+            disk_monitor: pulse,
         });
         let mut keeper = Self {
             home,
@@ -138,56 +138,59 @@ impl JournalWriter {
             limits,
             time,
             shared,
-            mark,
+            seq_file: mark,
             store: None,
             reason: None,
-            refusing: false,
-            owed: VecDeque::new(),
-            numberless: None,
-            unknown: None,
+            batch_failed: false,
+            delivered_unstored: VecDeque::new(),
+            seq_error: None,
+            last_possible_seq: None,
             closed: false,
             pruning: PruningProgress::default(),
             damaged: None,
             through: 0,
-            gone: LostRanges::default(),
-            tidied: None,
-            attended: false,
+            lost_ranges: LostRanges::default(),
+            last_maintenance: None,
+            age_pruning_enabled: false,
             late_memos: None,
             memos_missed: 0,
         };
         let was_there = keeper.home.stat("").is_some();
         // Copied before the errors of this start are recorded.
-        let noted = keeper.mark.clone();
+        let noted = keeper.seq_file.clone();
         let mut facts = None;
         // An error is visible in the status.
-        let _ = keeper.ready(&mut facts);
+        let _ = keeper.ensure_open(&mut facts);
         if facts.is_none() && was_there {
             // The database cannot be opened for writing, but it may be readable.
-            facts = read::open(keeper.home.path()).ok().flatten().and_then(|connection| read_facts(&connection).ok());
+            facts = read::open(keeper.home.path())
+                .ok()
+                .flatten()
+                .and_then(|connection| read_stored_state(&connection).ok());
         }
-        keeper.number(facts, was_there, &noted);
-        keeper.note_gone();
+        keeper.init_seq(facts, was_there, &noted);
+        keeper.store_lost_ranges();
         // The database stays aside for inspection and is reported until it is removed.
         keeper.damaged = keeper.damaged.or_else(|| last_put_aside(&keeper.home.directory().ok()?));
-        keeper.show();
+        keeper.publish_status();
         keeper
     }
 
     /// Determines the number of the next event, which no earlier event may have had. If the database `was_there`, its
     /// last number is compared with the one `noted` by the last satellite.
-    fn number(&mut self, facts: Option<StoredState>, was_there: bool, noted: &SeqFile) {
+    fn init_seq(&mut self, facts: Option<StoredState>, was_there: bool, noted: &SeqFile) {
         let last = facts.as_ref().map_or(0, |facts| facts.last);
         let reliable = was_there && facts.is_some() && self.damaged.is_none();
-        let used = noted.used(reliable.then_some(last)).max(last);
+        let used = noted.last_used(reliable.then_some(last)).max(last);
         if facts.is_none() && was_there {
             // An unreadable database does not mean that its events are lost.
-            self.unknown = Some(used);
+            self.last_possible_seq = Some(used);
             self.shared.memos_unread.store(true, Ordering::Release);
             tracing::error!(
                 "cannot read the stored states of servers either; servers start anew until the states can be read"
             );
         } else {
-            self.gone.add(last + 1, used);
+            self.lost_ranges.add(last + 1, used);
         }
         self.through = last;
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
@@ -198,18 +201,18 @@ impl JournalWriter {
         // Before the first event nothing is reserved, so that a database emptied later differs from one that was never
         // filled. Skipped numbers are reported as lost, so they count as stored.
         if used > 0 {
-            self.mark.note(used, self.store.is_none());
+            self.seq_file.record_used(used, self.store.is_none());
         }
     }
 
     fn run(&mut self, inbox: &mpsc::Receiver<JournalJob>) {
-        let pulse = Arc::clone(&self.shared.pulse);
+        let pulse = Arc::clone(&self.shared.disk_monitor);
         loop {
             let pause = if self.closed || self.reason.is_none() { TIDY_INTERVAL } else { RETRY };
-            let due = self.tidied.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()));
+            let due = self.last_maintenance.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()));
             match inbox.recv_timeout(due) {
-                Ok(job) => pulse.during(|| job(self)),
-                Err(mpsc::RecvTimeoutError::Timeout) => pulse.during(|| self.tidy()),
+                Ok(job) => pulse.run_monitored(|| job(self)),
+                Err(mpsc::RecvTimeoutError::Timeout) => pulse.run_monitored(|| self.run_maintenance()),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -220,7 +223,7 @@ impl JournalWriter {
 
     pub(super) fn append(&mut self, batch: &SinkBatch) -> SinkAnswer {
         // Older events first, so that events are stored in order.
-        match self.append_owed() {
+        match self.append_delivered() {
             SinkAnswer::Accepted => self.append_one(batch),
             answer => answer,
         }
@@ -229,28 +232,28 @@ impl JournalWriter {
     fn append_one(&mut self, batch: &SinkBatch) -> SinkAnswer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
         // Opening the database may read memos, which is required before newer ones are written.
-        if let Err(error) = self.ready(&mut None) {
-            self.mark.reserve(self.through, last);
-            self.refusing = true;
+        if let Err(error) = self.ensure_open(&mut None) {
+            self.seq_file.reserve(self.through, last);
+            self.batch_failed = true;
             return SinkAnswer::Unavailable(error.to_string());
         }
-        self.mark.reserve(self.through, last);
+        self.seq_file.reserve(self.through, last);
         let memos = self.take_memos();
         let limits = self.limits.clone();
-        let answer = self.with(|store| store.append(batch, &memos, &limits));
-        self.refusing = answer.is_err();
+        let answer = self.with_database(|store| store.append(batch, &memos, &limits));
+        self.batch_failed = answer.is_err();
         if answer != Ok(SinkAnswer::Accepted) {
             self.put_memos_back(memos);
         }
         match answer {
             Ok(SinkAnswer::Accepted) => {
                 self.through = self.through.max(last);
-                self.recovered();
-                self.mark.note(last, false);
+                self.clear_error();
+                self.seq_file.record_used(last, false);
                 if self.make_room(batch.events.len()) {
-                    self.tidied = None;
+                    self.last_maintenance = None;
                 }
-                self.show();
+                self.publish_status();
                 SinkAnswer::Accepted
             }
             Ok(answer) => answer,
@@ -261,82 +264,82 @@ impl JournalWriter {
     pub(super) fn grant(&mut self, through: u64) -> Result<(), JournalError> {
         // Another process may have deleted the directory. The error is visible in the status; the file of the numbers
         // may be usable.
-        if let Err(error @ JournalError::Closed) = self.ready(&mut None) {
+        if let Err(error @ JournalError::Closed) = self.ensure_open(&mut None) {
             return Err(error);
         }
-        match self.mark.grant(self.through, through) {
+        match self.seq_file.grant(self.through, through) {
             Ok(()) => {
-                if self.numberless.take().is_some() {
+                if self.seq_error.take().is_some() {
                     tracing::info!("event numbers can be reserved again");
-                    self.show();
+                    self.publish_status();
                 }
                 Ok(())
             }
             Err(error) => {
                 let reason = format!("cannot reserve event numbers in {}: {error}", self.home.path().display());
-                if self.numberless.as_ref() != Some(&reason) {
+                if self.seq_error.as_ref() != Some(&reason) {
                     tracing::error!(reason, "cannot reserve event numbers: events wait in memory; trying again");
-                    self.numberless = Some(reason.clone());
-                    self.show();
+                    self.seq_error = Some(reason.clone());
+                    self.publish_status();
                 }
                 Err(JournalError::Unavailable(reason))
             }
         }
     }
 
-    pub(super) fn owe(&mut self, batch: Arc<SinkBatch>) {
-        self.owed.push_back(batch);
-        let mut count: usize = self.owed.iter().map(|batch| batch.events.len()).sum();
+    pub(super) fn queue_delivered(&mut self, batch: Arc<SinkBatch>) {
+        self.delivered_unstored.push_back(batch);
+        let mut count: usize = self.delivered_unstored.iter().map(|batch| batch.events.len()).sum();
         while count > OWED_MAX
-            && let Some(oldest) = self.owed.pop_front()
+            && let Some(oldest) = self.delivered_unstored.pop_front()
         {
             count -= oldest.events.len();
             if let (Some(first), Some(last)) = (oldest.events.first(), oldest.events.last()) {
-                self.gone.add(first.seq, last.seq);
+                self.lost_ranges.add(first.seq, last.seq);
             }
         }
     }
 
-    fn append_owed(&mut self) -> SinkAnswer {
-        while let Some(batch) = self.owed.front().cloned() {
+    fn append_delivered(&mut self) -> SinkAnswer {
+        while let Some(batch) = self.delivered_unstored.front().cloned() {
             match self.append_one(&batch) {
                 answer @ SinkAnswer::Unavailable(_) => return answer,
                 // The batch was delivered. If it can never be stored, it is dropped.
-                _ => self.owed.pop_front(),
+                _ => self.delivered_unstored.pop_front(),
             };
         }
-        if self.gone != LostRanges::default() {
-            self.note_gone();
+        if self.lost_ranges != LostRanges::default() {
+            self.store_lost_ranges();
         }
         SinkAnswer::Accepted
     }
 
     pub(super) fn outbox(&mut self, after: u64, max: usize) -> Result<Vec<(u64, String)>, JournalError> {
-        self.with(|store| store.outbox(after, max))
+        self.with_database(|store| store.outbox(after, max))
     }
 
     pub(super) fn delivery(&mut self) -> Result<DeliveryState, JournalError> {
-        self.with(|store| Ok(store.delivery()))
+        self.with_database(|store| Ok(store.delivery()))
     }
 
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<&BatchInFlight>) -> Result<(), JournalError> {
-        match self.write(|store| store.sending(settled, sending.cloned())) {
+    pub(super) fn store_delivery(&mut self, settled: u64, sending: Option<&BatchInFlight>) -> Result<(), JournalError> {
+        match self.write(|store| store.store_delivery(settled, sending.cloned())) {
             // On a full disk delivery continues with what can be read, because delivery allows pruning.
             Err(JournalError::Unavailable(_)) if self.store.is_some() => {}
             outcome => outcome?,
         }
-        self.show();
+        self.publish_status();
         Ok(())
     }
 
-    pub(super) fn expect_nobody(&mut self) {
-        if let Err(error) = self.write(JournalDatabase::expect_nobody) {
+    pub(super) fn expect_no_delivery(&mut self) {
+        if let Err(error) = self.write(JournalDatabase::expect_no_delivery) {
             tracing::debug!(%error, "cannot store that no sink is configured");
         }
     }
 
     pub(super) fn command(&mut self, id: &str) -> Result<Option<CommandRecord>, JournalError> {
-        self.with(|store| store.command(id))
+        self.with_database(|store| store.command(id))
     }
 
     pub(super) fn record_command(&mut self, id: &str, result: Option<&str>) -> Result<(), JournalError> {
@@ -346,7 +349,7 @@ impl JournalWriter {
 
     /// Stores the pending memos. After an error they stay pending for the next successful transaction.
     pub(super) fn write_memos(&mut self) -> Result<(), JournalError> {
-        self.ready(&mut None)?;
+        self.ensure_open(&mut None)?;
         let memos = self.take_memos();
         if memos.is_empty() {
             return Ok(());
@@ -358,42 +361,45 @@ impl JournalWriter {
         written
     }
 
-    pub(super) fn attend(&mut self) {
-        self.attended = true;
-        self.tidied = None;
-        self.announce();
+    pub(super) fn enable_age_pruning(&mut self) {
+        self.age_pruning_enabled = true;
+        self.last_maintenance = None;
+        self.report_lost_ranges();
     }
 
-    pub(super) fn announce(&mut self) {
+    pub(super) fn report_lost_ranges(&mut self) {
         let hook = self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(hook) = &*hook else { return };
         // Losses that are not recorded in a database are reported once they are.
-        for (from, to) in self.store.as_mut().map(JournalDatabase::tell).unwrap_or_default() {
+        for (from, to) in self.store.as_mut().map(JournalDatabase::take_unreported).unwrap_or_default() {
             hook(from, to);
         }
     }
 
     pub(super) fn close(&mut self) {
-        self.append_owed();
+        self.append_delivered();
         // The error is logged and visible in the status.
         let _ = self.write_memos();
         self.store = None;
         if !std::mem::replace(&mut self.closed, true) {
-            self.mark.close();
+            self.seq_file.close();
         }
     }
 
     // ---- the disk ----
 
     /// Runs `act` on the database and opens it if necessary. Errors are recorded in the status.
-    fn with<T>(&mut self, mut act: impl FnMut(&mut JournalDatabase) -> rusqlite::Result<T>) -> Result<T, JournalError> {
-        self.ready(&mut None)?;
+    fn with_database<T>(
+        &mut self,
+        mut act: impl FnMut(&mut JournalDatabase) -> rusqlite::Result<T>,
+    ) -> Result<T, JournalError> {
+        self.ensure_open(&mut None)?;
         for attempt in 0.. {
             let Some(store) = &mut self.store else { break };
             match act(store) {
                 Ok(done) => return Ok(done),
-                Err(error) if attempt == 0 && is_damage(&error) => self.begin_anew(&error)?,
-                Err(error) => return Err(self.failed(&error)),
+                Err(error) if attempt == 0 && is_damage(&error) => self.replace_damaged(&error)?,
+                Err(error) => return Err(self.record_error(&error)),
             }
         }
         Err(JournalError::Closed)
@@ -401,15 +407,15 @@ impl JournalWriter {
 
     /// Runs `act` as [`Self::with`] does, and clears the recorded error after success.
     fn write<T>(&mut self, act: impl FnMut(&mut JournalDatabase) -> rusqlite::Result<T>) -> Result<T, JournalError> {
-        let done = self.with(act)?;
-        if !self.refusing {
-            self.recovered();
+        let done = self.with_database(act)?;
+        if !self.batch_failed {
+            self.clear_error();
         }
         Ok(done)
     }
 
     /// Opens the database unless it is open and still at its path.
-    fn ready(&mut self, facts: &mut Option<StoredState>) -> Result<(), JournalError> {
+    fn ensure_open(&mut self, facts: &mut Option<StoredState>) -> Result<(), JournalError> {
         if self.closed {
             return Err(JournalError::Closed);
         }
@@ -424,31 +430,31 @@ impl JournalWriter {
                 let last = store.last();
                 self.store = Some(store);
                 self.read_late_memos();
-                self.reaches(last, if was_there { last + 1 } else { 1 });
-                self.note_gone();
-                self.recovered();
+                self.record_lost_ranges(last, if was_there { last + 1 } else { 1 });
+                self.store_lost_ranges();
+                self.clear_error();
                 Ok(())
             }
             Err(SchemaError::Sqlite(error)) if is_damage(&error) => {
-                self.begin_anew(&error)?;
-                *facts = self.store.as_ref().and_then(|store| store.facts().ok());
+                self.replace_damaged(&error)?;
+                *facts = self.store.as_ref().and_then(|store| store.stored_state().ok());
                 Ok(())
             }
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(self.record_error(&error)),
         }
     }
 
     /// Reads memos that could not be read at the start. Must run before newer ones are written.
     fn read_late_memos(&mut self) {
-        if self.unknown.is_some()
-            && let Some(Ok(facts)) = self.store.as_ref().map(JournalDatabase::facts)
+        if self.last_possible_seq.is_some()
+            && let Some(Ok(facts)) = self.store.as_ref().map(JournalDatabase::stored_state)
         {
             self.late_memos = Some(facts.memos);
-            self.tell_memos();
+            self.call_late_memos_hook();
         }
     }
 
-    pub(super) fn tell_memos(&mut self) {
+    pub(super) fn call_late_memos_hook(&mut self) {
         let hook = self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(hook) = &*hook else { return };
         let Some(late) = self.late_memos.take() else { return };
@@ -459,12 +465,12 @@ impl JournalWriter {
 
     /// Records losses after the database was opened. It contains events up to `last`: known events after it are lost,
     /// and stored ones from `from` on.
-    fn reaches(&mut self, last: u64, from: u64) {
-        if let Some(used) = self.unknown.take() {
+    fn record_lost_ranges(&mut self, last: u64, from: u64) {
+        if let Some(used) = self.last_possible_seq.take() {
             self.through = last;
-            self.gone.add(last + 1, used);
+            self.lost_ranges.add(last + 1, used);
         } else if last < self.through {
-            self.gone.add(from, self.through);
+            self.lost_ranges.add(from, self.through);
         }
     }
 
@@ -472,54 +478,54 @@ impl JournalWriter {
         let Some(mut store) = self.store.take() else { return };
         if store.is_database_in_place() {
             tracing::error!(path = %self.path.display(), "the write-ahead log of the journal was deleted; repairing");
-            store.rescue();
+            store.checkpoint_deleted_wal();
         } else {
             tracing::error!(path = %self.path.display(), "the journal was deleted; starting a new one");
-            self.gone.merge(&store.into_gone());
-            self.mark.lost();
+            self.lost_ranges.merge(&store.into_lost_ranges());
+            self.seq_file.mark_unwritten();
         }
     }
 
     /// Replaces a damaged database with a new one, and copies its readable rows.
-    fn begin_anew(&mut self, error: &rusqlite::Error) -> Result<(), JournalError> {
+    fn replace_damaged(&mut self, error: &rusqlite::Error) -> Result<(), JournalError> {
         // Closes the database before it is renamed, to release its locks and its log.
         if let Some(store) = self.store.take() {
-            self.gone.merge(&store.into_gone());
+            self.lost_ranges.merge(&store.into_lost_ranges());
         }
         let put = |directory: DataDir| -> io::Result<_> { Ok((put_aside(&directory, self.time.now())?, directory)) };
         let (name, directory) = match self.home.directory().and_then(put) {
             Ok(put) => put,
-            Err(error) => return Err(self.failed(&error)),
+            Err(error) => return Err(self.record_error(&error)),
         };
         let aside = directory.path().join(&name);
         // If the satellite is killed before the copy is complete, the next one must not trust the new database.
-        self.mark.note(self.through, true);
+        self.seq_file.record_used(self.through, true);
         tracing::error!(
             %error, aside = %aside.display(),
             "the journal is damaged: it was put aside, and its readable content is copied"
         );
         let mut store = match JournalDatabase::open(&self.home, &mut None) {
             Ok(store) => store,
-            Err(error) => return Err(self.failed(&error)),
+            Err(error) => return Err(self.record_error(&error)),
         };
-        let salvaged = match store.take_over(|connection| salvage(&directory, &name, connection)) {
+        let salvaged = match store.import_with(|connection| salvage(&directory, &name, connection)) {
             Ok(salvaged) => salvaged,
-            Err(error) => return Err(self.failed(&error)),
+            Err(error) => return Err(self.record_error(&error)),
         };
         tracing::warn!(events = salvaged.events, "copied the readable content of the damaged journal");
         self.damaged = Some(aside);
         let last = store.last();
         self.store = Some(store);
         self.read_late_memos();
-        salvaged.lost.iter().for_each(|(from, to)| self.gone.add(*from, *to));
-        self.reaches(last, last + 1);
-        self.note_gone();
-        self.recovered();
-        self.show();
+        salvaged.lost.iter().for_each(|(from, to)| self.lost_ranges.add(*from, *to));
+        self.record_lost_ranges(last, last + 1);
+        self.store_lost_ranges();
+        self.clear_error();
+        self.publish_status();
         Ok(())
     }
 
-    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> JournalError {
+    fn record_error(&mut self, error: &(dyn std::error::Error + 'static)) -> JournalError {
         let reason = format!("the journal {} cannot be used: {error}", self.path.display());
         if self.reason.as_ref() != Some(&reason) {
             tracing::error!(reason, "the journal cannot be used: events are kept in memory; trying again");
@@ -531,7 +537,7 @@ impl JournalWriter {
             self.store = None;
         }
         // From now on numbers may be in use that are not stored.
-        self.mark.note(self.through, true);
+        self.seq_file.record_used(self.through, true);
         self.shared.status.send_modify(|status| {
             status.state = JournalState::Memory;
             status.reason = Some(reason.clone());
@@ -539,31 +545,31 @@ impl JournalWriter {
         JournalError::Unavailable(reason)
     }
 
-    fn recovered(&mut self) {
+    fn clear_error(&mut self) {
         if self.reason.take().is_some() {
             tracing::info!(path = %self.path.display(), "the journal is written again");
-            self.show();
+            self.publish_status();
         }
     }
 
-    fn note_gone(&mut self) {
+    fn store_lost_ranges(&mut self) {
         let Some(store) = &mut self.store else { return };
-        if store.lost(&self.gone).is_ok() {
-            self.gone = LostRanges::default();
-            self.announce();
+        if store.store_lost_ranges(&self.lost_ranges).is_ok() {
+            self.lost_ranges = LostRanges::default();
+            self.report_lost_ranges();
         }
     }
 
     // ---- maintenance between jobs ----
 
-    fn delivers(&self) -> bool {
-        self.shared.delivers.load(Ordering::Acquire)
+    fn has_delivery(&self) -> bool {
+        self.shared.has_delivery.load(Ordering::Acquire)
     }
 
     /// Prunes in steps until little more than twice the `added` events are removed, so that a batch does not wait for
     /// long; the rest is pruned in idle time. Returns true if more must be pruned.
     fn make_room(&mut self, added: usize) -> bool {
-        let (delivers, size_max) = (self.delivers(), self.limits.size_max);
+        let (delivers, size_max) = (self.has_delivery(), self.limits.size_max);
         let (mut removed, enough) = (0, 2 * added as u64);
         let more = loop {
             let Some(store) = &mut self.store else { return false };
@@ -582,12 +588,12 @@ impl JournalWriter {
         };
         if !more {
             // Reported at the end, so that it is reported once.
-            self.announce();
+            self.report_lost_ranges();
         }
         more
     }
 
-    fn outcome(more: rusqlite::Result<bool>) -> bool {
+    fn unwrap_or_log(more: rusqlite::Result<bool>) -> bool {
         match more {
             Ok(more) => more,
             Err(error) => {
@@ -598,36 +604,36 @@ impl JournalWriter {
         }
     }
 
-    fn tidy(&mut self) {
-        self.tidied = Some(Instant::now());
-        if self.closed || self.ready(&mut None).is_err() {
+    fn run_maintenance(&mut self) {
+        self.last_maintenance = Some(Instant::now());
+        if self.closed || self.ensure_open(&mut None).is_err() {
             return;
         }
         self.catch_up();
-        if !self.attended {
+        if !self.age_pruning_enabled {
             return;
         }
-        let (limits, now, delivers) = (self.limits.clone(), self.time.age(), self.delivers());
+        let (limits, now, delivers) = (self.limits.clone(), self.time.bounded_now(), self.has_delivery());
         let Some(store) = &mut self.store else { return };
         let old = store.prune_old(&limits, now, delivers);
-        let mut more = Self::outcome(old);
+        let mut more = Self::unwrap_or_log(old);
         more |= self.make_room(0);
         if !more && let Some(store) = &mut self.store {
             let shrunk = store.shrink(limits.size_max);
-            more = Self::outcome(shrunk);
+            more = Self::unwrap_or_log(shrunk);
         }
         if more {
             // Immediately, but after the jobs that arrived in the meantime.
-            self.tidied = None;
+            self.last_maintenance = None;
         }
-        self.show();
+        self.publish_status();
     }
 
     fn catch_up(&mut self) {
-        self.append_owed();
+        self.append_delivered();
         // An error is visible in the status.
         let _ = self.write_memos();
-        if self.reason.is_some() && !self.refusing {
+        if self.reason.is_some() && !self.batch_failed {
             // An error is visible in the status.
             let _ = self.write(JournalDatabase::probe);
         }
@@ -635,7 +641,7 @@ impl JournalWriter {
 
     fn take_memos(&self) -> Memos {
         // Cleared first: a memo that is set after this sends a new notification.
-        self.shared.memos_told.store(false, Ordering::Release);
+        self.shared.memo_job_queued.store(false, Ordering::Release);
         std::mem::take(&mut *self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -647,13 +653,13 @@ impl JournalWriter {
         }
     }
 
-    pub(super) fn show(&mut self) {
+    pub(super) fn publish_status(&mut self) {
         let extent = self.store.as_ref().and_then(|store| store.extent().ok());
-        let delivers = self.delivers();
+        let delivers = self.has_delivery();
         let cursor = self.store.as_ref().map(|store| store.delivery().cursor);
         let through = self.through;
         self.shared.status.send_modify(|status| {
-            let reason = self.reason.as_ref().or(self.numberless.as_ref());
+            let reason = self.reason.as_ref().or(self.seq_error.as_ref());
             status.state = if reason.is_some() { JournalState::Memory } else { JournalState::Ok };
             status.reason = reason.cloned();
             status.journalled_through = through;
@@ -694,8 +700,8 @@ mod tests {
                 at: Instant::now().checked_sub(Duration::from_secs(3600)).unwrap(),
             };
             assert_eq!(time.now(), began + hour * jump);
-            let off = time.age().duration_since(began + expected);
-            assert!(off.abs() < jiff::SignedDuration::from_secs(60), "{jump} hours: {}", time.age());
+            let off = time.bounded_now().duration_since(began + expected);
+            assert!(off.abs() < jiff::SignedDuration::from_secs(60), "{jump} hours: {}", time.bounded_now());
         }
     }
 }

@@ -39,7 +39,7 @@ const BOOT_LEN: usize = 36;
 #[derive(Debug, Clone)]
 pub(super) struct SeqFile {
     home: JournalHome,
-    says: SeqRecord,
+    record: SeqRecord,
     /// True if the file contains `says`.
     written: bool,
     boot: String,
@@ -77,7 +77,7 @@ impl SeqRecord {
         known.then(|| Self { reserved, ahead, reached, closed, boot: boot.to_owned(), granted })
     }
 
-    fn line(&self) -> String {
+    fn to_line(&self) -> String {
         let Self { reserved, reached, boot, granted, .. } = self;
         let word = if self.ahead { "ahead" } else { "stored" };
         let end = if self.closed { "closed" } else { "open" };
@@ -94,13 +94,13 @@ impl SeqFile {
         let says = SeqRecord::parse(&String::from_utf8(found.unwrap_or_default()).unwrap_or_default(), &boot);
         let nothing =
             SeqRecord { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone(), granted: 0 };
-        Self { home: home.clone(), written: says.is_some(), says: says.unwrap_or(nothing), boot, reserved_at: None }
+        Self { home: home.clone(), written: says.is_some(), record: says.unwrap_or(nothing), boot, reserved_at: None }
     }
 
     /// Returns the last number that may be in use. `stored` is the last number in a complete database; `None` if there
     /// is no database or it is not reliable.
-    pub(super) fn used(&self, stored: Option<u64>) -> u64 {
-        let SeqRecord { reserved, ahead, reached, closed, boot, granted } = &self.says;
+    pub(super) fn last_used(&self, stored: Option<u64>) -> u64 {
+        let SeqRecord { reserved, ahead, reached, closed, boot, granted } = &self.record;
         // An unknown boot may be another boot.
         let same_boot = *boot == self.boot && boot != NO_BOOT;
         let has_all = stored.is_some_and(|stored| stored >= *reached) && same_boot;
@@ -112,64 +112,65 @@ impl SeqFile {
     /// number.
     pub(super) fn reserve(&mut self, stored: u64, seq: u64) {
         // While the database lacks events, readers may see numbers of events that wait in memory.
-        let needed = if self.says.ahead { seq.saturating_add(STEP) } else { seq };
-        if needed >= self.says.reserved || self.says.closed || !self.written {
+        let needed = if self.record.ahead { seq.saturating_add(STEP) } else { seq };
+        if needed >= self.record.reserved || self.record.closed || !self.written {
             let reserved = self.next_block(stored, needed);
-            self.put(SeqRecord { reserved, ..self.open() });
+            self.store_record(SeqRecord { reserved, ..self.open_record() });
         }
     }
 
     /// Permits events to use the numbers up to `seq`; those up to `stored` are stored. After an error no event may use
     /// them, because the next start could use them again.
     pub(super) fn grant(&mut self, stored: u64, seq: u64) -> io::Result<()> {
-        if self.written && !self.says.closed && seq <= self.says.granted {
+        if self.written && !self.record.closed && seq <= self.record.granted {
             return Ok(());
         }
-        let reserved = if seq < self.says.reserved { self.says.reserved } else { self.next_block(stored, seq) };
-        let before = self.says.clone();
+        let reserved = if seq < self.record.reserved { self.record.reserved } else { self.next_block(stored, seq) };
+        let before = self.record.clone();
         let granted = before.granted.max(seq);
-        self.try_put(SeqRecord { reserved, granted, ..self.open() }).inspect_err(|_| self.says = before)
+        self.try_store_record(SeqRecord { reserved, granted, ..self.open_record() })
+            .inspect_err(|_| self.record = before)
     }
 
     fn next_block(&mut self, stored: u64, needed: u64) -> u64 {
         let storm = self.reserved_at.is_some_and(|at| at.elapsed() < STORM);
         let step = if storm { STORM_STEP } else { STEP };
         self.reserved_at = Some(Instant::now());
-        stored.saturating_add(step).max(needed.saturating_add(1)).max(self.says.reserved)
+        stored.saturating_add(step).max(needed.saturating_add(1)).max(self.record.reserved)
     }
 
     /// Records that numbers up to `seq` are used. `ahead` is true if the database may lack some of them. A failure is
     /// repaired by the next write.
-    pub(super) fn note(&mut self, seq: u64, ahead: bool) {
-        let reserved = if seq < self.says.reserved { self.says.reserved } else { seq.saturating_add(STEP) };
-        self.put(SeqRecord { reserved, ahead, reached: self.says.reached.max(seq), ..self.open() });
+    pub(super) fn record_used(&mut self, seq: u64, ahead: bool) {
+        let reserved = if seq < self.record.reserved { self.record.reserved } else { seq.saturating_add(STEP) };
+        self.store_record(SeqRecord { reserved, ahead, reached: self.record.reached.max(seq), ..self.open_record() });
     }
 
     pub(super) fn close(&mut self) {
         // A file that was never written is not created now.
-        if self.says.reserved > 0 {
-            self.put(SeqRecord { closed: true, ..self.open() });
+        if self.record.reserved > 0 {
+            self.store_record(SeqRecord { closed: true, ..self.open_record() });
         }
     }
 
-    fn open(&self) -> SeqRecord {
-        SeqRecord { closed: false, boot: self.boot.clone(), ..self.says.clone() }
+    fn open_record(&self) -> SeqRecord {
+        SeqRecord { closed: false, boot: self.boot.clone(), ..self.record.clone() }
     }
 
-    fn put(&mut self, says: SeqRecord) {
-        if let Err(error) = self.try_put(says) {
+    fn store_record(&mut self, says: SeqRecord) {
+        if let Err(error) = self.try_store_record(says) {
             tracing::debug!(%error, data_dir = %self.home.path().display(), "cannot store the used event numbers");
         }
     }
 
-    fn try_put(&mut self, says: SeqRecord) -> io::Result<()> {
-        if self.written && says == self.says {
+    fn try_store_record(&mut self, says: SeqRecord) -> io::Result<()> {
+        if self.written && says == self.record {
             return Ok(());
         }
         // Synced to survive a loss of power: `reserved` covers the numbers of all events.
         let SeqRecord { reached, granted, .. } = says;
-        let sync = !self.written || says != SeqRecord { reached, granted, ..self.says.clone() };
-        self.says = says;
+        let sync = !self.written || says != SeqRecord { reached, granted, ..self.record.clone() };
+        self.record = says;
         self.written = false;
         self.write(sync)?;
         self.written = true;
@@ -180,7 +181,7 @@ impl SeqFile {
         let directory = self.home.directory()?;
         let known = directory.stat(FILE).is_some();
         let file = directory.open_file(FILE, OpenMode::Write)?;
-        file.write_all_at(self.says.line().as_bytes(), 0)?;
+        file.write_all_at(self.record.to_line().as_bytes(), 0)?;
         if sync {
             file.sync_data()?;
         }
@@ -191,7 +192,7 @@ impl SeqFile {
         Ok(())
     }
 
-    pub(super) fn lost(&mut self) {
+    pub(super) fn mark_unwritten(&mut self) {
         self.written = false;
     }
 }
@@ -214,20 +215,20 @@ mod tests {
     fn a_mark_is_read_as_it_was_written_and_a_torn_one_says_nothing() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
-        assert_eq!(mark.used(None), 0);
-        mark.note(5, false);
-        assert_eq!(read(dir.path()).says, mark.says);
+        assert_eq!(mark.last_used(None), 0);
+        mark.record_used(5, false);
+        assert_eq!(read(dir.path()).record, mark.record);
         let length = text(dir.path()).len();
-        mark.note(10_006, true);
+        mark.record_used(10_006, true);
         let again = read(dir.path());
-        assert_eq!((&again.says, again.says.reserved, again.says.ahead), (&mark.says, 20_006, true));
-        mark.note(10_007, false);
+        assert_eq!((&again.record, again.record.reserved, again.record.ahead), (&mark.record, 20_006, true));
+        mark.record_used(10_007, false);
         mark.close();
         let again = read(dir.path());
-        assert_eq!((again.says.reached, again.says.ahead, again.says.closed), (10_007, false, true));
+        assert_eq!((again.record.reached, again.record.ahead, again.record.closed), (10_007, false, true));
         assert_eq!(text(dir.path()).len(), length);
         std::fs::write(dir.path().join("journal/seq"), &text(dir.path())[..60]).unwrap();
-        assert_eq!(read(dir.path()).used(None), 0);
+        assert_eq!(read(dir.path()).last_used(None), 0);
     }
 
     #[test]
@@ -258,8 +259,8 @@ mod tests {
             let text = line.replace("HERE", here).replace("OTHER", other);
             let says = SeqRecord::parse(&text, here).unwrap();
             let home = JournalHome::Named(PathBuf::new());
-            let mark = SeqFile { home, says, written: true, boot: here.to_owned(), reserved_at: None };
-            assert_eq!(mark.used(stored), used, "{line}, {stored:?}");
+            let mark = SeqFile { home, record: says, written: true, boot: here.to_owned(), reserved_at: None };
+            assert_eq!(mark.last_used(stored), used, "{line}, {stored:?}");
         }
     }
 
@@ -267,12 +268,12 @@ mod tests {
     fn a_number_that_an_event_had_is_used_also_when_the_event_was_not_stored() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
-        mark.note(5, false);
+        mark.record_used(5, false);
         mark.grant(5, 324).unwrap();
-        assert_eq!(read(dir.path()).used(Some(5)), 324, "only granted numbers count as used");
-        assert_eq!(read(dir.path()).used(Some(324)), 324);
+        assert_eq!(read(dir.path()).last_used(Some(5)), 324, "only granted numbers count as used");
+        assert_eq!(read(dir.path()).last_used(Some(324)), 324);
         mark.close();
-        assert_eq!(read(dir.path()).used(Some(5)), 324);
+        assert_eq!(read(dir.path()).last_used(Some(5)), 324);
     }
 
     #[test]
@@ -282,32 +283,32 @@ mod tests {
         std::fs::create_dir(dir.path().join("journal/seq")).unwrap();
         mark.grant(0, 10).unwrap_err();
         std::fs::remove_dir(dir.path().join("journal/seq")).unwrap();
-        assert_eq!(mark.used(None), 0, "a failed grant uses no number");
+        assert_eq!(mark.last_used(None), 0, "a failed grant uses no number");
         mark.grant(0, 10).unwrap();
-        assert_eq!(read(dir.path()).used(Some(0)), 10);
+        assert_eq!(read(dir.path()).last_used(Some(0)), 10);
     }
 
     #[test]
     fn what_is_about_to_be_stored_is_reserved_from_where_the_database_ends() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
-        mark.note(5, false);
+        mark.record_used(5, false);
         mark.reserve(10_000, 12_000);
-        assert_eq!(read(dir.path()).says.reserved, 20_000);
+        assert_eq!(read(dir.path()).record.reserved, 20_000);
         mark.reserve(12_000, 19_999);
-        assert_eq!(read(dir.path()).says.reserved, 20_000);
-        mark.note(12_000, false);
+        assert_eq!(read(dir.path()).record.reserved, 20_000);
+        mark.record_used(12_000, false);
         mark.reserve(12_000, 40_000);
-        assert!(read(dir.path()).says.reserved > 40_000, "a large range is reserved at once");
+        assert!(read(dir.path()).record.reserved > 40_000, "a large range is reserved at once");
     }
 
     #[test]
     fn while_the_database_takes_nothing_what_waits_in_memory_is_reserved_as_well() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
-        mark.note(100, true);
+        mark.record_used(100, true);
         mark.reserve(100, 50_000);
-        assert!(read(dir.path()).says.reserved >= 50_000 + STEP);
+        assert!(read(dir.path()).record.reserved >= 50_000 + STEP);
     }
 
     #[test]
@@ -317,10 +318,10 @@ mod tests {
         let mut reserved = std::collections::BTreeSet::new();
         for seq in 1..=50_000 {
             mark.reserve(seq - 1, seq);
-            mark.note(seq, false);
-            reserved.insert(mark.says.reserved);
+            mark.record_used(seq, false);
+            reserved.insert(mark.record.reserved);
         }
         assert!(reserved.len() <= 6, "{reserved:?}");
-        assert_eq!(read(dir.path()).says.reached, 50_000);
+        assert_eq!(read(dir.path()).record.reached, 50_000);
     }
 }

@@ -136,7 +136,7 @@ pub struct DeliveryState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandRecord {
     /// Execution was started; the result is unknown.
-    Begun,
+    Started,
     /// Execution is complete; contains the result as JSON.
     Done(String),
 }
@@ -168,8 +168,8 @@ impl JournalHome {
 
     fn directory(&self) -> io::Result<DataDir> {
         match self {
-            Self::Open(directory) => directory.subdirectory(DIRECTORY),
-            Self::Named(path) => DataDir::create(path)?.subdirectory(DIRECTORY),
+            Self::Open(directory) => directory.create_or_open_subdirectory(DIRECTORY),
+            Self::Named(path) => DataDir::create(path)?.create_or_open_subdirectory(DIRECTORY),
         }
     }
 
@@ -214,12 +214,12 @@ struct JournalShared {
     /// Latest unwritten memo of each instance; `None` deletes the memo.
     pending_memos: Mutex<HashMap<InstanceId, Option<String>>>,
     /// True if the thread has already been notified of pending memos.
-    memos_told: AtomicBool,
-    delivers: AtomicBool,
+    memo_job_queued: AtomicBool,
+    has_delivery: AtomicBool,
     on_dropped: Mutex<Option<OnDropped>>,
     on_memos: Mutex<Option<OnMemos>>,
     memos_unread: AtomicBool,
-    pulse: Arc<DiskMonitor>,
+    disk_monitor: Arc<DiskMonitor>,
 }
 
 impl Journal {
@@ -229,14 +229,14 @@ impl Journal {
     /// # Errors
     /// Returns an error only if no thread can be started.
     pub fn open(data_dir: &Path, limits: JournalLimits) -> io::Result<Self> {
-        Self::open_at(data_dir, limits, Arc::new(Timestamp::now))
+        Self::open_with_clock(data_dir, limits, Arc::new(Timestamp::now))
     }
 
     /// Opens the journal as [`Journal::open`] does, with another clock.
     ///
     /// # Errors
     /// See [`Journal::open`].
-    pub fn open_at(data_dir: &Path, limits: JournalLimits, clock: JournalClock) -> io::Result<Self> {
+    pub fn open_with_clock(data_dir: &Path, limits: JournalLimits, clock: JournalClock) -> io::Result<Self> {
         Self::open_home(JournalHome::Named(data_dir.to_owned()), limits, clock)
     }
 
@@ -266,12 +266,12 @@ impl Journal {
     }
 
     /// Returns a receiver of the number of the last stored event.
-    pub fn appended(&self) -> watch::Receiver<u64> {
+    pub fn watch_appended(&self) -> watch::Receiver<u64> {
         self.shared.appended.subscribe()
     }
 
     /// Waits until the event is stored, or the disk does not accept events.
-    pub async fn stored(&self, seq: u64) {
+    pub async fn wait_stored(&self, seq: u64) {
         let mut status = self.shared.status.subscribe();
         let settled = |status: &JournalStatus| status.journalled_through >= seq || status.state == JournalState::Memory;
         // An error means that the journal has ended and will not store the event.
@@ -284,39 +284,39 @@ impl Journal {
     /// age before the hook is set.
     pub fn on_dropped(&self, hook: impl Fn(u64, u64) + Send + 'static) {
         *self.shared.on_dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
-        self.tell(JournalWriter::attend);
+        self.send_job(JournalWriter::enable_age_pruning);
     }
 
     /// Declares that events are delivered to a receiver; must be called before [`Journal::on_dropped`]. The journal
     /// then counts undelivered events, keeps them beyond their maximum age, and reports those it has to remove.
     pub fn expect_delivery(&self) {
-        self.shared.delivers.store(true, Ordering::Release);
-        self.tell(JournalWriter::show);
+        self.shared.has_delivery.store(true, Ordering::Release);
+        self.send_job(JournalWriter::publish_status);
     }
 
     /// Declares that there is no receiver. A receiver of a later start gets the events from then on, or continues where
     /// the last receiver stopped if events are undelivered.
-    pub fn expect_nobody(&self) {
-        self.tell(JournalWriter::expect_nobody);
+    pub fn expect_no_delivery(&self) {
+        self.send_job(JournalWriter::expect_no_delivery);
     }
 
     /// Stores a batch in one transaction. Events that are already stored are skipped, so a batch can be repeated.
     /// Returns `Accepted`, `Invalid` or `Unavailable`.
     pub fn append(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         let (reply, answer) = oneshot::channel::<SinkAnswer>();
-        self.tell(move |keeper| {
+        self.send_job(move |keeper| {
             // Sent even if the caller stopped waiting: the satellite may be ending, and a repeated batch is harmless.
             let _ = reply.send(keeper.append(&batch));
         });
         let journal = self.clone();
-        async move { journal.in_time(answer).await.unwrap_or_else(|error| SinkAnswer::Unavailable(error.to_string())) }
+        async move { journal.wait_reply(answer).await.unwrap_or_else(|error| SinkAnswer::Unavailable(error.to_string())) }
             .boxed()
     }
 
     /// Queues events that were delivered without being stored. They are stored once the disk accepts them, within the
     /// limit of memory.
-    pub fn went_directly(&self, batch: Arc<SinkBatch>) {
-        self.tell(move |keeper| keeper.owe(batch));
+    pub fn queue_delivered(&self, batch: Arc<SinkBatch>) {
+        self.send_job(move |keeper| keeper.queue_delivered(batch));
     }
 
     /// Returns the next events after `after`, at most `max`. Unreadable events are skipped and logged.
@@ -324,7 +324,7 @@ impl Journal {
     /// # Errors
     /// Returns an error if the disk is unavailable or the journal is closed.
     pub async fn outbox(&self, after: u64, max: usize) -> Result<Vec<Envelope>, JournalError> {
-        let bodies = self.ask(move |keeper| keeper.outbox(after, max)).await?;
+        let bodies = self.run_job(move |keeper| keeper.outbox(after, max)).await?;
         let parse = |(seq, body): &(u64, String)| {
             serde_json::from_str(body)
                 .inspect_err(|error| tracing::error!(seq, %error, "a stored event cannot be read; it is not delivered"))
@@ -338,7 +338,7 @@ impl Journal {
     /// # Errors
     /// See [`Journal::outbox`].
     pub async fn delivery(&self) -> Result<DeliveryState, JournalError> {
-        self.ask(JournalWriter::delivery).await
+        self.run_job(JournalWriter::delivery).await
     }
 
     /// Stores the progress of the delivery in one transaction: `settled` is the cursor, which never moves back,
@@ -346,8 +346,8 @@ impl Journal {
     ///
     /// # Errors
     /// Returns an error if the journal is closed or the disk is unavailable. A full disk is not an error.
-    pub async fn sending(&self, settled: u64, sending: Option<BatchInFlight>) -> Result<(), JournalError> {
-        self.ask(move |keeper| keeper.sending(settled, sending.as_ref())).await
+    pub async fn store_delivery(&self, settled: u64, sending: Option<BatchInFlight>) -> Result<(), JournalError> {
+        self.run_job(move |keeper| keeper.store_delivery(settled, sending.as_ref())).await
     }
 
     /// Returns the memos of instances, as JSON, that were stored when the journal was opened.
@@ -358,40 +358,40 @@ impl Journal {
     /// Returns true if the database exists but its memos cannot be read yet. The journal's thread then passes them to
     /// `hook`, once, as soon as they can be read. The result of the hook replaces the stored memos, except where a
     /// newer memo exists.
-    pub fn memos_come_late(&self, hook: impl Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send + 'static) -> bool {
+    pub fn on_late_memos(&self, hook: impl Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send + 'static) -> bool {
         if !self.shared.memos_unread.load(Ordering::Acquire) {
             return false;
         }
         *self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hook));
         // The memos may have been read in the meantime.
-        self.tell(JournalWriter::tell_memos);
+        self.send_job(JournalWriter::call_late_memos_hook);
         true
     }
 
     /// Stores `memo`, which is JSON, for an instance. It takes effect at once and is written to disk with the next
     /// transaction.
     pub fn remember(&self, instance: &InstanceId, memo: String) {
-        self.memo(instance, Some(memo));
+        self.set_memo(instance, Some(memo));
     }
 
     /// Deletes the memo of an instance.
     pub fn forget(&self, instance: &InstanceId) {
-        self.memo(instance, None);
+        self.set_memo(instance, None);
     }
 
     /// Waits until all earlier changes of memos are stored. An error contains the reason why they are not: they are
     /// stored once the disk accepts them, and lost if the satellite is killed before.
-    pub async fn memos_stored(&self) -> Result<(), JournalError> {
-        self.while_it_answers(self.ask(JournalWriter::write_memos)).await.flatten()
+    pub async fn flush_memos(&self) -> Result<(), JournalError> {
+        self.with_disk_timeout(self.run_job(JournalWriter::write_memos)).await.flatten()
     }
 
-    fn memo(&self, instance: &InstanceId, memo: Option<String>) {
+    fn set_memo(&self, instance: &InstanceId, memo: Option<String>) {
         let mut pending = self.shared.pending_memos.lock().unwrap_or_else(PoisonError::into_inner);
         pending.insert(instance.clone(), memo);
         drop(pending);
-        if !self.shared.memos_told.swap(true, Ordering::AcqRel) {
+        if !self.shared.memo_job_queued.swap(true, Ordering::AcqRel) {
             // An error is visible in the status; the memos are written with the next successful transaction.
-            self.tell(|keeper| drop(keeper.write_memos()));
+            self.send_job(|keeper| drop(keeper.write_memos()));
         }
     }
 
@@ -401,54 +401,54 @@ impl Journal {
     /// See [`Journal::outbox`].
     pub async fn command(&self, id: &str) -> Result<Option<CommandRecord>, JournalError> {
         let id = id.to_owned();
-        self.ask(move |keeper| keeper.command(&id)).await
+        self.run_job(move |keeper| keeper.command(&id)).await
     }
 
     /// Stores that a command was started.
     ///
     /// # Errors
     /// See [`Journal::outbox`].
-    pub async fn command_begun(&self, id: &str) -> Result<(), JournalError> {
+    pub async fn record_command_start(&self, id: &str) -> Result<(), JournalError> {
         let id = id.to_owned();
-        self.ask(move |keeper| keeper.record_command(&id, None)).await
+        self.run_job(move |keeper| keeper.record_command(&id, None)).await
     }
 
     /// Stores the result of a command, as JSON.
     ///
     /// # Errors
     /// See [`Journal::outbox`].
-    pub async fn command_done(&self, id: &str, result: String) -> Result<(), JournalError> {
+    pub async fn record_command_result(&self, id: &str, result: String) -> Result<(), JournalError> {
         let id = id.to_owned();
-        self.ask(move |keeper| keeper.record_command(&id, Some(&result))).await
+        self.run_job(move |keeper| keeper.record_command(&id, Some(&result))).await
     }
 
     /// Awaits an operation that depends on the disk. Returns an error and drops the operation once the disk is overdue.
-    pub async fn while_it_answers<T>(&self, waiting: impl Future<Output = T>) -> Result<T, JournalError> {
+    pub async fn with_disk_timeout<T>(&self, waiting: impl Future<Output = T>) -> Result<T, JournalError> {
         tokio::select! {
             biased;
             done = waiting => Ok(done),
-            () = self.shared.pulse.overdue() => Err(JournalError::Unavailable(format!(
+            () = self.shared.disk_monitor.wait_overdue() => Err(JournalError::Unavailable(format!(
                 "the disk of the journal {} does not answer",
                 self.shared.status.borrow().path.display()
             ))),
         }
     }
 
-    pub fn hangs(&self) -> bool {
-        self.shared.pulse.is_hanging()
+    pub fn is_hanging(&self) -> bool {
+        self.shared.disk_monitor.is_hanging()
     }
 
     /// Waits until the disk has not answered for so long that its readers should stop waiting.
-    pub async fn is_given_up(&self) {
-        self.shared.pulse.hangs().await;
-        self.shared.pulse.overdue().await;
+    pub async fn wait_given_up(&self) {
+        self.shared.disk_monitor.wait_hang().await;
+        self.shared.disk_monitor.wait_overdue().await;
     }
 
     /// Stores pending data and closes the database; later operations return [`JournalError::Closed`]. Returns when this
     /// is done or the disk does not answer. Committed data is stored in either case.
     pub async fn close(&self) {
         let (reply, closed) = oneshot::channel();
-        self.tell(move |keeper| {
+        self.send_job(move |keeper| {
             keeper.close();
             // The journal is closed even if the caller stopped waiting.
             let _ = reply.send(());
@@ -456,43 +456,43 @@ impl Journal {
         let closed = tokio::select! {
             biased;
             // An inner error means that the thread has ended, which closes the journal as well.
-            closed = self.while_it_answers(closed) => closed.map(drop),
+            closed = self.with_disk_timeout(closed) => closed.map(drop),
             // If the disk hung before, the journal does not wait for it again.
-            () = self.shared.pulse.hangs() => Err(self.unanswered()),
+            () = self.shared.disk_monitor.wait_hang() => Err(self.record_hang()),
         };
         if let Err(error) = closed {
             tracing::error!(%error, "cannot close the journal; committed events are stored");
         }
     }
 
-    fn tell(&self, job: impl FnOnce(&mut JournalWriter) + Send + 'static) {
+    fn send_job(&self, job: impl FnOnce(&mut JournalWriter) + Send + 'static) {
         // An error means that the thread has ended; callers that wait for a response notice it.
         let _ = self.jobs.send(Box::new(job));
     }
 
-    async fn ask<T: Send + 'static>(
+    async fn run_job<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut JournalWriter) -> Result<T, JournalError> + Send + 'static,
     ) -> Result<T, JournalError> {
         let (reply, answer) = oneshot::channel();
-        self.tell(move |keeper| {
+        self.send_job(move |keeper| {
             // A caller that stopped waiting will ask again.
             let _ = reply.send(job(keeper));
         });
-        self.in_time(answer).await?
+        self.wait_reply(answer).await?
     }
 
     /// Waits for a response of the thread. The thread may execute the job after a timeout; this is harmless, because
     /// callers ask again.
-    async fn in_time<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, JournalError> {
+    async fn wait_reply<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, JournalError> {
         tokio::select! {
             biased;
             answer = answer => answer.map_err(|_| JournalError::Closed),
-            () = self.shared.pulse.hangs() => Err(self.unanswered()),
+            () = self.shared.disk_monitor.wait_hang() => Err(self.record_hang()),
         }
     }
 
-    fn unanswered(&self) -> JournalError {
+    fn record_hang(&self) -> JournalError {
         let path = &self.shared.status.borrow().path.clone();
         let reason = format!("the journal {} cannot be used: the disk does not answer", path.display());
         let news = self.shared.status.send_if_modified(|status| {
@@ -504,7 +504,7 @@ impl Journal {
         if news {
             tracing::error!(reason, "the journal cannot be used: events are kept in memory; trying again");
             // The thread corrects the status as soon as it continues.
-            self.tell(JournalWriter::show);
+            self.send_job(JournalWriter::publish_status);
         }
         JournalError::Unavailable(reason)
     }
@@ -513,7 +513,8 @@ impl Journal {
 impl NumberStore for Journal {
     fn reserve(&self, through: u64) -> BoxFuture<'static, Result<(), String>> {
         let journal = self.clone();
-        async move { journal.ask(move |keeper| keeper.grant(through)).await.map_err(|error| error.to_string()) }.boxed()
+        async move { journal.run_job(move |keeper| keeper.grant(through)).await.map_err(|error| error.to_string()) }
+            .boxed()
     }
 }
 

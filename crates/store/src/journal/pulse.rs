@@ -17,8 +17,8 @@ const ANSWER_TIMEOUT: Duration = WAIT_MAX.saturating_sub(LOOK_INTERVAL);
 
 pub(super) struct DiskMonitor {
     busy_since: Mutex<Option<Instant>>,
-    hangs: watch::Sender<bool>,
-    looked: watch::Sender<Instant>,
+    is_hanging: watch::Sender<bool>,
+    last_check: watch::Sender<Instant>,
 }
 
 impl DiskMonitor {
@@ -26,14 +26,14 @@ impl DiskMonitor {
     pub(super) fn start() -> io::Result<Arc<Self>> {
         let pulse = Arc::new(Self {
             busy_since: Mutex::default(),
-            hangs: watch::Sender::new(false),
-            looked: watch::Sender::new(Instant::now()),
+            is_hanging: watch::Sender::new(false),
+            last_check: watch::Sender::new(Instant::now()),
         });
         let looked_at = Arc::downgrade(&pulse);
         thread::Builder::new().name("journal-pulse".into()).spawn(move || {
             while let Some(pulse) = looked_at.upgrade() {
-                pulse.look();
-                pulse.looked.send_replace(Instant::now());
+                pulse.check();
+                pulse.last_check.send_replace(Instant::now());
                 drop(pulse);
                 thread::sleep(LOOK_INTERVAL);
             }
@@ -41,38 +41,38 @@ impl DiskMonitor {
         Ok(pulse)
     }
 
-    pub(super) fn during<T>(&self, job: impl FnOnce() -> T) -> T {
-        self.is_busy(Some(Instant::now()));
+    pub(super) fn run_monitored<T>(&self, job: impl FnOnce() -> T) -> T {
+        self.set_busy_since(Some(Instant::now()));
         let done = job();
-        self.is_busy(None);
-        self.look();
+        self.set_busy_since(None);
+        self.check();
         done
     }
 
     pub(super) fn is_hanging(&self) -> bool {
-        *self.hangs.borrow()
+        *self.is_hanging.borrow()
     }
 
     /// Waits until a job has exceeded the timeout of the disk.
-    pub(super) async fn hangs(&self) {
+    pub(super) async fn wait_hang(&self) {
         // The sender is in `self`, so the channel stays open.
-        let _ = self.hangs.subscribe().wait_for(|hangs| *hangs).await;
+        let _ = self.is_hanging.subscribe().wait_for(|hangs| *hangs).await;
     }
 
     /// Waits until the caller has waited longer than the timeout of the disk.
-    pub(super) async fn overdue(&self) {
+    pub(super) async fn wait_overdue(&self) {
         let since = Instant::now();
         // The channel stays open, as above.
-        let _ = self.looked.subscribe().wait_for(|now| now.duration_since(since) > ANSWER_TIMEOUT).await;
+        let _ = self.last_check.subscribe().wait_for(|now| now.duration_since(since) > ANSWER_TIMEOUT).await;
     }
 
-    fn is_busy(&self, since: Option<Instant>) {
+    fn set_busy_since(&self, since: Option<Instant>) {
         *self.busy_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let since = *self.busy_since.lock().unwrap_or_else(PoisonError::into_inner);
         let now = since.is_some_and(|since| since.elapsed() > ANSWER_TIMEOUT);
-        self.hangs.send_if_modified(|hangs| std::mem::replace(hangs, now) != now);
+        self.is_hanging.send_if_modified(|hangs| std::mem::replace(hangs, now) != now);
     }
 }

@@ -40,10 +40,11 @@ pub struct StoredEventQuery {
 impl StoredEventQuery {
     /// Returns true if the event passes the filter.
     pub fn matches(&self, envelope: &Envelope) -> bool {
-        self.since.is_none_or(|since| envelope.seq > since) && self.admits(&EventFacets::of(&envelope.event))
+        self.since.is_none_or(|since| envelope.seq > since)
+            && self.matches_facets(&EventFacets::from_event(&envelope.event))
     }
 
-    fn admits(&self, facets: &EventFacets<'_>) -> bool {
+    fn matches_facets(&self, facets: &EventFacets<'_>) -> bool {
         let Self { since: _, types, instance, server, team, user } = self;
         let is = |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
         (types.is_empty() || types.iter().any(|kind| kind == facets.kind))
@@ -63,7 +64,7 @@ pub(super) struct EventFacets<'a> {
 }
 
 impl<'a> EventFacets<'a> {
-    pub(super) fn of(event: &'a Event) -> Self {
+    pub(super) fn from_event(event: &'a Event) -> Self {
         let subject = event.subject();
         let (team, user) = match event {
             Event::ClientConnected { team_id, user_id, .. } | Event::ClientDisconnected { team_id, user_id, .. } => {
@@ -111,9 +112,9 @@ impl JournalEvents {
         self.error.take()
     }
 
-    /// Returns the number of the last event that was read; see [`EventFollower::passed`].
-    pub fn passed(&self) -> Option<u64> {
-        self.follow.passed()
+    /// Returns the number of the last event that was read; see [`EventFollower::last_read`].
+    pub fn last_read(&self) -> Option<u64> {
+        self.follow.last_read()
     }
 }
 
@@ -139,7 +140,7 @@ pub struct EventFollower {
     path: PathBuf,
     query: StoredEventQuery,
     /// Highest number read from the file, whether the event passed the filter or not. Reading continues after it.
-    read: Option<u64>,
+    last_read: Option<u64>,
     waiting: VecDeque<Envelope>,
     open: Option<(Connection, Option<(u64, u64)>)>,
     skipped: u64,
@@ -149,8 +150,8 @@ impl EventFollower {
     /// Creates a reader of the journal of `data_dir`. Opens no file.
     pub fn new(data_dir: impl Into<PathBuf>, query: StoredEventQuery) -> Self {
         let data_dir = data_dir.into();
-        let (path, read) = (database(&data_dir), query.since);
-        Self { data_dir, path, query, read, waiting: VecDeque::new(), open: None, skipped: 0 }
+        let (path, last_read) = (database(&data_dir), query.since);
+        Self { data_dir, path, query, last_read, waiting: VecDeque::new(), open: None, skipped: 0 }
     }
 
     /// Returns the next event, or `None` if there is none at present. Blocks on a file, so it must not run on an async
@@ -175,9 +176,9 @@ impl EventFollower {
     }
 
     /// Returns the number of the last event that was read, whether it passed the filter or not.
-    pub fn passed(&self) -> Option<u64> {
+    pub fn last_read(&self) -> Option<u64> {
         // Events in `waiting` were not returned yet.
-        self.waiting.front().map_or(self.read, |next| next.seq.checked_sub(1))
+        self.waiting.front().map_or(self.last_read, |next| next.seq.checked_sub(1))
     }
 
     /// Returns the number of unreadable events skipped so far; see [`JournalEvents::skipped`].
@@ -201,11 +202,11 @@ impl EventFollower {
     fn fill(&mut self) -> io::Result<bool> {
         self.open()?;
         let Some((connection, _)) = &self.open else { return Ok(false) };
-        let before = self.read;
-        let (query, read, waiting, skipped) = (&self.query, &mut self.read, &mut self.waiting, &mut self.skipped);
-        let outcome = chunk(connection, before.unwrap_or(0), CHUNK, |row| {
+        let before = self.last_read;
+        let (query, read, waiting, skipped) = (&self.query, &mut self.last_read, &mut self.waiting, &mut self.skipped);
+        let outcome = read_chunk(connection, before.unwrap_or(0), CHUNK, |row| {
             *read = Some(row.seq);
-            if query.admits(&row.facets()) {
+            if query.matches_facets(&row.facets()) {
                 match row.body().ok().and_then(|body| serde_json::from_str(body).ok()) {
                     Some(envelope) => waiting.push_back(envelope),
                     None => *skipped += 1,
@@ -216,15 +217,15 @@ impl EventFollower {
         match outcome {
             Ok(count) => Ok(count > 0),
             // Rows before the damage are returned first.
-            Err(_) if self.read != before => Ok(true),
+            Err(_) if self.last_read != before => Ok(true),
             Err(error) if is_damage(&error) => {
                 let after = before.unwrap_or(0);
-                let Some(next) = beyond(connection, after) else { return Err(at(&self.path, &error)) };
+                let Some(next) = next_readable(connection, after) else { return Err(read_error(&self.path, &error)) };
                 self.skipped += next - after - 1;
-                self.read = Some(next - 1);
+                self.last_read = Some(next - 1);
                 Ok(true)
             }
-            Err(error) => Err(at(&self.path, &error)),
+            Err(error) => Err(read_error(&self.path, &error)),
         }
     }
 }
@@ -248,14 +249,14 @@ impl EventRow<'_> {
     }
 
     /// Returns the time of the event, in milliseconds since 1970.
-    pub(super) fn at(&self) -> rusqlite::Result<i64> {
+    pub(super) fn timestamp_ms(&self) -> rusqlite::Result<i64> {
         self.row.get(7)
     }
 }
 
 /// Passes the events after `after`, at most `max`, to `take` in order, and returns their number. Before an error, the
 /// readable ones were passed.
-pub(super) fn chunk(
+pub(super) fn read_chunk(
     connection: &Connection,
     after: u64,
     max: usize,
@@ -264,7 +265,7 @@ pub(super) fn chunk(
     let mut select = connection.prepare_cached(
         "SELECT seq, type, team, user, instance, server, body, at FROM events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
     )?;
-    let mut rows = select.query(params![number(after), i64::try_from(max).unwrap_or(i64::MAX)])?;
+    let mut rows = select.query(params![to_i64(after), i64::try_from(max).unwrap_or(i64::MAX)])?;
     let mut count = 0;
     while let Some(row) = rows.next()? {
         take(&EventRow { seq: row.get::<_, i64>(0)?.unsigned_abs(), row })?;
@@ -274,12 +275,12 @@ pub(super) fn chunk(
 }
 
 /// Returns the first readable event after an unreadable one that follows `after`.
-pub(super) fn beyond(connection: &Connection, after: u64) -> Option<u64> {
+pub(super) fn next_readable(connection: &Connection, after: u64) -> Option<u64> {
     let probe = |after: u64| -> Option<u64> {
         let mut select =
             connection.prepare_cached("SELECT seq, body FROM events WHERE seq > ?1 ORDER BY seq LIMIT 1").ok()?;
         // Reads the body too, because part of it may be on another page.
-        let found = select.query_row([number(after)], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
+        let found = select.query_row([to_i64(after)], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
         found.optional().ok()?.map(|(seq, _)| seq.unsigned_abs())
     };
     let mut step = 1;
@@ -308,7 +309,7 @@ pub struct StoredLine<T> {
     /// Number of the event that contained it.
     pub seq: u64,
     /// The instance.
-    pub of: EventSubject,
+    pub subject: EventSubject,
     /// The log line or call.
     pub line: T,
 }
@@ -367,14 +368,16 @@ fn logs<T: DeserializeOwned>(
             };
             if wanted(&of) {
                 match serde_json::from_str(row.get_ref(6)?.as_str()?) {
-                    Ok(line) => logs.lines.push(StoredLine { seq: row.get::<_, i64>(0)?.unsigned_abs(), of, line }),
+                    Ok(line) => {
+                        logs.lines.push(StoredLine { seq: row.get::<_, i64>(0)?.unsigned_abs(), subject: of, line })
+                    }
                     Err(_) => logs.skipped += 1,
                 }
             }
         }
         Ok(())
     };
-    fill().map_err(|error| at(&database(data_dir), &error))?;
+    fill().map_err(|error| read_error(&database(data_dir), &error))?;
     Ok(logs)
 }
 
@@ -383,14 +386,14 @@ pub(super) fn open(data_dir: &Path) -> io::Result<Option<Connection>> {
     let cannot =
         |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", data_dir.display()));
     // An unreadable directory is an error; a directory without a journal is not.
-    let directory = match DataDir::open(data_dir).map_err(cannot)?.existing(DIRECTORY) {
+    let directory = match DataDir::open(data_dir).map_err(cannot)?.open_subdirectory(DIRECTORY) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         directory => directory.map_err(cannot)?,
     };
     if directory.stat(DATABASE).is_none() {
         return Ok(None);
     }
-    let path = directory.database(DATABASE).map_err(cannot)?;
+    let path = directory.database_path(DATABASE).map_err(cannot)?;
     match open_at(&path, false) {
         Err(SchemaError::Sqlite(error))
             if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
@@ -401,7 +404,7 @@ pub(super) fn open(data_dir: &Path) -> io::Result<Option<Connection>> {
         }
         opened => opened,
     }
-    .map_err(|error| at(&path, &error))
+    .map_err(|error| read_error(&path, &error))
 }
 
 fn open_at(path: &Path, immutable: bool) -> Result<Option<Connection>, SchemaError> {
@@ -444,10 +447,10 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
 }
 
 /// Converts a number for the database. Larger numbers than `i64::MAX` do not occur.
-pub(super) fn number(number: u64) -> i64 {
+pub(super) fn to_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn at(path: &Path, error: &dyn std::error::Error) -> io::Error {
+fn read_error(path: &Path, error: &dyn std::error::Error) -> io::Error {
     io::Error::other(format!("cannot read {}: {error}", path.display()))
 }

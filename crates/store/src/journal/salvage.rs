@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use serde::Deserialize;
 
 use super::DATABASE;
-use super::read::{EventFacets, beyond, chunk, is_damage, number};
+use super::read::{EventFacets, is_damage, next_readable, read_chunk, to_i64};
 use mcp_satellite_files::data_dir::DataDir;
 
 const ASIDE: &str = "journal.db.damaged-";
@@ -31,7 +31,7 @@ pub(super) fn put_aside(directory: &DataDir, now: Timestamp) -> io::Result<Strin
             Ok(()) | Err(_) => {}
         }
     }
-    for older in put_asides(directory).filter(|older| *older != aside) {
+    for older in list_put_aside(directory).filter(|older| *older != aside) {
         // One is enough for inspection, and many would fill the disk.
         for suffix in ["", "-wal", "-shm"] {
             let _ = directory.remove(&format!("{older}{suffix}"));
@@ -42,10 +42,10 @@ pub(super) fn put_aside(directory: &DataDir, now: Timestamp) -> io::Result<Strin
 
 pub(super) fn last_put_aside(directory: &DataDir) -> Option<PathBuf> {
     // The timestamps in the names have the same length.
-    put_asides(directory).max().map(|name| directory.path().join(name))
+    list_put_aside(directory).max().map(|name| directory.path().join(name))
 }
 
-fn put_asides(directory: &DataDir) -> impl Iterator<Item = String> {
+fn list_put_aside(directory: &DataDir) -> impl Iterator<Item = String> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     directory
         .names()
@@ -66,7 +66,7 @@ pub(super) struct SalvageReport {
 pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -> SalvageReport {
     let mut salvaged = SalvageReport::default();
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let Ok(path) = directory.database(aside) else { return salvaged };
+    let Ok(path) = directory.database_path(aside) else { return salvaged };
     let Ok(from) = Connection::open_with_flags(path, flags) else { return salvaged };
     // Without this, SQLite refuses a file that is shorter than its header states.
     if from.pragma_update(None, "writable_schema", true).is_err() {
@@ -108,7 +108,7 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
         let damaged = copied.error.as_ref().is_some_and(is_damage);
         // Events before the first readable one may have been pruned for their age; delivered ones are not lost.
         let from_seq = if after > 0 { after } else { cursor } + 1;
-        if let Some(next) = damaged.then(|| beyond(&from, after)).flatten() {
+        if let Some(next) = damaged.then(|| next_readable(&from, after)).flatten() {
             salvaged.lost.push((from_seq, next - 1));
             after = next - 1;
             continue;
@@ -144,12 +144,12 @@ fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite
             "INSERT OR IGNORE INTO events (seq, at, type, team, user, instance, server, body)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
         )?;
-        chunk(from, after, STEP, |row| {
-            let (body, at, facets) = (row.body()?, row.at()?, row.facets());
+        read_chunk(from, after, STEP, |row| {
+            let (body, at, facets) = (row.body()?, row.timestamp_ms()?, row.facets());
             copied.through = Some(row.seq);
             if serde_json::from_str::<EventHead>(body).is_ok_and(|head| head.seq == row.seq) {
                 let EventFacets { kind, team, user, instance, server } = facets;
-                let inserted = insert.execute(params![number(row.seq), at, kind, team, user, instance, server, body]);
+                let inserted = insert.execute(params![to_i64(row.seq), at, kind, team, user, instance, server, body]);
                 copied.count += 1;
                 inserted.map(drop).map_err(|error| {
                     failed = Some(error);

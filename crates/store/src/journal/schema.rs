@@ -70,7 +70,7 @@ pub(super) enum SchemaError {
     File(#[from] std::io::Error),
 }
 
-pub(super) fn known() -> usize {
+pub(super) fn latest_version() -> usize {
     MIGRATIONS.len()
 }
 
@@ -79,15 +79,15 @@ pub(super) fn version(connection: &Connection) -> Result<usize, SchemaError> {
     let found = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
     // The satellite never writes a negative version, so the database is not its own.
     let found = usize::try_from(found).unwrap_or(usize::MAX);
-    if found > known() { Err(SchemaError::Newer { found, known: known() }) } else { Ok(found) }
+    if found > latest_version() { Err(SchemaError::Newer { found, known: latest_version() }) } else { Ok(found) }
 }
 
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), SchemaError> {
     let found = version(connection)?;
-    step(connection, found, MIGRATIONS)
+    apply_migrations(connection, found, MIGRATIONS)
 }
 
-fn step(connection: &mut Connection, found: usize, migrations: &[&str]) -> Result<(), SchemaError> {
+fn apply_migrations(connection: &mut Connection, found: usize, migrations: &[&str]) -> Result<(), SchemaError> {
     for (at, migration) in migrations.iter().enumerate().skip(found) {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         transaction.execute_batch(migration)?;
@@ -110,11 +110,11 @@ mod tests {
     #[test]
     fn each_step_is_done_once_and_keeps_what_was_there() {
         let mut connection = Connection::open_in_memory().unwrap();
-        step(&mut connection, 0, &[ONE]).unwrap();
+        apply_migrations(&mut connection, 0, &[ONE]).unwrap();
         assert_eq!(version_of(&connection), 1);
         let two = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET b = a + 1;";
-        step(&mut connection, 1, &[ONE, two]).unwrap();
-        step(&mut connection, 2, &[ONE, two]).unwrap();
+        apply_migrations(&mut connection, 1, &[ONE, two]).unwrap();
+        apply_migrations(&mut connection, 2, &[ONE, two]).unwrap();
         assert_eq!(version_of(&connection), 2);
         let row = connection.query_row("SELECT a, b FROM one", [], |row| Ok((row.get(0)?, row.get(1)?)));
         assert_eq!(row, Ok((7, 8)));
@@ -124,17 +124,17 @@ mod tests {
     fn a_step_that_fails_in_its_middle_leaves_the_version_before_it() {
         let mut connection = Connection::open_in_memory().unwrap();
         let broken = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET c = 1;";
-        assert!(matches!(step(&mut connection, 0, &[ONE, broken]), Err(SchemaError::Sqlite(_))));
+        assert!(matches!(apply_migrations(&mut connection, 0, &[ONE, broken]), Err(SchemaError::Sqlite(_))));
         assert_eq!(version_of(&connection), 1);
         assert!(connection.prepare("SELECT b FROM one").is_err(), "the first half of the step is rolled back");
-        step(&mut connection, 1, &[ONE, "ALTER TABLE one ADD COLUMN b INTEGER"]).unwrap();
+        apply_migrations(&mut connection, 1, &[ONE, "ALTER TABLE one ADD COLUMN b INTEGER"]).unwrap();
         assert_eq!(version_of(&connection), 2);
     }
 
     #[test]
     fn a_version_that_is_not_known_is_refused() {
         let mut connection = Connection::open_in_memory().unwrap();
-        for (set, found) in [(i64::try_from(known()).unwrap() + 1, known() + 1), (-1, usize::MAX)] {
+        for (set, found) in [(i64::try_from(latest_version()).unwrap() + 1, latest_version() + 1), (-1, usize::MAX)] {
             connection.pragma_update(None, "user_version", set).unwrap();
             let error = migrate(&mut connection).unwrap_err();
             assert!(matches!(error, SchemaError::Newer { found: told, .. } if told == found), "{error}");

@@ -11,27 +11,27 @@ use super::Journal;
 /// Event sink that stores each batch. While that is impossible, it delivers batches directly and stores them later.
 pub struct JournalSink {
     journal: Journal,
-    way: Option<Arc<dyn EventSink>>,
+    fallback: Option<Arc<dyn EventSink>>,
 }
 
 impl JournalSink {
     /// Creates a sink for `journal`. `way` receives events while the disk accepts none. It accepts them only after the
     /// older, stored events were delivered.
-    pub fn new(journal: Journal, way: Option<Arc<dyn EventSink>>) -> Self {
-        Self { journal, way }
+    pub fn new(journal: Journal, fallback: Option<Arc<dyn EventSink>>) -> Self {
+        Self { journal, fallback }
     }
 }
 
 impl EventSink for JournalSink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
-        let (journal, way) = (self.journal.clone(), self.way.clone());
+        let (journal, way) = (self.journal.clone(), self.fallback.clone());
         async move {
             let answer = journal.append(Arc::clone(&batch)).await;
             match (answer, way) {
                 (SinkAnswer::Unavailable(_), Some(way)) => {
                     let answer = way.send(Arc::clone(&batch)).await;
                     if matches!(answer, SinkAnswer::Accepted | SinkAnswer::Partial(_)) {
-                        journal.went_directly(batch);
+                        journal.queue_delivered(batch);
                     }
                     answer
                 }
@@ -45,7 +45,7 @@ impl EventSink for JournalSink {
         true
     }
 
-    fn numbers(&self) -> Option<Arc<dyn NumberStore>> {
+    fn number_store(&self) -> Option<Arc<dyn NumberStore>> {
         Some(Arc::new(self.journal.clone()))
     }
 }

@@ -15,7 +15,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, Transactio
 use serde::Serialize;
 
 use super::gone::LostRanges;
-use super::read::{EventFacets, chunk, number};
+use super::read::{EventFacets, read_chunk, to_i64};
 use super::schema::{self, SchemaError};
 use super::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome, JournalLimits};
 use mcp_satellite_files::data_dir::OpenMode;
@@ -62,7 +62,7 @@ pub(super) struct JournalDatabase {
     delivery_pending: bool,
     /// Last event that was passed to the delivery. It may be in flight and is not pruned for lack of space.
     handed_out: u64,
-    gone: LostRanges,
+    lost_ranges: LostRanges,
     body: Vec<u8>,
 }
 
@@ -87,12 +87,12 @@ impl JournalDatabase {
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX
             | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let mut connection = Connection::open_with_flags(directory.database(DATABASE)?, flags)?;
+        let mut connection = Connection::open_with_flags(directory.database_path(DATABASE)?, flags)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(64);
         let version = schema::version(&connection)?;
         if version > 0 {
-            *facts = Some(read_facts(&connection)?);
+            *facts = Some(read_stored_state(&connection)?);
         }
         // Has an effect only before the first table exists.
         connection.pragma_update(None, "auto_vacuum", "incremental")?;
@@ -105,11 +105,11 @@ impl JournalDatabase {
         }
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.pragma_update(None, "wal_autocheckpoint", WAL_CHECKPOINT)?;
-        connection.pragma_update(None, "journal_size_limit", number(WAL_MAX))?;
+        connection.pragma_update(None, "journal_size_limit", to_i64(WAL_MAX))?;
         connection.pragma_update(None, "trusted_schema", false)?;
         connection.pragma_update(None, "cell_size_check", true)?;
         schema::migrate(&mut connection)?;
-        let read = read_facts(&connection)?;
+        let read = read_stored_state(&connection)?;
         let last = read.last;
         *facts = Some(read);
         let page_size = connection.pragma_query_value(None, "page_size", |row| row.get::<_, i64>(0))?;
@@ -124,16 +124,16 @@ impl JournalDatabase {
             delivery: DeliveryState::default(),
             delivery_pending: false,
             handed_out: 0,
-            gone: LostRanges::default(),
+            lost_ranges: LostRanges::default(),
             body: Vec::new(),
         };
-        store.begin()?;
+        store.init_delivery()?;
         Ok(store)
     }
 
     /// Reads the progress of the delivery and writes it back, so that a disk that accepts nothing is noticed before the
     /// first event.
-    fn begin(&mut self) -> Result<(), rusqlite::Error> {
+    fn init_delivery(&mut self) -> Result<(), rusqlite::Error> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // A new receiver gets the events from now on.
         let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(self.last);
@@ -141,10 +141,10 @@ impl JournalDatabase {
         let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
         let gone = get(&transaction, "gone")?.and_then(|text| serde_json::from_str(&text).ok());
         transaction.commit()?;
-        self.gone = LostRanges::from_stored(gone.unwrap_or_default());
+        self.lost_ranges = LostRanges::from_stored(gone.unwrap_or_default());
         self.handed_out = sending.as_ref().map_or(cursor, |sending: &BatchInFlight| sending.last.max(cursor));
         self.delivery = DeliveryState { cursor, sending };
-        self.look_at_wal();
+        self.stat_wal();
         Ok(())
     }
 
@@ -158,11 +158,11 @@ impl JournalDatabase {
             return false;
         }
         let known = self.wal;
-        self.look_at_wal();
+        self.stat_wal();
         known.is_none() || known == self.wal
     }
 
-    fn look_at_wal(&mut self) {
+    fn stat_wal(&mut self) {
         let found = self.home.stat("-wal");
         self.wal = found.map(|found| found.identity);
         self.wal_len = found.map_or(0, |found| found.len);
@@ -172,15 +172,15 @@ impl JournalDatabase {
         self.last
     }
 
-    pub(super) fn take_over<T>(&mut self, act: impl FnOnce(&mut Connection) -> T) -> rusqlite::Result<T> {
+    pub(super) fn import_with<T>(&mut self, act: impl FnOnce(&mut Connection) -> T) -> rusqlite::Result<T> {
         let outcome = act(&mut self.connection);
-        self.last = read_facts(&self.connection)?.last;
-        self.begin()?;
+        self.last = read_stored_state(&self.connection)?.last;
+        self.init_delivery()?;
         Ok(outcome)
     }
 
-    pub(super) fn facts(&self) -> rusqlite::Result<StoredState> {
-        read_facts(&self.connection)
+    pub(super) fn stored_state(&self) -> rusqlite::Result<StoredState> {
+        read_stored_state(&self.connection)
     }
 
     pub(super) fn delivery(&self) -> DeliveryState {
@@ -195,20 +195,21 @@ impl JournalDatabase {
     ) -> rusqlite::Result<SinkAnswer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut last = self.last;
-        let (mut gone, mut announced) = (self.gone.clone(), false);
+        let (mut gone, mut announced) = (self.lost_ranges.clone(), false);
         {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             )?;
-            let (mut server_logs, mut request_logs) = (LineInserts::of("server_logs"), LineInserts::of("request_logs"));
+            let (mut server_logs, mut request_logs) =
+                (LineInserts::new("server_logs"), LineInserts::new("request_logs"));
             for (index, envelope) in batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last) {
-                let text = match json(&mut self.body, envelope) {
+                let text = match to_json(&mut self.body, envelope) {
                     Ok(text) => text,
                     Err(reason) => return Ok(SinkAnswer::Invalid(Some(index), reason)),
                 };
-                let EventFacets { kind, team, user, instance, server } = EventFacets::of(&envelope.event);
+                let EventFacets { kind, team, user, instance, server } = EventFacets::from_event(&envelope.event);
                 let at = envelope.timestamp.as_millisecond();
-                insert.execute(params![number(envelope.seq), at, kind, team, user, instance, server, text])?;
+                insert.execute(params![to_i64(envelope.seq), at, kind, team, user, instance, server, text])?;
                 last = last.max(envelope.seq);
                 match &envelope.event {
                     Event::ServerLogs { of, logs } => {
@@ -222,7 +223,7 @@ impl JournalDatabase {
                         }
                     }
                     Event::EventsDropped { from_seq, to_seq } => {
-                        announced |= gone.stored(*from_seq, *to_seq);
+                        announced |= gone.remove_covered(*from_seq, *to_seq);
                     }
                     _ => {}
                 }
@@ -240,7 +241,7 @@ impl JournalDatabase {
         transaction.commit()?;
         self.last = last;
         self.delivery_pending = false;
-        self.gone = gone;
+        self.lost_ranges = gone;
         // Committed data stays, even if the checkpoint fails.
         self.checkpoint_if_long();
         Ok(SinkAnswer::Accepted)
@@ -254,7 +255,7 @@ impl JournalDatabase {
 
     pub(super) fn outbox(&mut self, after: u64, max: usize) -> rusqlite::Result<Vec<(u64, String)>> {
         let mut rows = Vec::new();
-        chunk(&self.connection, after, max, |row| {
+        read_chunk(&self.connection, after, max, |row| {
             rows.push((row.seq, row.body()?.to_owned()));
             Ok(())
         })?;
@@ -264,7 +265,7 @@ impl JournalDatabase {
 
     /// Stores the progress of the delivery. If that fails, it is kept in memory and written with the next successful
     /// transaction; a `kill -9` before that causes events to be sent again.
-    pub(super) fn sending(&mut self, settled: u64, sending: Option<BatchInFlight>) -> rusqlite::Result<()> {
+    pub(super) fn store_delivery(&mut self, settled: u64, sending: Option<BatchInFlight>) -> rusqlite::Result<()> {
         self.delivery = DeliveryState { cursor: self.delivery.cursor.max(settled), sending };
         self.handed_out = self.handed_out.max(self.delivery.cursor);
         self.delivery_pending = true;
@@ -276,7 +277,7 @@ impl JournalDatabase {
         Ok(())
     }
 
-    pub(super) fn expect_nobody(&mut self) -> rusqlite::Result<()> {
+    pub(super) fn expect_no_delivery(&mut self) -> rusqlite::Result<()> {
         let DeliveryState { cursor, .. } = self.delivery;
         if cursor < self.last {
             tracing::warn!(
@@ -298,7 +299,7 @@ impl JournalDatabase {
     pub(super) fn command(&self, id: &str) -> rusqlite::Result<Option<CommandRecord>> {
         let mut select = self.connection.prepare_cached("SELECT result FROM commands WHERE id = ?1")?;
         let found = select.query_row([id], |row| row.get::<_, Option<String>>(0)).optional()?;
-        Ok(found.map(|result| result.map_or(CommandRecord::Begun, CommandRecord::Done)))
+        Ok(found.map(|result| result.map_or(CommandRecord::Started, CommandRecord::Done)))
     }
 
     pub(super) fn record_command(&self, id: &str, result: Option<&str>, now: Timestamp) -> rusqlite::Result<()> {
@@ -311,26 +312,26 @@ impl JournalDatabase {
         Ok(())
     }
 
-    pub(super) fn lost(&mut self, more: &LostRanges) -> rusqlite::Result<()> {
-        let mut gone = self.gone.clone();
+    pub(super) fn store_lost_ranges(&mut self, more: &LostRanges) -> rusqlite::Result<()> {
+        let mut gone = self.lost_ranges.clone();
         gone.merge(more);
-        if gone != self.gone {
+        if gone != self.lost_ranges {
             set(&self.connection, "gone", &gone.to_stored())?;
-            self.gone = gone;
+            self.lost_ranges = gone;
         }
         Ok(())
     }
 
-    pub(super) fn tell(&mut self) -> Vec<(u64, u64)> {
-        self.gone.tell()
+    pub(super) fn take_unreported(&mut self) -> Vec<(u64, u64)> {
+        self.lost_ranges.take_unreported()
     }
 
-    pub(super) fn into_gone(self) -> LostRanges {
-        self.gone
+    pub(super) fn into_lost_ranges(self) -> LostRanges {
+        self.lost_ranges
     }
 
     /// Moves the WAL into the database after the WAL file was deleted.
-    pub(super) fn rescue(&mut self) {
+    pub(super) fn checkpoint_deleted_wal(&mut self) {
         if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
             tracing::warn!(%error, "cannot save the content of the deleted write-ahead log");
         }
@@ -384,7 +385,7 @@ impl JournalDatabase {
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
         let step = u32::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut gone = self.gone.clone();
+        let mut gone = self.lost_ranges.clone();
         let mut unsent = 0;
         let settled = if delivers { self.delivery.cursor } else { u64::MAX };
         let mut removed = delete_oldest(&transaction, 0, settled, step)?;
@@ -401,7 +402,7 @@ impl JournalDatabase {
         }
         set(&transaction, "last", &self.last)?;
         transaction.commit()?;
-        self.gone = gone;
+        self.lost_ranges = gone;
         pruning.unsent += unsent;
         self.checkpoint_if_long();
         let Some(removed) = removed else {
@@ -462,7 +463,7 @@ impl JournalDatabase {
             let mut through = None;
             while let Some(row) = rows.next()? {
                 let (seq, at) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
-                if at >= events || delivers && seq > number(self.delivery.cursor) {
+                if at >= events || delivers && seq > to_i64(self.delivery.cursor) {
                     break;
                 }
                 through = Some(seq);
@@ -502,7 +503,7 @@ impl JournalDatabase {
     /// Moves the WAL into the database if readers have kept `SQLite` from doing so. A failure is only logged; the next
     /// transaction reports it.
     fn checkpoint_if_long(&mut self) {
-        self.look_at_wal();
+        self.stat_wal();
         if self.wal_len > WAL_MAX
             && let Err(error) = self.checkpoint()
         {
@@ -550,7 +551,7 @@ fn delete_oldest(
     let range = transaction.query_row(
         "SELECT min(seq), max(seq), count(*) FROM
          (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
-        params![number(after), number(through), max],
+        params![to_i64(after), to_i64(through), max],
         |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
     )?;
     let (Some(first), Some(last), count) = range else { return Ok(None) };
@@ -576,7 +577,7 @@ struct LineInserts {
 }
 
 impl LineInserts {
-    fn of(table: &'static str) -> Self {
+    fn new(table: &'static str) -> Self {
         let insert = format!(
             "INSERT INTO {table} (seq, at, team, user, installation, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"
         );
@@ -596,7 +597,7 @@ impl LineInserts {
         let EventSubject { installation_id, team_id, user_id, process_id, server_slug } = of;
         let mut insert = transaction.prepare_cached(&self.insert)?;
         insert.execute(params![
-            number(seq),
+            to_i64(seq),
             at.as_millisecond(),
             team_id.as_str(),
             user_id.as_str(),
@@ -628,7 +629,7 @@ impl LineInserts {
     }
 }
 
-fn json<'a>(buffer: &'a mut Vec<u8>, envelope: &Envelope) -> Result<&'a str, String> {
+fn to_json<'a>(buffer: &'a mut Vec<u8>, envelope: &Envelope) -> Result<&'a str, String> {
     buffer.clear();
     serde_json::to_writer(&mut *buffer, envelope)
         .map_err(|error| format!("the event cannot be written as JSON: {error}"))?;
@@ -657,7 +658,7 @@ fn write_delivery(transaction: &Transaction<'_>, state: &DeliveryState) -> rusql
     set(transaction, "sending", &state.sending)
 }
 
-pub(super) fn read_facts(connection: &Connection) -> rusqlite::Result<StoredState> {
+pub(super) fn read_stored_state(connection: &Connection) -> rusqlite::Result<StoredState> {
     let stored = connection.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
     let noted = get(connection, "last")?.and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut select = connection.prepare("SELECT team, user, installation, body FROM memos")?;

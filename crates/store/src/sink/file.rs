@@ -48,23 +48,23 @@ impl FileSink {
     /// Returns an error if the directory or its files cannot be used. A full disk is not an error: events wait.
     pub fn open(dir: impl Into<PathBuf>, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
         let dir = dir.into();
-        Self::open_in(DataDir::create(&dir).map_err(|error| at("create", &dir, &error))?, rotate_bytes, keep)
+        Self::open_in(DataDir::create(&dir).map_err(|error| path_error("create", &dir, &error))?, rotate_bytes, keep)
     }
 
     /// Opens the files in an open directory, like [`FileSink::open`] and with the same errors.
     pub fn open_in(dir: DataDir, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
-        let mut store = EventFiles { dir, rotate_bytes, keep, last: None, open: None };
-        store.open = match store.recover() {
+        let mut store = EventFiles { dir, rotate_bytes, keep, last: None, current: None };
+        store.current = match store.recover() {
             Ok(current) => Some(current),
             // Without disk space, events wait; the satellite still starts.
-            Err(error) if is_want_of_room(&error) => {
+            Err(error) if is_out_of_space(&error) => {
                 tracing::error!(%error, "cannot open the file of events; trying again with the first event");
                 None
             }
             Err(error) => return Err(error),
         };
         if store.last.is_none() {
-            store.last = store.last_in_full_files()?;
+            store.last = store.last_seq_in_full_files()?;
         }
         let next_seq = store.last.map_or(1, |last| last.saturating_add(1));
         Ok((Self { writer: WriterThread::start(move |batch| store.write(batch))? }, next_seq))
@@ -85,7 +85,7 @@ struct EventFiles {
     // `seq` of the last complete event. Events up to it belong to a repeated batch.
     last: Option<u64>,
     // `None` after a failure: the file is then read to determine what was written.
-    open: Option<CurrentEventFile>,
+    current: Option<CurrentEventFile>,
 }
 
 // `events.jsonl`, which ends with a complete line.
@@ -104,7 +104,7 @@ impl EventFiles {
     }
 
     fn append(&mut self, batch: &SinkBatch) -> io::Result<SinkAnswer> {
-        let mut current = match self.open.take() {
+        let mut current = match self.current.take() {
             // Events written to a file that was moved away would be lost to readers.
             Some(current) if is_current(&current.file, &self.dir) => current,
             _ => self.recover()?,
@@ -112,7 +112,7 @@ impl EventFiles {
         let (mut lines, mut first, mut last) = (Vec::new(), None, self.last);
         for (index, event) in batch.events.iter().enumerate().filter(|(_, event)| Some(event.seq) > self.last) {
             if let Err(error) = serde_json::to_writer(&mut lines, event) {
-                self.open = Some(current);
+                self.current = Some(current);
                 return Ok(SinkAnswer::Invalid(Some(index), format!("cannot write the event as JSON: {error}")));
             }
             lines.push(b'\n');
@@ -126,36 +126,36 @@ impl EventFiles {
             self.rotate(oldest)?;
             current = self.recover()?;
         }
-        current.file.write_all(&lines).map_err(|error| self.at("write", CURRENT, &error))?;
+        current.file.write_all(&lines).map_err(|error| self.path_error("write", CURRENT, &error))?;
         current.len += lines.len() as u64;
         current.first = current.first.or(first);
         self.last = last;
-        self.open = Some(current);
+        self.current = Some(current);
         Ok(SinkAnswer::Accepted)
     }
 
     /// Opens `events.jsonl`, removes an incomplete last line and determines the last `seq`. Reads the whole file, once
     /// per start and failure.
     fn recover(&mut self) -> io::Result<CurrentEventFile> {
-        let (current, last) = open_current(&self.dir).map_err(|error| self.at("write", CURRENT, &error))?;
+        let (current, last) = open_current(&self.dir).map_err(|error| self.path_error("write", CURRENT, &error))?;
         self.last = self.last.max(last);
         Ok(current)
     }
 
     // The file name contains the first `seq`, which must not be used again even if all lines are damaged.
-    fn last_in_full_files(&self) -> io::Result<Option<u64>> {
+    fn last_seq_in_full_files(&self) -> io::Result<Option<u64>> {
         let Some(first) = full_files(&self.dir)?.pop() else { return Ok(None) };
-        let name = full_name(first);
-        let file = self.dir.open_file(&name, OpenMode::Read).map_err(|error| self.at("read", &name, &error))?;
-        let lines = EventFileScan::of(&file).map_err(|error| self.at("read", &name, &error))?;
+        let name = full_file_name(first);
+        let file = self.dir.open_file(&name, OpenMode::Read).map_err(|error| self.path_error("read", &name, &error))?;
+        let lines = EventFileScan::from_file(&file).map_err(|error| self.path_error("read", &name, &error))?;
         Ok(lines.last.max(Some(first)))
     }
 
     fn rotate(&self, first: u64) -> io::Result<()> {
-        self.dir.rename(CURRENT, &full_name(first)).map_err(|error| self.at("rename", CURRENT, &error))?;
+        self.dir.rename(CURRENT, &full_file_name(first)).map_err(|error| self.path_error("rename", CURRENT, &error))?;
         let mut old = full_files(&self.dir)?;
         old.truncate(old.len().saturating_sub(self.keep));
-        for name in old.into_iter().map(full_name) {
+        for name in old.into_iter().map(full_file_name) {
             if let Err(error) = self.dir.remove(&name) {
                 // Writing continues without the cleanup; the next rotation tries again.
                 let file = self.dir.path().join(name);
@@ -165,19 +165,19 @@ impl EventFiles {
         Ok(())
     }
 
-    fn at(&self, doing: &str, name: &str, error: &io::Error) -> io::Error {
-        at(doing, &self.dir.path().join(name), error)
+    fn path_error(&self, doing: &str, name: &str, error: &io::Error) -> io::Error {
+        path_error(doing, &self.dir.path().join(name), error)
     }
 }
 
-fn is_want_of_room(error: &io::Error) -> bool {
+fn is_out_of_space(error: &io::Error) -> bool {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
 }
 
 fn open_current(dir: &DataDir) -> io::Result<(CurrentEventFile, Option<u64>)> {
     let mut file = dir.open_file(CURRENT, OpenMode::Append)?;
-    let EventFileScan { first, last, mut len, tail } = EventFileScan::of(&file)?;
+    let EventFileScan { first, last, mut len, tail } = EventFileScan::from_file(&file)?;
     match tail {
         EventFileTail::None => {}
         EventFileTail::Torn => file.set_len(len)?,
@@ -209,7 +209,7 @@ enum EventFileTail {
 }
 
 impl EventFileScan {
-    fn of(file: &File) -> io::Result<Self> {
+    fn from_file(file: &File) -> io::Result<Self> {
         let mut lines = Self { first: None, last: None, len: 0, tail: EventFileTail::None };
         let (mut reader, mut line) = (BufReader::new(file), Vec::new());
         loop {
@@ -248,14 +248,14 @@ fn seq_of(line: &[u8]) -> Option<u64> {
     serde_json::from_slice::<EventSeq>(line).ok().map(|head| head.seq)
 }
 
-fn full_name(first: u64) -> String {
+fn full_file_name(first: u64) -> String {
     format!("events.{first:020}.jsonl")
 }
 
 // By their first `seq`, oldest first.
 fn full_files(dir: &DataDir) -> io::Result<Vec<u64>> {
     let mut found = Vec::new();
-    for name in dir.names().map_err(|error| at("read", dir.path(), &error))? {
+    for name in dir.names().map_err(|error| path_error("read", dir.path(), &error))? {
         let digits = name.strip_prefix("events.").and_then(|name| name.strip_suffix(".jsonl"));
         // 20 digits hold every `seq`; other names belong to other programs.
         if let Some(digits) = digits.filter(|digits| digits.len() == 20)
@@ -268,6 +268,6 @@ fn full_files(dir: &DataDir) -> io::Result<Vec<u64>> {
     Ok(found)
 }
 
-fn at(doing: &str, path: &Path, error: &io::Error) -> io::Error {
+fn path_error(doing: &str, path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot {doing} {}: {error}", path.display()))
 }

@@ -15,7 +15,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 use serde::Serialize;
 use serde_json::Value;
 
-use mcp_satellite_http::client::{client, pause, root_of};
+use mcp_satellite_http::client::{client, parse_retry_after, root_cause};
 
 /// Default limit for one request including its response.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -94,70 +94,70 @@ impl HttpSink {
         let request = self.client.post(self.url.clone()).timeout(self.timeout).body(body);
         let response = match request.headers(self.headers.clone()).header(IDEMPOTENCY_KEY, batch.id).send().await {
             Ok(response) => response,
-            Err(error) => return SinkAnswer::Unavailable(self.failure(&error)),
+            Err(error) => return SinkAnswer::Unavailable(self.describe_failure(&error)),
         };
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let report = match report(response).await {
+        let report = match read_report(response).await {
             Ok(report) => report,
             // Unknown whether some events were rejected. The idempotency key makes a retry safe.
-            Err(error) if status.is_success() => return SinkAnswer::Unavailable(self.failure(&error)),
+            Err(error) if status.is_success() => return SinkAnswer::Unavailable(self.describe_failure(&error)),
             Err(_) => Value::Null,
         };
         let named = |index: &Value| {
             index.as_u64().and_then(|index| usize::try_from(index).ok()).filter(|index| *index < batch.events.len())
         };
         match status {
-            status if status.is_success() => self.taken(&report, named),
+            status if status.is_success() => self.parse_report(&report, named),
             StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
                 let index = named(&report["failures"][0]["index"]).or_else(|| named(&report["index"]));
                 let reason = [&report["failures"][0]["error"], &report["error"], &report["message"]];
                 let reason = reason.into_iter().find_map(Value::as_str);
                 SinkAnswer::Invalid(
                     index,
-                    reason.map_or_else(|| format!("answered {status}"), |reason| self.quoted(reason)),
+                    reason.map_or_else(|| format!("answered {status}"), |reason| self.sanitize(reason)),
                 )
             }
             StatusCode::PAYLOAD_TOO_LARGE => SinkAnswer::TooLarge,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => SinkAnswer::Unauthorized,
             StatusCode::TOO_MANY_REQUESTS => {
-                SinkAnswer::Throttled(retry_after.and_then(|value| pause(&value, Timestamp::now())))
+                SinkAnswer::Throttled(retry_after.and_then(|value| parse_retry_after(&value, Timestamp::now())))
             }
-            status => SinkAnswer::Unavailable(format!("{} answered {status}", self.shown())),
+            status => SinkAnswer::Unavailable(format!("{} answered {status}", self.redacted_url())),
         }
     }
 
     // A 2xx response with an unknown body still means that the events were accepted.
-    fn taken(&self, report: &Value, named: impl Fn(&Value) -> Option<usize>) -> SinkAnswer {
+    fn parse_report(&self, report: &Value, named: impl Fn(&Value) -> Option<usize>) -> SinkAnswer {
         let failures = report["failures"].as_array().map_or(&[][..], Vec::as_slice);
         if report["failed"].as_u64().unwrap_or(0) == 0 && failures.is_empty() {
             return SinkAnswer::Accepted;
         }
         let refused = failures.iter().filter_map(|failure| {
             let reason = failure["error"].as_str().unwrap_or("rejected without a reason");
-            Some((named(&failure["index"])?, self.quoted(reason)))
+            Some((named(&failure["index"])?, self.sanitize(reason)))
         });
         SinkAnswer::Partial(refused.collect())
     }
 
     // For log lines: foreign text without credentials and control characters.
-    fn quoted(&self, text: &str) -> String {
+    fn sanitize(&self, text: &str) -> String {
         let clean = |character: char| if character.is_control() { ' ' } else { character };
         self.mask.apply(text).chars().take(REASON_MAX).map(clean).collect()
     }
 
     // Only the root cause: the text of the error contains the whole URL.
-    fn failure(&self, error: &reqwest::Error) -> String {
-        let to = self.shown();
+    fn describe_failure(&self, error: &reqwest::Error) -> String {
+        let to = self.redacted_url();
         if error.is_timeout() {
             return format!("{to} did not answer within {:?}", self.timeout);
         }
-        let reason = root_of(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.quoted(&root));
+        let reason = root_cause(error).map_or_else(|| "the exchange failed".to_owned(), |root| self.sanitize(&root));
         format!("cannot {} {to}: {reason}", if error.is_connect() { "connect to" } else { "complete the request to" })
     }
 
     /// Returns the URL without credentials and parameters.
-    pub fn shown(&self) -> String {
+    pub fn redacted_url(&self) -> String {
         format!("{}{}", self.url.origin().ascii_serialization(), self.url.path())
     }
 }
@@ -171,7 +171,10 @@ impl EventSink for HttpSink {
 
 impl fmt::Debug for HttpSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpSink").field("url", &self.shown()).field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("HttpSink")
+            .field("url", &self.redacted_url())
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
     }
 }
 
@@ -181,7 +184,7 @@ struct EventsBody<'a> {
 }
 
 // Null if the body is invalid or too long.
-async fn report(mut response: Response) -> reqwest::Result<Value> {
+async fn read_report(mut response: Response) -> reqwest::Result<Value> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
         if body.len() + chunk.len() > BODY_MAX {
