@@ -446,7 +446,7 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
     let text =
         small("[policy.health]\ncheck = \"get\"", &format!("{HTTP}\n{token}\nhealth_url = \"http://status.com/\""));
     let warnings = parse(&text).unwrap().warnings;
-    let [foreign, plain] = &warnings[..] else { panic!("{warnings:?}") };
+    let [plain, foreign] = &warnings[..] else { panic!("{warnings:?}") };
     assert!(foreign.ends_with("sends its credentials to the host of its `health_url` as well"), "{foreign}");
     assert!(plain.ends_with("its `health_url` is http, not https"), "{plain}");
 }
@@ -1084,7 +1084,7 @@ fn without_authentication_it_is_said_who_everybody_is() {
     // Whom an `mcp.json` beside the file brings is known when both are read.
     let json = || parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
     let open = parse("[gateway]\nauth = \"none\"\n").unwrap();
-    assert!(open.clone().finalize().unwrap_err().items()[0].message.contains("there are 0"));
+    assert!(open.clone().finalize().unwrap_err().items()[0].message.contains("but 0 are configured"));
     let plan = open.merge(json()).unwrap().finalize().unwrap();
     assert_eq!(plan.gateway.single_user().unwrap().user.as_str(), "me");
     let both = gateway("auth = \"none\"\nas = \"local/me\"", "", "").unwrap();
@@ -1304,7 +1304,7 @@ mod backend {
         let one = team(json!([{"id": "u", "slug": "u"}]));
         assert!(files.clone().with_document(&one).is_ok());
         let two = team(json!([{"id": "u", "slug": "u"}, {"id": "v", "slug": "v"}]));
-        assert!(messages(&files.with_document(&two).unwrap_err())[0].contains("there are 2"));
+        assert!(messages(&files.with_document(&two).unwrap_err())[0].contains("but 2 are configured"));
     }
 }
 

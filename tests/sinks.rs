@@ -328,7 +328,7 @@ mod http {
     }
 
     fn sink(address: &str) -> HttpSink {
-        let url = format!("http://user:passw0rd-in-url@{address}/api/events?key=key-in-query");
+        let url = format!("http://user:passw0rd%2Din-url@{address}/api/events?key=key-in-query");
         HttpSink::new(&url, Some(&Secret::from(TOKEN))).unwrap()
     }
 

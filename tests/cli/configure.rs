@@ -99,7 +99,7 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
     // One of two is not enough, and says what is left.
     let told = configure(&home, &["notes", "--user", "alice", "API_KEY=first-key"]).exits(0).stdout;
     assert!(
-        told.contains("awaiting_user_config") && told.contains("give PIN (next: ") && !told.contains("API_KEY"),
+        told.contains("awaiting_user_config") && told.contains("configure PIN (next: ") && !told.contains("API_KEY"),
         "{told}"
     );
     let told = configure(&home, &["notes-acme-alice-n1", "PIN=2468"]).exits(0).stdout;

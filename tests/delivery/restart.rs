@@ -179,3 +179,24 @@ async fn who_is_new_is_told_what_comes_from_now_on() {
     until_settled(&delivery, 25).await;
     assert_eq!(peer.has(), range(11..=25));
 }
+
+#[tokio::test]
+async fn a_batch_that_is_larger_than_a_restart_reads_at_once_is_delivered_completely() {
+    const EVENTS: u64 = 12_000;
+    let (peer, url) = Peer::start();
+    peer.does(|_| Reply::Stuck);
+    let rig = Rig::new();
+    rig.append(1..=EVENTS).await;
+    let policy = BatchPolicy { batch_max: 20_000, queue_max: 100_000, ..quick() };
+    let sink = || Arc::new(http(&url).with_timeout(Duration::from_secs(30)));
+    let delivery = Delivery::start(rig.journal.clone(), "there", sink(), &policy);
+    peer.until_came(1).await;
+    drop(delivery);
+    assert_eq!(peer.came()[0].seqs.len(), 12_000);
+
+    peer.does(|_| Reply::Take);
+    let rig = rig.restarted().await;
+    let delivery = Delivery::start(rig.journal.clone(), "there", sink(), &policy);
+    until_settled(&delivery, EVENTS).await;
+    assert_eq!(peer.has(), range(1..=EVENTS));
+}

@@ -29,11 +29,22 @@ fn strip_controls(line: &str) -> String {
     text
 }
 
-// Skips a sequence after its escape character: `[`, parameters, and the final letter.
+// Skips a sequence after its escape character: `[`, parameters and the final letter; or a string such as the title of
+// the window, which ends with BEL or with an escape character and a backslash.
 fn skip_sequence(letters: &mut std::str::Chars<'_>) {
-    if letters.as_str().starts_with('[') {
-        letters.next();
-        letters.find(|letter| ('@'..='~').contains(letter));
+    match letters.as_str().chars().next() {
+        Some('[') => {
+            letters.next();
+            letters.find(|letter| ('@'..='~').contains(letter));
+        }
+        Some(']' | 'P' | 'X' | '^' | '_') => {
+            if letters.find(|letter| matches!(letter, '\u{7}' | '\u{1b}')) == Some('\u{1b}')
+                && letters.as_str().starts_with('\\')
+            {
+                letters.next();
+            }
+        }
+        _ => {}
     }
 }
 
@@ -56,6 +67,8 @@ mod tests {
     fn an_excerpt_cannot_move_hide_or_forge_text() {
         let coloured = "\u{1b}[1;31mError:\u{1b}[0m no\tsuch\u{7} \u{202e}table\u{2069}\r";
         assert_eq!(excerpt_of(coloured).as_deref(), Some("Error: no such table"));
+        let title = "\u{1b}]0;a title\u{7}one\u{1b}]0;another\u{1b}\\ two";
+        assert_eq!(excerpt_of(title).as_deref(), Some("one two"));
         for nothing in ["", "  ", "\u{1b}[2J", "\u{200f}\u{0}"] {
             assert_eq!(excerpt_of(nothing), None, "{nothing:?}");
         }

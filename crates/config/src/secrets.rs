@@ -210,7 +210,8 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
                 mask(bytes, url_secrets(text, value.span));
             }
             MaskRule::Named if SEEN.contains(&key) => {}
-            MaskRule::Policy if key != "token" && leaf.len() < 16 => {}
+            // A misspelled `token` is a secret, too.
+            MaskRule::Policy if strsim::damerau_levenshtein(key, "token") > 2 && leaf.len() < 16 => {}
             _ => mask(bytes, [value.span]),
         },
         ValueInner::Integer(_) | ValueInner::Float(_) | ValueInner::Boolean(_) => {
@@ -316,5 +317,11 @@ mod tests {
     fn a_broken_file_is_shown_without_its_values() {
         let shown = mask_unparsed("[teams]\nid = hunter2\ntoken = \"ghp_secret\"\nnaked\n");
         assert_eq!(shown, "[teams]\nid = *******\ntoken = \"***_******\"\n*****\n");
+    }
+    #[test]
+    fn a_misspelled_token_is_masked_and_a_misspelled_duration_is_not() {
+        let text = "[events]\ntokn = \"hunter2\"\nintervall = \"5s\"\n";
+        let shown = mask_secrets(text, &toml_span::parse(text).unwrap_or_else(|error| panic!("{error}")));
+        assert_eq!(shown, "[events]\ntokn = \"*******\"\nintervall = \"5s\"\n");
     }
 }

@@ -103,6 +103,11 @@ impl Instances {
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
             let mut agreed = wanted.restrict_to(server.capabilities.get());
             rooms.add_client(&session, &id);
+            // The session may have ended while the server was asked.
+            if session.end_reason().is_some() {
+                rooms.remove_client(&session, &id);
+                return Err(CallRefusal::closing().to_rpc_error());
+            }
             let uris = std::mem::take(&mut agreed.uris);
             agreed.uris = subscribe_all(&runtime, &rooms, &session, &id, uris).await?;
             Ok(agreed)

@@ -119,9 +119,13 @@ pub(crate) fn answer_with_status(status: StatusCode, answer: &CallAnswer, id: &s
 }
 
 pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, CallAnswer)]) -> Response {
-    let answers = answers.iter().filter(|(_, answer)| !matches!(answer, CallAnswer::Cancelled));
+    let answers: Vec<_> = answers.iter().filter(|(_, answer)| !matches!(answer, CallAnswer::Cancelled)).collect();
+    if answers.is_empty() {
+        // JSON-RPC has no empty batch.
+        return answer_with_status(StatusCode::OK, &CallAnswer::Cancelled, "null");
+    }
     let mut text = Vec::from(*b"[");
-    for (at, (id, answer)) in answers.enumerate() {
+    for (at, (id, answer)) in answers.into_iter().enumerate() {
         if at > 0 {
             text.push(b',');
         }
@@ -184,5 +188,13 @@ mod tests {
         );
         let error = RpcError::new(-1, "m");
         assert_eq!(text(&CallAnswer::Error(error)), r#"{"jsonrpc":"2.0","id":"a","error":{"code":-1,"message":"m"}}"#);
+    }
+    #[tokio::test]
+    async fn a_batch_whose_requests_were_all_cancelled_is_answered_without_an_empty_array() {
+        let unread = ByteBudget::new(1 << 20);
+        let answers = [(Arc::from("1"), CallAnswer::Cancelled), (Arc::from("2"), CallAnswer::Cancelled)];
+        let response = batch(&unread, &answers);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], EVENTS);
+        assert!(axum::body::to_bytes(response.into_body(), 100).await.unwrap_or_default().is_empty());
     }
 }

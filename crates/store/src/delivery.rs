@@ -329,11 +329,13 @@ impl DeliveryTask {
             Some(_) | None => Ok(Vec::new()),
         };
         let Ok(mut rest) = rest else { return };
+        // Events beyond the limit are read again, as a batch of their own.
+        let read_through = rest.last().filter(|_| rest.len() >= RESUMED_MAX).map(|event| event.seq);
         if let Some(sending) = state.sending {
             rest.retain(|event| event.seq <= sending.last && !sending.refused.contains(&event.seq));
             // If its first event was dropped for lack of space, it is another batch and needs another id.
             if rest.first().is_some_and(|first| first.seq == sending.first) {
-                passed = passed.max(sending.last);
+                passed = passed.max(read_through.unwrap_or(sending.last).min(sending.last));
                 self.refused.clone_from(&sending.refused);
                 self.outbox.resume_batch(sending.id, rest);
                 self.outbox.begin_cycle(Instant::now().into_std());

@@ -99,6 +99,11 @@ impl FlatEndpoint {
         async move {
             let agreed = wanted.restrict_to(CAPABILITIES);
             let desk = flat.states.add_client(&session, &flat.runtime, &flat.callers);
+            // The session may have ended before this call.
+            if session.end_reason().is_some() {
+                flat.states.remove_client(&session);
+                return Err(CallRefusal::closing().to_rpc_error());
+            }
             let picture =
                 desk.merged_lists(flat.caller(&session)).await.ok_or_else(|| CallRefusal::closing().to_rpc_error())?;
             for thing in ItemKind::ALL {

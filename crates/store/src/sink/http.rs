@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::secret::{Secret, SecretMask};
 use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
+use percent_encoding::percent_decode_str;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::Serialize;
@@ -74,7 +75,9 @@ impl HttpSink {
             headers.insert(AUTHORIZATION, value);
         }
         let parameters: Vec<_> = url.query_pairs().map(|(_, value)| value).collect();
+        let password = url.password().map(|password| percent_decode_str(password).decode_utf8_lossy());
         let secrets = token.map(Secret::expose).into_iter().chain(url.password()).chain(url.query());
+        let secrets = secrets.chain(password.as_deref());
         let mask = SecretMask::new(secrets.chain(parameters.iter().map(|value| &**value)));
         Ok(Self { client: client(&url).map_err(HttpSinkError::Client)?, url, headers, timeout: TIMEOUT, mask })
     }
