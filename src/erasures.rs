@@ -17,10 +17,10 @@ use tokio::sync::Notify;
 
 use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
-use crate::oauth::Grants;
 use crate::satellite::ActiveConfiguration;
 use crate::values::UserValues;
 use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_remote::oauth::Grants;
 
 const FILE: &str = "to-erase.json";
 const VERSION: u32 = 1;

@@ -24,11 +24,9 @@ mod identity;
 #[cfg(feature = "cli")]
 mod known_dirs;
 #[cfg(feature = "cli")]
-pub mod load;
+pub use mcp_satellite_load as load;
 #[cfg(feature = "cli")]
 mod memories;
-#[cfg(feature = "cli")]
-mod oauth;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_gateway::remedy;
 #[cfg(feature = "cli")]

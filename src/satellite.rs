@@ -59,7 +59,6 @@ use crate::identity;
 use crate::journal::{Journal, JournalLimits, JournalSink};
 use crate::known_dirs::DataDirLocation;
 use crate::memories::MemoStore;
-use crate::oauth::{Grants, TokenListener};
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
@@ -67,6 +66,7 @@ use crate::values::{RequiringInstances, UserValues, ValueConfigurer};
 use mcp_satellite_files::disk::{WAIT_MAX, run_with_timeout};
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
+use mcp_satellite_remote::oauth::{Grants, TokenListener};
 
 /// Upper limit for the time to finish responses on the control socket at shutdown, and to end leftover processes.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);

@@ -315,3 +315,22 @@ pub enum SinkAnswer {
     /// event.
     Unavailable(String),
 }
+
+/// Connectors of a runtime, one for each transport.
+#[derive(Debug, Clone)]
+pub struct Connectors<S, R> {
+    /// Connector for child processes.
+    pub stdio: S,
+    /// Connector for remote servers.
+    pub remote: R,
+}
+
+impl<S: Connector, R: Connector> Connector for Connectors<S, R> {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
+        self.stdio.open(spec, run)
+    }
+
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
+        self.remote.dial(spec, run)
+    }
+}

@@ -2,12 +2,11 @@
 //! [`mcp_satellite_actors::seam::ProcessLink`] for a child process and [`mcp_satellite_actors::seam::ServerLine`] for a remote
 //! server.
 
-#[cfg(feature = "remote")]
-mod connectors;
-
-#[cfg(feature = "remote")]
-pub use connectors::Connectors;
 pub use mcp_satellite_process::{environment, isolation, memory, process, stdio, suspend};
 #[cfg(feature = "remote")]
 pub use mcp_satellite_remote as remote;
 pub use mcp_satellite_sim as sim;
+
+/// Connectors for child processes and remote servers.
+#[cfg(feature = "remote")]
+pub type Connectors = mcp_satellite_actors::seam::Connectors<stdio::StdioConnector, remote::RemoteConnector>;

@@ -23,8 +23,8 @@ use serde_json::value::RawValue;
 use crate::connect::process::TreeUsage;
 use crate::delivery::DeliveryStatus;
 use crate::journal::JournalStatus;
-use crate::oauth::is_safe_in_a_command;
 use crate::remedy::next_step;
+use mcp_satellite_remote::oauth::is_safe_in_a_command;
 
 /// Selects one instance: by the slug of its server where that is unique, else by its full name.
 #[derive(Debug, Clone, Serialize, Deserialize)]

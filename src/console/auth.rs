@@ -8,7 +8,7 @@ use mcp_satellite_actors::ControlError;
 
 use super::api::{AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector, RequestFailure};
 use super::server::{ConsoleResult, ConsoleState, resolve};
-use crate::oauth::{FlowCompletion, FlowRequest, FlowStart, OAuthError};
+use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, FlowStart, OAuthError};
 
 pub(super) async fn begin(
     State(console): State<Arc<ConsoleState>>,

@@ -34,10 +34,10 @@ use crate::endpoint::SatelliteEndpoint;
 use crate::erasures::DataEraser;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::{self, Journal, JournalError, JournalState};
-use crate::oauth::Grants;
 use crate::remedy::next_step;
 use crate::satellite::{AcceptedReload, ReloadRequest};
 use crate::values::{ValueChange, ValueConfigurer, ValueError};
+use mcp_satellite_remote::oauth::Grants;
 
 /// Maximum size of a request body: the arguments of a call may be as large as a message of a server.
 const BODY_MAX: usize = 16 * 1024 * 1024;

@@ -198,18 +198,19 @@ fn no_profile_aborts_on_panic() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 11] = [
+const MEMBERS: [(&str, &[&str]); 12] = [
     ("crates/model", &[]),
     ("actors", &["model"]),
     ("crates/files", &[]),
     ("crates/http", &[]),
     ("crates/config", &["http", "model"]),
     ("crates/process", &["actors", "files"]),
-    ("crates/remote", &["actors", "http"]),
+    ("crates/remote", &["actors", "files", "http"]),
     ("crates/sim", &["actors"]),
     ("crates/store", &["actors", "files", "http"]),
     ("crates/gateway", &["actors", "config", "files", "http", "process"]),
     ("crates/backend", &["actors", "config", "files", "http", "store"]),
+    ("crates/load", &["actors", "config", "gateway", "process", "remote", "sim"]),
 ];
 
 #[test]

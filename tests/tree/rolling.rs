@@ -429,7 +429,12 @@ async fn a_crash_of_the_old_one_makes_the_new_one_the_start_that_is_under_way() 
     let killed = fleet.call(&id, "crash", json!({})).await;
     assert!(killed.is_err());
     let view = fleet.until(&id, Status::Connecting).await;
-    assert!(view.message.as_deref().unwrap().starts_with("starting with its new configuration; under the old one"));
+    assert!(
+        view.message
+            .as_deref()
+            .unwrap()
+            .starts_with("starting with the new configuration; the run with the old one ended")
+    );
     let answer = fleet.call_within(&id, "env", json!({"name": "VERSION"}), Some(seconds(60.0))).await.unwrap();
     assert_eq!(answer["content"][0]["text"], "2", "whoever calls meanwhile waits for it");
     assert_eq!(tenths(began.elapsed()), 9.0, "no delay, and no start from the beginning");

@@ -526,10 +526,10 @@ impl RemoteSession {
         let (deadline, check) = (now + policy.timeout, checks.begin(policy));
         match check {
             HealthCheck::Ping => {
-                drop(self.core.send_own_request(self.core.era.check_method(), None, PendingPurpose::Check, deadline))
+                self.core.send_own_request(self.core.era.check_method(), None, PendingPurpose::Check, deadline);
             }
             HealthCheck::ToolsList => {
-                drop(self.core.send_own_request("tools/list", None, PendingPurpose::Check, deadline))
+                self.core.send_own_request("tools/list", None, PendingPurpose::Check, deadline);
             }
             HealthCheck::Get => {
                 let id = self.core.port.gate.next_id.fetch_add(1, Ordering::Relaxed);

@@ -15,6 +15,8 @@ mod legacy;
 mod line;
 mod message;
 mod names;
+#[cfg(feature = "oauth")]
+pub mod oauth;
 mod routing;
 mod streamable;
 mod tokens;

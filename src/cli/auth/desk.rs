@@ -16,9 +16,9 @@ use crate::console::api::{
 use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::find;
 use crate::known_dirs::DataDirLocation;
-use crate::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
 use crate::satellite::{StartError, lock_data_dir};
 use crate::values::UserValues;
+use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
 
 pub(super) enum AuthBackend {
     Running(ConsoleClient),

@@ -252,7 +252,7 @@ mod tests {
             (-32000, true, INTERNAL_ERROR),
             (-7, true, -7),
         ] {
-            assert_eq!(super::stateless_error_code(told, of_ours), code);
+            assert_eq!(stateless_error_code(told, of_ours), code);
         }
     }
 

@@ -1,0 +1,336 @@
+//! Tests with deliberately broken runtimes, one for each invariant. Each defect must be found by the check of its own
+//! invariant and by no other.
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, pending, ready};
+use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::model::ids::RunNumber;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::seam::{
+    Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
+};
+
+use super::drive::LoadCaller;
+use super::scenario::{FaultTiming, RunMoment, Scenario};
+use super::seams::TestHooks;
+use super::tests::{default_hooks, run_text, violated_by, violated_under};
+use super::types::{CallOutcome, FaultKind, InstanceNo, Invariant, PlannedCall};
+use mcp_satellite_sim::{SimConnector, SimScript};
+
+// One in this many instances gets the broken connector.
+const ONE_IN: u32 = 20;
+
+fn is_broken(spec: &InstanceSpec) -> bool {
+    InstanceNo::from_installation_id(spec.id.installation.as_str()).is_some_and(|nth| nth.0 % ONE_IN == 7)
+}
+
+// Caller that answers every fiftieth call with the response to another call.
+struct MixedUpCaller {
+    caller: Arc<dyn LoadCaller>,
+    calls: AtomicU64,
+    kept_text: Mutex<Option<String>>,
+    // True: the wrong response is always the first one. False: it is the previous one.
+    always_first: bool,
+}
+
+impl MixedUpCaller {
+    fn wrap(caller: Arc<dyn LoadCaller>, first: bool) -> Arc<dyn LoadCaller> {
+        Arc::new(Self { caller, calls: AtomicU64::new(0), kept_text: Mutex::default(), always_first: first })
+    }
+}
+
+impl LoadCaller for MixedUpCaller {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome> {
+        async move {
+            let answered = self.caller.call(call).await;
+            let CallOutcome::Text(text) = answered else { return answered };
+            let mut said = self.kept_text.lock().unwrap();
+            let other = said.clone();
+            if !self.always_first || said.is_none() {
+                *said = Some(text.clone());
+            }
+            let is_wrong = self.calls.fetch_add(1, Ordering::Relaxed) % 50 == 49;
+            CallOutcome::Text(other.filter(|_| is_wrong).unwrap_or(text))
+        }
+        .boxed()
+    }
+}
+
+#[test]
+fn an_answer_to_another_caller_is_caught() {
+    let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, false), ..default_hooks() };
+    assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
+}
+
+#[test]
+fn an_answer_that_is_given_twice_and_another_never_is_caught() {
+    let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, true), ..default_hooks() };
+    assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
+}
+
+// Sink that removes one event, or overwrites its status.
+struct LossySink {
+    sink: Arc<dyn EventSink>,
+    lost_seq: Mutex<Option<u64>>,
+    is_target: fn(&Envelope) -> bool,
+    hides_gap: bool,
+}
+
+impl LossySink {
+    fn wrap(sink: Arc<dyn EventSink>, is_it: fn(&Envelope) -> bool, hides: bool) -> Arc<dyn EventSink> {
+        Arc::new(Self { sink, lost_seq: Mutex::default(), is_target: is_it, hides_gap: hides })
+    }
+}
+
+impl EventSink for LossySink {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
+        // The inner sink may panic on purpose; do not hold the lock then.
+        let mut gone = *self.lost_seq.lock().unwrap();
+        let mut events = batch.events.clone();
+        if gone.is_none() {
+            gone = events.iter().find(|envelope| (self.is_target)(envelope)).map(|envelope| envelope.seq);
+            *self.lost_seq.lock().unwrap() = gone;
+        }
+        if let Some(gone) = gone {
+            if self.hides_gap {
+                // Repeat the previous status: no event number is missing.
+                for envelope in events.iter_mut().filter(|envelope| envelope.seq == gone) {
+                    if let Event::StatusChanged { status, .. } = &mut envelope.event {
+                        *status = Status::Connecting;
+                    }
+                }
+            } else {
+                events.retain(|envelope| envelope.seq != gone);
+            }
+        }
+        self.sink.send(Arc::new(SinkBatch { id: batch.id, events }))
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.sink.is_prompt()
+    }
+}
+
+// Caller that never completes one call.
+struct HangingCaller {
+    caller: Arc<dyn LoadCaller>,
+    calls: AtomicU64,
+}
+
+impl LoadCaller for HangingCaller {
+    fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) == 50 {
+            return pending().boxed();
+        }
+        self.caller.call(call)
+    }
+}
+
+#[test]
+fn an_answer_that_never_comes_is_caught_in_a_closed_loop() {
+    let text = r#"
+about = "Callers that wait for their answers."
+seconds = 20
+fleet = { instances = 10, teams = 2 }
+servers = [{ name = "tools" }]
+load = { loop = "closed", callers = 4, think = "100ms" }
+limits = { growth = 100.0 }"#;
+    let forgetful = |caller| Arc::new(HangingCaller { caller, calls: AtomicU64::new(0) }) as _;
+    let found = run_text(text, 1, TestHooks { caller: forgetful, ..default_hooks() });
+    let broken: Vec<_> = found.violations.iter().map(|violation| violation.invariant).collect();
+    assert_eq!(broken, [Invariant::OwnAnswer], "{:?}", found.violations);
+    assert!(found.calls.answered > 50, "the other calls are answered: {}", found.calls.answered);
+}
+
+#[test]
+fn giving_up_too_early_is_caught() {
+    let seams = TestHooks {
+        spec: |mut spec| {
+            Arc::make_mut(&mut spec.policy).restart.max_crashes = 1;
+            spec
+        },
+        ..default_hooks()
+    };
+    let crashes = |scenario: &mut Scenario| scenario.faults.retain(|rule| rule.kind == FaultKind::Crash);
+    assert_eq!(violated_under(crashes, seams), [Invariant::RestartBudget]);
+}
+
+#[test]
+fn an_event_that_is_gone_is_caught() {
+    let seams = TestHooks {
+        sink: |sink| LossySink::wrap(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::NoGap]);
+}
+
+#[test]
+fn a_status_that_is_skipped_is_caught() {
+    let seams = TestHooks {
+        sink: |sink| {
+            let is_it =
+                |it: &Envelope| matches!(it.event, Event::StatusChanged { status: Status::DiscoveringTools, .. });
+            LossySink::wrap(sink, is_it, true)
+        },
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::LegalTransitions]);
+}
+
+#[test]
+fn a_restart_too_many_is_caught() {
+    let seams = TestHooks {
+        spec: |mut spec| {
+            let restart = &mut Arc::make_mut(&mut spec.policy).restart;
+            restart.max_crashes += 50;
+            restart.delays = vec![Duration::from_millis(100)];
+            spec
+        },
+        ..default_hooks()
+    };
+    let loops = |scenario: &mut Scenario| {
+        scenario.faults.retain(|rule| rule.kind == FaultKind::CrashLoop);
+        scenario.faults.iter_mut().for_each(|rule| rule.timing = FaultTiming::At(RunMoment::Share(0.3)));
+    };
+    assert_eq!(violated_under(loops, seams), [Invariant::RestartBudget]);
+}
+
+// Connector that breaks the starts of some instances.
+struct TamperedConnector {
+    connector: Arc<dyn Connector>,
+    other: SimConnector,
+    defect: ConnectorDefect,
+    // Set once a defect that occurs only once has occurred.
+    done: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum ConnectorDefect {
+    // The server answers everything but calls.
+    UnansweredCalls,
+    // The process is reported as ended after a signal, but still runs.
+    SurvivingProcess,
+    // The instance has two servers, one of which is forgotten.
+    SecondServer,
+    // Each start of any instance leaks memory.
+    MemoryLeak,
+}
+
+impl TamperedConnector {
+    fn wrap(connector: Arc<dyn Connector>, how: ConnectorDefect) -> Arc<dyn Connector> {
+        let deaf = SimScript { hang_calls: true, ..SimScript::default() };
+        Arc::new(Self { connector, other: SimConnector::new(deaf), defect: how, done: AtomicBool::new(false) })
+    }
+}
+
+impl Connector for TamperedConnector {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
+        if self.defect == ConnectorDefect::MemoryLeak {
+            vec![1_u8; 256 * 1024].leak();
+        } else if is_broken(&spec) {
+            let first = self.connector.open(Arc::clone(&spec), run);
+            return match self.defect {
+                ConnectorDefect::UnansweredCalls => self.other.open(spec, run),
+                ConnectorDefect::SurvivingProcess => async move { first.await.map(make_unkillable) }.boxed(),
+                ConnectorDefect::SecondServer if self.done.swap(true, Ordering::Relaxed) => first,
+                ConnectorDefect::SecondServer => {
+                    let second = self.connector.open(spec, run);
+                    async move {
+                        mem::forget(first.await?);
+                        second.await
+                    }
+                    .boxed()
+                }
+                ConnectorDefect::MemoryLeak => first,
+            };
+        }
+        self.connector.open(spec, run)
+    }
+
+    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
+        self.connector.dial(spec, run)
+    }
+}
+
+// The process of the returned link never receives a signal.
+fn make_unkillable(link: ProcessLink) -> ProcessLink {
+    let ProcessLink { reader, writer, stderr, process, guard } = link;
+    mem::forget(guard);
+    let writer = Box::new(Box::leak(writer));
+    ProcessLink {
+        reader,
+        writer,
+        stderr,
+        process: Box::new(UnkillableProcess { process, signalled: false }),
+        guard: Box::new(()),
+    }
+}
+
+struct UnkillableProcess {
+    process: Box<dyn ServerProcess>,
+    signalled: bool,
+}
+
+impl ServerProcess for UnkillableProcess {
+    fn pid(&self) -> Option<u32> {
+        self.process.pid()
+    }
+
+    fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
+        if self.signalled { ready(ProcessEnd { code: Some(0), signal: None }).boxed() } else { self.process.wait() }
+    }
+
+    fn wait_all(&mut self) -> BoxFuture<'_, ()> {
+        if self.signalled { ready(()).boxed() } else { self.process.wait_all() }
+    }
+
+    fn terminate(&mut self) {
+        self.signalled = true;
+    }
+
+    fn kill(&mut self) {
+        self.signalled = true;
+    }
+}
+
+#[test]
+fn a_server_that_is_online_and_deaf_is_caught() {
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::UnansweredCalls),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::OnlineIsCallable]);
+}
+
+#[test]
+fn a_process_that_is_left_is_caught() {
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SurvivingProcess),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
+}
+
+#[test]
+fn a_second_server_of_an_instance_is_caught() {
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SecondServer),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
+}
+
+#[test]
+fn memory_that_every_start_keeps_is_caught() {
+    let seams = TestHooks {
+        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::MemoryLeak),
+        ..default_hooks()
+    };
+    assert_eq!(violated_by(seams), [Invariant::MemoryBack]);
+}
