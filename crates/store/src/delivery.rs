@@ -35,7 +35,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, tim
 use crate::journal::{BatchInFlight, Journal};
 
 const ORDERS_MAX: usize = 16;
-/// Upper limit for the number of events in a batch that is resumed after a restart.
+// Number of events of a resumed batch, or the configured `batch_max` if that is larger.
 const RESUMED_MAX: usize = 10_000;
 
 /// Delivery status for `status`. Counts cover the time since the satellite was started.
@@ -320,17 +320,18 @@ impl DeliveryTask {
             }
         };
         let mut passed = state.cursor;
+        let limit = RESUMED_MAX.max(self.policy.batch_max);
         let rest = match &state.sending {
             Some(BatchInFlight { first, last, .. }) if *last > state.cursor => {
                 let (first, last) = ((*first).max(state.cursor + 1), *last);
                 let count = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
-                self.journal.outbox(first - 1, count.min(RESUMED_MAX)).await
+                self.journal.outbox(first - 1, count.min(limit)).await
             }
             Some(_) | None => Ok(Vec::new()),
         };
         let Ok(mut rest) = rest else { return };
         // Events beyond the limit are read again, as a batch of their own.
-        let read_through = rest.last().filter(|_| rest.len() >= RESUMED_MAX).map(|event| event.seq);
+        let read_through = rest.last().filter(|_| rest.len() >= limit).map(|event| event.seq);
         if let Some(sending) = state.sending {
             rest.retain(|event| event.seq <= sending.last && !sending.refused.contains(&event.seq));
             // If its first event was dropped for lack of space, it is another batch and needs another id.
