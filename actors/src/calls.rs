@@ -155,11 +155,11 @@ impl CallTicket {
         self.permit = None;
         match (self.reply.take(), answer.kind, answer.outcome) {
             (Some(ReplyChannel::Message(reply)), MessageKind::Result, _) => {
-                drop(reply.send(Ok(answer.to_message(text))))
+                drop(reply.send(Ok(answer.to_message(text))));
             }
             (Some(ReplyChannel::Message(reply)), _, _) => drop(reply.send(Ok(mask_error(answer, text, mask)))),
             (Some(ReplyChannel::Result(reply)), MessageKind::Result, Some(result)) => {
-                drop(reply.send(Ok(result.to_owned())))
+                drop(reply.send(Ok(result.to_owned())));
             }
             (Some(waiter), _, error) => waiter.fail(server_error(error, mask)),
             (None, _, _) => {}

@@ -33,13 +33,13 @@ impl Actor for RemoteWorker {
         let (port, end) = args.create_port();
         let (control, controlled) = mpsc::unbounded_channel();
         args.report_spawned(team::SpawnedRun { pid: None, containment: None, port });
-        let basis = args.session_args(Instant::now(), end, controlled);
+        let common = args.common(Instant::now(), end, controlled);
         let (spec, run, connector) = (args.spec.clone(), args.run, args.connector.clone());
         let span = args.span();
         // The connector may panic too, so it runs inside `catch_unwind`.
         let session = async move {
             let line = connector.dial(&spec, run);
-            remote::run(remote::Args { session_args: basis, line }).await
+            remote::run(remote::Args { common, line }).await
         };
         let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| async move {
             let exit =

@@ -125,10 +125,7 @@ impl State {
         let output = logs::ServerOutput { stderr: link.stderr, stdout_lines: lines, last_line };
         self.tasks.spawn(logs::drain(output, self.spec.subscribe(), subject.clone(), events.clone()));
         let session = stdio::run(stdio::Args {
-            session_args: SessionArgs {
-                stdout_lines: Some(printed),
-                ..self.args.session_args(self.since, port, control)
-            },
+            common: SessionArgs { stdout_lines: Some(printed), ..self.args.common(self.since, port, control) },
             reader: link.reader,
             writer: link.writer,
             process: link.process,

@@ -54,7 +54,7 @@ impl Args {
         CallPort::new(self.run, self.spec.clone(), self.counters.clone())
     }
 
-    pub(crate) fn session_args(
+    pub(crate) fn common(
         &self,
         since: Instant,
         port: CallPortReceiver,

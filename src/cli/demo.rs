@@ -102,7 +102,7 @@ impl DemoCommand {
                 let victim = snapshot.iter().find(|view| view.spec.server.as_str() == "notes");
                 let typed = |verb: &str| format!("{command} {verb}{data_dir}");
                 suspend_progress_bar(|| {
-                    print_introduction(&home, servers, typed, victim.map(|view| &**view), endpoint.as_ref())
+                    print_introduction(&home, servers, typed, victim.map(|view| &**view), endpoint.as_ref());
                 });
             });
         })

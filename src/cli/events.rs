@@ -165,7 +165,9 @@ impl LogsCommand {
             _ if !wanted(envelope) => {}
             Event::ServerLogs { logs, .. } => logs.iter().for_each(|line| show.print_line(line, format_log_line)),
             Event::RequestLogs { requests, .. } => {
-                requests.iter().for_each(|line| show.print_line(line, format_request_line))
+                for line in requests {
+                    show.print_line(line, format_request_line);
+                }
             }
             _ => {}
         })

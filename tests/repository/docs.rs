@@ -1,6 +1,7 @@
 //! The documents: their links and sizes, and that they cover the configuration, the events, the messages and the commands.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,7 +37,7 @@ impl Document {
                     }
                 }
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-                    links.push(dest_url.to_string())
+                    links.push(dest_url.to_string());
                 }
                 _ => {}
             }
@@ -199,7 +200,7 @@ fn help_page() -> String {
     let help = |arguments: &[&str]| {
         let satellite = Command::new(env!("CARGO_BIN_EXE_satellite")).args(arguments).env("COLUMNS", "100").output();
         let help = String::from_utf8(satellite.unwrap().stdout).unwrap();
-        help.lines().map(|line| format!("{}\n", line.trim_end())).collect::<String>()
+        help.lines().flat_map(|line| [line.trim_end(), "\n"]).collect::<String>()
     };
     let whole = help(&["--help"]);
     let verbs = whole.lines().skip_while(|line| *line != "Commands:").skip(1);
@@ -212,9 +213,9 @@ fn help_page() -> String {
         "# Command line\n\nThis page is the output of `--help`. [Operations](operations.md) describes the commands by task.\n\n\
          <!-- Generated: UPDATE_DOCS=1 cargo test --test repository command_line -->\n\n",
     );
-    page += &format!("```text\n{whole}```\n");
+    write!(page, "```text\n{whole}```\n").unwrap();
     for verb in verbs {
-        page += &format!("\n## {verb}\n\n```text\n{}```\n", help(&[verb, "--help"]));
+        write!(page, "\n## {verb}\n\n```text\n{}```\n", help(&[verb, "--help"])).unwrap();
     }
     page
 }

@@ -142,7 +142,7 @@ impl Outbox {
         }
     }
 
-    /// Makes new events wait without a assign_numbers until [`Outbox::assign_numbers`].
+    /// Makes new events wait without a number until [`Outbox::assign_numbers`].
     pub fn reserve_numbers(&mut self) {
         self.needs_reservation = true;
     }
@@ -169,7 +169,7 @@ impl Outbox {
         if self.needs_reservation { None } else { self.queue.back() }
     }
 
-    /// Returns the last assign_numbers that the waiting events need, to be reserved before [`Outbox::assign_numbers`]; `None` if no
+    /// Returns the last number that the waiting events need, to be reserved before [`Outbox::assign_numbers`]; `None` if no
     /// event waits for a number.
     pub fn last_needed_number(&self) -> Option<u64> {
         let count = self.unnumbered_dropped + self.unnumbered.len() as u64;

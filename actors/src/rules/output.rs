@@ -37,12 +37,11 @@ fn skip_sequence(letters: &mut std::str::Chars<'_>) {
             letters.next();
             letters.find(|letter| ('@'..='~').contains(letter));
         }
-        Some(']' | 'P' | 'X' | '^' | '_') => {
+        Some(']' | 'P' | 'X' | '^' | '_')
             if letters.find(|letter| matches!(letter, '\u{7}' | '\u{1b}')) == Some('\u{1b}')
-                && letters.as_str().starts_with('\\')
-            {
-                letters.next();
-            }
+                && letters.as_str().starts_with('\\') =>
+        {
+            letters.next();
         }
         _ => {}
     }

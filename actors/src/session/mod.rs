@@ -197,7 +197,7 @@ struct SessionCore<O> {
 }
 
 impl<O: Outlet> SessionCore<O> {
-    fn new(basis: SessionArgs, outlet: O) -> (Self, mpsc::UnboundedReceiver<SessionControl>) {
+    fn new(common: SessionArgs, outlet: O) -> (Self, mpsc::UnboundedReceiver<SessionControl>) {
         let SessionArgs {
             spec,
             port,
@@ -212,7 +212,7 @@ impl<O: Outlet> SessionCore<O> {
             stdout_lines: printed,
             memory,
             audience: stage,
-        } = basis;
+        } = common;
         let mut this = Self {
             spec,
             outlet,
@@ -336,7 +336,7 @@ impl<O: Outlet> SessionCore<O> {
             Err((PageError::Unreadable(why), pause)) if kind == Kind::Tools => return self.fail_list_read(&why, pause),
             // Only an unreadable list of tools fails the whole read.
             Err((PageError::Unreadable(why), pause)) => {
-                reading.mark_unreadable(masked_excerpt(&spec.mask, &why), pause)
+                reading.mark_unreadable(masked_excerpt(&spec.mask, &why), pause);
             }
         }
         match reading.next_list(self.lists.offers, now) {

@@ -218,7 +218,7 @@ impl<O: Outlet> SessionCore<O> {
                 None => {}
             },
             SessionCommand::Request(_) | SessionCommand::Cancel { .. } | SessionCommand::Discover(_) => {
-                self.on_command(command)
+                self.on_command(command);
             }
         }
     }

@@ -37,7 +37,7 @@ const LAST_WORDS_MAX: usize = 4096;
 const REFUSALS_WAIT: Duration = Duration::from_millis(250);
 
 pub(crate) struct Args {
-    pub(crate) session_args: SessionArgs,
+    pub(crate) common: SessionArgs,
     pub(crate) line: Box<dyn ServerLine>,
 }
 
@@ -116,9 +116,9 @@ struct RemoteSession {
 }
 
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
-    let Args { session_args: basis, line } = args;
-    let header_timeout = basis.spec.policy.remote.header_timeout;
-    let (mut talk, control) = SessionCore::new(basis, LineOutlet { line, header_timeout });
+    let Args { common, line } = args;
+    let header_timeout = common.spec.policy.remote.header_timeout;
+    let (mut talk, control) = SessionCore::new(common, LineOutlet { line, header_timeout });
     talk.calls.written = 1;
     let mut this = Box::new(RemoteSession {
         core: talk,
@@ -722,7 +722,7 @@ pub(crate) mod tests {
         let line = ScriptedLine::default();
         let arrived = line.arrived.clone();
         let session = async {
-            let basis = SessionArgs {
+            let common = SessionArgs {
                 spec: spec(),
                 port: end,
                 control: controlled,
@@ -740,7 +740,7 @@ pub(crate) mod tests {
                     SessionSource { id: spec().id.clone(), run: RunNumber(1) },
                 ),
             };
-            run(Args { session_args: basis, line: Box::new(line) }).await
+            run(Args { common, line: Box::new(line) }).await
         };
         let ask = |method: &str| {
             let request = CallerRequest::Method { method: method.to_owned(), params: None };

@@ -32,7 +32,7 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 const HURRY_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Args {
-    pub(crate) session_args: SessionArgs,
+    pub(crate) common: SessionArgs,
     pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
     pub(crate) process: Box<dyn ServerProcess>,
@@ -112,10 +112,10 @@ struct StdioSession {
 /// Runs a session and its process to the end. On return, nothing of the run is left.
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let now = Instant::now();
-    let Args { session_args: basis, reader, writer, process } = args;
-    let (pid, line_max) = (process.pid(), basis.spec.policy.session.line_max);
-    let messages = basis.memory.messages.clone();
-    let (talk, control) = SessionCore::new(basis, StdinOutlet::default());
+    let Args { common, reader, writer, process } = args;
+    let (pid, line_max) = (process.pid(), common.spec.policy.session.line_max);
+    let messages = common.memory.messages.clone();
+    let (talk, control) = SessionCore::new(common, StdinOutlet::default());
     // Boxed: a future stores its arguments and the values made of them side by side, and so does each future around it.
     let mut this = Box::new(StdioSession {
         core: talk,
@@ -460,7 +460,7 @@ mod tests {
         let (control, controlled) = mpsc::unbounded_channel();
         let place = port.try_acquire().ok().unwrap();
         let session = async {
-            let basis = SessionArgs {
+            let common = SessionArgs {
                 spec: spec(),
                 port: end,
                 control: controlled,
@@ -481,8 +481,7 @@ mod tests {
             let (ours, _theirs) = tokio::io::duplex(4096);
             let (reader, writer) = tokio::io::split(ours);
             let process = Box::new(ObedientProcess(watch::Sender::new(false)));
-            let running =
-                run(Args { session_args: basis, reader: Box::new(reader), writer: Box::new(writer), process });
+            let running = run(Args { common, reader: Box::new(reader), writer: Box::new(writer), process });
             tokio::time::timeout(Duration::from_secs(20), running).await
         };
         let leave = async {

@@ -439,7 +439,7 @@ impl World {
         let now = self.now;
         match (before.0, self.slot.phase.clone()) {
             (_, after) if waits => {
-                assert!(matches!(after, SlotPhase::Queued { .. }), "what waited for it is not tried")
+                assert!(matches!(after, SlotPhase::Queued { .. }), "what waited for it is not tried");
             }
             (SlotPhase::Ready { run, since, .. }, SlotPhase::Ready { run: goes_on, since: still, .. }) => {
                 assert_eq!((run, since), (goes_on, still), "what is well is left alone");

@@ -390,7 +390,7 @@ impl GatewayTable {
         match self.listen.get() {
             Some(off) if off.value == "off" => plan.listen = ListenSetting::Off,
             Some(text) => {
-                plan.listen = check.address(text).map_or(ListenSetting::DefaultAddress, ListenSetting::Address)
+                plan.listen = check.address(text).map_or(ListenSetting::DefaultAddress, ListenSetting::Address);
             }
             None => {}
         }

@@ -513,6 +513,7 @@ fn quoted(path: &Path) -> String {
 }
 
 #[cfg(any(test, feature = "testing"))]
+#[allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that cannot go on has failed")]
 pub fn private_tempdir() -> tempfile::TempDir {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     tempfile::Builder::new().permissions(permissions).tempdir().unwrap()

@@ -307,7 +307,7 @@ impl SharedSessionState {
         match wish {
             // Another level may have been sent meanwhile.
             SharedSessionRequest::Level(level) => {
-                self.run_settings.level = self.run_settings.level.filter(|told| told != level)
+                self.run_settings.level = self.run_settings.level.filter(|told| told != level);
             }
             SharedSessionRequest::Subscribe(uri) => {
                 self.run_settings.uris.remove(uri);

@@ -350,12 +350,12 @@ impl SimLine {
         );
         match what {
             TransitKind::Request(id) | TransitKind::Stateless(id) | TransitKind::Probe(id) => {
-                self.fail_exchange(now, *id, kind)
+                self.fail_exchange(now, *id, kind);
             }
             // A busy server misses notifications, which has no effect on the session.
             TransitKind::Notification if is_busy => {}
             TransitKind::Notification | TransitKind::Initialized => {
-                self.inbox.push_back(LineEvent::Lost(failure(kind)))
+                self.inbox.push_back(LineEvent::Lost(failure(kind)));
             }
             TransitKind::Close => self.inbox.push_back(LineEvent::Closed),
             TransitKind::Queued | TransitKind::Unconfirmed => {}
@@ -523,7 +523,7 @@ impl ServerLine for SimLine {
                 self.post(now, TransitKind::Probe(id), Bytes::new());
             }
             LineOutput::Notification { body } | LineOutput::Response { body } => {
-                self.post(now, TransitKind::Notification, body)
+                self.post(now, TransitKind::Notification, body);
             }
             LineOutput::Initialized { body, .. } => self.post(now, TransitKind::Initialized, body),
             LineOutput::Abandon { id } => {

@@ -239,7 +239,7 @@ impl Slot {
             SlotInput::Start => self.on_start(&mut out),
             SlotInput::Stop => self.on_stop(&mut out),
             SlotInput::Restart if self.is_remote() && self.requested_state == RequestedState::Running => {
-                self.on_reconnect(&mut out)
+                self.on_reconnect(&mut out);
             }
             SlotInput::Restart => self.on_restart(&mut out),
             SlotInput::Reconnect => self.on_reconnect(&mut out),

@@ -43,7 +43,7 @@ impl Slot {
                 self.transition(StatusCause::Attempt, Some("connecting".to_owned()), out);
             }
             StartReason::First | StartReason::Restart { .. } => {
-                self.transition(StatusCause::Attempt, Some("starting".to_owned()), out)
+                self.transition(StatusCause::Attempt, Some("starting".to_owned()), out);
             }
         }
         out.push(SlotEffect::Spawn { run, spec: self.spec.clone(), discover });
@@ -260,13 +260,13 @@ impl Slot {
             SlotPhase::Ready { .. } if self.has_successor() => self.replace_with_successor(now, &exit, old_pid, out),
             // `FallingAsleep`: the process exited by itself just before it was stopped.
             SlotPhase::Ready { .. } | SlotPhase::FallingAsleep { .. } => {
-                self.on_unwanted_exit(now, &exit, old_pid, true, out)
+                self.on_unwanted_exit(now, &exit, old_pid, true, out);
             }
             SlotPhase::Starting { why, .. } if matches!(exit.cause, ExitCause::Machine(_)) => {
                 self.postpone(now, why, &exit, out);
             }
             SlotPhase::Starting { .. } | SlotPhase::Undiscovered { .. } => {
-                self.on_unwanted_exit(now, &exit, old_pid, false, out)
+                self.on_unwanted_exit(now, &exit, old_pid, false, out);
             }
             // Phases without a run; excluded by the check above.
             SlotPhase::Unconfigured
@@ -290,7 +290,7 @@ impl Slot {
             // The tools of a sleeping instance stay listed; only the message changes.
             StartReason::Wake { .. } => self.set_message(Some(message), out),
             StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => {
-                self.transition(StatusCause::Ended, Some(message), out)
+                self.transition(StatusCause::Ended, Some(message), out);
             }
         }
         self.restarts = self.restarts.saturating_sub(u64::from(matches!(why, StartReason::Restart { .. })));

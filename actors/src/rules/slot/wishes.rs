@@ -155,7 +155,7 @@ impl Slot {
             SlotPhase::Reconnecting { .. } | SlotPhase::Reauth | SlotPhase::Exhausted { .. } => {}
             // A start is already requested; only the exit history changes.
             SlotPhase::Queued { .. } | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => {
-                self.history.clear()
+                self.history.clear();
             }
             SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => {
                 out.push(self.reject_command("restart", "it was stopped on request", Some(Remedy::Start)));
@@ -164,7 +164,7 @@ impl Slot {
                 out.push(self.reject_unconfigured("restart"));
             }
             SlotPhase::Stopping { then: AfterStop::End, .. } | SlotPhase::Ended => {
-                out.push(self.reject_removed("restart"))
+                out.push(self.reject_removed("restart"));
             }
         }
     }
@@ -229,7 +229,7 @@ impl Slot {
                 self.report_config_change(out);
             }
             SlotPhase::Unconfigured if complete && self.requested_state == RequestedState::Stopped => {
-                self.enter_stopped(out)
+                self.enter_stopped(out);
             }
             SlotPhase::Unconfigured if complete => {
                 self.transition(StatusCause::Configured, None, out);
@@ -242,7 +242,7 @@ impl Slot {
             }
             // The start follows with the new configuration.
             SlotPhase::Queued { why: StartReason::First, .. } if other_kind => {
-                self.queue_start(StartReason::First, out)
+                self.queue_start(StartReason::First, out);
             }
             SlotPhase::Queued { why: StartReason::First, .. } => {}
             SlotPhase::Queued { why: StartReason::Restart { .. }, .. } if !other_kind => {}

@@ -53,7 +53,6 @@ const HIGH_AFTER: SignedDuration = SignedDuration::from_mins(5);
 const IDLE_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
 #[derive(Debug, Deserialize)]
-#[expect(clippy::struct_field_names, reason = "the query's own names")]
 pub(super) struct PollQuery {
     last_poll: Option<Timestamp>,
     limit: Option<usize>,

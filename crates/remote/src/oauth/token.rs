@@ -78,7 +78,7 @@ impl OAuthForm {
         match &client.secret {
             None => self = self.with_field("client_id", &client.id),
             Some(secret) if in_form => {
-                self = self.with_field("client_id", &client.id).with_secret("client_secret", secret)
+                self = self.with_field("client_id", &client.id).with_secret("client_secret", secret);
             }
             Some(secret) => {
                 self.secrets.push(secret.clone());

@@ -369,7 +369,7 @@ fn logs<T: DeserializeOwned>(
             if wanted(&of) {
                 match serde_json::from_str(row.get_ref(6)?.as_str()?) {
                     Ok(line) => {
-                        logs.lines.push(StoredLine { seq: row.get::<_, i64>(0)?.unsigned_abs(), subject: of, line })
+                        logs.lines.push(StoredLine { seq: row.get::<_, i64>(0)?.unsigned_abs(), subject: of, line });
                     }
                     Err(_) => logs.skipped += 1,
                 }
