@@ -45,7 +45,6 @@ pub(crate) struct FaultInjector {
     pub(crate) stop: CancellationToken,
 }
 
-/// Results of the injection.
 #[derive(Debug, Default)]
 pub(crate) struct InjectionResults {
     pub(crate) injected: BTreeMap<FaultKind, u64>,

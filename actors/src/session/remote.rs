@@ -715,14 +715,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_is_answered_when_it_is_to_end_is_answered_and_who_was_never_sent_is_told_so() {
+    fn a_close_delivers_responses_and_reports_the_fate_of_other_requests() {
         let counters = Arc::new(InstanceCounters::default());
         let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
         let line = ScriptedLine::default();
         let arrived = line.arrived.clone();
         let session = async {
-            let basis = SessionArgs {
+            let session_args = SessionArgs {
                 spec: spec(),
                 port: end,
                 control: controlled,
@@ -740,7 +740,7 @@ pub(crate) mod tests {
                     SessionSource { id: spec().id.clone(), run: RunNumber(1) },
                 ),
             };
-            run(Args { session_args: basis, line: Box::new(line) }).await
+            run(Args { session_args, line: Box::new(line) }).await
         };
         let ask = |method: &str| {
             let request = CallerRequest::Method { method: method.to_owned(), params: None };
@@ -755,8 +755,8 @@ pub(crate) mod tests {
             control.send(SessionControl::Stop).unwrap();
         };
         let all = async { futures::join!(ask("answered"), ask("gated"), ask("lost"), session, stop) };
-        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let (answered, gated, lost, exit, ()) = clock.block_on(all);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (answered, gated, lost, exit, ()) = runtime.block_on(all);
         assert!(answered.is_ok(), "{answered:?}");
         assert_eq!(gated.unwrap_err().fate(), Some(CallFate::NotSent));
         assert_eq!(lost.unwrap_err().fate(), Some(CallFate::MaybeExecuted));

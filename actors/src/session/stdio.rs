@@ -435,8 +435,8 @@ mod tests {
         }
 
         fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
-            let mut told = self.0.subscribe();
-            async move { told.wait_for(|told| *told).await.map(|_| ProcessEnd::default()).unwrap_or_default() }.boxed()
+            let mut is_ended = self.0.subscribe();
+            async move { is_ended.wait_for(|is_ended| *is_ended).await.map(|_| ProcessEnd::default()).unwrap_or_default() }.boxed()
         }
 
         fn wait_all(&mut self) -> BoxFuture<'_, ()> {
@@ -460,7 +460,7 @@ mod tests {
         let (control, controlled) = mpsc::unbounded_channel();
         let place = port.try_acquire().ok().unwrap();
         let session = async {
-            let basis = SessionArgs {
+            let session_args = SessionArgs {
                 spec: spec(),
                 port: end,
                 control: controlled,
@@ -481,8 +481,7 @@ mod tests {
             let (ours, _theirs) = tokio::io::duplex(4096);
             let (reader, writer) = tokio::io::split(ours);
             let process = Box::new(ObedientProcess(watch::Sender::new(false)));
-            let running =
-                run(Args { session_args: basis, reader: Box::new(reader), writer: Box::new(writer), process });
+            let running = run(Args { session_args, reader: Box::new(reader), writer: Box::new(writer), process });
             tokio::time::timeout(Duration::from_secs(20), running).await
         };
         let leave = async {
@@ -494,8 +493,8 @@ mod tests {
             }
             drop(place);
         };
-        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let (ended, ()) = clock.block_on(async { futures::join!(session, leave) });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (ended, ()) = runtime.block_on(async { futures::join!(session, leave) });
         assert_eq!(ended.unwrap().cause, ExitCause::Requested);
     }
 }
